@@ -15,6 +15,7 @@ from envbuild.catalog import loader
 from envbuild.catalog.patches import load_patch, load_patches
 from envbuild.config import KEYS
 from envbuild.errors import ExitCode
+from envbuild.node.protocol import EXITS, Exit
 from envbuild.resolve.rules.order import RULES
 
 HERE = Path(__file__).parent
@@ -62,7 +63,8 @@ def errors(path: Path) -> Iterator[tuple[str, str, str, str]]:
             continue
         given = {each.arg: each.value for each in node.keywords}
         exit_code = given.get("exit_code")
-        number = "2" if exit_code is None else f"{ExitCode[exit_code.attr]:d}" if _is_name(exit_code) else "…"
+        of_code = str(EXITS.get(code.value, Exit.USAGE))
+        number = of_code if exit_code is None else f"{ExitCode[exit_code.attr]:d}" if _is_name(exit_code) else "…"
         yield code.value, number, words(node.args[1]), words(given.get("hint"))
 
 

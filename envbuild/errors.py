@@ -83,16 +83,18 @@ class EnvbuildError(Exception):
         *,
         why: str = "",
         hint: str = "",
-        exit_code: ExitCode = ExitCode.USAGE,
+        exit_code: ExitCode | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Keep the parts apart; `str()` joins them for logs."""
+        """Keep the parts apart; `str()` joins them for logs. `exit_code`: by default that of the code, see `EXITS`."""
+        from envbuild.node.protocol import EXITS
+
         super().__init__(what)
         self.code = code
         self.what = what
         self.why = why
         self.hint = hint
-        self.exit_code = exit_code
+        self.exit_code = ExitCode(EXITS.get(code, ExitCode.USAGE)) if exit_code is None else exit_code
         self.details = details or {}
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 
 
 def sha256_of(path: Path) -> str:
@@ -17,9 +17,4 @@ def sha256_of(path: Path) -> str:
         with path.open("rb") as source:
             return hashlib.file_digest(source, "sha256").hexdigest()
     except OSError as error:
-        raise EnvbuildError(
-            "file-unreadable",
-            f"cannot read {path}",
-            why=str(error.strerror or error),
-            exit_code=ExitCode.INTERNAL,
-        ) from error
+        raise EnvbuildError("file-unreadable", f"cannot read {path}", why=str(error.strerror or error)) from error

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.common import HOST
 from envbuild.model.target import HostSource
 
@@ -43,8 +43,7 @@ def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
     if isinstance(hosts, HostSource):
         named = ", ".join(f"{key}: {value}" for key, value in hosts.given.items())
         raise EnvbuildError(
-            "not-yet-supported", f"hosts named by {named} cannot be listed here", hint="list them: `hosts: [...]`",
-            exit_code=ExitCode.REFUSED,
+            "not-yet-supported", f"hosts named by {named} cannot be listed here", hint="list them: `hosts: [...]`"
         )  # fmt: skip
     texts = list(hosts)
     if all(HOST.match(text) for text in texts):

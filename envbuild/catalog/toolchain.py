@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from envbuild import resources
 from envbuild.catalog.validation import read_model
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.common import Sha256, StrictModel, Text, WebUrl
 
 
@@ -95,7 +95,6 @@ class Toolchain(StrictModel):
             f"no standalone CPython {version} for linux {arch} with {libc}",
             why=f"the toolchain pins {', '.join(sorted({b.minor for b in self.builds}, key=Version)) or 'none'}",
             hint="install that Python on the node, or name a toolchain file that has it (config key `toolchain`)",
-            exit_code=ExitCode.REFUSED,
         )
 
     def by_name(self, name: str) -> ToolchainPython:
@@ -108,7 +107,6 @@ class Toolchain(StrictModel):
             f"the toolchain does not have {name}",
             why="a lock names it, and neither the shipped nor the configured toolchain file does",
             hint="name a toolchain file that has it (config key `toolchain`), or create the lock again",
-            exit_code=ExitCode.REFUSED,
         )
 
     def _newest_last(self) -> list[ToolchainPython]:

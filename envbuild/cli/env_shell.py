@@ -86,12 +86,11 @@ def add_kernel(python: str, environment: str, stack: str) -> Path:
             "kernel-missing",
             f"the environment of {stack} has no ipykernel",
             hint="list `ipykernel` under `packages` of the stack, then `envbuild lock create` and `envbuild provision`",
-            exit_code=ExitCode.CHECK_FAILED,
         )
     folder = done.stdout.strip().rpartition(" in ")[2]
     if done.returncode or not folder:
         why = done.stderr.strip()[-500:]
-        raise EnvbuildError("kernel-not-written", "ipykernel did not register it", why=why, exit_code=ExitCode.REFUSED)
+        raise EnvbuildError("kernel-not-written", "ipykernel did not register it", why=why)
     return Path(folder)
 
 

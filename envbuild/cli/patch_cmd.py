@@ -72,7 +72,6 @@ def apply_(
             f"the patch {name} is not the one that was locked",
             why=f"it has digest {digest_of(name)[:12]}, wanted is {digest[:12]}",
             hint="`envbuild lock create` locks the patch as it is now, after you know why it differs",
-            exit_code=ExitCode.INTEGRITY,
         )
     try:
         result = apply(str(directory), spec, {}, check=check)

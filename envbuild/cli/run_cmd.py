@@ -87,7 +87,6 @@ def watch(ui: Ui, run_id: str) -> int:
             f"{found.id} goes on where this machine cannot see it: {elsewhere}",
             why="only there it is seen when its process ends without a word",
             hint=f"`envbuild run show {found.id}` has what it did so far; `run watch` works on {elsewhere}",
-            exit_code=ExitCode.REFUSED,
         )
     try:
         with RunProgress(ui) as shown:

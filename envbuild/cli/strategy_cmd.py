@@ -15,7 +15,7 @@ from envbuild.cli.choose import choice_of, configured, place_options, settings_o
 from envbuild.cli.launch_cmd import place_here
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
@@ -138,7 +138,6 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
             "the trials run on this machine alone",
             why=where if prepared.target.connection.kind != "local" else f"{flags['gpus']} GPUs are several nodes",
             hint="--dry-run ranks the cases; `envbuild launch ... --submit` runs one as a job",
-            exit_code=ExitCode.REFUSED,
         )
     flags["expected"] = prepared.target.expects.gpu
     place = place_here(prepared.stack.name, flags)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from envbuild.catalog.yaml_load import read_yaml
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaChannel, CondaSpec
 from envbuild.node.conda.logins import condarc_files, rattler_files, without_login
 
@@ -161,7 +161,6 @@ def _refuse_defaults(place: Place) -> None:
         why=f"{', '.join(map(without_login, theirs or place.urls))}: Anaconda's terms ask organisations of more "
         "than 200 people for a paid licence",
         hint="use conda-forge; or, if you may, `allow_defaults: true` in the `conda:` section",
-        exit_code=ExitCode.REFUSED,
     )
 
 

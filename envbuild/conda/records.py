@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaPackage
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def package_of(record: RepoDataRecord, channel: str, subdir: str) -> CondaPackag
             f"{file} has no recorded sha256",
             why=f"the repodata of {channel} states none",
             hint="index the channel again: `rattler-index` and `conda index` write sha256",
-            exit_code=ExitCode.INTEGRITY,
         )
     if record.subdir not in (subdir, "noarch"):
         raise _invalid(file, channel, f"it is for {record.subdir}, and {subdir} was asked for")
@@ -54,7 +53,6 @@ def _invalid(file: str, channel: str, why: str) -> EnvbuildError:
         f"the repodata of {channel} has an invalid record of {file}",
         why=why,
         hint="tell who keeps the channel, or take another one; nothing of it was used",
-        exit_code=ExitCode.INTEGRITY,
     )
 
 

@@ -274,7 +274,6 @@ class _Solver:
             "no set of conda packages fits the specs",
             why="\n".join(shown),
             hint=nearest or "no single spec is to blame; loosen several, or name more channels",
-            exit_code=ExitCode.REFUSED,
         )
 
     async def _nearest(self) -> str:
@@ -335,7 +334,6 @@ def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
             f"{what} does not let us in",
             why=why,
             hint="its credentials belong into ~/.netrc, or into the file that RATTLER_AUTH_FILE names",
-            exit_code=ExitCode.REFUSED,
         )
     if _NETWORK.search(said):
         return EnvbuildError(
@@ -343,12 +341,10 @@ def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
             f"{what} could not be asked",
             why=why,
             hint="check the address, the proxy and the certificates, then try again",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     return EnvbuildError(
         "channel-not-a-channel",
         f"{what} answers with something else than repodata",
         why=why,
         hint="a login page of a proxy looks like this, too; open the address in a browser",
-        exit_code=ExitCode.REFUSED,
     )

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from envbuild import resources
 from envbuild.catalog.validation import read_model
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 
 Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
@@ -114,7 +114,6 @@ class Containers(StrictModel):
             f"no image with the toolkit of CUDA {cuda} is known",
             why=f"the catalog has {', '.join(each.cuda for each in self.cuda)}",
             hint="name one with `--base IMAGE`",
-            exit_code=ExitCode.REFUSED,
         )
 
     def known_base(self, image: str) -> KnownBase | None:

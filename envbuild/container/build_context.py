@@ -15,7 +15,7 @@ from envbuild.container.dockerfile import render
 from envbuild.container.recipe import INDEXES as INDEXES
 from envbuild.container.recipe import NODE as NODE
 from envbuild.container.recipe import ImageRecipe
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 
 LIMIT = 100_000_000
 UNCOMMITTED = (NODE, INDEXES)
@@ -115,7 +115,6 @@ def check(folder: Path, *, program: bool = True, dockerfile: str = "Dockerfile")
             f"the build context {folder} has {total / 1e6:.0f} MB, more than {LIMIT / 1e6:.0f} MB",
             why="largest: " + ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in largest),
             hint="take them out, or name them in .dockerignore; packages belong into `--wheelhouse`",
-            exit_code=ExitCode.REFUSED,
         )
     file = folder / dockerfile
     text = file.read_text(encoding="utf-8") if file.is_file() else ""

@@ -71,9 +71,5 @@ def failure(name: str, output: str) -> EnvbuildError:
         return meant
     tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
     return EnvbuildError(
-        "image-build-failed",
-        f"{name} could not build the image",
-        why=tail,
-        hint="`--debug` shows all that it printed",
-        exit_code=ExitCode.BUILD_FAILED,
+        "image-build-failed", f"{name} could not build the image", why=tail, hint="`--debug` shows all that it printed"
     )

@@ -183,7 +183,6 @@ def _streamed(command: Sequence[str], image: str) -> Iterator[IO[bytes]]:
             f"the files of {image} could not be read",
             why=said or f"{command[0]} ended with exit code {process.returncode}",
             hint=f"see what it says by hand: `{shlex.join(command)}`",
-            exit_code=ExitCode.BUILD_FAILED,
         )
 
 
@@ -319,7 +318,6 @@ def find_builder(name: str | None = None, *, builds: bool = False) -> Builder:
         "there is no program here that builds images",
         why="; ".join(tried),
         hint="install one: " + "; ".join(NEEDS.values()),
-        exit_code=ExitCode.REFUSED,
     )
 
 

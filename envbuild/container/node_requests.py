@@ -11,7 +11,7 @@ from typing import Any
 from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.toolchain import Toolchain, ToolchainPython, ToolchainUv, load_toolchain
 from envbuild.container.stage_images import Place
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaPackage
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
@@ -295,7 +295,6 @@ def _chosen(variant: Variant, place: Place) -> list[tuple[LockedPackage, Artifac
                 f"no file of {package.name} {package.version} fits glibc {'.'.join(map(str, place.glibc))}",
                 why=f"the lock has {', '.join(file.file for file in package.files)[:300]}",
                 hint="choose a newer base with `--base` and say its `--glibc`",
-                exit_code=ExitCode.REFUSED,
             )
         found.append((package, file))
     return found

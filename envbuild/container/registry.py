@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import urllib3
 
 from envbuild.container.base_images import AskedDigest
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 
 _ACCEPT = ", ".join(
     (
@@ -200,7 +200,6 @@ class _Repository:
                 f"the manifest of {self.reference} is not what the registry says it is",
                 why=f"it says {said}, the manifest has {digest}",
                 hint="do not use this registry or mirror",
-                exit_code=ExitCode.INTEGRITY,
             )
         return body
 
@@ -224,7 +223,6 @@ def _raise_for(answer: _Answer, reference: str) -> None:
             f"the registry of {reference}: rate limited (429)",
             why="it answers 429" + (f", and to try again after {later[:40]}" if later else ""),
             hint="try again later, or log in",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     raise _unreachable(reference, f"it answers {code}", "")
 
@@ -235,7 +233,6 @@ def _refused(reference: str, why: str) -> EnvbuildError:
         f"the registry does not let us read {reference}",
         why=why,
         hint="put a login for the token server into ~/.netrc, or check the name",
-        exit_code=ExitCode.BUILD_FAILED,
     )
 
 
@@ -245,7 +242,6 @@ def _unreachable(reference: str, why: str, more: str) -> EnvbuildError:
         f"the registry of {reference} gives no answer",
         why=f"{why}: {more}" if more else why,
         hint="check the network and the proxy, and try again",
-        exit_code=ExitCode.TRY_AGAIN,
     )
 
 
@@ -255,7 +251,6 @@ def _not_a_registry(reference: str, why: str) -> EnvbuildError:
         f"what answers for {reference} is no registry",
         why=why,
         hint="log in to the network's portal, or check the proxy",
-        exit_code=ExitCode.BUILD_FAILED,
     )
 
 

@@ -122,7 +122,6 @@ def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> s
         f"{node}: no usable container runtime (engine container: no)",
         why="; ".join(against),
         hint="one of these has to work there: " + "; ".join(NEEDS[name] for name in wanted),
-        exit_code=ExitCode.REFUSED,
         details={"node": node},
     )
 
@@ -146,7 +145,6 @@ def _like_docker(
                 why="there is no CDI specification of NVIDIA's devices in /etc/cdi or /var/run/cdi",
                 hint="an administrator makes one: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; "
                 "or say `gpus: none` or another `runtime` in `container:`",
-                exit_code=ExitCode.REFUSED,
                 details={"node": node},
             )
         options.append(f"--device={CDI}")
@@ -173,7 +171,6 @@ def _refuse_memory(node: str, runtime: str, settings: ContainerSettings) -> None
             f"{node}: {runtime} cannot do what the target says: {'; '.join(said)}",
             why=f"{runtime} shares /dev and /dev/shm with the node",
             hint="leave it out, or name podman or docker as `runtime`",
-            exit_code=ExitCode.REFUSED,
             details={"node": node},
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envbuild.container.base_images import Containers, StackImage, SystemPackages
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.resolve.variant_checks import needs_nvcc
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
@@ -50,7 +50,6 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
             "image-base-unfit",
             f"{variant.id} stands on what a node has (base {variant.base.kind}), and an image has nothing of a node",
             hint="choose a profile or `--variant` that stands on nothing or on an image",
-            exit_code=ExitCode.REFUSED,
         )
     given, notes = given or Given(), tuple[str, ...]()
     runtime, system = found.runtime, None

@@ -10,7 +10,7 @@ from typing import Any
 
 from envbuild.container.build import node_command
 from envbuild.container.builders import Builder
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 from envbuild.node.protocol import PROTOCOL
 
@@ -97,10 +97,7 @@ def _ask(
 
 def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
     return EnvbuildError(
-        "image-does-not-run",
-        f"{what} in a container of {image}",
-        why=(done.err or done.out).strip()[-800:],
-        exit_code=ExitCode.CHECK_FAILED,
+        "image-does-not-run", f"{what} in a container of {image}", why=(done.err or done.out).strip()[-800:]
     )
 
 

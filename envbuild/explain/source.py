@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git_read import git_reader
 from envbuild.model.stack import Document, Stack
 
@@ -46,7 +46,6 @@ def read_document(stack: Stack, file: Path | None, *, other: bool = False) -> Do
             "document-changed",
             f"{document.path} of {document.url} is not the text that the findings are about",
             why=f"its sha256 is {_digest(text)[:12]}, the stack records {document.sha256[:12]}",
-            exit_code=ExitCode.INTEGRITY,
         )
     if kept is None:
         _keep(document, text)
@@ -70,7 +69,6 @@ def _from_git(document: Document, commit: str, path: str) -> str:
             "document-missing",
             f"{document.url} has no {path} at {commit[:12]}",
             hint="name the document's file with --document",
-            exit_code=ExitCode.INTEGRITY,
         )
     return text
 

@@ -83,6 +83,5 @@ def _address(package: CondaPackage, channels: Channels) -> str:
             f"the address of the channel {package.channel} is not known",
             why=f"{package.file} is of it, and the stack does not name it any more",
             hint="create the lock again from the stack",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     return f"{channels[package.channel][0]}/{package.subdir}/{package.file}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.export.conda_formats import conda_lock, explicit
 from envbuild.export.cyclonedx import cyclonedx
 from envbuild.export.steps import requirement
@@ -112,7 +112,6 @@ def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, st
                 f"{path} is not the locked file",
                 why=f"sha256 {found} there, {item.sha256} in the lock",
                 hint="replace the file",
-                exit_code=ExitCode.INTEGRITY,
             )
         where[item.file] = {"path": str(path)}
     if missing:
@@ -149,7 +148,6 @@ def _address(item: ArtifactFile, offered: OfferedFile | None) -> str:
             f"the index offers another {item.file} than the locked one",
             why=f"sha256 {offered.sha256 or 'unknown'} there, {item.sha256} in the lock",
             hint="ask another mirror, or name a folder that has the files: --wheelhouse DIR",
-            exit_code=ExitCode.INTEGRITY,
         )
     return offered.url
 
@@ -160,7 +158,6 @@ def _no_address(why: str) -> EnvbuildError:
         "not every locked file has an address here",
         why=why,
         hint="check the index, name a folder that has the files (--wheelhouse DIR), or export `requirements`",
-        exit_code=ExitCode.TRY_AGAIN,
     )
 
 

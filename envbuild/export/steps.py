@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import LockedPackage, LockedSource, Variant
 from envbuild.node.paths import EPOCH
@@ -107,5 +107,4 @@ def refuse_conda(variant: Variant) -> None:
             "conda-in-a-script",
             f"{variant.id} begins with conda packages, which neither uv nor git installs",
             hint="`envbuild lock export --format conda-explicit` gives the list that conda and micromamba install",
-            exit_code=ExitCode.REFUSED,
         )

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from envbuild import __version__
 from envbuild.catalog.loader import LoadedStack, list_stacks, load_stack
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
 from envbuild.kit.manifest import ANNOTATED, NAME, REPORT, Manifest, listed, parse, render
 from envbuild.kit.texts import Contents, is_stack_of, lock_name, stack_name, texts
@@ -108,7 +108,6 @@ def _lock(folder: Path, evidence: Evidence, left: list[str]) -> bytes:
         "there is no lock to put into the kit",
         why=f"no lock goes with the report: {why}",
         hint="--full takes all that is there; a page alone has no lock: give the run's folder",
-        exit_code=ExitCode.REFUSED,
     )
 
 

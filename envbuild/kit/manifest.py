@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.common import Sha256, StrictModel, Text
 from envbuild.model.stack import Document
 from envbuild.report import strict_json
@@ -72,7 +72,6 @@ def parse(data: bytes) -> Manifest:
             f"{NAME} has the schema {str(version)[:40]!r}",
             why=f"this envbuild reads {KIT_VERSION}; another number may mean something else",
             hint="use the envbuild version that wrote it (the field `envbuild` says which)",
-            exit_code=ExitCode.INTEGRITY,
         )
     try:
         manifest = Manifest.from_plain(found)
@@ -93,5 +92,4 @@ def invalid(name: str, why: str) -> EnvbuildError:
         f"{name} is not that of a kit",
         why=why,
         hint="give the folder or the tar file that `envbuild report kit` wrote",
-        exit_code=ExitCode.INTEGRITY,
     )

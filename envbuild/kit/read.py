@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.kit import manifest
 from envbuild.kit.manifest import LARGEST, LARGEST_ALL, LARGEST_MANIFEST, MOST_FILES, NAME, REPORT, Manifest
 from envbuild.report.recheck.finding import Finding, checked, problem
@@ -124,9 +124,7 @@ def _unpack(path: Path, scratch: Path) -> Path:
             _members(tar, scratch)
     except (OSError, tarfile.TarError, ValueError, EOFError, RecursionError) as error:
         if isinstance(error, FileNotFoundError):
-            raise EnvbuildError(
-                "kit-missing", f"cannot read {path}", why=str(error), exit_code=ExitCode.INTEGRITY
-            ) from error
+            raise EnvbuildError("kit-missing", f"cannot read {path}", why=str(error)) from error
         raise manifest.invalid(path.name, f"it is not an uncompressed tar file, or truncated: {error}") from error
     tops = sorted(scratch.iterdir(), key=lambda top: (top.is_file(), top.name))
     if not tops or os.path.lexists(scratch / NAME):
@@ -169,11 +167,8 @@ def _unsafe(name: str, why: str) -> EnvbuildError:
         f"{visible(name)[:200]} does not belong into a kit",
         why=why,
         hint="a kit has regular files only; do not unpack this one elsewhere before you know who made it",
-        exit_code=ExitCode.INTEGRITY,
     )
 
 
 def _too_large(name: str, why: str) -> EnvbuildError:
-    return EnvbuildError(
-        "kit-too-large", f"{visible(name)[:200]} is too large for a kit", why=why, exit_code=ExitCode.INTEGRITY
-    )
+    return EnvbuildError("kit-too-large", f"{visible(name)[:200]} is too large for a kit", why=why)

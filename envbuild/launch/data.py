@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.launch.command import fill
 from envbuild.launch.recipes import launch_data
 from envbuild.model.launch import Command
@@ -35,10 +35,7 @@ def preparation(stack: Stack, place: Place) -> Preparation:
     reference, data = launch_data(stack)
     if reference.no_data is not None:
         raise EnvbuildError(
-            "data-not-made",
-            f"no small data can be made with the own tool of {stack.name}",
-            why=reference.no_data,
-            exit_code=ExitCode.REFUSED,
+            "data-not-made", f"no small data can be made with the own tool of {stack.name}", why=reference.no_data
         )
     made = {file.name.removesuffix(_PACKED): file.synthetic for file in reference.data if file.synthetic}
     if not made or not reference.prepare:

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from envbuild.catalog.nearest import did_you_mean
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.launch import Default
 from envbuild.model.reference import ModelSize, Reference
 
@@ -82,7 +82,7 @@ def model_row(reference: Reference, name: str, key: str) -> ModelSize:
 def require(fits: bool, what: str, *, why: str = "", hint: str = "") -> None:
     """Refuse what does not fit (exit code 7) with `launch-does-not-fit`."""
     if not fits:
-        raise EnvbuildError("launch-does-not-fit", what, why=why, hint=hint, exit_code=ExitCode.REFUSED)
+        raise EnvbuildError("launch-does-not-fit", what, why=why, hint=hint)
 
 
 def require_shape(model: ModelSize, gpus: int, tensor: int, pipeline: int, others: int = 1) -> int:

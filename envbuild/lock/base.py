@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Request, arguments
 from envbuild.lock.readers.uvtool import run_uv
 from envbuild.model.stack import Base
@@ -62,7 +62,6 @@ def check_provides(base: Base, provided: dict[str, str]) -> None:
                 f"the base does not provide {text}",
                 why=f"it has {requirement.name} {version}" if version else f"it has no {requirement.name}",
                 hint="choose another base, or another interpreter with --base-python",
-                exit_code=ExitCode.REFUSED,
             )
 
 
@@ -93,6 +92,5 @@ def on_top(request: Request, base: BasePython) -> tuple[str, ...]:
             f"{name} {version} of the base would be replaced by {added.get(name, 'nothing')}",
             why="a requirement of the stack, or of a package that it needs, does not accept the base's version",
             hint="loosen the requirement, or choose a base that fits; a base's packages are never replaced",
-            exit_code=ExitCode.REFUSED,
         )
     return tuple(f"{name}=={version}" for name, version in sorted(added.items()))

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.conda.virtual import Virtual
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.conda import SUBDIRS, CondaPackage, CondaSpec, LockedConda
 
 if TYPE_CHECKING:
@@ -120,5 +120,4 @@ def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) ->
             why=f"conda's is version {archive.version}, the wheel's {package.version}; one would overwrite the other",
             hint=f"`provides: {{{package.name}: {archive.name}}}` in the `conda:` section leaves it to conda, as a "
             f"dependency `{archive.name}` of environment.yml does",
-            exit_code=ExitCode.REFUSED,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile
 
@@ -119,7 +119,6 @@ def _validated(data: dict[str, Any], name: str) -> Lock:
                 f"{name} was changed after it was written",
                 why="; ".join(problems),
                 hint="restore the file, or create it again with `envbuild lock create`",
-                exit_code=ExitCode.INTEGRITY,
             ) from error
         raise EnvbuildError(
             "lock-invalid",

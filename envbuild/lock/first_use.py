@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tomli
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedPackage, Variant
 
@@ -165,7 +165,6 @@ def hash_mismatch(use: FirstUse, found: str, path: Path, said: str = "") -> Envb
         why=f"recorded on {use.first_used[:10]} from {use.found}: sha256 {use.sha256}; "
         f"{said or f'now it has sha256 {found}'}",
         hint=f"find out why it changed; if the new one is right, remove the entry from {path}",
-        exit_code=ExitCode.INTEGRITY,
         details={"file": use.file, "recorded": use.sha256, "found": found},
     )
 
@@ -176,5 +175,4 @@ def _unreadable(path: Path, why: str) -> EnvbuildError:
         f"{path} is no record of first uses",
         why=why,
         hint="restore the file; removing it means that everything in it is trusted anew",
-        exit_code=ExitCode.INTEGRITY,
     )

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git import Repository, fetched
 from envbuild.model.lock import LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Source
@@ -30,7 +30,6 @@ def lock_source(source: Source) -> LockedSource:
                 f"source {source.name}: commit {source.commit} does not have the tree that the stack names",
                 why=f"tree {tree} at {source.git}, {source.tree} in the stack",
                 hint="correct `tree` (or leave it out) after you know why they differ",
-                exit_code=ExitCode.INTEGRITY,
             )
         for ancestor in source.contains:
             if not repository.contains(ancestor):
@@ -39,7 +38,6 @@ def lock_source(source: Source) -> LockedSource:
                     f"source {source.name}: commit {source.commit} does not contain {ancestor}",
                     why="git merge-base --is-ancestor says no",
                     hint="choose a commit that contains it, or correct `contains`",
-                    exit_code=ExitCode.INTEGRITY,
                 )
         submodules = tuple(_submodules(repository, "", 0)) if source.submodules else ()
     return LockedSource(

@@ -27,5 +27,4 @@ def conda_unrecorded(variant: Variant) -> EnvbuildError:
         f"the lock has no conda packages of {variant.id}",
         why=(variant.conda.unrecorded if variant.conda else None) or "",
         hint="`envbuild lock create` records them where the channel can be reached",
-        exit_code=ExitCode.INTEGRITY,
     )

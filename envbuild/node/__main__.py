@@ -46,7 +46,7 @@ def _execute(verb: str) -> "tuple[Json, int]":
     except NodeError as error:
         return protocol.failure(verb, error), error.exit_code
     except Interrupted as signal_:
-        stopped = NodeError("interrupted", "stopped by signal %s" % signal_, exit_code=Exit.INTERRUPTED)
+        stopped = NodeError("interrupted", "stopped by signal %s" % signal_)
         return protocol.failure(verb, stopped), stopped.exit_code
     except Exception as error:  # noqa: BLE001 - the last line of defence: the controller must always get an answer
         return _internal(verb, error)
@@ -65,7 +65,6 @@ def _internal(verb: str, error: "Exception") -> "tuple[Json, int]":
         "the node program failed in `%s`" % verb,
         why="%s: %s" % (type(error).__name__, str(error)[:500]),
         hint="this is a fault of envbuild; please report it with the log",
-        exit_code=Exit.INTERNAL,
         details=where,
     )
     return protocol.failure(verb, found), found.exit_code

@@ -50,10 +50,7 @@ def _git(folder: str, *args: str) -> "proc.Finished":
     done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=DEADLINE, env=env)
     if done.missing:
         raise NodeError(
-            "git-missing",
-            "this stack has git sources and there is no git on this node",
-            hint="install git on the node",
-            exit_code=Exit.REFUSED,
+            "git-missing", "this stack has git sources and there is no git on this node", hint="install git on the node"
         )
     return done
 
@@ -136,7 +133,6 @@ def _mismatch(name: str, why: str, seen: str) -> "NodeError":
         "source %s is not what the lock says" % name,
         why="; ".join(part for part in (why, seen) if part),
         hint="do not use this repository or mirror; if the lock is wrong, create it again",
-        exit_code=Exit.INTEGRITY,
         changed=True,
     )
 
@@ -188,7 +184,6 @@ def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
             "source %s: commit %s is not in %s" % (name, pin["commit"], origin),
             why="all branches and tags were fetched and none contains it",
             hint="it was removed upstream, or a mirror is behind; upstream is %s" % pin["git"],
-            exit_code=Exit.INTEGRITY,
             changed=True,
         )
     _unreachable(done, name, origin, folder)
@@ -224,7 +219,6 @@ def object_missing(origin: str, lost: str, why: str) -> "NodeError":
         "%s lacks object %s" % (origin, lost),
         why=why,
         hint="that copy is incomplete; take a whole one (git's `url.<base>.insteadOf`), or mend it (`git fsck` there)",
-        exit_code=Exit.TRY_AGAIN,
         changed=True,
     )
 

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from envbuild.node import identity, paths
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 
 BEAT = 5.0
 STALE_AFTER = 120.0
@@ -121,7 +121,6 @@ def lost(run: str, owner: "Json | None") -> "NodeError":
         "run %s no longer holds the prefix" % run,
         why="held by %s" % describe(owner) if owner is not None else "its lease was released or removed",
         hint="run the same command again",
-        exit_code=Exit.TRY_AGAIN,
     )
 
 
@@ -270,7 +269,6 @@ def _busy(prefix: str, owner: Json) -> "NodeError":
         "%s is locked by another envbuild" % prefix,
         why="held by %s" % describe(owner),
         hint="wait for it, or run again with a longer --wait",
-        exit_code=Exit.TRY_AGAIN,
         details={key: owner[key] for key in ("run", "host", "pid") if key in owner},
     )
 

@@ -105,7 +105,6 @@ def not_writable(error: OSError, folder: str) -> NodeError:
         "cannot write to %s" % folder,
         why=str(error),
         hint="choose another prefix (--prefix; `tmp`, `cache` of the target), or have its permissions changed",
-        exit_code=Exit.REFUSED,
     )
 
 
@@ -126,7 +125,6 @@ def os_error(error: OSError, where: str) -> "NodeError | None":
             "the file system of %s is read-only" % where,
             why=str(error),
             hint="file systems become so after errors of their disk; the same command continues once it is writable",
-            exit_code=Exit.REFUSED,
             changed=True,
         )
     return no_room(error, where)
@@ -289,7 +287,6 @@ def switch_link(link: str, target: str) -> bool:
             "link-blocked",
             "%s is a folder, and the link to the environment in use belongs there" % link,
             hint="move it away; the same command then only switches the link",
-            exit_code=Exit.CHECK_FAILED,
         ) from None
     sync_dir(folder)
     return True

@@ -46,6 +46,63 @@ class Exit:
     INTERRUPTED = 130
 
 
+# Which exit code an error code ends in, where an error does not say it itself; codes that are not here end in USAGE.
+_CODES = {
+    Exit.CHECK_FAILED: """
+        data-failed environment-drifted environment-missing environment-not-of-lock environment-unstamped
+        image-does-not-run image-none kernel-missing link-blocked log-unknown nodes-cannot-meet
+    """,
+    Exit.UNREACHABLE: """
+        answer-unreadable answers-not-collected node-silent node-unreachable peer-gave-up peer-unreachable
+        scheduler-unreachable ssh-missing step-overdue transfer-cut-off
+    """,
+    Exit.BUILD_FAILED: """
+        arch-missing build-failed conda-install-failed conda-script-failed download-refused extension-broken
+        extensions-missing image-build-failed image-export-failed image-layer index-not-an-index index-refused
+        kernel-sources-missing package-not-found patch-not-written patch-precondition playbook-deadline
+        registry-not-a-registry registry-refused tls-failed
+    """,
+    Exit.INTEGRITY: """
+        address-mismatch ancestor-missing archive-leads-out artifact-damaged commit-missing conda-package-unsafe
+        conda-record-invalid conda-unrecorded document-changed document-missing download-too-large
+        first-use-unreadable hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
+        image-archive-damaged image-file-damaged image-id-differs kit-invalid kit-missing kit-too-large
+        kit-unsafe kit-version lock-digest-mismatch lock-edited pack-damaged package-not-required patch-changed
+        record-mismatch registry-digest-mismatch report-not-holding report-page-invalid root-differs
+        toolchain-hash-mismatch transfer-damaged tree-mismatch wheel-unreadable wheel-unsafe wheelhouse-hash
+    """,
+    Exit.REFUSED: """
+        base-changed base-lacks base-lacks-package build-not-allowed cache-not-writable channel-not-a-channel
+        channel-refused conda-and-wheel conda-clobber conda-defaults-refused conda-in-a-script
+        conda-prefix-too-long conda-unsatisfiable container-needs-job container-needs-registry
+        container-no-gpu-access container-no-runtime container-option context-too-large data-not-made
+        delivery-unfit environment-in-use environment-not-stamped environment-of-another-stack
+        environments-differ first-use-through-jobs git-missing image-base-unfit image-base-unknown
+        image-no-builder image-no-file image-of-another-lock image-without-glibc interpreter-mismatch
+        interpreter-unavailable job-folder-unwritable job-refused kernel-not-written kit-without-lock
+        launch-does-not-fit network-there no-acceptable-file node-class-differs node-without-python nodes-differ
+        nodes-unknown not-writable not-yet-supported pack-does-not-fit pack-format-unknown pack-leads-out
+        pack-not-writable patch-refused prefix-not-shared prefix-not-writable python-too-old rattler-unfit
+        replaces-base-package resolution-failed run-elsewhere scheduler-missing script-of-image
+        script-of-node-local ssh-keygen-missing store-not-writable strategy-not-here toolchain-python-broken
+        transfer-too-large
+    """,
+    Exit.JOB_FAILED: "job-not-cancelled",
+    Exit.INTERNAL: """
+        ansible-missing compat-data contact-internal file-unreadable git-failed node-internal playbook-broken
+        playbook-missing pylock-unreadable rattler-missing
+    """,
+    Exit.TRY_AGAIN: """
+        address-missing build-busy channel-unreachable disk-full download-failed download-timeout
+        image-fetch-failed image-in-use index-unreachable job-not-started journal-unwritable lease-lost
+        network-unreachable object-missing partition-out-of-service prefix-busy queue-closed registry-busy
+        registry-unreachable run-directory-unwritable scheduler-silent source-unreachable uv-timeout
+    """,
+    Exit.INTERRUPTED: "interrupted",
+}
+EXITS = {code: number for number, codes in _CODES.items() for code in codes.split()}
+
+
 class NodeError(Exception):
     """A failure that a user can act on; the controller turns it into an `EnvbuildError` with the same code.
 
@@ -58,7 +115,7 @@ class NodeError(Exception):
         what: str,
         why: str = "",
         hint: str = "",
-        exit_code: int = Exit.USAGE,
+        exit_code: "int | None" = None,
         details: "Json | None" = None,
         changed: bool = False,
     ) -> None:
@@ -68,7 +125,7 @@ class NodeError(Exception):
         self.what = what
         self.why = why
         self.hint = hint
-        self.exit_code = int(exit_code)
+        self.exit_code = EXITS.get(code, Exit.USAGE) if exit_code is None else int(exit_code)
         self.details = details or {}
         self.changed = bool(changed)
 

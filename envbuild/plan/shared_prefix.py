@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.plan.source_builds import lacks_tools
@@ -31,7 +31,6 @@ def share(plan: Plan, variants: Mapping[str, Variant] | None = None, *, local: b
             "not-yet-supported",
             "nodes of a job cannot fetch files whose hash the lock lacks",
             hint="let this machine fetch them: take `delivery: node` out of the target",
-            exit_code=ExitCode.REFUSED,
         )
     _refuse_different(working, variants or {})
     first = _builder(working, pins=pins)
@@ -54,7 +53,6 @@ def _refuse_different(working: list[NodePlan], variants: Mapping[str, Variant]) 
         "the nodes of this job would get different environments",
         why=", ".join(told),
         hint=_ONE_KIND + (", or make the base the same on all nodes" if based else ""),
-        exit_code=ExitCode.REFUSED,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.launch.job_steps import LATE
 from envbuild.launch.recipes import launch
@@ -47,7 +47,6 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
             "launch-does-not-fit",
             f"{nodes} nodes were asked for, and {prepared.target.name} has {len(hosts)}",
             hint=f"--nodes {len(hosts)}",
-            exit_code=ExitCode.REFUSED,
         )
     return prepared._replace(target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
 
@@ -78,7 +77,6 @@ def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]
             "the nodes have different environments in use",
             why=", ".join(f"{node}: {path}" for path, node in environments.items()),
             hint="`--limit HOSTS` takes nodes of one kind",
-            exit_code=ExitCode.REFUSED,
         )
     (environment,) = environments
     top = posixpath.dirname(posixpath.dirname(str(environment)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.env.caches import Place, tidy
 from envbuild.provision.contact.wheel_stores import ask_each
@@ -23,10 +23,7 @@ def own_caches(keep_days: float, *, dry_run: bool) -> dict[str, Any]:
         return tidy(places, keep_days, dry_run=dry_run)
     except OSError as error:
         raise EnvbuildError(
-            "cache-not-writable",
-            f"{error.filename or top} cannot be removed",
-            why=str(error),
-            exit_code=ExitCode.REFUSED,
+            "cache-not-writable", f"{error.filename or top} cannot be removed", why=str(error)
         ) from error
 
 

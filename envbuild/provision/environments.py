@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.first_use import trusted_files
@@ -229,7 +229,7 @@ def asked_evidence(
 ) -> NodeEvidence:
     """What one node answered; `error` where it could not, or not to everything."""
     if isinstance(found, EnvbuildError) or not responses:
-        silent = EnvbuildError("node-silent", f"{node} gave no answer", exit_code=ExitCode.UNREACHABLE)
+        silent = EnvbuildError("node-silent", f"{node} gave no answer")
         return collect.failed_node(node, error or silent)
     environment, variant, stamp = found
     evidence = collect.inspected_node(node, responses)

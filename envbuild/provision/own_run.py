@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.launch.job_steps import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
@@ -149,7 +149,7 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
             process.wait()
             reader.join(_GRACE)
     if work.settings.cancel():
-        raise EnvbuildError("interrupted", "the run was interrupted", exit_code=ExitCode.INTERRUPTED)
+        raise EnvbuildError("interrupted", "the run was interrupted")
     log.late = None in codes and not any(codes) and not log.failure
     failed = [
         f"{host}: " * bool(host) + f"it ended with exit code {code}"

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.report.evidence_file import LIMIT
 
 JSON, PACKED = "application/json", "application/x-xz;base64"
@@ -83,5 +83,4 @@ def invalid(path: Path, why: str) -> EnvbuildError:
         f"{path} is no report that can be checked",
         why=why,
         hint="give a run directory, its evidence.json or its report.html as envbuild wrote them",
-        exit_code=ExitCode.INTEGRITY,
     )

@@ -11,7 +11,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 
 NAMESPACE = "envbuild"
@@ -95,9 +95,5 @@ def _keygen(arguments: list[str], signature: str, data: bytes) -> str:
 
 def _missing(why: str) -> EnvbuildError:
     return EnvbuildError(
-        "ssh-keygen-missing",
-        "ssh-keygen cannot be run",
-        why=why,
-        hint="install OpenSSH's client, 8.1 or newer",
-        exit_code=ExitCode.REFUSED,
+        "ssh-keygen-missing", "ssh-keygen cannot be run", why=why, hint="install OpenSSH's client, 8.1 or newer"
     )

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.resolve.compat import (
     Compat,
     Compilers,
@@ -57,7 +57,6 @@ def compat_from_plain(data: Mapping[str, Any]) -> Compat:
             "the shipped compatibility data cannot be used",
             why=f"{type(error).__name__}: {error}",
             hint="reinstall envbuild",
-            exit_code=ExitCode.INTERNAL,
         ) from error
 
 

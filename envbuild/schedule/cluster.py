@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.proc import Finished
 from envbuild.schedule import files, script
@@ -81,7 +81,6 @@ class Scheduler(ABC):
                 f"job {number} could not be cancelled",
                 why=said(done),
                 hint=f"`{self.cancels} {number}` on {self.runner.host}",
-                exit_code=ExitCode.JOB_FAILED,
             )
 
     def logs(self, job: Job, number: str, limit: int = 65536) -> str:
@@ -112,7 +111,6 @@ class Scheduler(ABC):
                 "scheduler-missing",
                 f"there is no `{program}` on {host}",
                 hint="run envbuild on a login node, or name one: `connection: {login: {host: ...}}`",
-                exit_code=ExitCode.REFUSED,
             )
         if self._is_away(done):
             return EnvbuildError(
@@ -120,14 +118,9 @@ class Scheduler(ABC):
                 f"{self.name} does not answer on {host}",
                 why=said(done),
                 hint=f"try `{program}` there; a job may have been submitted all the same: `{self.mine}`",
-                exit_code=ExitCode.UNREACHABLE,
             )
         return EnvbuildError(
-            "job-refused",
-            f"{self.name} refused the job ({program} on {host})",
-            why=said(done),
-            hint=self.limits,
-            exit_code=ExitCode.REFUSED,
+            "job-refused", f"{self.name} refused the job ({program} on {host})", why=said(done), hint=self.limits
         )
 
 

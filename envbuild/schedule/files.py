@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
 from envbuild.schedule.job import Job
 from envbuild.schedule.runner import Runner
@@ -19,7 +19,6 @@ def make_folder(runner: Runner, folder: str) -> None:
             f"{folder} cannot be made on {runner.host}",
             why=done.err.strip()[-300:],
             hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
-            exit_code=ExitCode.REFUSED,
         )
 
 

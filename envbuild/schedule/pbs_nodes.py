@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits
 from envbuild.schedule.job import Gres, clock_text, seconds_of
 from envbuild.schedule.pbs_answers import unfolded
@@ -116,7 +116,6 @@ def check_queues(limits: Sequence[QueueLimits], there: Mapping[str, Attributes],
             f"the queue {limits[0].name} takes no jobs now",
             why="its attribute `enabled` is False",
             hint=f"`qstat -Qf {limits[0].name}` says more; name another queue, or wait",
-            exit_code=ExitCode.TRY_AGAIN,
         )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.schedule.job import Failure, Gres, JobState, Phase
 
@@ -130,7 +130,6 @@ class Partition:
                 f"no node of {self.told} takes jobs",
                 why=", ".join(f"{count} {state}" for state, count in sorted(self.states.items())),
                 hint="`sinfo -R` says why; name another partition, or wait",
-                exit_code=ExitCode.TRY_AGAIN,
             )
         return self.nodes - out
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Protocol
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.schedule.cluster import Scheduler
 from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
 
@@ -122,7 +122,6 @@ def _not_started(number: str, state: JobState, limit: float) -> EnvbuildError:
         f"job {number} had not begun after {limit:g} s and was cancelled",
         why=f"{waits}: {state.reason or state.word}",
         hint="ask for fewer nodes or less time, or wait longer: `scheduler: {start_deadline: 2h}`",
-        exit_code=ExitCode.TRY_AGAIN,
         details={"job": number, "reason": state.reason},
     )
 
@@ -133,6 +132,5 @@ def _silent(number: str, why: str, seconds: float) -> EnvbuildError:
         f"the scheduler has not answered for {seconds:.0f} s; job {number} may be running",
         why=why,
         hint="the same command, later, takes up what the job has done",
-        exit_code=ExitCode.TRY_AGAIN,
         details={"job": number},
     )

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ class _Job:
                 f"{self.shown} did not arrive within {self.deadline:g} s",
                 why="the server is too slow or sends nothing",
                 hint="try again, or use a nearer mirror",
-                exit_code=ExitCode.TRY_AGAIN,
             )
 
     def store(self, chunks: Chunks) -> Downloaded:
@@ -191,7 +190,6 @@ class _Job:
                 f"{self.shown} is larger than {self.size_cap} bytes",
                 why=f"at least {size} bytes were offered",
                 hint="the server does not have the file that was recorded",
-                exit_code=ExitCode.INTEGRITY,
             )
 
     def _mismatch(self, digest: str) -> EnvbuildError:
@@ -200,7 +198,6 @@ class _Job:
             f"{self.shown} is not the file that was recorded",
             why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
             hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
-            exit_code=ExitCode.INTEGRITY,
             details={"expected": self.sha256, "received": digest},
         )
 
@@ -210,7 +207,6 @@ class _Job:
             f"the index answered an HTML page for {self.shown}",
             why=f"a file was expected and a web page came: {why}",
             hint="a login page of the network or of the index? open the URL in a browser, or set the proxy",
-            exit_code=ExitCode.INTEGRITY,
         )
 
     def file_chunks(self) -> Chunks:
@@ -277,7 +273,6 @@ class _Job:
                 f"no trusted connection for {self.shown}",
                 why=redact_text(str(error)),
                 hint="where a proxy replaces certificates, set REQUESTS_CA_BUNDLE",
-                exit_code=ExitCode.BUILD_FAILED,
             )
         if isinstance(error, requests.ConnectionError | requests.Timeout):
             return self._passing(str(error))
@@ -303,7 +298,6 @@ class _Job:
             f"cannot download {self.shown}",
             why=redact_text(why),
             hint="check the network and the proxy settings, then try again",
-            exit_code=ExitCode.TRY_AGAIN,
         )
         return _TryAgainError(error, after)
 
@@ -313,7 +307,6 @@ class _Job:
             f"cannot download {self.shown}",
             why=redact_text(why),
             hint="the file is not there for this user, or not any more",
-            exit_code=ExitCode.BUILD_FAILED,
         )
 
 
@@ -366,12 +359,7 @@ def _disk_error(error: OSError, dest: Path) -> EnvbuildError:
             f"no space left for {dest}",
             why=str(error),
             hint="free space or inodes there, or choose another prefix or cache",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     return EnvbuildError(
-        "not-writable",
-        f"cannot write {dest}",
-        why=str(error),
-        hint="choose a folder that you can write",
-        exit_code=ExitCode.REFUSED,
+        "not-writable", f"cannot write {dest}", why=str(error), hint="choose a folder that you can write"
     )

@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import Future
 from typing import IO, BinaryIO
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.proc import Finished
@@ -114,7 +114,7 @@ def _open(node: str, options: Connection, way: ssh_config.Way) -> str | None:
         except FileNotFoundError:
             raise EnvbuildError(
                 "ssh-missing", "this machine has no `ssh`", why="nodes are reached through the program of OpenSSH",
-                hint="install OpenSSH's client", exit_code=ExitCode.UNREACHABLE,
+                hint="install OpenSSH's client"
             ) from None  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"no login within {options.connect_timeout + _LOGIN_S:g} s"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 from envbuild.node.git_source import REPOSITORY_VARIABLES, lost_object, object_missing
 
@@ -41,15 +41,9 @@ def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.Comp
             "the git program is not installed",
             why=done.err,
             hint="install git, for example: sudo apt-get install -y git",
-            exit_code=ExitCode.REFUSED,
         )
     if done.timed_out or done.rc is None:
-        raise EnvbuildError(
-            "source-unreachable",
-            f"git did not finish within {_TIMEOUT_S} s",
-            hint="try again",
-            exit_code=ExitCode.TRY_AGAIN,
-        )
+        raise EnvbuildError("source-unreachable", f"git did not finish within {_TIMEOUT_S} s", hint="try again")
     return subprocess.CompletedProcess(command, done.rc, done.out, done.err)
 
 
@@ -71,10 +65,7 @@ class Repository:
         done = run_git(list(arguments), cwd=self.folder)
         if done.returncode:
             raise EnvbuildError(
-                "git-failed",
-                f"git {arguments[0]} failed for {self.url}",
-                why=done.stderr.strip()[-1000:],
-                exit_code=ExitCode.INTERNAL,
+                "git-failed", f"git {arguments[0]} failed for {self.url}", why=done.stderr.strip()[-1000:]
             )
         return done.stdout
 
@@ -164,7 +155,6 @@ def _no_commit(repository: Repository, why: str) -> EnvbuildError:
         f"{repository.url} has no commit {repository.commit}",
         why=why,
         hint="check the commit; a force-push or a deleted branch may have removed it upstream",
-        exit_code=ExitCode.INTEGRITY,
     )
 
 
@@ -182,7 +172,6 @@ def unreachable(url: str, why: str) -> EnvbuildError:
         f"{url} cannot be reached",
         why=why.strip()[-1000:],
         hint="check the network, or point git at a mirror: git config url.<mirror>.insteadOf <upstream>",
-        exit_code=ExitCode.TRY_AGAIN,
     )
 
 

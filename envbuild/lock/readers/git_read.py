@@ -125,7 +125,6 @@ class GitReader:
             f"{url} does not give {wanted[0]}",
             why=done.stderr.strip(),
             hint="a force-push or a deleted branch may have removed it upstream",
-            exit_code=ExitCode.INTEGRITY,
         )
 
     def _fetch_blobs(self, place: Path, url: str, oids: list[str]) -> None:

@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 from packaging.utils import canonicalize_name
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.unpacked import of_wheel
 from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, rank
@@ -83,10 +83,7 @@ def parse_pylock(text: str) -> list[Offer]:
         ]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise EnvbuildError(
-            "pylock-unreadable",
-            "uv's answer could not be read",
-            why=f"{type(error).__name__}: {error}",
-            exit_code=ExitCode.INTERNAL,
+            "pylock-unreadable", "uv's answer could not be read", why=f"{type(error).__name__}: {error}"
         ) from error
     return sorted(offers, key=lambda offer: offer.name)
 
@@ -109,7 +106,6 @@ def choose_file(offer: Offer, platform: Platform, *, keep: str | None = None) ->
         "no-acceptable-file",
         f"{offer.name} {offer.version} has neither a wheel for this platform nor a source distribution",
         hint="choose another version or another Python",
-        exit_code=ExitCode.REFUSED,
     )
 
 

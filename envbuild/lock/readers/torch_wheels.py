@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import PYPI, Index
 from envbuild.lock.readers.pylock import ARCHITECTURES, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
@@ -159,7 +159,6 @@ def _from_records(
         f"what torch {full} needs is not known while `{index.name}` is out of reach",
         why="CUDA builds since 2.2 need packages of their own flavour, which only that index states",
         hint="lock where the index can be reached, or put the wheel into a find-links folder",
-        exit_code=ExitCode.TRY_AGAIN,
     )
 
 
@@ -212,7 +211,6 @@ def _requires_of(wheel: Path) -> tuple[str, ...]:
             f"the metadata of {wheel.name} cannot be read",
             why=f"{type(error).__name__}: {error}",
             hint="replace the damaged file",
-            exit_code=ExitCode.INTEGRITY,
         ) from error
     listed = [Requirement(value) for value in Parser().parsestr(text).get_all("Requires-Dist", [])]
     return tuple(str(item) for item in listed if item.marker is None or "extra" not in str(item.marker))
@@ -229,7 +227,6 @@ def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRec
                     f"{item.file} is not the file that others have recorded",
                     why=f"sha256 {item.sha256} here, {record.sha256} recorded by {record.witness}",
                     hint="do not use this file before you know why; fetch it again from another mirror",
-                    exit_code=ExitCode.INTEGRITY,
                 )
 
 

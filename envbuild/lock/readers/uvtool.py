@@ -60,10 +60,7 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd))
     if done.timed_out:
         raise EnvbuildError(
-            "uv-timeout",
-            f"uv did not finish within {_TIMEOUT_S} s",
-            hint="try again; check the index and the proxy",
-            exit_code=ExitCode.TRY_AGAIN,
+            "uv-timeout", f"uv did not finish within {_TIMEOUT_S} s", hint="try again; check the index and the proxy"
         )
     if done.ok:
         return done.out + done.err
@@ -87,7 +84,6 @@ def _failure(said: str) -> EnvbuildError:
             "the package index could not be asked",
             why=why,
             hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     unbuilt = dict.fromkeys(_NO_WHEEL.findall(said))
     if unbuilt:
@@ -106,7 +102,6 @@ def _failure(said: str) -> EnvbuildError:
         "no set of packages fits the requirements",
         why=why,
         hint="loosen a requirement or a constraint, or choose another `as_of`",
-        exit_code=ExitCode.REFUSED,
     )
 
 
@@ -118,6 +113,5 @@ def build_not_allowed(packages: Sequence[str], why: str) -> EnvbuildError:
         f"no wheel fits for {', '.join(packages)}, and locking builds no source distribution unasked",
         why=why,
         hint=f"`{options}` runs setup code of each here, to learn what it needs; or another version",
-        exit_code=ExitCode.REFUSED,
         details={"packages": list(packages)},
     )

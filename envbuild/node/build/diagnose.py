@@ -6,7 +6,7 @@ Build tools end in many lines of traceback, the compiler's own word stands far a
 import re
 
 from envbuild.node import protocol
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import NodeError
 from envbuild.node.redact import redact_text
 
 # Headers and libraries of the system that sources of the catalog need, by Debian's name of the package.
@@ -80,7 +80,6 @@ def failure(what: str, why: str, hint: str = "") -> "NodeError":
         "%s could not be built" % what,
         why=why,
         hint=hint,
-        exit_code=Exit.BUILD_FAILED,
         details={"log": log} if log else None,
         changed=True,
     )
@@ -93,7 +92,6 @@ def missing(what: str, why: str, names: "list[str] | None" = None) -> "NodeError
         "%s lacks what was asked for" % what,
         why=why,
         hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
-        exit_code=Exit.BUILD_FAILED,
         details={"extensions": names} if names else None,
         changed=True,
     )

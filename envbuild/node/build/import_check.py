@@ -4,7 +4,7 @@ import json
 
 from envbuild.node import proc
 from envbuild.node.packages import uv
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import json_lines
 
 _DEADLINE = 900.0
@@ -89,7 +89,6 @@ def _broken(source: str, broken: "dict[str, str]") -> "NodeError":
         why="; ".join("%s: %s" % (name, broken[name]) for name in sorted(broken)),
         hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at the "
         "stored wheel: `envbuild wheels list`",
-        exit_code=Exit.BUILD_FAILED,
         details={"extensions": sorted(broken)},
         changed=True,
     )

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 
 from envbuild.node import proc
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import NodeError
 from envbuild.node.redact import looks_secret, redact_text
 
 _DEADLINE = 60.0
@@ -52,7 +52,6 @@ def variables(environment: str) -> "dict[str, str]":
             "an activation script of the conda packages ended its shell",
             why="%s: %s" % (", ".join(map(os.path.basename, found)), redact_text(done.err).strip()[-1000:]),
             hint="leave the package out, or take another build of it",
-            exit_code=Exit.BUILD_FAILED,
             changed=True,
         )
     told = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}

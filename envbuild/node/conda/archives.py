@@ -21,7 +21,6 @@ def check_recorded(variant: Json) -> None:
             "the lock has no conda packages",
             why=str(conda.get("unrecorded") or ""),
             hint="`envbuild lock create` records them where the channel can be reached",
-            exit_code=Exit.INTEGRITY,
         )
 
 
@@ -81,7 +80,6 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
         "%s of the channel %s is not available" % (name, package["channel"]),
         why="nothing says where the channel is" if not local + remote else "it is not in the channel's folder",
         hint="check that the channel has it; offline, that it was delivered",
-        exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
     for url in remote:
@@ -101,7 +99,6 @@ def _refused(package: Json, error: "NodeError") -> "NodeError":
         why=error.why,
         hint="its credentials belong into ~/.netrc or the file that RATTLER_AUTH_FILE names, there; or, to have the "
         "controller fetch with its own, `delivery: controller`",
-        exit_code=Exit.REFUSED,
         changed=True,
     )
 
@@ -130,6 +127,5 @@ def _check(package: Json, digest: str) -> None:
             "%s is not the file that the lock names" % package["file"],
             why="its sha256 is %s, the lock says %s" % (digest, package["sha256"]),
             hint="do not use this channel or mirror, or create the lock again if the change is meant",
-            exit_code=Exit.INTEGRITY,
             changed=True,
         )

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 _OURS = ("conda-meta", ".envbuild", "__clobbers__")
 _ENTRY = re.compile(r"\A\s*([A-Za-z0-9][A-Za-z0-9._+-]*)\s*=\s*[A-Za-z0-9_.]+\s*:\s*[A-Za-z0-9_.]+\s*\Z")
@@ -61,7 +61,6 @@ def _clobber(path: str, one: str, other: str, why: str = "their contents differ"
         "%s belongs to %s and to %s" % (path, one, other),
         why=why,
         hint="leave one of the packages out, or lock versions that do not share the file",
-        exit_code=Exit.REFUSED,
     )
 
 
@@ -76,7 +75,6 @@ def unsafe(package: Json, member: str, why: str) -> "NodeError":
         "conda-package-unsafe",
         "%s holds %r, %s" % (package["file"], member[:200], why),
         hint="no honest build makes such a file: do not use it, nor the channel or mirror that it is from",
-        exit_code=Exit.INTEGRITY,
     )
 
 
@@ -114,7 +112,6 @@ def _check_whole(package: Json, said: Json) -> None:
             "invalid conda package %s" % package["file"],
             why=(error or "it has no info/index.json")[:300],
             hint="fetch it again",
-            exit_code=Exit.INTEGRITY,
         )
 
 
@@ -126,7 +123,6 @@ def _check_identity(package: Json, index: Json) -> None:
                 "%s says that its %s is %s" % (package["file"], key, str(index[key])[:100]),
                 why="the lock asks for %s of %s" % (label(package), package["subdir"]),
                 hint="do not use this channel or mirror",
-                exit_code=Exit.INTEGRITY,
             )
 
 
@@ -192,5 +188,4 @@ def _too_long(package: Json, environment: str, most: int) -> "NodeError":
         "the path of the environment is too long for %s" % label(package),
         why="%s has %d bytes, its files have room for %d" % (environment, len(os.fsencode(environment)), most),
         hint="choose a shorter prefix (--prefix)",
-        exit_code=Exit.REFUSED,
     )

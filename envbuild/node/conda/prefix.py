@@ -6,7 +6,7 @@ import tempfile
 
 from envbuild.node import paths, proc, program_files, redact
 from envbuild.node.conda import archives, layout, meta
-from envbuild.node.protocol import Exit, NodeError, log
+from envbuild.node.protocol import NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class Rattler:
             "py-rattler could not %s the conda packages" % asked["action"],
             why=why or "it ended without output",
             hint="the node's log has all of it",
-            exit_code=Exit.BUILD_FAILED,
             changed=True,
         )
 
@@ -131,6 +130,5 @@ def _run_script(package: "dict[str, Any]", script: "str", environment: "str") ->
             "%s of %s failed" % (script, layout.label(package)),
             why=redact.redact_text(done.err or done.out).strip()[-1500:],
             hint="take the package out of `link_scripts` if it works without its script",
-            exit_code=Exit.BUILD_FAILED,
             changed=True,
         )

@@ -6,7 +6,7 @@ import time
 from envbuild.node import lease, merkle, paths
 from envbuild.node.env import activation_files, backup, contents, stamp, switch
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.protocol import Json, NodeError, log, plural
 from envbuild.node.read_text import names
 
 _DELIVERING = 86400.0  # seconds after which a run that delivered files and has not used them is taken for dead
@@ -124,7 +124,6 @@ def _check_record(environment: str, entries: "dict[str, merkle.Entry]", known: "
             "%s changed between install and stamp" % path,
             why="the smoke test or another process wrote into the environment",
             hint="provision again",
-            exit_code=Exit.INTEGRITY,
             details={"files": wrong[:20]},
         )
 
@@ -137,6 +136,5 @@ def _check_root(environment: str, found: str, wanted: "str | None") -> None:
             "%s is not what was packed" % environment,
             why="its root is %.12s, the packed environment has %.12s" % (found, wanted),
             hint="pack the environment again and provision again",
-            exit_code=Exit.INTEGRITY,
             changed=True,
         )

@@ -9,7 +9,7 @@ from envbuild.node.conda import activation, archives, meta, prefix
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import staged_tools
 from envbuild.node.packages import installed, uv
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 # The link to a base that is itself a virtual environment.
 BASE_PTH = "_envbuild_base.pth"
@@ -123,7 +123,6 @@ class Conda(Foundation):
                 % (both[0], added[both[0]], there[installed.normal_name(both[0])]),
                 why="both: %s" % "; ".join(pairs),
                 hint="name it under `provides` of the profile's conda section, or leave the conda package out",
-                exit_code=Exit.REFUSED,
                 details={"packages": both},
                 changed=True,
             )

@@ -12,7 +12,7 @@ from envbuild.node.env import interpreter as base
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
-from envbuild.node.protocol import Exit, Json, NodeError, argument
+from envbuild.node.protocol import Json, NodeError, argument
 from envbuild.node.read_text import names
 
 _INODES_PER_PACKAGE = 20
@@ -199,7 +199,6 @@ def _check_set(locked: "list[Json]", installed: "dict[str, str]") -> None:
                 "record-mismatch",
                 "%s %s was installed and says it is %s" % (package["name"], package["version"], there or "not there"),
                 hint="the file that the lock names holds another package; check the lock",
-                exit_code=Exit.INTEGRITY,
                 changed=True,
             )
 
@@ -227,7 +226,6 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
             % (first["package"], first["version"], first["path"], first["kind"]),
             why="%d of %d files differ from the locked archive" % (len(wrong), checked + len(wrong)),
             hint="run again" if cleaned else "remove the cache %s, then run again" % tool.cache,
-            exit_code=Exit.INTEGRITY,
             details={"files": wrong[:20]},
             changed=True,
         )

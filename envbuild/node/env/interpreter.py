@@ -98,7 +98,6 @@ def check(variant: Json, provided: "dict[str, str]") -> None:
                 "base-changed",
                 "the base has %s %s, the variant was made for %s" % (name, there or "not", version),
                 hint="plan again: the base becomes part of the variant's digest",
-                exit_code=Exit.REFUSED,
             )
     for requirement in variant.get("base", {}).get("provides", []):
         if not satisfied(requirement, provided):
@@ -107,7 +106,6 @@ def check(variant: Json, provided: "dict[str, str]") -> None:
                 "the base does not provide %s" % requirement,
                 why=_what_is_there(requirement, provided),
                 hint="choose another interpreter, or the variant with `base: none`",
-                exit_code=Exit.REFUSED,
             )
     check_replaces({each["name"]: each["version"] for each in variant.get("packages", [])}, provided)
 
@@ -122,7 +120,6 @@ def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> N
             "%s %s would replace the base's %s" % (first, installed[first], provided[record.normal_name(first)]),
             why="in the lock and in the base: %s" % ", ".join(both),
             hint="take these packages out of the stack, or use the variant with `base: none`",
-            exit_code=Exit.REFUSED,
             details={"packages": both},
         )
 

@@ -44,7 +44,6 @@ def check_recorded(packages: "list[Json]") -> None:
                 "the lock lacks a hash of %s %s" % (package["name"], package["version"]),
                 why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
                 hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256",
-                exit_code=Exit.INTEGRITY,
             )
 
 
@@ -65,7 +64,6 @@ def check_required(
             "%s is in the lock, and nothing asks for it" % odd[0],
             why="neither the stack nor the metadata of an installed package names: %s" % ", ".join(odd),
             hint="what is meant stands under `packages` of the stack; `envbuild lock create` makes a lock of it",
-            exit_code=Exit.INTEGRITY,
             changed=True,
         )
     count = len(set(locked) & set(asked))
@@ -328,7 +326,6 @@ def _check_index(group: "Group", error: "NodeError") -> None:
                 "the package index answers with a web page, not with packages",
                 why="%s has no package links%s" % (page, ", it has a form" if "<form" in body else ""),
                 hint="log in to the network's portal, or check the proxy and the index in pip's or uv's configuration",
-                exit_code=Exit.BUILD_FAILED,
                 changed=True,
             ) from error
 

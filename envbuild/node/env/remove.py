@@ -4,7 +4,7 @@ import os
 
 from envbuild.node import lease, paths
 from envbuild.node.env import backup, stamp
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import names
 
 
@@ -41,7 +41,6 @@ def _refuse_used(environment: str, users: "list[str]") -> None:
             "environment-in-use",
             "%s is the environment in use for %s" % (environment, ", ".join(users)),
             hint="switch first (`envbuild env use`), or remove it with --force",
-            exit_code=Exit.REFUSED,
         )
     running = processes([environment])[environment]
     if running:
@@ -50,7 +49,6 @@ def _refuse_used(environment: str, users: "list[str]") -> None:
             "%s is in use by running processes" % environment,
             why="pid %s" % ", ".join(running[:10]),
             hint="end them first, or remove it with --force",
-            exit_code=Exit.REFUSED,
         )
 
 

@@ -4,7 +4,7 @@ import os
 
 from envbuild.node import lease, paths
 from envbuild.node.env import activation_files, stamp
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -40,12 +40,9 @@ def _stamped(environment: str, stack: str) -> Json:
             "environment-not-stamped",
             "%s is half built or not there" % environment,
             hint="`envbuild env list` shows what can be used",
-            exit_code=Exit.REFUSED,
         )
     if found["stack"] != stack:
         raise NodeError(
-            "environment-of-another-stack",
-            "%s belongs to the stack %s, not %s" % (environment, found["stack"], stack),
-            exit_code=Exit.REFUSED,
+            "environment-of-another-stack", "%s belongs to the stack %s, not %s" % (environment, found["stack"], stack)
         )
     return found

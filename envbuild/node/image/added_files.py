@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 
-from envbuild.node.protocol import Exit, NodeError, log, plural
+from envbuild.node.protocol import NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def set_apart(prefix: str, environment: str, before: "Seen", added: str) -> None
             "a source removed %s of the packages" % lost[0],
             why="%s of a package are gone or of another kind" % plural(len(lost), "path"),
             hint="take the package that has them out of the stack",
-            exit_code=Exit.BUILD_FAILED,
         )
     for path in new:
         _link(environment, path, os.path.join(added, "envs", os.path.basename(environment)))

@@ -7,7 +7,7 @@ import tempfile
 
 from envbuild.node import hashing, paths, proc
 from envbuild.node.image import image_file
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def _unpack(archive: str, wanted: str, folder: str) -> None:
             "%s is not what the controller sent" % archive,
             why=why,
             hint="the same command sends it again",
-            exit_code=Exit.INTEGRITY,
         )
 
 
@@ -98,6 +97,5 @@ def _apptainer(args: Json, folder: str, path: str) -> None:
         why=why,
         hint="nodes that may build need user namespaces, and the way to the registry of the base image (a proxy in "
         "`environment:` of the target); some sites want it asked for: `scheduler: {resources: [...]}`",
-        exit_code=Exit.BUILD_FAILED,
         changed=True,
     )

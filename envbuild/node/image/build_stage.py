@@ -18,7 +18,7 @@ from envbuild.node.env import stamp
 from envbuild.node.image import added_files, fetch_stage, packages_layer, slim
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import read
 
 _VERBS = {"packages": ("install", "smoke"), "build": ("install", "smoke", "activate")}
@@ -43,7 +43,6 @@ def run(request: Json) -> "tuple[bool, Json]":
             "this stage has to be built without a network, and there is one",
             why=network,
             hint="`envbuild image build` does it; or build this stage with `--network none`",
-            exit_code=Exit.REFUSED,
         )
     log("network: %s" % network)
     _check_libc()
@@ -78,7 +77,6 @@ def _check_libc() -> None:
             "the image has no glibc, and the locked wheels need it",
             why="its C library says %r" % found,
             hint="choose a base with glibc (Debian, Ubuntu, UBI), not Alpine",
-            exit_code=Exit.REFUSED,
         )
 
 

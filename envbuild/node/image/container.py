@@ -107,7 +107,6 @@ def _here(command: "list[str]") -> "list[str]":
             "container-needs-job",
             "the image runs through pyxis, and this is no job of Slurm",
             hint="call it in a job; `envbuild smoke` submits one",
-            exit_code=Exit.REFUSED,
         )
     return [name if word == "{node}" else word for word in command]
 
@@ -135,7 +134,6 @@ def _try(args: Json, prefix: str) -> Json:
             "%s is not there or is not the file that was made" % path,
             why="its sha256 is %s here, made was %s" % ((found or "none")[:12], (wanted or "some")[:12]),
             hint="`envbuild provision --repair` makes it anew",
-            exit_code=Exit.INTEGRITY,
         )
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
 
@@ -202,7 +200,6 @@ def _in_use(args: Json, prefix: str) -> Json:
             "image-none",
             "no image of %s is in use under %s" % (args["stack"], prefix),
             hint="`envbuild provision` brings one",
-            exit_code=Exit.CHECK_FAILED,
         )
     return record
 
@@ -293,6 +290,5 @@ def _ask(command: "list[str]", args: Json, verb: str, asked: Json, timeout: floa
         "the node program gave no answer in a container",
         why=(done.err or done.out).strip()[-800:],
         hint="`options` in the `container:` section of the target are given to the runtime as they are",
-        exit_code=Exit.CHECK_FAILED,
         details={"command": command + words},
     )

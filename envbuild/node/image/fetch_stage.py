@@ -122,7 +122,6 @@ class _Places:
             "%s is not available" % name,
             why="no folder that was given has it, and no index that is known here",
             hint="put it into a folder and give that to `envbuild image build --wheelhouse`",
-            exit_code=Exit.BUILD_FAILED,
         )
 
     def _addresses(self, wanted: Json) -> "Any":
@@ -175,7 +174,6 @@ class _Places:
                 "%s is not the file that the lock names" % name,
                 why="sha256 is %s, the lock says %s" % (found, digest),
                 hint="do not use this index or mirror; if the lock is wrong, create it again",
-                exit_code=Exit.INTEGRITY,
             )
 
 
@@ -313,5 +311,4 @@ def _leads_out(name: str, why: str) -> "NodeError":
         "%s cannot be in an archive that is unpacked" % name[:200],
         why=why,
         hint="its hash is the locked one, so the lock names an archive that is not to be trusted",
-        exit_code=Exit.INTEGRITY,
     )

@@ -58,7 +58,6 @@ def _forget(args: Json, program: str) -> None:
                 "something runs in the image %s" % image[:12],
                 why="containers of %s: %s" % (args["runtime"], ", ".join(running[:5])),
                 hint="wait until they have ended, or end them; then run the same command again",
-                exit_code=Exit.TRY_AGAIN,
             )
         proc.run([program, "rmi", "--force", image], timeout=600)
 
@@ -78,7 +77,6 @@ def _bring(args: Json, program: str) -> None:
             "image-id-differs",
             "%s gave another image than the controller has" % args["runtime"],
             why="wanted id %s, found %s" % (wanted[:12], (found or "none")[:12]),
-            exit_code=Exit.INTEGRITY,
             changed=True,
         )
 
@@ -143,7 +141,6 @@ def _damaged(path: str, why: str) -> "NodeError":
         "%s is not the image that the controller sent" % path,
         why=why,
         hint="the same command sends it again",
-        exit_code=Exit.INTEGRITY,
     )
 
 

@@ -58,7 +58,6 @@ def fetch_file(wanted: Json, artifacts: Json, config: "pip_config.PipConfig", fo
                 "%s is not the file that its index names" % name,
                 why="the index states sha256 %s, the file has %s" % (source.stated, digest),
                 hint="do not use this index or mirror",
-                exit_code=Exit.INTEGRITY,
             )
         checked = wheel_file.check(part, wanted) if name.endswith(".whl") else 0
         path = os.path.join(folder, digest, name)
@@ -104,7 +103,6 @@ class _Source:
             "%s is not available" % wanted["file"],
             why="the index `%s` has no file of that name, and no find-links folder has it" % wanted["index"],
             hint="put the file into a find-links folder of pip, or create the lock again",
-            exit_code=Exit.BUILD_FAILED,
         )
 
     def blocks(self) -> "Iterator[bytes]":

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from envbuild.node import pip_config
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import NodeError
 from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
@@ -202,7 +202,6 @@ def _refused(why: str, details: "dict[str, Any] | None" = None) -> "NodeError":
         "the package index cannot be used",
         why=redact_text(why),
         hint="check the credentials in ~/.netrc, or pip's and uv's configuration",
-        exit_code=Exit.BUILD_FAILED,
         details=details,
     )
 
@@ -217,12 +216,10 @@ def _unreachable(url: str, error: object) -> "NodeError":
             why=redact_text(str(error))[:300],
             hint="install CA certificates there (package ca-certificates); where a proxy replaces certificates, name a "
             "file of them with SSL_CERT_FILE or pip's `cert`",
-            exit_code=Exit.BUILD_FAILED,
         )
     return NodeError(
         "network-unreachable",
         "cannot reach %s" % (urlsplit(url).hostname or "the index"),
         why=redact_text(str(error))[:300],
         hint="check the network and the proxy, put the file into a find-links folder, or use `delivery: controller`",
-        exit_code=Exit.TRY_AGAIN,
     )

@@ -13,7 +13,7 @@ import zlib
 
 from envbuild.node import hashing
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
 _TEXT_LIMIT = 64 << 20
@@ -61,7 +61,6 @@ def unsafe(wheel: str, member: str, why: str) -> "NodeError":
         "wheel-unsafe",
         "%s holds %r, %s" % (wheel, member[:200], why),
         hint="no honest build makes such a file: do not use it, nor the index or mirror that it is from",
-        exit_code=Exit.INTEGRITY,
     )
 
 
@@ -108,7 +107,6 @@ def _check_identity(archive: "zipfile.ZipFile", folder: str, wanted: Json) -> No
             "%s says that it is %s %s" % (wanted["file"], name or "nothing", version),
             why="the lock asks for %s %s" % (wanted["package"], wanted["version"]),
             hint="do not use this index or mirror",
-            exit_code=Exit.INTEGRITY,
         )
 
 
@@ -133,7 +131,6 @@ def _check_members(archive: "zipfile.ZipFile", folder: str, wanted: Json) -> int
             "%s is not what its own RECORD says: %s" % (wanted["file"], wrong[0]),
             why="%d of %d members differ" % (len(wrong), len(wrong) + agree),
             hint="it was damaged or changed on its way; fetch it again, or do not use this index or mirror",
-            exit_code=Exit.INTEGRITY,
             details={"members": wrong[:20]},
         )
     return agree
@@ -145,10 +142,4 @@ def _digest(archive: "zipfile.ZipFile", name: str, algorithm: str) -> str:
 
 
 def _damaged(wanted: Json, why: str) -> "NodeError":
-    return NodeError(
-        "artifact-damaged",
-        "invalid wheel %s" % wanted["file"],
-        why=why,
-        hint="fetch it again",
-        exit_code=Exit.INTEGRITY,
-    )
+    return NodeError("artifact-damaged", "invalid wheel %s" % wanted["file"], why=why, hint="fetch it again")

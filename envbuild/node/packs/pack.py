@@ -18,7 +18,7 @@ from envbuild.node import hashing, paths, proc
 from envbuild.node.env import activation_files, stamp
 from envbuild.node.packs import pack_format, published
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, Json, NodeError, argument, log, plural
+from envbuild.node.protocol import Json, NodeError, argument, log, plural
 
 # What `activate` writes anew, and what belongs to a build that is not finished.
 _OF_ONE_NODE = (
@@ -40,7 +40,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     folder = argument(args, "folder", "an absolute path")
     found = stamp.read(environment)
     if found is None:
-        raise NodeError("environment-not-stamped", "%s is not finished" % environment, exit_code=Exit.REFUSED)
+        raise NodeError("environment-not-stamped", "%s is not finished" % environment)
     alone = args.get("interpreter") is False
     name = pack_name(environment, found) + ("-alone" if alone else "")
     there = pack_format.known(folder, name)
@@ -57,7 +57,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         published.publish(request, record)
     except OSError as error:
         raise paths.os_error(error, folder) or NodeError(
-            "pack-not-writable", "cannot write a pack into %s" % folder, why=str(error), exit_code=Exit.REFUSED
+            "pack-not-writable", "cannot write a pack into %s" % folder, why=str(error)
         ) from error
     log("packed %s: %s, %d MB" % (environment, plural(len(members), "path"), made["bytes"] // 10**6))
     return True, record
@@ -84,7 +84,6 @@ def usable(wanted: "list[str] | None") -> str:
         "pack-format-unknown",
         "this node can write none of %s" % ", ".join(map(str, listed)),
         why="squashfs needs mksquashfs 4.5 or newer, tar.zst needs zstd; tar.gz needs nothing",
-        exit_code=Exit.REFUSED,
     )
 
 
@@ -185,9 +184,7 @@ def _through(argv: "list[str]", half: str, manifest: Json, members: "list[tuple[
             pass  # it says why itself
     if program.rc != 0:
         paths.refuse_full(program.err, half, program.err[-300:])
-        raise NodeError(
-            "pack-not-writable", "%s failed" % argv[0], why=program.err.strip()[-500:], exit_code=Exit.REFUSED
-        )
+        raise NodeError("pack-not-writable", "%s failed" % argv[0], why=program.err.strip()[-500:])
 
 
 def _add_all(archive: "tarfile.TarFile", top: str, manifest: Json, members: "list[tuple[str, os.stat_result]]") -> None:

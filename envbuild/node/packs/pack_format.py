@@ -3,7 +3,7 @@
 import os
 
 from envbuild.node import paths
-from envbuild.node.protocol import Exit, Json, NodeError, has_fields
+from envbuild.node.protocol import Json, NodeError, has_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ def leads_out(name: str, why: str) -> "NodeError":
         "%s cannot be in a pack" % name[:200],
         why=why,
         hint="an environment that is packed holds files, folders and links to its own files",
-        exit_code=Exit.REFUSED,
     )
 
 

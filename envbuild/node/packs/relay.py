@@ -19,7 +19,7 @@ import time
 
 from envbuild.node import hashing, paths
 from envbuild.node.packs import pack_format, relay_tls
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\Z")
 _RECORD = 1 << 14
@@ -153,11 +153,7 @@ def _take(parent: Json, wanted: "_Wanted", patience: float, until: float) -> Non
             sign = _receive(connection, 1)
             _in_time(until)
         if sign != b"F":
-            raise NodeError(
-                "peer-gave-up",
-                "the node at %s did not get the file itself" % parent.get("address"),
-                exit_code=Exit.UNREACHABLE,
-            )
+            raise NodeError("peer-gave-up", "the node at %s did not get the file itself" % parent.get("address"))
         _stream(connection, wanted, half, until)
         connection.sendall(b"K")
     except OSError as error:
@@ -201,7 +197,6 @@ def _damaged(path: str, why: str) -> "NodeError":
         "%s is not what was packed" % path,
         why=why,
         hint="run the same command again; if it stays, look at disk and memory of the node that gave it",
-        exit_code=Exit.INTEGRITY,
     )
 
 
@@ -216,7 +211,6 @@ def _unreachable(where: str, why: str) -> "NodeError":
         "this node got no file from %s" % where,
         why=why,
         hint="a firewall between the nodes? Then the controller sends the file",
-        exit_code=Exit.UNREACHABLE,
     )
 
 

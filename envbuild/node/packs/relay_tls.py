@@ -5,7 +5,7 @@ Who gives has the certificate and its key. Who takes trusts this certificate and
 
 import tempfile
 
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 try:
     import ssl
@@ -64,9 +64,5 @@ def _invalid() -> "NodeError":
 
 def _no_way(why: str) -> "NodeError":
     return NodeError(
-        "peer-unreachable",
-        "this node cannot hand files to others",
-        why=why,
-        hint="the controller sends the file",
-        exit_code=Exit.UNREACHABLE,
+        "peer-unreachable", "this node cannot hand files to others", why=why, hint="the controller sends the file"
     )

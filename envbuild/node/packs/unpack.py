@@ -18,7 +18,7 @@ from envbuild.node.env import backup, stamp
 from envbuild.node.env import interpreter as base
 from envbuild.node.packs import pack_format
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, Json, NodeError, argument, has_fields, log, plural
+from envbuild.node.protocol import Json, NodeError, argument, has_fields, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ def _damaged(path: str, why: str) -> "NodeError":
         "%s is not the pack that was made" % path,
         why=why,
         hint="bring the file again, or pack the environment again",
-        exit_code=Exit.INTEGRITY,
     )
 
 
@@ -125,7 +124,6 @@ def _check_fits(request: Json, environment: str, manifest: "Any") -> None:
             "the pack is not for this node and this environment",
             why="; ".join(wrong),
             hint="nodes that share a pack have one prefix, one machine type, and no older glibc than the packing node",
-            exit_code=Exit.REFUSED,
         )
     paths.check_room(paths.envs_dir(prefix), prefix, manifest["unpacked"], manifest["inodes"])
 
@@ -308,7 +306,6 @@ def _unreadable(kind: str, why: str) -> "NodeError":
         "this node cannot read a pack in the format %s" % kind,
         why=why,
         hint="install it, or have the pack made as tar.gz, which needs nothing",
-        exit_code=Exit.REFUSED,
     )
 
 
@@ -341,7 +338,6 @@ def _interpreter(manifest: Json, variant: Json) -> str:
             "interpreter-mismatch",
             "%s is Python %s, the packed environment stands on %s" % (found.path, version, manifest["python"]),
             hint="give all nodes the same interpreter, for example the standalone one of the lock",
-            exit_code=Exit.REFUSED,
         )
     base.check(variant, found.packages)
     return found.path

@@ -81,7 +81,6 @@ def _check_request(directory: str, spec: Json) -> None:
             "python-too-old",
             "patching needs Python 3.8, this is %d.%d" % sys.version_info[:2],
             hint="run it with the environment's own interpreter",
-            exit_code=Exit.REFUSED,
         )
     if not os.path.isdir(directory):
         raise NodeError("request-invalid", "not a directory: %s" % directory)
@@ -110,7 +109,6 @@ def _judge_facts(spec: Json, facts: Json) -> "list[str]":
             "the CUDA check of Apex is not passed over across major versions",
             why="nvcc is %s, torch was built with CUDA %s" % (nvcc, torch),
             hint="use an nvcc of CUDA %s.x" % str(torch).split(".")[0],
-            exit_code=Exit.REFUSED,
         )
     same = str(nvcc).split(".")[:2] == str(torch).split(".")[:2]
     said = "equal, the check runs" if same else "same major, passed over"
@@ -179,17 +177,11 @@ def _read(directory: str, path: str, name: str) -> bytes:
     full = os.path.join(directory, path)
     root = os.path.realpath(directory)
     if os.path.realpath(full) != os.path.join(root, os.path.normpath(path)) or not os.path.isfile(full):
-        raise NodeError(
-            "patch-precondition",
-            "patch %s: %s is not a plain file of this source" % (name, path),
-            exit_code=Exit.BUILD_FAILED,
-        )
+        raise NodeError("patch-precondition", "patch %s: %s is not a plain file of this source" % (name, path))
     with open(full, "rb") as handle:
         data = handle.read(SIZE_LIMIT + 1)
     if len(data) > SIZE_LIMIT:
-        raise NodeError(
-            "patch-precondition", "%s is larger than %d bytes" % (path, SIZE_LIMIT), exit_code=Exit.BUILD_FAILED
-        )
+        raise NodeError("patch-precondition", "%s is larger than %d bytes" % (path, SIZE_LIMIT))
     return data
 
 
@@ -292,11 +284,7 @@ def _write(directory: str, files: "list[_File]", name: str) -> None:
         for each in done:
             _replace(os.path.join(directory, each.path), each.before)
         raise NodeError(
-            "patch-not-written",
-            "patch %s could not be written" % name,
-            why=str(error),
-            hint="every file is as before",
-            exit_code=Exit.BUILD_FAILED,
+            "patch-not-written", "patch %s could not be written" % name, why=str(error), hint="every file is as before"
         ) from None
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import time
 
-from envbuild.node.protocol import Exit, Json, NodeError, plural
+from envbuild.node.protocol import Json, NodeError, plural
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
 from envbuild.node.smoke.runner import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
@@ -31,7 +31,6 @@ def run(request: Json) -> "tuple[bool, Json]":
             "environment-missing",
             "there is no environment at %s" % (environment or "(no path given)"),
             hint="run `envbuild provision`",
-            exit_code=Exit.CHECK_FAILED,
         )
     place = dict(args["place"]) if args.get("place") else rendezvous.in_job(args.get("most"))
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:

@@ -12,7 +12,7 @@ import time
 from typing import NamedTuple
 
 from envbuild.node.probe import system
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 PORTS = 4  # in a row, of which the first that is free is taken
 _LINE = 4096
@@ -80,7 +80,6 @@ def _listen(ports: "list[int]") -> "tuple[socket.socket, int]":
         "the first node has no free port to meet on",
         why=why,
         hint="somebody else listens on all of: %s" % ", ".join(map(str, ports)),
-        exit_code=Exit.CHECK_FAILED,
     )
 
 
@@ -133,7 +132,6 @@ def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seco
         why=told or "no address of it is known",
         hint="let nodes reach each other on TCP ports %d to %d, or leave the test out: `smoke_nodes: 0` in the target"
         % (min(ports), max(ports)),
-        exit_code=Exit.CHECK_FAILED,
         details={"addresses": addresses, "ports": ports},
     )
 
@@ -159,7 +157,6 @@ def _wait(peer: "socket.socket", address: str, seconds: float) -> "Meeting":
             "nodes-cannot-meet",
             "the first node of the joint smoke test at %s has gone away" % address,
             hint="its own answer says more",
-            exit_code=Exit.CHECK_FAILED,
         )
     missing = [rank for rank in answer.get("missing") or [] if isinstance(rank, int)]
     return Meeting(address, answer["port"], _own_address(peer), missing)

@@ -42,7 +42,6 @@ def run(request: Json) -> "tuple[bool, Json]":
                 "there is no environment at %s" % (environment or "(no path given)"),
                 why="it has no bin/python",
                 hint="run `envbuild provision`",
-                exit_code=Exit.CHECK_FAILED,
             )
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
         spec.imported = tuple(args.get("imported") or ())

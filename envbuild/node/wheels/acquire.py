@@ -135,7 +135,6 @@ def _wait(
                 "another envbuild still builds %s" % mine.get("what", "%.12s" % key),
                 why="waited for %s" % who,
                 hint="run the same command again later; it will use what the other has built",
-                exit_code=Exit.TRY_AGAIN,
                 details={"key": key},
             )
         if who != said:
@@ -153,7 +152,6 @@ def _build(store: "Store", inputs: Json, owner: Json, build: "Callable[[str], Js
         raise NodeError(
             "build-failed",
             "%s: the build made %d wheels" % (owner.get("what", inputs.get("source", "?")), len(wheels)),
-            exit_code=Exit.BUILD_FAILED,
             changed=True,
         )
     wheel = os.path.join(out, wheels[0])

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 
 from envbuild.node import hashing, paths
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.wheels import entry as wheel_entry
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def pack(store: "Store", keys: "list[str] | None", to: str) -> Json:
         paths.sync_dir(os.path.dirname(to))
     except OSError as error:
         raise paths.no_room(error, os.path.dirname(to)) or NodeError(
-            "pack-not-writable", "cannot write %s" % to, why=str(error), exit_code=Exit.REFUSED
+            "pack-not-writable", "cannot write %s" % to, why=str(error)
         ) from error
     return {"file": to, "sha256": hashing.digest_of(to), "bytes": os.path.getsize(to), "packed": packed}
 
@@ -88,10 +88,7 @@ def unpack(store: "Store", path: str, sha256: "str | None" = None) -> Json:
     """
     if store.use != "read-write":
         raise NodeError(
-            "store-not-writable",
-            "the wheel store %s cannot be written" % store.path,
-            why="; ".join(store.notes),
-            exit_code=Exit.REFUSED,
+            "store-not-writable", "the wheel store %s cannot be written" % store.path, why="; ".join(store.notes)
         )
     try:
         pack_ = open(path, "rb")
@@ -126,7 +123,6 @@ def _damaged(path: str, why: str) -> "NodeError":
         "%s is not a valid wheel pack" % path,
         why=why,
         hint="pack the wheels again, or carry the file again",
-        exit_code=Exit.INTEGRITY,
     )
 
 

@@ -5,7 +5,7 @@ import os
 import time
 
 from envbuild.node import identity, lease, paths, protocol
-from envbuild.node.protocol import Exit, Json, NodeError, argument
+from envbuild.node.protocol import Json, NodeError, argument
 from envbuild.node.read_text import names
 from envbuild.node.wheels import archive, entry
 from envbuild.node.wheels.store import Store, default_path
@@ -120,7 +120,6 @@ def _prune(path: str, args: Json) -> "tuple[bool, Store, Json]":
             "the wheel store %s cannot be pruned" % store.path,
             why="; ".join(store.notes),
             hint="its owner can prune it",
-            exit_code=Exit.REFUSED,
         )
     work = _Pruning(store, float(days), dry)
     work.entries()

@@ -21,7 +21,7 @@ import time
 import uuid
 
 from envbuild.node import identity, lease, paths, trust
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import names
 from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import build_key
@@ -215,7 +215,6 @@ class Store:
                 "the wheel store %s cannot be written" % self.path,
                 why=str(error),
                 hint="name another store, or have its permissions changed",
-                exit_code=Exit.REFUSED,
             ) from error
 
     def _put(self, data: Json, wheel: str) -> "Entry":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from envbuild import resources
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.provision.ansible.config import configuration, variables, without_user_settings
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent, TaskStatus, Watch, ended_early, signals
 from envbuild.transport.processes import (
@@ -64,7 +64,7 @@ def run_playbook(
     program = find_ansible_playbook()
     playbook = resources.playbooks() / name
     if not playbook.is_file():
-        raise EnvbuildError("playbook-missing", f"there is no playbook {playbook}", exit_code=ExitCode.INTERNAL)
+        raise EnvbuildError("playbook-missing", f"there is no playbook {playbook}")
     private = run_dir / "ansible" / playbook.stem
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     inventory.write(private / "inventory.yml")
@@ -104,7 +104,6 @@ def find_ansible_playbook() -> Path:
             "ansible-playbook was not found",
             why=f"neither beside {sys.executable} nor on PATH",
             hint="install envbuild with its dependencies again; `envbuild doctor` checks them",
-            exit_code=ExitCode.INTERNAL,
         )
     return Path(found)
 
@@ -236,5 +235,4 @@ def _broken(name: str, private: Path, collector: _Collector) -> EnvbuildError:
         f"Ansible could not run {name}",
         why=" ".join(errors)[:600],
         hint=f"Ansible's events are in {private}",
-        exit_code=ExitCode.INTERNAL,
     )

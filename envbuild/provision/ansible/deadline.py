@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.run.context import Work
@@ -33,7 +33,6 @@ def end_overdue(
             f"{node}: {where} not end within {work.settings.deadline:g} s, and was stopped",
             why=lines.get(node, ""),
             hint="see what hangs there; the same command continues, with `--deadline` it waits longer",
-            exit_code=ExitCode.UNREACHABLE,
             details={"node": node, "step": step},
         )
         work.journal.append(EventKind.STEP_FINISHED, node=node, step=step, status="overdue", seconds=None)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hostlist import MAX_HOSTS, check_host
 from envbuild.model.target import HostAddress
 from envbuild.node import proc
@@ -76,7 +76,7 @@ def _program() -> Path:
     if not os.access(program, os.X_OK):
         raise EnvbuildError(
             "ansible-missing", "ansible-inventory was not found", why=f"it is not {program}",
-            hint="install envbuild with its dependencies again", exit_code=ExitCode.INTERNAL,
+            hint="install envbuild with its dependencies again"
         )  # fmt: skip
     return program
 

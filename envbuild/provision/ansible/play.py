@@ -224,7 +224,6 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             f"{event.node} could not be reached for the step `{event.role}`",
             why=event.message.strip()[-500:],
             hint=f"try `ssh {event.node} true`; the same command continues where this one stopped",
-            exit_code=ExitCode.UNREACHABLE,
         )
     last = (event.stderr or event.stdout or event.message).strip()[-1500:]
     if any(text in last for text in ("No space left on device", "Disk quota exceeded")):
@@ -233,7 +232,6 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             f"{event.node}: no room for the step `{event.role}`",
             why=last[-500:],
             hint="make room, or name a larger disk as `prefix` or `tmp` of the target; then run the same command again",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     from envbuild.text import how_it_ended
 
@@ -252,5 +250,4 @@ def _silent(node: str, rc: int) -> EnvbuildError:
         "node-silent",
         f"{node}: Ansible ended (exit {rc}) without a task result for this node",
         hint="the events of the play are in the run directory",
-        exit_code=ExitCode.UNREACHABLE,
     )

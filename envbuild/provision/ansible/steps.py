@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.transport.processes import end_marked
 
 TaskStatus = Literal["started", "ok", "changed", "failed", "unreachable", "skipped"]
@@ -104,7 +104,6 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
             f"{name} did not end within {deadline:g} s and was stopped",
             why="; ".join(f"{node}: {last}" for node, last in list(nodes.items())[:5]),
             hint="give more time, or look into the log of the node that hangs; the same command continues",
-            exit_code=ExitCode.BUILD_FAILED,
             details={"nodes": nodes},
         )
     return EnvbuildError(
@@ -112,6 +111,5 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
         f"{name} was interrupted",
         why="what ran has ended; nothing half-built is in use, environments in use and built wheels stay as they are",
         hint="the same command continues where this one stopped",
-        exit_code=ExitCode.INTERRUPTED,
         details={"nodes": nodes},
     )

@@ -122,7 +122,6 @@ class ContactResult(NamedTuple):
                 f"{self.node} has no Python 3.6 or newer",
                 why="none on PATH, in the usual folders or under the prefix",
                 hint="`envbuild provision` brings one into the prefix; what fits this node is known only then",
-                exit_code=ExitCode.REFUSED,
                 details={"node": self.node},
             )
         if not self.response.get("ok"):
@@ -311,7 +310,7 @@ def contact(
         except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
             why, about = f"{type(error).__name__}: {error}", {"node": node}
             return ContactResult.failed(node, EnvbuildError(
-                "contact-internal", f"{node} was not contacted", why=why, exit_code=ExitCode.INTERNAL, details=about
+                "contact-internal", f"{node} was not contacted", why=why, details=about
             ))  # fmt: skip
 
     wanted = list(dict.fromkeys(nodes))

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 
 BLOCK = 65536
@@ -115,7 +115,6 @@ def python_tool(tarball: Path, sha256: str) -> Tool:
             f"{tarball.name} is not the file that was pinned",
             why=f"sha256 is {found}, expected {sha256}",
             hint="remove the file; it is fetched again",
-            exit_code=ExitCode.INTEGRITY,
         )
     return Tool("python", tarball, sha256, "tree")
 

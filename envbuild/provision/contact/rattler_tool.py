@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, cast
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.model.facts import NodeFacts
 from envbuild.provision.contact.payload import Tool
@@ -53,7 +53,6 @@ def check_platform(facts: NodeFacts) -> None:
             f"py-rattler of this machine cannot run on {facts.node}",
             why=f"the node is {facts.os.arch} with {facts.libc.kind}, this machine {here} with glibc",
             hint="run envbuild from a machine like the node, or use the engine venv",
-            exit_code=ExitCode.REFUSED,
         )
 
 
@@ -81,7 +80,6 @@ def _installed() -> tuple[Path, Path]:
             "rattler-missing",
             "py-rattler is not installed beside envbuild",
             hint="install envbuild again: it depends on py-rattler",
-            exit_code=ExitCode.INTERNAL,
         )
     package = Path(spec.origin).parent
     record = next(package.parent.glob("py_rattler-*.dist-info/RECORD"), package / "__init__.py")

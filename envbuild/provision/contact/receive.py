@@ -10,7 +10,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.model.target import Connection
 
@@ -34,17 +34,13 @@ def receive(node: str, path: str, to: Path, *, size: int, sha256: str, connectio
     """
     if not 0 <= size <= LIMIT:
         raise EnvbuildError(
-            "transfer-too-large",
-            f"{node}: {path} has {size} bytes",
-            why=f"the limit is {LIMIT >> 30} GiB",
-            exit_code=ExitCode.REFUSED,
+            "transfer-too-large", f"{node}: {path} has {size} bytes", why=f"the limit is {LIMIT >> 30} GiB"
         )
     if shutil.disk_usage(to.parent).free < size:
         raise EnvbuildError(
             "disk-full",
             f"no room for {size} bytes of {node} in {to.parent}",
             hint="name a larger disk for run directories (config key `runs`)",
-            exit_code=ExitCode.TRY_AGAIN,
         )
     half = to.with_name(f".{to.name}.half")
     try:
@@ -54,14 +50,12 @@ def receive(node: str, path: str, to: Path, *, size: int, sha256: str, connectio
                 "transfer-cut-off",
                 f"{node}: {half.stat().st_size} of {size} bytes of {path} arrived",
                 why=said.strip()[-300:],
-                exit_code=ExitCode.UNREACHABLE,
             )
         if sha256_of(half) != sha256:
             raise EnvbuildError(
                 "transfer-damaged",
                 f"{node}: {path} is not what the node program wrote there",
                 why=f"its sha256 is not {sha256[:12]}",
-                exit_code=ExitCode.INTEGRITY,
             )
         half.replace(to)
     finally:

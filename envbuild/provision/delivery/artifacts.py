@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
@@ -151,7 +151,6 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> A
         raise EnvbuildError(
             "delivery-unfit",
             f"no file of {package.name} {package.version} in the lock fits {variant.platform}, Python {variant.python}",
-            exit_code=ExitCode.REFUSED,
         )
     if file.sha256 == "unrecorded":
         raise hash_unrecorded(file)
@@ -270,7 +269,6 @@ def _run_pip(command: list[str]) -> None:
         "pip cannot fetch what the lock names",
         why=said[-800:],
         hint="check pip's index and find-links (`pip config list`)",
-        exit_code=ExitCode.BUILD_FAILED,
     )
 
 
@@ -280,7 +278,6 @@ def _wrong_hash(name: str, why: str) -> EnvbuildError:
         f"{name} is not the file that the lock names",
         why=why,
         hint="do not use this index or mirror; if the lock is wrong, create it again",
-        exit_code=ExitCode.INTEGRITY,
     )
 
 
@@ -290,7 +287,6 @@ def _network(why: str) -> EnvbuildError:
         "the package index cannot be reached",
         why=why,
         hint="check the network, the proxy and pip's configuration, then run the same command again",
-        exit_code=ExitCode.TRY_AGAIN,
     )
 
 
@@ -316,7 +312,6 @@ def _bundle(
                 f"source {name} is not what the lock says",
                 why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
                 hint="do not use this repository or mirror; if the lock is wrong, create it again",
-                exit_code=ExitCode.INTEGRITY,
             )
         repository.git("update-ref", "refs/heads/envbuild", source.commit)
         with _half(path) as half:

@@ -57,7 +57,6 @@ def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
         f"{package.file} of the channel {package.channel} cannot be fetched",
         why="nothing says where the channel is",
         hint="give the channel a `url` in the stack, or name it in conda's configuration",
-        exit_code=ExitCode.BUILD_FAILED,
     )
     for base in bases:
         try:

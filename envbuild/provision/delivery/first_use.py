@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.lock.first_use import add_first_uses, fill
 from envbuild.model.first_use import FirstUse, fetch_row
 from envbuild.model.plan import Plan
@@ -53,7 +53,6 @@ def settle(work: Work, plan: Plan) -> None:
             f"the target {target.name} cannot fetch a file on first use",
             why="its nodes are reached through jobs alone, and a first use is settled before anything is submitted",
             hint="without `delivery: node` in the target this machine fetches it",
-            exit_code=ExitCode.REFUSED,
         )
     with work.phase("first-use", "fetching files whose hash the lock lacks"):
         seen = _fetch_here(work, [node for node in steps if node not in there]) + _fetch_on_nodes(work, there)
@@ -140,7 +139,6 @@ def _unwritten(error: OSError, folder: str) -> EnvbuildError:
         f"this machine cannot keep what it fetches for nodes in {folder}",
         why=str(error),
         hint="make the folder writable, or set XDG_CACHE_HOME to one that is",
-        exit_code=ExitCode.REFUSED,
     )
 
 
@@ -164,7 +162,6 @@ def differing(seen: Iterable[Seen]) -> dict[str, EnvbuildError]:
                     f"{file} is not the same on all nodes",
                     why=why,
                     hint="nothing was recorded and nothing was built; find out which one is right before any is used",
-                    exit_code=ExitCode.INTEGRITY,
                     details={"file": file, "seen": {each.node: each.row["sha256"] for each in all_seen}},
                 ),
             )

@@ -19,7 +19,7 @@ import platformdirs
 from envbuild.container import apptainer, build_context
 from envbuild.container.builders import find_builder
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.node import proc
@@ -112,7 +112,7 @@ def _raise_for(done: proc.Finished) -> None:
     why = "no end in time" if done.timed_out else done.err.strip()[-800:]
     raise EnvbuildError(
         "image-fetch-failed", "what the image is made from could not be fetched here", why=why,
-        hint="the same command tries again", exit_code=ExitCode.TRY_AGAIN,
+        hint="the same command tries again"
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from envbuild.container.run_options import ContainerFacts, choose, pyxis_options
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.images.build_in_job import builds_in_job
@@ -88,7 +88,6 @@ def image_body(prepared: Prepared) -> str:
             why=f"connection {target.connection.kind}, scheduler {target.scheduler.kind}, runtime {settings.runtime}; "
             f"scripts are printed for jobs of Slurm with {', '.join(FILES)}, and of PBS with apptainer",
             hint="`envbuild image build` makes the image; where nodes take SSH, `envbuild provision` brings it to them",
-            exit_code=ExitCode.REFUSED,
         )
     image = wanted(prepared)
     reference = settings.image or (settings.registry and f"{settings.registry}:{image.name.rpartition(':')[2]}")
@@ -98,7 +97,6 @@ def image_body(prepared: Prepared) -> str:
             "the nodes of a job need an image from a registry",
             why="a local tag is known on the machine that built it and nowhere else",
             hint="say `registry:` or `image:` in the `container:` section of the target; or `build: job`",
-            exit_code=ExitCode.REFUSED,
         )
     return "\n".join([*_head(prepared, settings, reference, words), *_file(prepared, settings, reference, image, words),
                       *_tests(prepared, settings, image)])  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity, paths
@@ -139,7 +139,6 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError]) -> N
                 why=f"it would run the image with `{' '.join(each.command)}`, the first with "
                 f"`{' '.join(first.command)}`",
                 hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
-                exit_code=ExitCode.REFUSED,
                 details={"node": node},
             )
 
@@ -268,7 +267,7 @@ def _made(answer: ContactResult | None, meant: Mapping[str, Any]) -> dict[str, A
     if answer is None:
         raise EnvbuildError(
             "node-silent", f"the first node of the job did not say whether it made {meant['path']}",
-            hint="the log of the job has more", exit_code=ExitCode.UNREACHABLE,
+            hint="the log of the job has more"
         )  # fmt: skip
     return dict(answer.result()["file"])
 
@@ -286,7 +285,6 @@ def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix:
             f"{node}: {args['file']['path']} is not the file that was made",
             why=f"its sha256 is {str(seen)[:12]} there, made was {str(made)[:12]}",
             hint="`envbuild provision --repair` makes it anew",
-            exit_code=ExitCode.INTEGRITY,
             details={"node": node},
         )
         return

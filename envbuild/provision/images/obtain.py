@@ -132,7 +132,6 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
         f"{reference} is of no variant of {prepared.lock_file.name}",
         why=f"its labels say {labels.get(_LABEL + 'stack')} ({labels.get(_LABEL + 'profile')}), "
         f"{labels.get(_LABEL + 'lock', 'no lock')[:19]}",
-        exit_code=ExitCode.REFUSED,
     )
 
 
@@ -192,7 +191,6 @@ def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> str:
             f"{to} is not the image that was pushed",
             why=f"the registry has id {there[:12]}, the builder {builder.id(image.name)[:12]}",
             hint="somebody else may push to the same tag",
-            exit_code=ExitCode.INTEGRITY,
         )
     return reference
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode, as_dicts
+from envbuild.errors import EnvbuildError, as_dicts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult
@@ -74,7 +74,6 @@ def told_of(answer: ContactResult) -> dict[str, Any]:
             f"{answer.node} has no Python 3.6 or newer",
             why="Ansible and the node program run on the node, outside of the image",
             hint="install Python there; with `engine: container` envbuild brings none to a node that has none at all",
-            exit_code=ExitCode.REFUSED,
             details={"node": answer.node},
         )
     return answer.result()
@@ -90,7 +89,6 @@ def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
         f"{node}: no room for the image in {facts.prefix.path}",
         why=f"it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
         hint="make room, or name a larger disk as `prefix`; then run the same command again",
-        exit_code=ExitCode.TRY_AGAIN,
         details={"node": node},
     )
 

@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.provision.run.progress_events import TAIL
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Failure, hint_for
@@ -68,7 +68,6 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
                 f"what the nodes answered could not be brought from {runner.host}",
                 why="no answer in time" if done.timed_out else done.err.strip()[-300:],
                 hint=f"it lies in {folder} there",
-                exit_code=ExitCode.UNREACHABLE,
             )
         lines = done.out.splitlines()
         more = lines[-1:] == ["more"]
@@ -106,7 +105,6 @@ def _unreadable(node: str, verb: str) -> dict[str, Any]:
         f"{node}: the answer to `{verb}` cannot be read",
         why=f"it is empty, no JSON, or larger than {FILE_LIMIT >> 20} MiB",
         hint="look at it in the job's folder; the log there may say more",
-        exit_code=ExitCode.UNREACHABLE,
     )
     return {"ok": False, "changed": False, "error": error.as_dict()}
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
 from envbuild.provision.jobs.answers import collect
@@ -86,7 +86,7 @@ def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | N
     if data is None:
         return ContactResult.failed(node, failed or EnvbuildError(
             "node-silent", f"{node} was in the job and said nothing", hint="the log of the job has more",
-            exit_code=ExitCode.UNREACHABLE, details={"node": node},
+            details={"node": node},
         ))  # fmt: skip
     try:
         return parse_output(data, nonce, node)
@@ -102,5 +102,4 @@ def not_shared(folder: str, number: str) -> EnvbuildError:
         f"job {number} ended well, and nothing of it is in {folder}",
         why="its nodes and the host that submits jobs do not see the same folder there",
         hint="choose a `prefix` on a file system that all of them mount",
-        exit_code=ExitCode.REFUSED,
     )

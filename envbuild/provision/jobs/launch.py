@@ -118,7 +118,7 @@ def _bounded(site: JobSite, asked: Asked) -> JobSite:
 
 
 def _does_not_fit(what: str, hint: str) -> EnvbuildError:
-    return EnvbuildError("launch-does-not-fit", what, hint=hint, exit_code=ExitCode.REFUSED)
+    return EnvbuildError("launch-does-not-fit", what, hint=hint)
 
 
 def _environment(facts: NodeFacts, stack: str, target: Target) -> str:

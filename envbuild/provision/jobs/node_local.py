@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
@@ -113,7 +113,6 @@ def refuse_script(target: Target) -> None:
             "no script without envbuild builds environments on the disks of many nodes",
             why="the others take a pack over, which the node program makes and unpacks",
             hint="`--print-prolog` prints what later jobs begin with; `placement: shared` has a script",
-            exit_code=ExitCode.REFUSED,
         )
 
 

@@ -245,7 +245,6 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
         f"{node} is of another kind than the node that the plan was made for",
         why=f"for it, the rules choose {resolution.variant_id or 'nothing'}",
         hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
-        exit_code=ExitCode.REFUSED,
         details={"node": node},
     )
 
@@ -266,5 +265,5 @@ def _silent(node: str, built_on: str | None, answers: Answers, failed: EnvbuildE
         return failed
     return EnvbuildError(
         "node-silent", f"{node} was in the job and did not finish", hint="the log of the job has more",
-        exit_code=ExitCode.UNREACHABLE, details={"node": node},
+        details={"node": node},
     )  # fmt: skip

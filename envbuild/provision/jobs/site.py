@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, Target
 from envbuild.schedule.cluster import Scheduler
 from envbuild.schedule.job import Job, Pool, Step, seconds_of
@@ -115,5 +115,4 @@ def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
             f"{folder} cannot be written on {runner.host}",
             why=done.err.strip()[-300:] or "no answer in time",
             hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
-            exit_code=ExitCode.REFUSED,
         )

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
 from envbuild.provision.contact.first_contact import contact, node_request
@@ -76,7 +76,6 @@ def _unknown(site: JobSite) -> EnvbuildError:
         f"nothing is known of the nodes of {site.pool.told}, and printing a script submits no job",
         why=f"no job of envbuild from {site.login} has asked them for {MAX_AGE / 86400:.0f} days",
         hint="`envbuild provision --dry-run` with the same target asks them through one short job",
-        exit_code=ExitCode.REFUSED,
     )
 
 

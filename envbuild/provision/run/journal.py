@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.redact import redact_data
 
 
@@ -222,5 +222,4 @@ def _unwritable(path: Path, error: OSError) -> EnvbuildError:
         f"cannot write the journal {path}",
         why=str(error.strerror or error),
         hint="free space there, or set ENVBUILD_RUNS to a writable directory",
-        exit_code=ExitCode.TRY_AGAIN,
     )

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node import identity
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
 
@@ -154,7 +154,6 @@ def _unwritable(what: str, error: OSError) -> EnvbuildError:
         what,
         why=str(error.strerror or error),
         hint="set ENVBUILD_RUNS to a writable directory with free space",
-        exit_code=ExitCode.TRY_AGAIN,
     )
 
 

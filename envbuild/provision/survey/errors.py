@@ -33,7 +33,6 @@ def python_broken(node: str, path: str) -> EnvbuildError:
         f"{node}: the Python that was brought does not run there",
         why=f"{path} is in place and is no usable Python; it may be built for another processor or libc",
         hint=f"try `{path} --version` on {node}; name a toolchain file with a fitting build (config key `toolchain`)",
-        exit_code=ExitCode.REFUSED,
         details={"node": node},
     )
 

@@ -57,7 +57,6 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
                 f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
                 why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
                 hint="`envbuild provision` builds what the lock says now; the old environment stays until removed",
-                exit_code=ExitCode.CHECK_FAILED,
             )
         return str(item["path"]), variant, stamp
     return EnvbuildError(

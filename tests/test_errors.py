@@ -1,0 +1,44 @@
+"""The exit code of an error code is said in one table, and again only where an error of the code ends otherwise."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import envbuild
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.protocol import EXITS, Exit, NodeError
+
+
+def made() -> Iterator[tuple[str, str, ast.expr | None]]:
+    """Place, code and `exit_code` of every error that the sources make with its code in place."""
+    for path in sorted(Path(envbuild.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = getattr(node, "func", None)
+            name = getattr(called, "id", getattr(called, "attr", ""))
+            if isinstance(node, ast.Call) and name in ("EnvbuildError", "NodeError") and node.args:
+                code = node.args[0]
+                if isinstance(code, ast.Constant):
+                    given = {each.arg: each.value for each in node.keywords}
+                    yield f"{path.name}:{node.lineno}", str(code.value), given.get("exit_code")
+
+
+def test_no_error_repeats_the_exit_code_that_the_table_has() -> None:
+    found = [
+        f"{place} {code}"
+        for place, code, given in made()
+        if isinstance(given, ast.Attribute) and code in EXITS and EXITS[code] == getattr(Exit, given.attr)
+    ]
+    assert found == []
+
+
+def test_every_code_of_the_table_is_that_of_an_error() -> None:
+    assert EXITS.keys() - {code for _, code, _ in made()} == set()
+
+
+def test_an_error_ends_as_its_code_says_unless_it_says_otherwise() -> None:
+    for kind in (EnvbuildError, NodeError):
+        assert kind("lock-edited", "what").exit_code == ExitCode.INTEGRITY
+        assert kind("lock-edited", "what", exit_code=ExitCode.REFUSED).exit_code == ExitCode.REFUSED
+        assert kind("a-code-of-nobody", "what").exit_code == ExitCode.USAGE
