@@ -87,8 +87,8 @@ def _not_written(directory: Path, error: OSError) -> EnvbuildError:
 
 
 def render_json(evidence: Evidence) -> str:
-    """Evidence as JSON in ASCII without markup, so that no character in it can act on a terminal or in the page."""
-    text = json.dumps(evidence.to_json_dict(), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+    """Evidence as one line of JSON in ASCII without markup: no character in it can act on a terminal or in the page."""
+    text = json.dumps(evidence.to_json_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n"
     return page.embeddable(text.encode()).decode()
 
 

@@ -85,7 +85,7 @@ def test_a_forged_number_is_exit_5_with_its_code(world: World) -> None:
     world.tiny()
     world.built()
     path = newest(world) / "evidence.json"
-    path.write_text(path.read_text().replace('"exit": 0', '"exit": 1', 1))
+    path.write_text(path.read_text().replace('"exit":0', '"exit":1', 1))
     done = world.run("report", "verify", "last", "--json")
     assert (done.rc, done.json["ok"]) == (5, False)
     assert {each["code"] for each in done.json["findings"] if each["kind"] == "problem"} >= {"report-exit-differs"}

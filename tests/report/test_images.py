@@ -35,4 +35,4 @@ def test_a_node_with_another_image_is_named() -> None:
 
 
 def test_the_whole_id_is_in_the_evidence() -> None:
-    assert f'"id": "{ONE}"' in render_json(_fleet(ONE))
+    assert f'"id":"{ONE}"' in render_json(_fleet(ONE))

@@ -304,7 +304,7 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder instead of a file": (lambda f: folder(f / "plan.json"), "report-file-unsafe"),
     "a page that shows another number": (lambda f: swap(f / "report.html", b"<td>", b"<td>9"), "report-page-differs"),
     "a page with other evidence": (
-        lambda f: swap(f / "report.html", b'"exit": 0', b'"exit": 1'), "report-page-of-another",
+        lambda f: swap(f / "report.html", b'"exit":0', b'"exit":1'), "report-page-of-another",
     ),
     "a page without its evidence": (
         lambda f: swap(f / "report.html", b'id="evidence"', b'id="other"'), "report-page-invalid",
