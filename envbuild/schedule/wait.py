@@ -12,10 +12,12 @@ from envbuild.errors import EnvbuildError
 from envbuild.schedule.cluster import Scheduler
 from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
 
-PAUSES = (0.0, 2.0, 4.0, 8.0)
+PAUSES: tuple[float, ...] = (0.0, 2.0, 4.0, 8.0)
 LONG_PAUSE = 60.0
 # While waiting for the next question, a look at the status file on a shared disk costs the scheduler nothing.
 PEEK = 1.0
+# The script has ended; the scheduler will say so within seconds.
+SOON = 1.0
 # A slurmctld that is restarted or fails over is back within minutes.
 PATIENCE = 1800.0
 
@@ -76,8 +78,7 @@ def wait_for(
         if limits.start is not None and (last is None or last.waiting):
             pause = max(0.0, min(pause, begun + limits.start - clock.now()))
         if _pause(clock, pause, cancelled, peek):
-            # The script has ended; the scheduler will say so within seconds.
-            peek, steps = None, chain((1.0, *PAUSES[1:]), repeat(LONG_PAUSE))
+            peek, steps = None, chain((SOON, *PAUSES[1:]), repeat(LONG_PAUSE))
         try:
             state = scheduler.poll(job, number)
         except SchedulerUnavailableError as error:

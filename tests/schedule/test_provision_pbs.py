@@ -16,6 +16,7 @@ import yaml
 from tests.e2e.world import Done, World, lines_until
 from tests.node.test_git_source import PROJECT
 from tests.schedule.fake_pbs import FakePbs, has_hosts
+from tests.support.often import OFTEN
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,6 +49,10 @@ class PbsWorld(World):
             "scheduler": asked | scheduler,
         }  # fmt: skip
         (self.work / "cluster.yaml").write_text(yaml.safe_dump(given))
+
+    def run(self, *args: str, **more: Any) -> Done:
+        """As for any world, but for the pauses in waiting for a job."""
+        return super().run(*args, **{"before": OFTEN, **more})
 
     def job(self, *args: str, verb: str = "provision", json: bool = True) -> Done:
         """`envbuild VERB --target ./cluster.yaml ARGS`."""

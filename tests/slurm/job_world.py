@@ -11,6 +11,7 @@ import yaml
 
 from tests.e2e.world import Done, World
 from tests.slurm.cluster import Cluster
+from tests.support.often import OFTEN
 
 
 class JobWorld(World):
@@ -36,6 +37,10 @@ class JobWorld(World):
         }
         path = self.work / "cluster.yaml"
         path.write_text(yaml.safe_dump({**given, "stack": "./tiny.yaml", "scheduler": scheduler, **more}))
+
+    def run(self, *args: str, **more: Any) -> Done:
+        """As for any world, but for the pauses in waiting for a job."""
+        return super().run(*args, **{"before": OFTEN, **more})
 
     def job(self, *args: str, verb: str = "provision", **more: Any) -> Done:
         """`envbuild VERB --target ./cluster.yaml --json ARGS`."""
