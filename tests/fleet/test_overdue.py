@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.world import Done
 from tests.fleet.fleet_world import FleetWorld, by_node
 from tests.fleet.nodes import Node
+from tests.support.patience import PATIENCE, with_deadline
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 StartNodes = Callable[..., list[Node]]
@@ -27,11 +29,19 @@ def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_
     assert first.rc == 0, first.err
     hanging.run(["tee", HANGS], stdin="#!/bin/sh\nexec sleep 1000\n")
     hanging.run(["chmod", "0755", HANGS])
-    begun = time.monotonic()
-    done = world.fleet("provision", "--deadline", "60", timeout=200)
-    seconds = time.monotonic() - begun
+
+    def overdue(deadline: float) -> tuple[float, Done]:
+        begun = time.monotonic()
+        done = world.fleet("provision", "--deadline", f"{deadline:g}", timeout=400)
+        return time.monotonic() - begun, done
+
+    def reached(found: tuple[float, Done]) -> bool:
+        return "gamma (" in found[1].err and by_node(found[1])[good.address]["status"] == "unchanged"
+
+    # The steps before have the same one.
+    deadline, (seconds, done) = with_deadline(overdue, 12, reached)
     assert done.rc == 8, done.err
-    assert seconds < 180
+    assert seconds < deadline + PATIENCE
     assert f"{hanging.address}: building the environment – fetching sources 0 of 1 sources: gamma (" in done.err
     found = by_node(done)
     assert (found[good.address]["status"], found[hanging.address]["exit"]) == ("unchanged", 3)

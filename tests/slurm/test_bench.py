@@ -15,6 +15,7 @@ import yaml
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.support.patience import with_deadline
 from tests.support.torch_stack import torch_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -127,8 +128,14 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
     assert "not comparable" in shown
 
     # A rank that hangs: the other one waits for it, and the run ends at its deadline.
-    code, check, _ = bench(world, "--deadline", "30", "--set", "data_name=hang")
-    assert (code, check["says"]) == (1, "run 1: timed out after 30 s"), check
+    def hung(deadline: float) -> tuple[int, dict[str, Any], Path]:
+        return bench(world, "--deadline", str(deadline), "--set", "data_name=hang")
+
+    def reached(found: tuple[int, dict[str, Any], Path]) -> bool:
+        return "0: rank 0 sleeps" in found[1]["details"]["output"]
+
+    deadline, (code, check, _) = with_deadline(hung, 8, reached)
+    assert (code, check["says"]) == (1, f"run 1: timed out after {deadline:g} s"), check
     output = check["details"]["output"]
     # The other rank has waited for it, or has seen it end first.
     assert "0: rank 0 sleeps" in output and re.search(r"^1: ", output, re.M), output

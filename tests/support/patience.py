@@ -26,11 +26,11 @@ def with_deadline(check: Callable[[float], T], deadline: float, reached: Callabl
 
     Where it had not reached the point where it hangs, the deadline grows: a busy machine takes long to start it.
     """
-    for _ in range(3):
+    for _ in range(4):
         found = check(deadline)
         if reached(found):
             break
-        deadline *= 6
+        deadline *= 3
     return deadline, found
 
 

@@ -242,7 +242,7 @@ def test_a_hang_names_its_check_and_what_did_not_run(environment: Path) -> None:
     sleep = "__import__('time').sleep(600)"
     add(environment, "amp_C", "apex", "apex_C", amp_C=("each = torch.stack", f"{sleep}\n    each = torch.stack"))
     _, found = with_deadline(
-        lambda deadline: checks(environment, deadline=deadline), 25, lambda found: "multi-tensor-norm" in found
+        lambda deadline: checks(environment, deadline=deadline), 12, lambda found: "multi-tensor-norm" in found
     )
     assert "hung past its deadline" in found["multi-tensor-norm"].says
     assert found["imports"].details["not_run"] == ["multi-tensor-scale"]
