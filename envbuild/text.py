@@ -1,8 +1,13 @@
-"""Small helpers for text that people read."""
+"""Small helpers for what people read: the ends of texts, and what is alike said once."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 SHOWN = 500  # characters of what a program said
 
@@ -11,6 +16,14 @@ def last_lines(text: str) -> str:
     """The end of what a program said, in one line of printable characters."""
     said = "; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:]
     return "".join(char if char.isprintable() else "\ufffd" for char in said)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by what `key` says of them; groups and items in the order in which they come."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def how_it_ended(code: int | None) -> str:

@@ -12,6 +12,7 @@ from envbuild.cli import names
 from envbuild.cli.choose import node_options, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest
+from envbuild.text import grouped
 
 if TYPE_CHECKING:
     from envbuild.doctor.controller import Diagnosis
@@ -64,12 +65,10 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
 
 def _told(visits: list[Visit]) -> str:
     """Hosts that differ in nothing but free space and names are told once."""
-    groups: dict[tuple[tuple[str, ...], ...], list[Visit]] = {}
-    for each in visits:
-        if each.error is None:
-            groups.setdefault(tuple((line.name, line.level, line.consequence) for line in each.lines), []).append(each)
+    good = [each for each in visits if each.error is None]
+    alike = grouped(good, lambda each: tuple((line.name, line.level, line.consequence) for line in each.lines))
     parts: list[str] = []
-    for same in groups.values():
+    for same in alike.values():
         names = [each.node for each in same]
         shown = f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
         parts.append(f"{shown} ({len(names)} nodes, as the first)" if len(names) > 1 else shown)

@@ -13,6 +13,7 @@ from envbuild.cli.begin import off_path
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
+from envbuild.text import grouped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -220,13 +221,10 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
     lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
     if plan.profile_why:
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")
-    groups: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
-    by_name = {node.node: node for node in plan.nodes}
-    for node in plan.nodes:
-        groups.setdefault(tuple((step.kind, step.what, step.why) for step in node.steps), []).append(node.node)
-    for steps, nodes in groups.items():
-        node = by_name[nodes[0]]
-        lines.append(f"  {_names(nodes)}: {node.resolution.variant_id} in {node.environment}")
+    alike = grouped(plan.nodes, lambda node: tuple((step.kind, step.what, step.why) for step in node.steps))
+    for steps, (node, *others) in alike.items():
+        names = _names([node.node, *(each.node for each in others)])
+        lines.append(f"  {names}: {node.resolution.variant_id} in {node.environment}")
         if not steps:
             lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue

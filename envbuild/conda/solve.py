@@ -18,6 +18,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaPackage
 from envbuild.node.conda.logins import rattler_files, without_login
 from envbuild.redact import redact_text
+from envbuild.text import grouped
 
 if TYPE_CHECKING:
     from rattler import Channel, Client, Config, Gateway, MatchSpec, RepoDataRecord
@@ -241,9 +242,8 @@ class _Solver:
 
     async def _settled(self, found: list[RepoDataRecord]) -> list[RepoDataRecord]:
         """The same with the first build string of those between which nothing but the order of an index decides."""
-        alike: dict[tuple[str, str], list[RepoDataRecord]] = {}
-        for each in await self._all(record.name.normalized for record in found):
-            alike.setdefault((each.name.normalized, str(each.version)), []).append(each)
+        there = await self._all(record.name.normalized for record in found)
+        alike = grouped(there, lambda each: (each.name.normalized, str(each.version)))
         settled, kept = list(found), {each.file for each in self.wish.keep}
         for place, record in enumerate(found):
             if record.file_name in kept:

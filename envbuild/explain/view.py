@@ -12,6 +12,7 @@ from envbuild.explain.recipes import RecipeRun
 from envbuild.model.finding import Finding, Severity
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import Profile, Stack
+from envbuild.text import grouped
 
 SEVERITIES: tuple[Severity, ...] = ("wrong", "stale", "unpinned", "trap", "note")
 
@@ -116,9 +117,7 @@ def explain(
     profile_why: str = "",
 ) -> Explanation:
     """Join what is known of a stack and one of its profiles."""
-    by_finding: dict[str, list[CheckResult]] = {}
-    for result in results:
-        by_finding.setdefault(result.finding, []).append(result)
+    by_finding = grouped(results, lambda result: result.finding)
     return Explanation(
         stack=stack,
         profile=profile,

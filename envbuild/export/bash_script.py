@@ -16,6 +16,7 @@ from envbuild.lock.unpinned import CODE
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.node.paths import EPOCH
+from envbuild.text import grouped
 
 _HEADER = """\
 #!/usr/bin/env bash
@@ -71,10 +72,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
     parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", comment(title))]
-    by_environment: dict[str, list[NodePlan]] = {}
-    for node in plan.nodes:
-        by_environment.setdefault(node.environment, []).append(node)
-    groups = list(by_environment.values())
+    groups = list(grouped(plan.nodes, lambda node: node.environment).values())
     if not groups:
         return (
             parts[0].replace("@NEEDS@", "").replace("@CHECK@", "")

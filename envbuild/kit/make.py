@@ -28,6 +28,7 @@ from envbuild.report.publish import names_nobody
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import harmless, write_new
 from envbuild.report.sign import require_holding, sign_report
+from envbuild.text import grouped
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,8 @@ def _annotated(evidence: Evidence, loaded: LoadedStack, document: Path | None) -
 
 def _decided(evidence: Evidence) -> list[Resolution]:
     """What was decided in the run, once for all nodes for which it is the same."""
-    groups: dict[tuple[object, ...], list[Resolution]] = {}
-    for found in (node.resolution for node in evidence.nodes):
-        if found is not None:
-            groups.setdefault((found.variant_id, found.decisions), []).append(found)
+    resolutions = [node.resolution for node in evidence.nodes if node.resolution is not None]
+    groups = grouped(resolutions, lambda found: (found.variant_id, found.decisions))
     return [same[0].model_copy(update={"node": fold_hosts(each.node for each in same)}) for same in groups.values()]
 
 

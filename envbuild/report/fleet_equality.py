@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from envbuild.model.evidence import Deviation, Equality, NodeEvidence
 from envbuild.model.file_list import Files
+from envbuild.text import grouped
 
 # How many different roots are looked into; a fleet with more has no usual one.
 COMPARED = 8
@@ -48,11 +49,8 @@ def _names(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
 
 
 def _others(nodes: Iterable[NodeEvidence], root: str) -> list[list[NodeEvidence]]:
-    groups: dict[str, list[NodeEvidence]] = {}
-    for node in nodes:
-        if node.root != root and not node.drift_count:
-            groups.setdefault(str(node.root), []).append(node)
-    return list(groups.values())
+    others = (node for node in nodes if node.root != root and not node.drift_count)
+    return list(grouped(others, lambda node: str(node.root)).values())
 
 
 def _drifted(node: NodeEvidence) -> Deviation:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envbuild.model.container import ImageEvidence
 from envbuild.model.evidence import Evidence
+from envbuild.text import grouped
 
 
 def rows(evidence: Evidence) -> tuple[tuple[str, str], ...]:
@@ -11,10 +11,7 @@ def rows(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     found = [(node.node, node.image) for node in evidence.nodes if node.image is not None]
     if not found:
         return ()
-    by_id: dict[str, list[tuple[str, ImageEvidence]]] = {}
-    for node, image in found:
-        by_id.setdefault(image.id, []).append((node, image))
-    largest = max(by_id.values(), key=len)
+    largest = max(grouped(found, lambda each: each[1].id).values(), key=len)
     image = largest[0][1]
     through = sorted({each.runtime for _, each in largest})
     said = f"{image.id[:12]} through {' and '.join(through)} on {len(largest)} of {len(evidence.nodes)} nodes"

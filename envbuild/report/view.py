@@ -17,6 +17,7 @@ from envbuild.report import images, root
 from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
+from envbuild.text import grouped
 
 _SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
@@ -90,10 +91,7 @@ def make_view(evidence: Evidence) -> View:
 
 
 def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable]) -> tuple[Alike, ...]:
-    groups: dict[Hashable, list[NodeEvidence]] = {}
-    for node in nodes:
-        groups.setdefault(key(node), []).append(node)
-    return tuple(Alike(tuple(node.node for node in group), group[0]) for group in groups.values())
+    return tuple(Alike(tuple(node.node for node in group), group[0]) for group in grouped(nodes, key).values())
 
 
 def _outcome(node: NodeEvidence) -> Hashable:
@@ -215,11 +213,8 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
 
 def classes(nodes: Sequence[NodeEvidence]) -> tuple[NodeClass, ...]:
     """Nodes with equal facts together; nodes without facts are in none."""
-    groups: dict[str, list[tuple[str, NodeFacts]]] = {}
-    for node in nodes:
-        if node.facts is not None:
-            key = json.dumps(node.facts.class_key(), sort_keys=True)
-            groups.setdefault(key, []).append((node.node, node.facts))
+    known = [(node.node, node.facts) for node in nodes if node.facts is not None]
+    groups = grouped(known, lambda each: json.dumps(each[1].class_key(), sort_keys=True))
     return tuple(NodeClass(tuple(name for name, _ in group), fact_rows(group[0][1])) for group in groups.values())
 
 
@@ -234,11 +229,8 @@ def _build_key(node: NodeEvidence) -> str:
 
 
 def _builds(nodes: tuple[NodeEvidence, ...]) -> tuple[Build, ...]:
-    groups: dict[str, list[NodeEvidence]] = {}
-    for node in nodes:
-        if node.environment is not None or node.resolution is not None:
-            groups.setdefault(_build_key(node), []).append(node)
-    return tuple(_build(tuple(group)) for group in groups.values())
+    built = [node for node in nodes if node.environment is not None or node.resolution is not None]
+    return tuple(_build(tuple(group)) for group in grouped(built, _build_key).values())
 
 
 def _build(group: tuple[NodeEvidence, ...]) -> Build:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.request import physical_gpus, visible_gpus
+from envbuild.text import grouped
 
 # What virtual machines and boards without a name of their own say.
 _NO_PRODUCT = re.compile(
@@ -36,9 +37,7 @@ def group(facts: Mapping[str, NodeFacts], *, exclusive: bool = False) -> tuple[N
 
     `exclusive`: jobs get whole nodes here, so a GPU that is not visible inside of one is missing.
     """
-    members: dict[str, list[str]] = {}
-    for node, value in facts.items():
-        members.setdefault(json.dumps(_key(value), sort_keys=True), []).append(node)
+    members = grouped(facts, lambda node: json.dumps(_key(facts[node]), sort_keys=True))
     classes = [names for nodes in members.values() for names in _of_equal_memory(sorted(nodes), facts)]
     classes.sort(key=lambda names: (-len(names), names))
     return tuple(

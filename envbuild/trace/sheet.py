@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.text import grouped
 from envbuild.trace.picture import colour
 from envbuild.trace.pipeline import Pipeline
 from envbuild.trace.records import BACKWARD, Span
@@ -19,9 +20,7 @@ _CREATED = datetime.datetime(1980, 1, 1, tzinfo=datetime.UTC)
 
 def places(spans: Sequence[Span], pipeline: Pipeline) -> list[tuple[Span, int]]:
     """The first column of each pass, from 0. A backward pass begins after that of the next stage has ended."""
-    by_rank: dict[int, list[Span]] = {}
-    for span in spans:
-        by_rank.setdefault(span.rank, []).append(span)
+    by_rank = grouped(spans, lambda span: span.rank)
     ended: dict[tuple[int, tuple[int, int]], int] = {}
     out = []
     for rank in sorted(by_rank, reverse=True):

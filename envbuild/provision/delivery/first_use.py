@@ -24,6 +24,7 @@ from envbuild.provision.delivery.node_files import node_files
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, utc_now
 from envbuild.resolve.variant_checks import unrecorded_files
+from envbuild.text import grouped
 
 Row = Mapping[str, Any]
 """what the verb `fetch` says of one file"""
@@ -144,11 +145,8 @@ def _unwritten(error: OSError, folder: str) -> EnvbuildError:
 
 def differing(seen: Iterable[Seen]) -> dict[str, EnvbuildError]:
     """Errors of all nodes that saw a file which is not the same everywhere: nobody knows which one is right."""
-    by_file: dict[str, list[Seen]] = {}
-    for one in seen:
-        by_file.setdefault(str(one.row["file"]), []).append(one)
     errors: dict[str, EnvbuildError] = {}
-    for file, all_seen in by_file.items():
+    for file, all_seen in grouped(seen, lambda one: str(one.row["file"])).items():
         first = all_seen[0]
         other = next((one for one in all_seen if one.row["sha256"] != first.row["sha256"]), None)
         if other is None:

@@ -28,6 +28,7 @@ from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.in_use import Current
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
+from envbuild.text import grouped
 
 VERB = "meet"
 # Nodes are asked within a second of each other over SSH; a job starts them within some.
@@ -59,10 +60,8 @@ def wants_to_meet(variant: Variant, target: Target) -> bool:
 
 def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]]:
     """Who meets whom: nodes with one environment, two at least, at most as many as the target says."""
-    found: dict[tuple[str, str], list[Member]] = {}
-    for member in members:
-        if wants_to_meet(member.variant, target):
-            found.setdefault((member.environment, member.variant.digest), []).append(member)
+    wanting = [member for member in members if wants_to_meet(member.variant, target)]
+    found = grouped(wanting, lambda member: (member.environment, member.variant.digest))
     return [tuple(each[: target.smoke_nodes]) for each in found.values() if len(each) > 1]
 
 

@@ -19,6 +19,7 @@ from envbuild.model.plan import Plan
 from envbuild.node import paths
 from envbuild.provision.run.journal import Event, EventKind
 from envbuild.provision.run.progress_events import is_amount
+from envbuild.text import grouped
 
 NAME = "durations.json"
 MOST = 8000
@@ -54,9 +55,7 @@ def as_before(plan: Plan, facts: Mapping[str, NodeFacts], rows: Sequence[Row]) -
     """The plan with the seconds that each step took: the same before, or by how much plans of the host were wrong."""
     if not rows:
         return plan
-    hosts, nodes = dict[str, list[Row]](), []
-    for row in rows:
-        hosts.setdefault(row["host"], []).append(row)
+    hosts, nodes = grouped(rows, lambda row: str(row["host"])), []
     for node in plan.nodes:
         about = facts.get(node.node)
         if about is None:

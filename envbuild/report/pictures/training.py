@@ -12,6 +12,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report.equality import names
 from envbuild.report.pictures.draw import Curve, Label, Picture, Row, Shape, Table, polyline
 from envbuild.report.verdict import plural
+from envbuild.text import grouped
 
 MOST = 6
 _HIGH = 130
@@ -47,10 +48,8 @@ def _loss(name: str, runs: Sequence[_Run]) -> Picture:
     first, last = runs[0].losses[0], runs[0].losses[-1]
     """Nodes with the very same losses share a curve."""
     says = f"On {runs[0].who} the loss went from {first:.4g} to {last:.4g} in {len(runs[0].losses)} steps."
-    alike: dict[tuple[float, ...], list[str]] = {}
-    for run in runs:
-        alike.setdefault(run.losses, []).append(run.who)
-    curves = [(names(nodes), values) for values, nodes in alike.items()]
+    alike = grouped(runs, lambda run: run.losses)
+    curves = [(names([run.who for run in same]), values) for values, same in alike.items()]
     if len(runs) > 1 and len(curves) == 1:
         says += f" The curve is the same on all {plural(len(runs), 'node')}."
     return _curves(f"loss-{name.replace('/', '-')}", f"Loss, {name}", says, curves, 1)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence
+from envbuild.model.evidence import BuiltVariant, Evidence
+from envbuild.text import grouped
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,8 @@ class Pin:
 def pins(evidence: Evidence) -> tuple[Pin, ...]:
     """Of every variant, differences first, then by name; nodes that have the same are one row."""
     known = {variant.digest: variant for variant in evidence.variants}
-    groups: dict[tuple[str | None, tuple[tuple[str, str], ...]], list[NodeEvidence]] = {}
-    for node in evidence.nodes:
-        if node.packages:
-            groups.setdefault((node.variant_digest, tuple(node.packages.items())), []).append(node)
+    there = [node for node in evidence.nodes if node.packages]
+    groups = grouped(there, lambda node: (node.variant_digest, tuple(node.packages.items())))
     found: dict[tuple[str, str, str, str, bool | None], list[str]] = {}
     for (digest, _), nodes in groups.items():
         for row in _rows(known.get(str(digest)), nodes[0].packages):
