@@ -47,11 +47,6 @@ class IndexEntry(StrictModel):
     source: Text
     verified: Text
 
-    @property
-    def is_verified(self) -> bool:
-        """False when the address was never asked."""
-        return self.verified != "no"
-
 
 @cache
 def load_indexes() -> MappingProxyType[str, IndexEntry]:

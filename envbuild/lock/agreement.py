@@ -10,14 +10,12 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
-from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
+from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
 Kind = Literal["problem", "note", "unchecked"]
 _NO_SHA = "0" * 64
 _NUMBER = re.compile(r"(?<=-conda)-[0-9]+\Z")
-# What a locked source takes from the stack as it is; `tree` and `submodules` are resolved.
-_SOURCE_FIELDS = ("git", "commit", "ref", "install", "path", "build", "patches", "generated")
 
 
 class LockFinding(NamedTuple):
@@ -192,7 +190,7 @@ def _sources(variant: Variant, profile: Profile) -> list[LockFinding]:
 
 
 def _source_differences(source: Source, locked: LockedSource) -> list[tuple[str, Any, Any]]:
-    pairs = [(field, getattr(source, field), getattr(locked, field)) for field in _SOURCE_FIELDS]
+    pairs = [(field, getattr(source, field), getattr(locked, field)) for field in TAKEN]
     if source.tree is not None:
         pairs.append(("tree", source.tree, locked.tree))
     if not source.submodules:

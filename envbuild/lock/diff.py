@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from envbuild.model.lock import Lock, LockedPackage, LockedPatch, LockedSource, Variant
@@ -32,13 +32,7 @@ class Change:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "variant": self.variant,
-            "what": self.what,
-            "name": self.name,
-            "before": self.before,
-            "after": self.after,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)

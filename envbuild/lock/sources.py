@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git import Repository, fetched
-from envbuild.model.lock import LockedPatch, LockedSource, LockedSubmodule
+from envbuild.model.lock import TAKEN, LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Source
 
 _MAX_DEPTH = 10
@@ -40,20 +40,8 @@ def lock_source(source: Source) -> LockedSource:
                     hint="choose a commit that contains it, or correct `contains`",
                 )
         submodules = tuple(_submodules(repository, "", 0)) if source.submodules else ()
-    return LockedSource(
-        name=source.name,
-        git=source.git,
-        commit=source.commit,
-        tree=tree,
-        ref=source.ref,
-        submodules=submodules,
-        install=source.install,
-        path=source.path,
-        build=source.build,
-        patches=source.patches,
-        patch_pins=pins,
-        generated=source.generated,
-    )
+    taken = {field: getattr(source, field) for field in TAKEN}
+    return LockedSource(**taken, tree=tree, submodules=submodules, patch_pins=pins)
 
 
 def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:

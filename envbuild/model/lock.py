@@ -95,6 +95,10 @@ class LockedImage(StrictModel):
     reason: Text | None = None
 
 
+# What a locked source takes from its stack as it is; `tree` and `submodules` are resolved.
+TAKEN = ("name", "git", "commit", "ref", "install", "path", "build", "patches", "generated")
+
+
 class LockedSource(StrictModel):
     """A git source, pinned by commit and tree, with how it is installed.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.report.verdict import plural
 
 DiffKind = Literal["add", "del", "hunk", "file", ""]
 DIFF_LINES = 2000
@@ -134,12 +135,12 @@ def _made(holders: _Holders) -> str:
     if groups[0] and groups[1]:
         words += f"; built earlier on {_those(groups[1])}"
     if rest := len(builds) - sum(map(len, groups)):
-        words += f"; from the wheel store on {_plural(rest, 'node')}"
+        words += f"; from the wheel store on {plural(rest, 'node')}"
     return words
 
 
 def _those(group: _Holders) -> str:
-    return group[0][0] if len(group) == 1 else _plural(len(group), "node")
+    return group[0][0] if len(group) == 1 else plural(len(group), "node")
 
 
 def _effort(build: Mapping[str, Any]) -> str:
@@ -148,7 +149,7 @@ def _effort(build: Mapping[str, Any]) -> str:
     if (took := _seconds(build.get("seconds"))) is not None:
         words += f" in {took}"
     if jobs := _count(build.get("jobs")):
-        words += f" with {_plural(jobs, 'job')}"
+        words += f" with {plural(jobs, 'job')}"
     return words
 
 
@@ -163,7 +164,7 @@ def _contents(build: Mapping[str, Any]) -> str:
     """`12 extensions, sm_90`."""
     names = texts(build.get("extensions"))
     found = dict.fromkeys(arch for _, archs in _found(build) for arch in archs)
-    parts = [_plural(len(names), "extension")] if names else []
+    parts = [plural(len(names), "extension")] if names else []
     return ", ".join([*parts, " ".join(found)] if found else parts)
 
 
@@ -210,7 +211,7 @@ def _imports(build: Mapping[str, Any]) -> str:
     told = mapping(build.get("imports"))
     good, plain = texts(told.get("imported")), texts(told.get("libraries"))
     unchecked = [f"{name} ({str(why)[:80]})" for name, why in sorted(mapping(told.get("unchecked")).items(), key=str)]
-    parts = [f"{_plural(len(good), 'extension')} imported in the environment"] if good else []
+    parts = [f"{plural(len(good), 'extension')} imported in the environment"] if good else []
     parts += ["only loaded: " + ", ".join(plain)] if plain else []
     return "; ".join([*parts, *(["not checked: " + ", ".join(unchecked)] if unchecked else [])])
 
@@ -224,7 +225,7 @@ def _rebuild(build: Mapping[str, Any]) -> str:
         return "equal, byte by byte"
     members = texts(again.get("different"))
     shown = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
-    return f"different in {_plural(len(members), 'member')}: {shown}" if members else "different in the order or dates"
+    return f"different in {plural(len(members), 'member')}: {shown}" if members else "different in the order or dates"
 
 
 def _patch(patch: Mapping[str, Any]) -> PatchView:
@@ -234,7 +235,7 @@ def _patch(patch: Mapping[str, Any]) -> PatchView:
     return PatchView(
         name=_text(patch.get("name")) or "patch",
         digest=_text(patch.get("digest")),
-        hits=_plural(hits, "hit") if (hits := _count(patch.get("hits"))) is not None else "",
+        hits=plural(hits, "hit") if (hits := _count(patch.get("hits"))) is not None else "",
         notes=tuple(texts(patch.get("notes"))),
         files=tuple((_text(each.get("path")), _text(each.get("hits"))) for each in files),
         diff=str(text),
@@ -285,7 +286,3 @@ def _seconds(value: object) -> str | None:
     if value >= 120:
         return f"{int(value // 60)} min {value % 60:.0f} s"
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

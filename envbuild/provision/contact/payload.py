@@ -137,20 +137,8 @@ def write_payload(path: Path, tools: Sequence[Tool], *, prefix: str, packed: boo
             _append(out, tool, packed=packed)
             blocks = -(-out.tell() // BLOCK)
             out.write(b"\0" * (blocks * BLOCK - out.tell()))
-            puts.append(
-                shlex.join(
-                    [
-                        "put",
-                        tool.name,
-                        tool.sha256,
-                        tool.folder,
-                        str(first),
-                        str(blocks - first),
-                        tool.kind,
-                        tool.file_name,
-                    ]
-                )
-            )
+            place = (str(first), str(blocks - first))
+            puts.append(shlex.join(["put", tool.name, tool.sha256, tool.folder, *place, tool.kind, tool.file_name]))
         head = _head(prefix, puts, packed=packed, gzip_needed=packed or any(tool.kind != "file" for tool in tools))
         out.seek(0)
         out.write(head)

@@ -167,17 +167,8 @@ def differing(seen: Iterable[Seen]) -> dict[str, EnvbuildError]:
 
 
 def _first_use(work: Work, package: tuple[str, str], row: Row) -> FirstUse:
-    return FirstUse(
-        file=row["file"],
-        sha256=row["sha256"],
-        size=row["size"],
-        package=package[0],
-        version=package[1],
-        index=row["index"],
-        found=row["found"],
-        first_used=utc_now(),
-        run=work.run.id,
-    )
+    seen = {key: row[key] for key in ("file", "sha256", "size", "index", "found")}
+    return FirstUse(**seen, package=package[0], version=package[1], first_used=utc_now(), run=work.run.id)
 
 
 def _record(work: Work, uses: list[FirstUse], seen: list[Seen]) -> None:

@@ -38,7 +38,7 @@ from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.progress_events import followed
 from envbuild.provision.survey.ask import decide, probe_args
-from envbuild.schedule.job import Broadcast, Job, JobState, JobStep, job_error, seconds_of
+from envbuild.schedule.job import Broadcast, Job, JobState, JobStep, job_error
 
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
@@ -56,7 +56,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     meeting = job_request(work, builder, site.nodes)
     place(site.runner, folder, _requests(builder, work, folder, meeting))
     steps = _steps(builder, work, folder, meets=meeting is not None)
-    job = site.job("envbuild-provision", steps, folder, limit_of(plan, work.prepared.target), builder=pinned(plan))
+    job = site.job("envbuild-provision", steps, folder, limit_of(plan, site), builder=pinned(plan))
     number, state = _followed(work, site, job, folder)
     attempt = f"{folder}/answers-{site.scheduler.attempt(state)}"
     answers = read_answers(site.runner, attempt)
@@ -172,18 +172,15 @@ def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[J
 def job_script(plan: Plan, target: Target, text: str) -> str:
     """The sbatch or qsub file that does with bash alone what the plan does; `text` is the script of its builder."""
     site = JobSite.of(target)
-    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, target), builder=pinned(plan))
+    job = site.job("envbuild", [JobStep(argv=("true",))], "/", limit_of(plan, site), builder=pinned(plan))
     # One node builds; there is nothing to test without envbuild on the others.
     return site.scheduler.render_body(job.model_copy(update={"nodes": 1}), text)
 
 
-def limit_of(plan: Plan, target: Target) -> int:
+def limit_of(plan: Plan, site: JobSite) -> int:
     """Seconds that a job may run: as the target says, or four times what was estimated, half an hour at least."""
-    told = target.scheduler.time_limit
-    if told:
-        return seconds_of(told)
     estimated = max(sum(step.seconds for step in node.steps) for node in plan.nodes)
-    return max(LEAST_LIMIT, round(4 * estimated / 60) * 60)
+    return site.limit(max(LEAST_LIMIT, round(4 * estimated / 60) * 60))
 
 
 def _outcome(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from envbuild.model import file_list
 from envbuild.model.conda import CondaPackage
@@ -17,6 +16,7 @@ from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource,
 from envbuild.model.stack import Profile
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
+from envbuild.report.sections.pins import is_equal
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD, plural
 from envbuild.resolve.built import built
@@ -118,7 +118,7 @@ def _of_node(node: NodeEvidence, variant: Variant | None) -> Iterator[Finding]:
     provided = {canonicalize_name(name): version for name, version in variant.provided.items()}
     for name, version in node.base_packages.items():
         locked = provided.get(canonicalize_name(name), "" if variant.base.kind == "none" else version)
-        if not _is_equal(version, locked):
+        if not is_equal(version, locked):
             says = f"{node.node}: the base is said to have {name} {version}, the variant stands on {locked or 'none'}"
             yield problem("report-variant-differs", "variants", says)
 
@@ -182,7 +182,7 @@ def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
         version = there.get(canonicalize_name(name))
         if version is None:
             yield problem("report-package-missing", "packages", f"{node.node}: {name} is not there")
-        elif not _is_equal(version, locked):
+        elif not is_equal(version, locked):
             says = f"{node.node}: {name} is {version}, the lock says {locked}"
             yield problem("report-package-not-of-lock", "packages", says)
 
@@ -194,13 +194,6 @@ def _archives(variant: Variant) -> tuple[CondaPackage, ...]:
 def _is_conda(version: str) -> bool:
     """Whether a node names an archive of conda: `1.26.4 py39_0 (conda)`."""
     return version.endswith(" (conda)")
-
-
-def _is_equal(one: str, other: str) -> bool:
-    try:
-        return Version(one) == Version(other)
-    except InvalidVersion:
-        return one == other
 
 
 def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -294,6 +287,6 @@ def _counts(node: NodeEvidence, found: _Sum) -> Iterator[Finding]:
         says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {found.files:,} of {found.bytes:,}"
         yield problem("report-file-count-differs", "root", f"{node.node}: {says}")
     for name, version in node.packages.items() if found.packages else ():
-        if not _is_conda(version) and not _is_equal(found.packages.get(canonicalize_name(name), ""), version):
+        if not _is_conda(version) and not is_equal(found.packages.get(canonicalize_name(name), ""), version):
             says = f"{node.node}: {name} {version} is installed, and the list of files has no such package"
             yield problem("report-package-not-in-files", "root", says)
