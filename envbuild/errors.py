@@ -118,14 +118,9 @@ class EnvbuildError(Exception):
 
     def as_dict(self) -> dict[str, Any]:
         """The same for `--json` and evidence; keys as the node program uses them."""
-        out: dict[str, Any] = {"code": self.code, "what": self.what, "exit": int(self.exit_code)}
-        if self.why:
-            out["why"] = self.why
-        if self.hint:
-            out["hint"] = self.hint
-        if self.details:
-            out["details"] = self.details
-        return out
+        more = {"why": self.why, "hint": self.hint, "details": self.details}
+        told = {key: value for key, value in more.items() if value}
+        return {"code": self.code, "what": self.what, "exit": int(self.exit_code), **told}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EnvbuildError:

@@ -13,7 +13,7 @@ from envbuild.cli.begin import off_path
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
-from envbuild.text import grouped
+from envbuild.text import few, grouped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -241,7 +241,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
 
 def _total(node: NodePlan) -> list[str]:
     """What a node's steps cost in all, and what is not counted; nothing where nothing of it is known."""
-    from envbuild.resolve.estimate import SOURCE, disk_words, fetch_words, few
+    from envbuild.resolve.estimate import SOURCE, disk_words, fetch_words
 
     fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
     if not (fetch or node.peak_bytes or inodes):  # what an image takes is known when it is built

@@ -15,6 +15,7 @@ from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import HostSource, Target
 from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition
+from envbuild.text import few
 
 # An environment with torch is some 6 GB and 60,000 files.
 LEAST_BYTES = 10e9
@@ -315,8 +316,7 @@ def _conda(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Di
 
 
 def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (", ".join(names[:_SHOWN]) or "none") + more
+    return few(names, _SHOWN) or "none"
 
 
 def _last(text: str) -> str:

@@ -249,11 +249,16 @@ def read_json(path: str) -> "Json | None":
 def sync_dir(folder: str) -> None:
     """Make renames in `folder` durable where the file system can."""
     with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
+
+
+def sync_folder(folder: str) -> None:
+    """Make renames in `folder` durable; raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def size_of(path: str) -> int:

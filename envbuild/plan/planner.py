@@ -12,9 +12,10 @@ from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs, NodeSteps
 from envbuild.redact import looks_secret
-from envbuild.resolve.estimate import Estimate, estimate, few
+from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.expectations import unexpected
 from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of
+from envbuild.text import few
 
 
 def make_plan(

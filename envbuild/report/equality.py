@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envbuild.model.evidence import Evidence
+from envbuild.text import few
 
 _SHOWN = 8
 
@@ -35,6 +36,4 @@ def names(nodes: Sequence[str], most: int = _SHOWN) -> str:
     from envbuild.hostlist import fold_hosts
 
     folded = fold_hosts(nodes)
-    if len(folded) <= 60:
-        return folded
-    return ", ".join(nodes[:most]) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
+    return folded if len(folded) <= 60 else few(nodes, most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbuild.model.evidence import Evidence
-from envbuild.text import grouped
+from envbuild.text import few, grouped
 
 
 def rows(evidence: Evidence) -> tuple[tuple[str, str], ...]:
@@ -16,5 +16,4 @@ def rows(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     through = sorted({each.runtime for _, each in largest})
     said = f"{image.id[:12]} through {' and '.join(through)} on {len(largest)} of {len(evidence.nodes)} nodes"
     others = [f"{node} has {each.id[:12]}" for node, each in found if each.id != image.id]
-    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    return (("Image", said), *((("Other images", ", ".join(others[:3]) + more),) if others else ()))
+    return (("Image", said), *((("Other images", few(others)),) if others else ()))

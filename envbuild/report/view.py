@@ -17,7 +17,7 @@ from envbuild.report import images, root
 from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
-from envbuild.text import grouped
+from envbuild.text import few, grouped
 
 _SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
@@ -162,8 +162,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
 
 def _parts(evidence: Evidence) -> str:
     """The runs that a merged report is made of, with their nodes; the first few of many."""
-    more = f" and {len(evidence.parts) - _SHOWN} more" if len(evidence.parts) > _SHOWN else ""
-    return ", ".join(f"{part.run} ({names(part.nodes)})" for part in evidence.parts[:_SHOWN]) + more
+    return few([f"{part.run} ({names(part.nodes)})" for part in evidence.parts], _SHOWN)
 
 
 def root_text(node: NodeEvidence) -> str:

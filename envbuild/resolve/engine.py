@@ -16,7 +16,7 @@ from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision, refused
-from envbuild.resolve.estimate import Estimate, estimate, fetch_words, few
+from envbuild.resolve.estimate import Estimate, estimate, fetch_words
 from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
@@ -39,6 +39,7 @@ from envbuild.resolve.variant_checks import (
     unrecorded_files,
 )
 from envbuild.resolve.wheel_providers import borrow
+from envbuild.text import few
 
 
 class _Judged(NamedTuple):

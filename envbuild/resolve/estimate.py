@@ -12,6 +12,7 @@ from envbuild.model.conda import CondaPackage
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.text import few
 
 # What is there besides packages: the virtual environment itself, what uv notes of a package and its programs in `bin`,
 # and the hashes of files in files.json (measured; docs/benchmarks.md).
@@ -83,11 +84,6 @@ def fetch_words(count: int, unsized: Sequence[str]) -> str:
     if unsized and not count:
         return "an unknown amount to fetch"
     return f"{'at least ' if unsized else ''}{size(count)} to fetch"
-
-
-def few(names: Sequence[str]) -> str:
-    """Three names, and how many more."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def size(count: int) -> str:

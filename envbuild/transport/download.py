@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.paths import sync_folder
 from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class _Job:
             if self.sha256 is not None and digest != self.sha256:
                 raise self._mismatch(digest)
             temporary.replace(self.dest)
-            _sync_folder(self.dest.parent)
+            sync_folder(str(self.dest.parent))
         except OSError as error:
             raise _disk_error(error, self.dest) from error
         finally:
@@ -341,15 +342,6 @@ def _retry_after(response: requests.Response) -> float | None:
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _disk_error(error: OSError, dest: Path) -> EnvbuildError:

@@ -4,10 +4,11 @@ Two routes: our driver runs setup.py (which delivers flags for certain, whatever
 else goes through PEP 517. Torch and all build tools are packages of the environment; nothing is isolated or fetched.
 """
 
+import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -197,7 +198,7 @@ class _Build:
         if self.route == "pep517":
             words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", python]
             words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
-            with _Held(socket, self.name, jobs, self.memory):
+            with _held(socket, self.name, jobs, self.memory):
                 return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
         request = {
             "flags": self.flags,
@@ -270,16 +271,10 @@ class _Work:
         return os.path.join(self.path, name + ".py")
 
 
-class _Held:
-    """Tokens that a whole build holds, for one whose compile commands cannot be held back singly."""
-
-    def __init__(self, path: str, source: str, cores: int, memory: float) -> None:
-        self.line = job_client.connect(path)
-        message = {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": 1}
-        job_client.send(self.line, message)
-
-    def __enter__(self) -> None:
-        job_client.receive(self.line)
-
-    def __exit__(self, *_: object) -> None:
-        self.line.close()
+@contextlib.contextmanager
+def _held(path: str, source: str, cores: int, memory: float) -> "Iterator[None]":
+    """Hold tokens for a whole build, for one whose compile commands cannot be held back singly."""
+    with contextlib.closing(job_client.connect(path)) as line:
+        job_client.send(line, {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": 1})
+        job_client.receive(line)
+        yield

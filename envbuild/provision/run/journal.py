@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.paths import sync_folder
 from envbuild.redact import redact_data
 
 
@@ -95,7 +96,7 @@ class Journal:
             self._seq = past[-1].seq if past else 0
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             _cut_torn_line(self._fd)
-            _sync_directory(path.parent)
+            sync_folder(str(path.parent))  # its name, too, and not only its contents
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -205,15 +206,6 @@ def _cut_torn_line(fd: int) -> None:
     if end != size:
         os.ftruncate(fd, end)
         os.fsync(fd)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the file's name durable, not only its contents."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _unwritable(path: Path, error: OSError) -> EnvbuildError:
