@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import configured, installer_option, keep_days, place_options, target_of
+from envbuild.cli.choose import configured, installer_option, keep_days, options, place_options, target_of
 from envbuild.cli.output import Ui, columns, common_options, pruned
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, sort_out
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 _TARGET = "envbuild.target"
+# Whose environments are meant, and how they are told.
+_place = options(installer_option, place_options, common_options)
 
 
 @click.group("env")
@@ -24,9 +26,7 @@ def env() -> None:
 
 
 @env.command("list")
-@installer_option
-@place_options
-@common_options
+@_place
 def list_(ui: Ui, /, **flags: Any) -> int:
     """List the environments on every node of a target: size, dates, and how many processes run from each.
 
@@ -64,9 +64,7 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
 
 @env.command("path")
 @click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
-@installer_option
-@place_options
-@common_options
+@_place
 def path(ui: Ui, /, **flags: Any) -> None:
     """Print the folder of the environment in use for STACK on this machine; with --engine, of the one it made."""
     item = _current(ui, flags)
@@ -76,9 +74,7 @@ def path(ui: Ui, /, **flags: Any) -> None:
 @env.command("activate")
 @click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
 @click.option("--shell", type=click.Choice(["sh", "fish", "csh"]), help="For this shell; else for the one that calls.")
-@installer_option
-@place_options
-@common_options
+@_place
 def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
     """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)".
 
@@ -95,9 +91,7 @@ def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
 @env.command("exec", context_settings={"allow_interspersed_args": False})
 @click.argument("name", metavar="STACK", shell_complete=names.used)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@installer_option
-@place_options
-@common_options
+@_place
 def exec_(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
     """Run COMMAND in the environment of STACK on this machine: envbuild env exec STACK -- python train.py.
 
@@ -113,9 +107,7 @@ def exec_(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
 
 @env.command("shell")
 @click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
-@installer_option
-@place_options
-@common_options
+@_place
 def shell(ui: Ui, /, **flags: Any) -> None:
     """Open a shell in the environment of STACK on this machine, until `exit`."""
     from envbuild.cli.env_shell import open_shell
@@ -127,9 +119,7 @@ def shell(ui: Ui, /, **flags: Any) -> None:
 
 @env.command("kernel")
 @click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
-@installer_option
-@place_options
-@common_options
+@_place
 def kernel(ui: Ui, /, **flags: Any) -> None:
     """Register the environment of STACK with this user's Jupyter, by its own ipykernel.
 
@@ -146,9 +136,7 @@ def kernel(ui: Ui, /, **flags: Any) -> None:
 
 @env.command("use")
 @click.argument("environment", shell_complete=names.environments)
-@installer_option
-@place_options
-@common_options
+@_place
 def use(ui: Ui, /, environment: str, **flags: Any) -> None:
     """Make ENVIRONMENT (a path, a folder name or its beginning) the one in use."""
     item = _named(ui, flags, environment)
@@ -159,9 +147,7 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 @env.command("remove")
 @click.argument("environment", shell_complete=names.environments)
 @click.option("--force", is_flag=True, help="Remove it although it is in use.")
-@installer_option
-@place_options
-@common_options
+@_place
 def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
     """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine.
 
@@ -174,9 +160,7 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
 
 @env.command("prune")
 @keep_days(30)
-@installer_option
-@place_options
-@common_options
+@_place
 def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
     """Remove environments that are not in use and were stamped long ago, and half-built ones, on every node.
 
