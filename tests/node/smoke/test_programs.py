@@ -15,8 +15,9 @@ from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import Scratch, run_programs
 from tests.node.torch_env import PYTHON, TORCH, torch_environment
 from tests.support.patience import with_deadline
+from tests.support.torch_imported import torch_imported as torch_imported
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.usefixtures("torch_imported")]
 VARIANT = {
     "python": PYTHON,
     "torch": "2.13.0",
@@ -123,8 +124,7 @@ def test_a_rank_that_never_comes_is_a_hang_in_the_rendezvous() -> None:
     def reduced(deadline: float) -> dict[str, Any]:
         return checks({"name": "machine", "deadline": deadline}, programs, "machine/all-reduce")[0]
 
-    # Half of it is for the import of torch.
-    _, reduce = with_deadline(reduced, 12, met)
+    _, reduce = with_deadline(reduced, 4, met)
     assert reduce["status"] == "failed"
     assert met(reduce)
 
