@@ -111,6 +111,8 @@ def test_nothing_is_started_after_the_end_and_the_folder_goes(tmp_path: Path) ->
     programs = {"imports": f"import os, time\nopen({str(marks)!r} + '/' + str(os.getpid()), 'w')\ntime.sleep(600)\n"}
     code = (
         "import os, signal, sys, threading, time\nfrom envbuild.node.smoke import smoke\n"
+        # A background job of a shell without job control ignores SIGINT, and so would its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def stop():\n"
         "    while not os.listdir(sys.argv[3]):\n        time.sleep(0.02)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
