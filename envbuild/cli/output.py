@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO, TypeVar, cast
 
 import click
 
@@ -78,11 +79,11 @@ class Ui(NamedTuple):
     def note(self, text: str) -> None:
         """One line on stderr unless `--quiet`."""
         if not self.quiet:
-            say(_redacted(text))
+            say(fitted(_redacted(text), sys.stderr))
 
     def warn(self, text: str) -> None:
         """One warning line on stderr, also under `--quiet`."""
-        say(f"warning: {_redacted(text)}")
+        say(fitted(f"warning: {_redacted(text)}", sys.stderr))
 
     def stdout_console(self) -> Console:
         """A rich console for results."""
@@ -155,7 +156,7 @@ def print_error(error: EnvbuildError) -> None:
     for label, text in (("why", error.why), ("hint", error.hint)):
         if text:
             lines.append(f"{click.style(label + ':', fg='cyan') if colour else label + ':'} {_safe(text)}")
-    say(_redacted("\n".join(lines)))
+    say(fitted(_redacted("\n".join(lines)), sys.stderr))
 
 
 def print_error_json(error: EnvbuildError) -> None:
@@ -187,6 +188,27 @@ def _redacted(text: str) -> str:
     return redact_text(text)
 
 
+def fitted(text: str, stream: TextIO) -> str:
+    """On a terminal its lines, broken between words; what goes on stands below the second column, or two further in.
+
+    Elsewhere, and of words that are longer than a line, it is as it was.
+    """
+    width = shutil.get_terminal_size((0, 0)).columns if stream.isatty() else 0
+    lines = []
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip()) + 2
+        column = re.match(r" *\S(?:\S| (?! ))*  +", line)
+        if column and column.end() <= width // 2:
+            indent = column.end()
+        broken = len(line) > width > indent
+        lines += (
+            textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+            if broken
+            else [line]
+        )
+    return "\n".join(lines)
+
+
 def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Names in a column, and beside each its texts, one below the other; on a terminal no line is longer than it."""
     width = shutil.get_terminal_size((0, 0)).columns
@@ -209,16 +231,19 @@ def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:
 def columns(lines: Sequence[Sequence[str]]) -> str:
     """A table with its headings first; a column that is empty is left out.
 
-    On a terminal that is too narrow the last cell of a line stands below the others.
+    On a terminal that is too narrow the last cells of a line stand below the others.
     """
     kept = [place for place in range(len(lines[0])) if any(line[place] for line in lines[1:])]
     widths = [max(len(line[place]) for line in lines) for place in kept]
     width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
-    below = bool(width) and sum(widths) + 2 * (len(widths) - 1) > width
+    fit = len(kept)
+    while width and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
+        fit -= 1
     shown = []
     for line in lines:
-        *cells, last = (line[place].ljust(wide) for place, wide in zip(kept, widths, strict=True))
-        shown += ["  ".join(cells).rstrip(), f"    {last.rstrip()}"] if below else ["  ".join([*cells, last]).rstrip()]
+        cells = [line[place].ljust(wide) for place, wide in zip(kept, widths, strict=True)]
+        shown.append("  ".join(cells[:fit]).rstrip())
+        shown += ["    " + "  ".join(cells[fit:]).rstrip()] if cells[fit:] else []
     return "\n".join(shown)
 
 

@@ -46,7 +46,12 @@ def _execute(verb: str) -> "tuple[Json, int]":
     except NodeError as error:
         return protocol.failure(verb, error), error.exit_code
     except Interrupted as signal_:
-        stopped = NodeError("interrupted", "stopped by signal %s" % signal_)
+        stopped = NodeError(
+            "interrupted",
+            "`%s` was stopped by signal %s" % (verb, signal_),
+            why="what it had started has ended; nothing half-built is in use",
+            hint="the same command continues where this one stopped",
+        )
         return protocol.failure(verb, stopped), stopped.exit_code
     except Exception as error:  # noqa: BLE001 - the last line of defence: the controller must always get an answer
         return _internal(verb, error)

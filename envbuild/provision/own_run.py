@@ -149,7 +149,12 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
             process.wait()
             reader.join(_GRACE)
     if work.settings.cancel():
-        raise EnvbuildError("interrupted", "the run was interrupted")
+        raise EnvbuildError(
+            "interrupted",
+            "the run was interrupted",
+            why="its processes have ended on every node; the environment stays as it is",
+            hint="the same command starts it again",
+        )
     log.late = None in codes and not any(codes) and not log.failure
     failed = [
         f"{host}: " * bool(host) + f"it ended with exit code {code}"

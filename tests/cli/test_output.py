@@ -1,0 +1,47 @@
+"""How text and tables fit a narrow terminal, and stay as they are where there is none."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from envbuild.cli.output import columns, fitted
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def sixty(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("COLUMNS", "60")
+    return Terminal()
+
+
+def test_a_line_breaks_between_words_and_goes_on_below_its_column(sixty: Terminal) -> None:
+    plan = f"    install    {'word ' * 20}\n               because {'why ' * 20}"
+    lines = fitted(plan, sixty).split("\n")
+    assert max(map(len, lines)) <= 60 and len(lines) == 5
+    assert [len(line) - len(line.lstrip()) for line in lines] == [4, 15, 15, 15, 17]
+    assert "".join(lines).split() == plan.split()
+
+
+def test_a_word_longer_than_the_terminal_stays_whole(sixty: Terminal) -> None:
+    assert f"/{'x' * 80}" in fitted(f"the file /{'x' * 80} is there", sixty).split("\n")[1]
+
+
+def test_a_pipe_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert fitted("word " * 50, io.StringIO()) == "word " * 50
+
+
+def test_a_table_puts_below_what_does_not_fit(sixty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", sixty)
+    row = ("in use", "1 process", "venv", "114e5f489618", "741 MB", "2026-11-23", "2026-11-23", "/a/path")
+    told = columns([("STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH"), row])
+    assert told.splitlines()[2:] == [
+        "in use  1 process  venv    114e5f489618  741 MB  2026-11-23", "    2026-11-23  /a/path",
+    ]  # fmt: skip
+    assert max(map(len, told.splitlines())) <= 60
