@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -147,6 +148,46 @@ def test_the_compilers_of_a_source_that_failed_end_with_its_build(tmp_path: Path
         assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if owned(pid, tmp_path)]
         assert other.poll() is None  # another source goes on
     assert other.wait(PATIENCE)
+
+
+# As of setuptools 84: compilers start programs by `call`, which raises subprocess's errors, and `spawn` is not asked.
+CALLS = """
+import subprocess
+from setuptools import Extension, setup
+from distutils.unixccompiler import UnixCCompiler
+
+def call(self, words, **more):
+    subprocess.check_call(words, **more)
+
+def compile(self, obj, src, ext, cc_args, extra_postargs, pp_opts):
+    self.call(self.compiler_so + cc_args + [src, "-o", obj] + extra_postargs)
+
+UnixCCompiler.call, UnixCCompiler._compile = call, compile
+UnixCCompiler.spawn = lambda self, words, **more: self.call(words, **more)
+setup(name="shape", version="1.0", packages=[], ext_modules=[Extension("shape_C", ["one.c", "two.c"])])
+"""
+MODULE = """
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "shape_C", "", -1, 0};
+PyMODINIT_FUNC PyInit_shape_C(void) { return PyModule_Create(&module); }
+"""
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_compilers_that_are_called_rather_than_spawned_take_tokens_too(tmp_path: Path, python: str, good: bool) -> None:
+    files = {"setup.py": CALLS, "one.c": MODULE, "two.c": "int two;" if good else "#error no"}
+    project = write(tmp_path / "project", files)
+    with job_server.Budget(1, memory=1000) as budget:
+        make = functools.partial(
+            wheel.build_wheel, python, source(), str(project), str(tmp_path / "out"), options(tmp_path, budget=budget)
+        )
+        if good:
+            make()
+            assert (budget.told()["done"], budget.told()["total"], budget.peak) == (2, 2, 1)
+        else:
+            with pytest.raises(NodeError) as caught:
+                make()
+            assert caught.value.code == "build-failed" and "#error no" in caught.value.why
 
 
 def owned(pid: int, by: Path) -> bool:

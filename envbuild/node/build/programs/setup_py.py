@@ -18,6 +18,7 @@ import py_compile
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import time
 import traceback
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Where a build_ext compiles and links by `compiler.spawn` or by torch's ninja files alone.
+# Where a build_ext compiles and links by `compiler.call`, `compiler.spawn` or by torch's ninja files alone.
 _KNOWN = ("distutils", "setuptools", "torch", "Cython", "numpy")
 # What a build_ext of a project's own names when it runs cmake, make or cargo instead.
 _STARTS = {"subprocess", "spawn", "system", "Popen", "check_call", "check_output", "popen"}
@@ -138,7 +139,9 @@ def _builder(state: "State") -> "Any":
         for attribute in ("compiler", "shlib_compiler"):
             compiler = getattr(command, attribute, None)
             if compiler is not None and not whole:
-                compiler.spawn = _gated(state.prefix(), compiler.spawn)
+                # Since setuptools 84 `call` is what compiles, and `spawn` one that calls it.
+                name = "call" if hasattr(compiler, "call") else "spawn"
+                setattr(compiler, name, _gated(state.prefix(), getattr(compiler, name)))
         # A shared library that others link against: those of setuptools must be built in their order.
         if any(type(each).__name__ == "Library" for each in command.extensions):
             for each in command.extensions:
@@ -171,6 +174,8 @@ def _gated(prefix: "list[str]", original: "Any") -> "Any":
     def spawn(words: "list[str]", *args: "Any", **named: "Any") -> "Any":
         try:
             return original(prefix + list(words), *args, **named)
+        except subprocess.CalledProcessError as error:
+            raise subprocess.CalledProcessError(error.returncode, words[:1]) from None
         except Exception as error:  # noqa: BLE001 - distutils' own, which would name the gate
             raise type(error)("%s failed" % words[0]) from None
 
