@@ -1,12 +1,14 @@
 """Every command of a block of README and docs runs as it is written, or `NOT_RUN` says why it does not run here.
 
 They run one after the other, for one user who has what the pages speak of; words in capitals are filled in. A comment
-`# exit N` says with which code a command ends. Tutorials have their own test; what is generated has no blocks.
+`# exit N` says with which code a command ends. What needs more than that user has runs in a test of its own (`ROOMS`),
+through Slurm in `slurm/test_snippets.py`. Tutorials have their own test; what is generated has no blocks.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -18,8 +20,17 @@ import pytest
 import yaml
 
 from envbuild.catalog.loader import load_stack, load_target
-from tests.e2e.world import DEADLINE, Done, World
+from envbuild.node import hashing
+from envbuild.node.wheels.store import default_path
+from tests.cli.test_env_shell import KERNEL
+from tests.e2e.world import DEADLINE, MINOR, Done, World
+from tests.node.torch_env import find_links
+from tests.node.wheel_support import filled
+from tests.report.sealed import Sealed
+from tests.support.conda import Channel, fill
 from tests.trace import support as trace
+from tests.transport.sshd import Server, make_key
+from tests.transport.sshd import user as user_name
 
 TOP = Path(__file__).parents[1]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md")), *sorted((TOP / "docs" / "concepts").glob("*.md"))]
@@ -27,20 +38,21 @@ LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\()?(?:envbuild|fab) .*)$', re.MUL
 
 # What a command has, why it is not run here, and the test that does the same elsewhere, where there is one.
 NOT_RUN = {
-    r"(^envbuild provision|image build|image verify) .*torch-smoke|^envbuild provision --target (local|T)$": (
-        "gigabytes of torch, images: e2e/test_torch_smoke.py, container/test_images.py"
+    r"h200|megatronapp --gpus-per-node 4 --run|bench (opt-175b --gpus-per-node 8$|megatronapp)|"
+    r"data megatron-deepspeed-slurm": (
+        "GPUs and the built stack of a document: e2e/test_bench.py, launch/test_data.py"
     ),
-    r"h200|megatron-alpa --gpus-per-node|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
-    r"data megatron-deepspeed-slurm": "GPUs and the built stack of a document: e2e/test_bench.py, launch/test_data.py",
-    r"cluster\.yaml": "a cluster: slurm/test_tutorial.py, test_launch.py, test_node_local.py, test_bench.py",
-    r"environment\.yml|--engine conda": "a conda channel: e2e/test_conda.py",
-    r"--html opt\.html|image pin": "the internet: explain/test_annotate.py, container/test_pinning.py",
-    r"^fab .*gpu0": "hosts of these names: fab/test_fabfile.py",
-    r"\| source$|env kernel": "the shell fish, and Jupyter: cli/test_env_shell.py",
-    r"wheels (un)?pack": "a compiled wheel: cli/test_wheels_cmd.py",
-    r"report merge": "reports of several nodes: report/merge/test_merge.py",
-    r"--trust-first-use": "a file without a recorded hash: e2e/test_first_use.py",
-    r"--commit 265b451": "a checkout of Apex: node/patch/test_apply.py",
+    r"image (build|verify) .*torch-smoke|--target T$|image pin": (
+        "a foreign host, the registry of base images: container/test_images.py, container/test_pinning.py"
+    ),
+    r"--html opt\.html": "a foreign host, that of the document: explain/test_annotate.py",
+}
+# What a command has that needs more than the world below.
+ROOMS = {
+    "torch": r"^envbuild provision --target local$",
+    "conda": r"environment\.yml|--engine conda",
+    "hosts": r"^fab .*gpu0",
+    "cluster": r"cluster\.yaml",
 }
 FILLED = {"RUN": "last", "REPORT": "report.html", "FOLDER": "published", "KEY": "key", "TARGET": "lab.yaml"}
 
@@ -65,13 +77,33 @@ def left_out(command: str) -> list[str]:
     return [each for each in NOT_RUN if re.search(each, command)]
 
 
+# A configuration of ssh is that of the account, not of HOME: this stands before ssh and knows the hosts' addresses.
+SSH = """#!/bin/sh
+for word; do
+    case $word in gpu[0-9]*) exec {ssh} $(cat {top}/$word.options) "$@" ;; esac
+done
+exec {ssh} "$@"
+"""
+
+
+def of(room: str) -> list[tuple[str, str, int]]:
+    """What runs in one of `ROOMS`; `""`: in none of them."""
+    return [
+        told
+        for told in ALL
+        if not left_out(told[1])
+        and [name for name, pattern in ROOMS.items() if re.search(pattern, told[1])][:1] == [room][: bool(room)]
+    ]
+
+
 def test_what_does_not_run_is_there_and_the_tests_that_stand_for_it_too() -> None:
     used = {each for _, command, _ in ALL for each in left_out(command)}
     assert set(NOT_RUN) == used
     for why in NOT_RUN.values():
         for name in re.findall(r"[a-z_0-9/]+\.py", why):
             assert (TOP / "tests" / name).is_file() or (TOP / "tests" / "slurm" / name).is_file(), name
-    assert len([1 for _, command, _ in ALL if not left_out(command)]) > 40
+    assert all(of(room) for room in ("", *ROOMS))
+    assert sum(len(of(room)) for room in ("", *ROOMS)) == len([1 for _, command, _ in ALL if not left_out(command)])
 
 
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=[page for page, _ in BLOCKS])
@@ -88,11 +120,11 @@ def test_a_block_of_yaml_is_accepted_where_it_is_to_stand(page: str, text: str, 
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def user(world: World) -> World:
     """A stack of one wheel, locked and built here, as the only one of three targets; a run, a key, traces, a source."""
-    world = World(tmp_path)
     world.wheel()
-    world.lock(world.stack("my"))
+    world.wheel("ipykernel", "7.0", files={"ipykernel/__init__.py": "", "ipykernel/__main__.py": KERNEL})
+    world.lock(world.stack("my", packages=("alpha==1.0", "ipykernel==7.0")))
     for name in ("lab", "my-target", "a100", "h100"):
         (world.work / f"{name}.yaml").write_text(f"name: {name}\nextends: local\nstack: {world.work}/my.yaml\n")
     config = world.home / ".config" / "envbuild" / "config.toml"
@@ -112,29 +144,103 @@ def world(tmp_path: Path) -> World:
     (world.work / "path" / "to" / "apex" / "setup.py").write_text(edits["files"][0]["before"])
     (world.work / "train.py").write_text("import alpha\n")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(world.work / "key")], check=True)
+    Sealed(world.top / "sealed").folder.rename(world.work / "A")
+    Sealed(world.top / "sealed", 1, first=3, run="20260302T100000Z-5e5e").folder.rename(world.work / "B")
     return world
 
 
-def run(world: World, command: str) -> Done:
-    words = [FILLED.get(word, word) for word in shlex.split(command)]
-    if words[0] == "envbuild" and not set("|&;$>") & set(command):
-        return world.run(*words[1:])
+def run(world: World, command: str, **filled: str) -> Done:
+    """A command of the pages, with the words in capitals filled in, and those that `filled` names."""
+    for word, other in {**FILLED, **filled}.items():
+        command = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", other, command)
+    if command.startswith("envbuild") and not set("|&;$>") & set(command):
+        return world.run(*shlex.split(command)[1:])
     path = f"{Path(sys.executable).parent}:{world.env['PATH']}"
-    filled = re.sub(r"\b[A-Z]{3,}\b", lambda word: FILLED.get(word[0], word[0]), command)
+    shell = ["fish", "-c"] if command.endswith("| source") else ["bash", "-ec"]
     done = subprocess.run(
-        ["bash", "-ec", filled], cwd=world.work, env={**world.env, "PATH": path}, capture_output=True, text=True,
+        [*shell, command], cwd=world.work, env={**world.env, "PATH": path}, capture_output=True, text=True,
         check=False, timeout=DEADLINE,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+def run_all(world: World, room: str, **filled: str) -> None:
+    """Every command of a room; all that end otherwise than their page says fail together."""
+    failed = []
+    for page, command, code in of(room):
+        try:
+            done = run(world, command, **filled)
+        except subprocess.TimeoutExpired as late:
+            done = Done(-1, repr(late.stdout), repr(late.stderr))
+        if done.rc != code:
+            failed.append(f"{page}: {command}: exit {done.rc}\n{done.out[-600:]}{done.err[-600:]}")
+    assert not failed, "\n\n".join(failed)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_pages_runs_as_it_is_written(world: World) -> None:
-    failed = []
-    for page, command, code in ALL:
-        if not left_out(command):
-            done = run(world, command)
-            if done.rc != code:
-                failed.append(f"{page}: {command}: exit {done.rc}\n{done.out[-600:]}{done.err[-600:]}")
-    assert not failed, "\n\n".join(failed)
+def test_every_command_of_the_pages_runs_as_it_is_written(user: World) -> None:
+    _, key = filled(Path(default_path(str(user.prefix))), user.top)
+    user.good("wheels", "pack", str(user.top / "first.tar"), "--key", key)
+    run_all(user, "", **{"3f2a": key[:12], "…": hashing.digest_of(str(user.top / "first.tar"))})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_environment_yml_as_the_pages_have_it(user: World, conda_python: Path) -> None:
+    channel = fill(Channel(user.top / "forge", "forge"), conda_python)
+    text = f"name: tiny\nchannels: ['{channel.url}']\ndependencies: [python={MINOR}, pure, {{pip: [alpha==1.0]}}]\n"
+    (user.work / "environment.yml").write_text(text)
+    run_all(user, "conda")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hosts_by_the_names_of_the_pages(world: World) -> None:
+    servers = {name: _server(world, number, name) for number, name in enumerate(("gpu01", "gpu02", "gpu07"), start=2)}
+    try:
+        ssh = world.top / "bin" / "ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(SSH.format(top=world.top, ssh=shutil.which("ssh")))
+        ssh.chmod(0o755)
+        world.env["PATH"] = f"{ssh.parent}:{world.env['PATH']}"
+        del world.env["ENVBUILD_PREFIX"]
+        world.wheel()
+        world.lock(world.stack("my"))
+        lab = {"name": "lab", "extends": "ssh", "hosts": ["gpu01", "gpu07"], "stack": f"{world.work}/my.yaml"}
+        (world.work / "lab.yaml").write_text(yaml.safe_dump(lab))
+        world.good("provision", "--target", "./lab.yaml")
+        other = f"{user_name()}@gpu02:{servers['gpu02'].port}"
+        run_all(world, "hosts", **{"me@gpu02:2222": other, "torch-smoke": "./my.yaml"})
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def _server(world: World, number: int, name: str) -> Server:
+    """An ssh server, and beside it the options with which a client reaches it."""
+    key = world.top / "id"
+    if not key.exists():
+        make_key(key)
+    server = Server(world.top / name, f"127.0.0.{number}", key).start()
+    (server.home / ".pip").mkdir()
+    (server.home / ".pip" / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {world.wheels}\n")
+    (world.top / f"{name}.known").write_text(server.known)
+    told = {"HostName": server.address, "Port": server.port, "IdentityFile": key,
+            "UserKnownHostsFile": world.top / f"{name}.known"}  # fmt: skip
+    (world.top / f"{name}.options").write_text(" ".join(f"-o {option}={value}" for option, value in told.items()))
+    return server
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(1200)
+def test_torch_smoke_on_this_machine_as_the_pages_have_it(world: World) -> None:
+    (world.home / ".config" / "uv" / "uv.toml").unlink()
+    world.env |= {"PIP_FIND_LINKS": " ".join(find_links())}
+    world.env |= {key: value for key, value in os.environ.items() if key.startswith("UV_") or key == "PIP_CERT"}
+    first = world.run("provision", "--target", "local", timeout=900)
+    if any(f"error[{code}]" in first.err for code in ("network-unreachable", "unreachable-index")):
+        pytest.skip(f"torch is not available here: {first.err[-400:]}")
+    assert first.rc == 0, first.err
+    run_all(world, "torch")

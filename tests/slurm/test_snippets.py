@@ -1,0 +1,45 @@
+"""The commands of README and docs that speak of a cluster, as they are written, on a real Slurm."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.job_world import JobWorld
+from tests.test_snippets import run_all
+
+# As torchrun's ranks do: the first one listens on the port that it was told, and the others come to it.
+TORCHRUN = """
+import socket, sys
+
+def main():
+    words = sys.argv[1:]
+    rank, port = (int(words[words.index(key) + 1]) for key in ("--node_rank", "--master_port"))
+    if rank == 0:
+        with socket.create_server(("", port)) as server:
+            server.accept()[0].close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
+    world = JobWorld(tmp_path, cluster)
+    world.wheel(files={"alpha/__init__.py": TORCHRUN}, scripts={"torchrun": "alpha:main"})
+    source = world.repository("megatronapp", {"Megatron/pretrain_gpt.py": ""})
+    world.lock(world.stack("megatronapp", sources=[{**source, "install": "path"}]))
+    world.target(stack=f"{world.work}/megatronapp.yaml")
+    shutil.copy(world.work / "cluster.yaml", world.work / "my-cluster.yaml")
+    # The page about nodes with disks of their own has another cluster of that name, and partitions have a limit here.
+    world.target(
+        stack=f"{world.work}/megatronapp.yaml",
+        placement="node-local",
+        prefix=str(world.top / "scratch"),
+        shared=str(world.prefix),
+    )
+    (world.work / "cluster.yaml").rename(world.work / "local.yaml")
+    shutil.copy(world.work / "my-cluster.yaml", world.work / "cluster.yaml")
+    run_all(world, "cluster", **{"2h": "5m", "./my-cluster.yaml --print-prolog": "./local.yaml --print-prolog"})
