@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import shlex
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -178,11 +179,20 @@ def _append(out: IO[bytes], tool: Tool, *, packed: bool) -> None:
     """One tar archive with the tool's file; owner, time and mode are fixed, so that equal tools give equal bytes."""
     if not packed:
         _archive(out, tool)
-        return
-    # An archive is compressed already.
-    level = 1 if tool.kind == "file" else 0
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=out, mtime=0) as stream:
+    elif tool.kind == "file":
+        out.write(_squeezed(tool))
+    else:  # it is compressed already
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=0, fileobj=out, mtime=0) as stream:
+            _archive(stream, tool)
+
+
+@lru_cache(maxsize=4)
+def _squeezed(tool: Tool) -> bytes:
+    """Seconds of work for uv, the same for every prefix."""
+    out = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=out, mtime=0) as stream:
         _archive(stream, tool)
+    return out.getvalue()
 
 
 def _archive(out: IO[bytes] | gzip.GzipFile, tool: Tool) -> None:

@@ -173,10 +173,11 @@ def rows(view: View, now: float, most: int = MOST_ROWS) -> list[str]:
 def _class(names: Sequence[str], view: View, now: float) -> str:
     last = _slowest(names, view, now)
     row = view.rows[last]
+    count = f"{len(names)} node{'s' * (len(names) != 1)}"
     if not row.running:
-        return f"{len(names)} nodes: {row.label} {row.state}"
+        return f"{count}: {row.label} {row.state}"
     work = doing(row, now)
-    return f"{len(names)} nodes: {row.label}; slowest {last}{work and ': '}{work} ({timing(row, now)})"
+    return f"{count}: {row.label}; slowest {last}{work and ': '}{work} ({timing(row, now)})"
 
 
 def _slowest(names: Sequence[str], view: View, now: float) -> str:

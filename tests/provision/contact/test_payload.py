@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
@@ -89,6 +90,18 @@ def test_tools_land_in_folders_named_by_digest_and_a_second_run_changes_nothing(
     assert not (tmp_path / "pwned").exists()
     code, said, _ = _run(_shell(shell), payload)
     assert (code, said["changed"], said["placed"], said["present"]) == (0, False, [], folders)
+
+
+def test_a_tool_is_compressed_once_for_all_prefixes(
+    tmp_path: Path, tools: list[Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    original = payloads.gzip.GzipFile
+    monkeypatch.setattr(payloads.gzip, "GzipFile", lambda **more: made.append(1) or original(**more))
+    for name in ("a", "b", "c"):
+        write_payload(tmp_path / f"{name}.sh", tools, prefix=str(tmp_path / name), packed=True)
+        assert _run(_shell("bash"), tmp_path / f"{name}.sh")[1]["ok"]
+    assert len(made) == len(tools)
 
 
 @pytest.mark.parametrize("busybox", [False, True], ids=["gnu", "busybox"])

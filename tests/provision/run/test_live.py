@@ -103,6 +103,11 @@ def test_a_fleet_folds_into_classes_with_the_slowest_of_each() -> None:
     ]
 
 
+def test_a_class_of_one_is_one_node() -> None:
+    events = [step(900.0, node=f"gpu{number:02d}") for number in range(22)] + [step(930.0, "changed", node="gpu07")]
+    assert live.rows(shown(*events), 930.0)[1] == "1 node: building the environment changed"
+
+
 def test_a_screen_has_the_step_and_below_what_it_does_and_the_run_at_the_end() -> None:
     view = shown(planned(install=400.0), step(900.0), compiled(900.0, 0), compiled(950.0, 10))
     first, *rest = live.screen(view, 950.0, 24)
