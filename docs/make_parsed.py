@@ -1,4 +1,4 @@
-"""Parses the YAML files of the catalog for `envbuild/catalog/parsed/`, one JSON file for the contents of each."""
+"""Parses the YAML files of the catalog and the shipped locks for `envbuild/catalog/parsed/`, one JSON file for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envbuild import resources
 from envbuild.catalog.yaml_load import parse_yaml, parsed_file
+from envbuild.lock.files import lock_json
 
 FOLDER = resources.catalog() / "parsed"
 
@@ -14,9 +15,13 @@ FOLDER = resources.catalog() / "parsed"
 def parsed() -> dict[Path, str]:
     """What the folder has to hold."""
     contents = [path.read_bytes() for path in resources.catalog().rglob("*.yaml")]
-    return {
+    made = {
         parsed_file(each): json.dumps(parse_yaml(each, "").data, separators=(",", ":"), ensure_ascii=False) + "\n"
         for each in contents
+    }
+    locks = resources.lockfiles().glob("*.lock.toml")
+    return made | {
+        parsed_file(path.read_bytes()): lock_json(path.read_text("utf-8"), path.name) + "\n" for path in locks
     }
 
 

@@ -15,8 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import tomli
-
 from envbuild.errors import EnvbuildError
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedPackage, Variant
@@ -49,6 +47,8 @@ def read_first_uses(path: Path | None = None) -> dict[str, FirstUse]:
         return {}
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
+    import tomli
+
     try:
         data = tomli.loads(raw.decode("utf-8"))
         uses = [FirstUse.from_plain(row) for row in data.get("file", [])]
