@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 import click
 
@@ -57,6 +56,8 @@ def _run(arguments: list[str]) -> int:
 def _report(error: EnvbuildError, *, as_json: bool, debug: bool) -> int:
     try:
         if debug:
+            import traceback
+
             traceback.print_exception(error.__cause__ or error)
         if as_json:
             print_error_json(error)

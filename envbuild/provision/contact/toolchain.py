@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
+import sysconfig
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,7 +64,16 @@ class NodeTools(NamedTuple):
 @cache
 def least_python() -> Version:
     """The oldest Python on a node that the installed ansible-core can work with (its release notes)."""
-    return Version("3.9") if Version(version("ansible-core")) >= Version("2.20") else Version("3.8")
+    return Version("3.9") if Version(_ansible_core()) >= Version("2.20") else Version("3.8")
+
+
+def _ansible_core() -> str:
+    """The version of the installed ansible-core, by the name of its metadata's folder: reading that takes 8 ms more."""
+    for folder in Path(sysconfig.get_paths()["purelib"]).glob("ansible_core-*.dist-info"):
+        return folder.name.removeprefix("ansible_core-").removesuffix(".dist-info")
+    from importlib.metadata import version
+
+    return version("ansible-core")
 
 
 def node_tools(
