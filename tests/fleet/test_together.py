@@ -1,17 +1,20 @@
-"""Two real SSH nodes that meet in a joint smoke test: torchrun on each, gloo between them."""
+"""Two real SSH nodes that meet in a joint smoke test and in a stack's own run: torchrun on each, gloo between them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.world import Done
 from tests.fleet.fleet_world import FleetWorld, by_node
 from tests.fleet.nodes import Node
 from tests.support.torch_stack import torch_stack
+from tests.support.training import REFERENCE, SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.torch, pytest.mark.timeout(1500)]
 StartNodes = Callable[..., list[Node]]
@@ -21,7 +24,10 @@ JOINT = "smoke/nodes/all-reduce"
 @pytest.fixture
 def nodes_world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
     world = FleetWorld(tmp_path, standalone_python)
-    torch_stack(world, interpreters=["standalone"])
+    source = {**world.repository("megatron", {"pretrain_gpt.py": SCRIPT}), "install": "path"}
+    torch_stack(world, interpreters=["standalone"], sources=[source])
+    path = world.work / "tiny.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
     return world
 
 
@@ -30,7 +36,7 @@ def joint(done: Done) -> list[dict[str, Any]]:
     return [check for node in by_node(done).values() for check in node["checks"] if check["name"] == JOINT]
 
 
-def test_nodes_meet_after_provisioning_and_a_node_that_cannot_is_named(
+def test_nodes_meet_after_provisioning_and_in_the_stacks_own_run_and_a_node_that_cannot_is_named(
     fleet: StartNodes, nodes_world: FleetWorld
 ) -> None:
     nodes = fleet(2, kind="bare")
@@ -45,6 +51,20 @@ def test_nodes_meet_after_provisioning_and_a_node_that_cannot_is_named(
     assert first["metrics"] == second["metrics"]
     again = nodes_world.fleet("provision")
     assert (again.rc, joint(again)) == (0, []), "nothing was changed, nothing is tried again"
+
+    # The stack's own run on both, which know each other's names, as torchrun wants it: measured and reported.
+    names = "".join(f"{node.address} {node.run(['hostname']).stdout.strip()}\n" for node in nodes)
+    for node in nodes:
+        node.run(["sh", "-c", 'printf %s "$0" >>/etc/hosts', names])
+    done = nodes_world.fleet("bench", "./tiny.yaml", "--nodes", "2", "--gpus-per-node", "1", timeout=600)
+    check = by_node(done)[nodes[0].address]["checks"][-1]
+    assert (done.rc, check["name"], check["status"]) == (0, "bench", "passed"), check["details"]
+    assert (check["metrics"][0]["n"], check["details"]["warm_up"]) == (7, 3)
+    assert check["comparison"]["verdict"] == "not-comparable"
+    log = (nodes_world.last_run / "logs" / "bench-1.log").read_text()
+    losses = [float(found) for found in re.findall(r"^1: .* iteration .*lm loss: (\S+)", log, re.M)]
+    assert len(losses) == 10 and losses[-1] < losses[0] / 10, log
+    assert "not comparable" in (nodes_world.last_run / "report.html").read_text()
 
     # Asked for, it runs again; now the way to the first node is closed for one of them.
     nodes[1].run(["ip", "route", "add", "blackhole", f"{nodes[0].address}/32"])
