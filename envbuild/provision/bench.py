@@ -105,8 +105,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
         facts = log.facts or facts
         wrong = log.failure or (CUT if text.startswith(CUT) else _too_few(told, found))
         if wrong:
-            ended = "" if log.late or not last else f": {last_lines(last.splitlines()[-1])}"
-            failures.append(f"run {number}: {wrong}{ended}")
+            failures.append(f"run {number}: {wrong}{'' if log.late else _end(text)}")
             break
     details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values}
     seconds = round(time.monotonic() - began, 1)
@@ -132,6 +131,13 @@ def _too_few(told: Bench, found: Sequence[float]) -> str:
     if len(found) >= told.least:
         return ""
     return f"its log has {len(found)} of at least {told.least} lines with `{told.metric}` after its warm-up"
+
+
+def _end(text: str) -> str:
+    """The last line of a log; where lines name ranks, of these: shells and srun say only that they ended."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last = [*lines[-1:], *(line for line in lines if _RANKED.match(line))][-1:]
+    return f": {last_lines(last[0])}" if last else ""
 
 
 def _last_lines(text: str) -> str:

@@ -88,5 +88,12 @@ def test_a_run_that_crashed_says_its_last_line(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("starting\nbash: line 29: srun: command not found\n")
     check = checked(Log(tmp_path / "log", failure="it ended with exit code 127"))
     assert check.says == "run 1: it ended with exit code 127: bash: line 29: srun: command not found"
+    (tmp_path / "ranks").write_text(
+        "0: meeting\n1: no address of node2\nsrun: error: node2: task 1: Exited\nTerminated\n"
+    )
+    ranked = checked(Log(tmp_path / "ranks", failure="node2: it ended with exit code 1"))
+    assert ranked.says == "run 1: node2: it ended with exit code 1: 1: no address of node2", (
+        "of a rank, where one is named"
+    )
     late = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
     assert late.says == "run 1: timed out after 30 s", "its last line says nothing of why"
