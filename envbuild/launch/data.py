@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from envbuild.model.stack import Stack
 
 _PACKED = ".xz"
+_STAND_INS = "stand-ins"  # the folder of modules
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """`files`: what each synthetic file is, by its name; then the commands, all in the folder of the data."""
+    """`files`: what each synthetic file is, by its name, and what stands in for modules, in a folder of its own.
+
+    Then the commands, all in the folder of the data.
+    """
 
     files: Mapping[str, str]
     commands: tuple[Command, ...]
@@ -43,12 +47,16 @@ def preparation(stack: Stack, place: Place) -> Preparation:
             "data-unknown",
             f"the stack {stack.name} does not say how its data are made",
             why="its file has no `reference: prepare:`, or no file of `reference: data:` with `synthetic:`",
-            hint="megatron-deepspeed-slurm and megatronapp do",
+            hint="megatron-deepspeed-slurm, megatron-deepspeed-alcf and megatronapp do",
         )
     packed = {file.name for file in reference.data if file.name.endswith(_PACKED)}
     values = {"source": place.source(data.source, data.folder)}
+    environment = {"PYTHONDONTWRITEBYTECODE": "1"}
+    if reference.unused:
+        made |= {f"{_STAND_INS}/{module}.py": "unused" for module in reference.unused}
+        environment["PYTHONPATH"] = f"{place.output}/{_STAND_INS}"
     commands = [
-        Command(argv=fill(words, values), directory=place.output, environment={"PYTHONDONTWRITEBYTECODE": "1"})
+        Command(argv=fill(words, values), directory=place.output, environment=environment)
         for words in reference.prepare
         # Synthetic files are not packed.
         if not (words[0] == "xz" and packed.intersection(words))

@@ -127,7 +127,7 @@ class DataFile(StrictModel):
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     url: WebUrl | None = None
     sha256: Sha256 | None = None
-    synthetic: Literal["corpus", "merges", "vocabulary"] | None = None
+    synthetic: Literal["corpus", "merges", "sequences", "vocabulary"] | None = None
     note: Text | None = None
 
 
@@ -135,8 +135,9 @@ class Reference(StrictModel):
     """All tables of one stack; `prepare` are the argument lists that make the data, run in the folder of the data.
 
     `{source}` in them is the folder that `launch` runs in. A first one that only unpacks a file of `data` is not run on
-    a synthetic one, which is not packed. `no_data`: why no small data can be made with the stack's own tool.
-    `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands of them.
+    a synthetic one, which is not packed. `unused`: modules that these commands import and use nothing of; one that
+    does nothing stands in for each, whether it is there or not. `no_data`: why no small data can be made with the
+    stack's own tool. `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands of them.
     """
 
     models: tuple[ModelSize, ...] = ()
@@ -148,6 +149,7 @@ class Reference(StrictModel):
     memory: MemoryModel | None = None
     data: tuple[DataFile, ...] = ()
     prepare: tuple[tuple[Text, ...], ...] = ()
+    unused: tuple[Name, ...] = ()
     no_data: Text | None = None
     launch: LaunchData | None = None
     bench: Bench | None = None

@@ -42,6 +42,7 @@ def make(stack: Stack, place: Place) -> dict[str, str]:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as staging:
         there = preparation(stack, place.model_copy(update={"output": staging}))
         for name, kind in there.files.items():
+            Path(staging, name).parent.mkdir(exist_ok=True)
             training_data.write_file(kind, str(Path(staging, name)))
         for command in there.commands:
             _run(command_text(command, activate), command.argv[:2])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,40 @@ def test_the_data_of_megatronapp_have_the_names_that_its_launch_reads(built: Pla
     assert {f"{read[0]}.bin", f"{read[0]}.idx", *read[1:]} <= made.keys()
 
 
-@pytest.mark.parametrize("name", ["megatron-alpa", "megatron-deepspeed-alcf", "opt-175b"])
+def test_the_data_of_alcf_have_the_names_that_its_launch_reads_and_need_no_module_that_its_tool_does_not_use(
+    built: Place,
+) -> None:
+    tool = Path(built.environment, "src/megatron-deepspeed/tools/preprocess_data.py")
+    # As the tool does: it takes a class of what it may not have, for a way that is not gone.
+    tool.write_text(
+        "try:\n    import nltk\nexcept ImportError:\n    pass\n"
+        "class Kept(nltk.tokenize.punkt.PunktLanguageVars):\n    pass\n"
+        "assert nltk.__spec__.origin.startswith(__import__('os').getcwd())\n"
+        + TOOL.replace('("input",', '("json-keys", "input",').replace('parser.add_argument("--dataset-impl"', "print(")
+        .replace(", required=True)\nparser", ")\nparser").replace('["text"]', '["sequence"]')
+        .replace('"_text_document"', '"_" + args.json_keys + "_document"')
+    )  # fmt: skip
+    made = make(stack("megatron-deepspeed-alcf"), built)
+    defaults = stack("megatron-deepspeed-alcf").reference.launch.defaults  # type: ignore[union-attr]
+    name = defaults["DATA_TYPE"]
+    assert {f"{name}.bin", f"{name}.idx", "gpt2-vocab.json", "gpt2-merges.txt"} <= made.keys()
+    assert {path.name for path in Path(built.output).iterdir()} == set(made), (
+        "what stands in for nltk is not among them"
+    )
+
+
+def test_what_stands_in_for_a_module_lends_classes_and_does_nothing(tmp_path: Path) -> None:
+    training_data.write_file("unused", str(tmp_path / "nltk.py"))
+    text = (tmp_path / "nltk.py").read_text()
+    space: dict[str, Any] = {}
+    exec(compile(text, "nltk.py", "exec"), space)
+    name = space["__getattr__"]("tokenize").punkt.PunktLanguageVars
+    assert issubclass(type("Kept", (name,), {}), name)
+    with pytest.raises(AttributeError, match="stands in"):
+        name().tokenize("a sentence")
+
+
+@pytest.mark.parametrize("name", ["megatron-alpa", "opt-175b"])
 def test_a_stack_whose_tool_cannot_make_data_says_why(built: Place, name: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
         make(stack(name), built)

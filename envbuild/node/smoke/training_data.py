@@ -10,6 +10,22 @@ _LENGTH = 400
 _MERGES = ("t h", "h e", "i n", "e r", "a n")
 _WORDS = ("the", "then", "other", "another", "inner", "thin", "hand", "ran", "hen", "tin")
 _UINT16 = 8  # the number of the type in Megatron's index files
+# Every name in it is a class that has every name: one may be derived from, and nothing of it does anything.
+_UNUSED = """class _Names(type):
+    def __getattr__(cls, name):
+        return cls
+
+
+class _Unused(metaclass=_Names):
+    def __getattr__(self, name):
+        raise AttributeError("%s: this module stands in for one that is not used" % name)
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Unused
+"""
 
 
 def write(kind: str, folder: str) -> None:
@@ -31,7 +47,9 @@ def _gpt2(folder: str) -> None:
 
 
 def write_file(kind: str, path: str) -> None:
-    """One text file: GPT-2's `vocabulary` or `merges`, or a `corpus`, a JSON line a document. Raises KeyError."""
+    """One text file: GPT-2's `vocabulary` or `merges`; a `corpus`, a JSON line a document, or `sequences`, the same
+    under that key; `unused`, a module that stands in for one that is imported and not used. Raises KeyError.
+    """
     text = _FILES[kind]()
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
@@ -42,12 +60,12 @@ def _vocabulary() -> "list[str]":
     return _symbols() + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
 
 
-def _corpus() -> str:
+def _corpus(key: str = "text") -> str:
     """Documents that go through the words in steps of their own, as `_document` goes through numbers."""
     lines = []
     for number in range(_DOCUMENTS):
         words = [_WORDS[(number * 7 + place * (1 + number % 3)) % len(_WORDS)] for place in range(_LENGTH)]
-        lines.append(json.dumps({"text": " ".join(words)}) + "\n")
+        lines.append(json.dumps({key: " ".join(words)}) + "\n")
     return "".join(lines)
 
 
@@ -81,4 +99,6 @@ _FILES = {
     "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
     "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",
     "corpus": _corpus,
+    "sequences": lambda: _corpus("sequence"),
+    "unused": lambda: _UNUSED,
 }
