@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Hashable, Sequence
@@ -317,9 +318,18 @@ def figure(name: str) -> str:
     return next((match.expand(words) for form, words in _FIGURES if (match := form.fullmatch(name))), name)
 
 
-def of_smaller_size(name: str) -> bool:
-    """Whether a figure is of a smaller size than the one of its kind that floors are about."""
-    return re.fullmatch(r"gemm_\w+_\d+_tflops|all_reduce_\d+_mib_busbw_gbps", name) is not None
+_SIZED = re.compile(r"(gemm_\w+?|all_reduce)(?:_(\d+)(?:_mib)?)?_(?:tflops|busbw_gbps)")
+
+
+def of_smaller_size(metric: Metric, check: Check) -> bool:
+    """Whether a figure of a check is of a smaller size than another one of its kind there; no size is the largest."""
+    kind, size = _kind_and_size(metric)
+    return any(theirs == kind and size < other for theirs, other in map(_kind_and_size, check.metrics))
+
+
+def _kind_and_size(metric: Metric) -> tuple[str, float]:
+    match = _SIZED.fullmatch(metric.name)
+    return (match[1], float(match[2] or "inf")) if match else (metric.name, math.inf)
 
 
 def below_floor(metric: Metric) -> bool:

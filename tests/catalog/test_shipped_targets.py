@@ -68,7 +68,7 @@ def test_the_variables_of_ndv4_name_the_topology_only_where_it_exists() -> None:
     environment = shipped("azure-nd96").environment
     assert environment["NCCL_TOPO_FILE"] == EnvPath.from_plain({"path": "/opt/microsoft/ndv4-topo.xml", "if": "exists"})
     assert environment["NCCL_IB_PCI_RELAXED_ORDERING"] == "1"
-    assert shipped("azure-nd96").floors == {"all_reduce_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
+    assert shipped("azure-nd96").floors == {"all_reduce_8192_mib_busbw_gbps": 228, "multi_node_busbw_gbps": 185}
 
 
 def test_missing_peer_access_is_expected_of_geforce_cards_alone() -> None:
@@ -158,7 +158,7 @@ def test_a_user_file_overrides_every_part(tmp_path: Path) -> None:
     assert "NCCL_TOPO_FILE" not in target.environment
     assert target.environment["NCCL_DEBUG"] == "WARN"
     assert (target.expects.gpu, target.expects.driver) == ("A100-SXM4-80GB", ">=525")
-    assert target.floors == {"all_reduce_busbw_gbps": 228}
+    assert target.floors == {"all_reduce_8192_mib_busbw_gbps": 228}
 
 
 def test_who_names_the_hosts_is_replaced_not_merged(tmp_path: Path) -> None:

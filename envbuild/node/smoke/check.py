@@ -54,6 +54,8 @@ class Part:
         self.failures: list[str] = []
         self.missed: list[str] = []
         self.metrics: list[Json] = []
+        self.left_out: dict[str, str] = {}  # metrics that could not be measured here, and why
+        self.stands_for: dict[str, str] = {}  # other names of metrics in floors
         self.details: Json = {}
         self.says = ""
         self.skipped = ""

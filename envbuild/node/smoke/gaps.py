@@ -18,6 +18,10 @@ def gaps(spec: "Spec", items: "list[Json]", checks: "list[Json]") -> "list[Json]
         found.append(dict(_gap("smoke/only", says), details={"only": list(spec.only)}))
     elif "torch" in sound and names == {"sound"}:
         found.append(_gap("smoke/training", "nothing was computed, torch was imported only (smoke: sound alone)"))
+    floors = [each for check in checks for each in sorted(check["details"].get("floors_not_checked", {}).items())]
+    if floors:
+        says = "; ".join("%s was not measured: %s" % each for each in floors)
+        found.append(_gap("smoke/floors", "floors that nothing was compared with: %s" % says))
     if "step" in names and not spec.cuda and not spec.trial:
         says = "no usable GPU here: the stack's own training script was not run (`smoke --cpu-trial` tries it)"
         found.append(_gap("smoke/step", says))

@@ -12,6 +12,9 @@ CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp
 _CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_device_gbps")
 # Part of the other GPUs' speed that one must have: GPUs of one host lay within 6 % of each other on H200.
 _SLOW = 0.85
+_BUS = "all_reduce_%d_mib_busbw_gbps"
+# A floor that names no size is about the largest one that is ever summed.
+_BUS_LARGEST = "all_reduce_busbw_gbps"
 
 
 def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
@@ -140,11 +143,11 @@ def _judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) ->
     timed = [list(fact.get("timed") or []) for fact in facts]
     sizes = [[size for size, _ in each] for each in timed]
     if not sizes[0] or any(each != sizes[0] for each in sizes) or not all(took for each in timed for _, took in each):
-        part.failures.append("the metric all_reduce_busbw_gbps was not reported by every rank")
+        part.failures.append("the bus bandwidth of the all-reduce was not reported by every rank")
         return
     for index, size in enumerate(sizes[0]):
         slowest = [max(repeat) for repeat in zip(*(each[index][1] for each in timed))]  # noqa: B905 - of 3.10
-        # The largest one is what floors are about: there the links are the limit.
-        label = "" if size == sizes[0][-1] else "%d_mib_" % (size >> 20)
-        part.add_metric(bus_bandwidth("all_reduce_%sbusbw_gbps" % label, slowest, float(size), world))
+        part.add_metric(bus_bandwidth(_BUS % (size >> 20), slowest, float(size), world))
     part.details["bytes"] = int(sizes[0][-1])
+    part.left_out = {_BUS % (size >> 20): str(why) for size, why in facts[0].get("left_out") or []}
+    part.stands_for = {_BUS_LARGEST: [_BUS % (sizes[0][-1] >> 20), *part.left_out][-1]}

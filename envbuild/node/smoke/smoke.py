@@ -133,11 +133,15 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
 def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = True) -> None:
     """Compare medians with floors by name; of a `whole` item a floor without its metric is a failure of the last part.
 
-    Other checks of the item may have it.
+    Other checks of the item may have it. What could not be measured here is told in the details of its part.
     """
-    for name, floor in sorted(floors.items()):
+    for given, floor in sorted(floors.items()):
+        name = next((part.stands_for[given] for part in parts if given in part.stands_for), given)
+        unable = [part for part in parts if name in part.left_out]
+        for part in unable:
+            part.details.setdefault("floors_not_checked", {})[name] = part.left_out[name]
         holders = [(part, metric) for part in parts for metric in part.metrics if metric["name"] == name]
-        if not holders and whole:
+        if not holders and not unable and whole:
             parts[-1].failures.append("the floor %s has no metric of that name" % name)
         for part, metric in holders:
             metric["floor"] = floor

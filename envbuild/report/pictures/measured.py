@@ -18,10 +18,11 @@ def picture(evidence: Evidence) -> Picture | None:
     """One line for each figure, from 0 to the greatest that was seen or asked for."""
     by_name: dict[str, list[Found]] = {}
     for node in evidence.nodes:
-        for metric in (metric for check in node.checks for metric in check.metrics):
-            # Smaller sizes have a picture of their own.
-            if metric.floor is not None or not of_smaller_size(metric.name):
-                by_name.setdefault(metric.name, []).append((node.node, metric))
+        for check in node.checks:
+            for metric in check.metrics:
+                # Smaller sizes have a picture of their own.
+                if metric.floor is not None or not of_smaller_size(metric, check):
+                    by_name.setdefault(metric.name, []).append((node.node, metric))
     if not by_name:
         return None
     shapes = [shape for index, found in enumerate(by_name.values()) for shape in line(found, index * HIGH)]

@@ -72,5 +72,5 @@ def _picture(kind: str, by_size: dict[int, list[Found]]) -> Picture:
     headers = ("Node", "Size", "Median", "Least", "Greatest", "Floor", "n", "Unit")
     table = Table(headers, tuple(rows[:TABLE]), 2, max(0, len(rows) - TABLE))
     keys = (("range", "least to greatest"), ("median", "median of a node"), *((("floor", "floor"),) if floors else ()))
-    title = f"{figure(every[-1].name)}, by size"
+    title = f"{figure(kind + ('_busbw_gbps' if kind == 'all_reduce' else '_tflops'))}, by size"
     return Picture(f"sizes-{kind.replace('_', '-')}", title, says, HIGH * len(by_size), tuple(shapes), table, keys)

@@ -17,7 +17,7 @@ from envbuild.report.view import below_floor
 _KNOWN = frozenset(
     "record required stamp packages link files bytecode pack ensure post-link activation clobbered bench".split()  # noqa: SIM905
 )
-_ALWAYS = frozenset({"nodes", "cuda", "full", "only"})
+_ALWAYS = frozenset({"nodes", "cuda", "floors", "full", "only"})
 _ITEM = {"step-cpu-trial": "step"}
 
 

@@ -71,7 +71,7 @@ def _figures(evidence: Evidence) -> Iterator[Claim]:
     for node in evidence.nodes:
         for check in node.checks:
             for metric in check.metrics:
-                if metric.floor is None and of_smaller_size(metric.name):
+                if metric.floor is None and of_smaller_size(metric, check):
                     continue  # in the table behind their picture
                 by_name.setdefault(metric.name, []).append((node.node, metric, check))
     for name, found in by_name.items():

@@ -167,10 +167,47 @@ def test_all_reduce_takes_the_slowest_rank(environment: Path, tmp_path: Path) ->
     slow = "args['rank'] and c.facts({'timed': [[1048576, [0.1, 0.2]], [1000000000, [1.0, 0.1]]]})\nc.done()\n"
     gemm, reduce = machine(environment, tmp_path, GOOD_RANK + TIMED.replace("c.done()\n", "") + slow)
     assert (gemm.status, reduce.status) == ("passed", "passed")
-    assert [metric.name for metric in reduce.metrics] == ["all_reduce_1_mib_busbw_gbps", "all_reduce_busbw_gbps"]
+    assert [metric.name for metric in reduce.metrics] == [
+        "all_reduce_1_mib_busbw_gbps",
+        "all_reduce_953_mib_busbw_gbps",
+    ]
     assert (reduce.metrics[1].least, reduce.metrics[1].greatest) == (1.0, 4.0)
     assert math.isclose(reduce.metrics[0].least, 2**20 / 0.2 / 1e9)
     assert reduce.details["bytes"] == 1000000000
+
+
+@pytest.mark.parametrize("largest", ["all_reduce_8192_mib_busbw_gbps", "all_reduce_busbw_gbps"])
+def test_a_floor_of_a_size_that_does_not_fit_is_not_checked_and_one_of_another_size_is(
+    environment: Path, tmp_path: Path, largest: str
+) -> None:
+    """Without a size in its name a floor is about the largest one, on whatever GPU."""
+    left = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at most']]})\n"
+
+    def checks(floors: dict[str, float], rank: str = left) -> list[Check]:
+        item = {"name": "machine", "deadline": PATIENCE, "floors": floors}
+        programs = {"gemm": GOOD_GEMM + "c.done()\n", "copies": GOOD_COPIES + "c.done()\n"}
+        programs["allreduce"] = GOOD_RANK + rank + TIMED
+        return checks_of(environment, tmp_path, item, {name: BEGIN + text for name, text in programs.items()})
+
+    *_, reduce, gap = checks({largest: 100.0})
+    assert (reduce.status, gap.name, gap.status, gap.level) == ("passed", "smoke/floors", "skipped", "not-checked")
+    assert gap.says.endswith("all_reduce_8192_mib_busbw_gbps was not measured: a GPU has memory for 2048 MiB at most")
+    assert smoke.summary([check.to_json_dict() for check in (reduce, gap)])["exit"] == 0
+    assert all(metric.floor is None for metric in reduce.metrics), "no other size is compared with it"
+
+    *_, reduce, gap = checks({largest: 100.0, "all_reduce_1_mib_busbw_gbps": 100.0})
+    assert "all_reduce_1_mib_busbw_gbps is 0.01049 GB/s, below its floor 100" in reduce.says
+    assert gap.name == "smoke/floors"
+    reduce = checks({"all_reduce_3_mib_busbw_gbps": 1.0})[-1]
+    assert reduce.says == "the floor all_reduce_3_mib_busbw_gbps has no metric of that name"
+
+
+def test_a_floor_without_a_size_is_about_the_largest_one(environment: Path, tmp_path: Path) -> None:
+    item = {"name": "machine", "deadline": PATIENCE, "floors": {"all_reduce_busbw_gbps": 5.0}}
+    programs = {"gemm": GOOD_GEMM + "c.done()\n", "copies": GOOD_COPIES + "c.done()\n", "allreduce": GOOD_RANK + TIMED}
+    checks = checks_of(environment, tmp_path, item, {name: BEGIN + text for name, text in programs.items()})
+    assert checks[-1].says == "all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 5"
+    assert smoke.summary([check.to_json_dict() for check in checks])["exit"] == 6
 
 
 def test_a_wrong_sum_fails_even_when_fast(environment: Path, tmp_path: Path) -> None:
@@ -178,14 +215,14 @@ def test_a_wrong_sum_fails_even_when_fast(environment: Path, tmp_path: Path) -> 
     reduce = machine(environment, tmp_path, GOOD_RANK + wrong + TIMED)[1]
     assert reduce.status == "failed"
     assert "wrong sum" in reduce.says
-    assert reduce.metrics[-1].name == "all_reduce_busbw_gbps"
+    assert reduce.metrics[-1].name == "all_reduce_953_mib_busbw_gbps"
 
 
 def test_fewer_ranks_than_asked_is_a_failure(environment: Path, tmp_path: Path) -> None:
     absent = "if args['rank']: c.done(); sys.exit()\n"
     failures = machine(environment, tmp_path, absent + GOOD_RANK + TIMED)[1].details["failures"]
     assert "2 ranks were asked for and 1 took part: [0]" in failures
-    assert "the metric all_reduce_busbw_gbps was not reported by every rank" in failures
+    assert "the bus bandwidth of the all-reduce was not reported by every rank" in failures
     alone = machine(environment, tmp_path, "args['world'] = 1\n" + GOOD_RANK + TIMED)[1]
     assert "rank 0 says it is one of 1 ranks with gloo" in alone.details["failures"]
 
@@ -322,4 +359,4 @@ def test_missing_gpus_are_told_where_products_are_not_asked_for(
 def test_a_rank_without_its_times_is_a_missing_metric(environment: Path, tmp_path: Path) -> None:
     empty = "c.facts({'timed': [[1048576, []]]})\nc.done()\n"
     reduce = machine(environment, tmp_path, GOOD_RANK + empty)[1]
-    assert "the metric all_reduce_busbw_gbps was not reported by every rank" in reduce.details["failures"]
+    assert "the bus bandwidth of the all-reduce was not reported by every rank" in reduce.details["failures"]

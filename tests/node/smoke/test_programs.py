@@ -68,7 +68,7 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
     assert found[4].metrics[0].n == 59
     measured = {metric.name: metric.n for check in found[1:4] for metric in check.metrics}
     kinds = [f"gemm_cpu_{kind}_{size}tflops" for kind in ("float32", "float64") for size in ("256_", "512_", "")]
-    sums = [f"all_reduce_{size}busbw_gbps" for size in ("1_mib_", "4_mib_", "")]
+    sums = [f"all_reduce_{size}busbw_gbps" for size in ("1_mib_", "4_mib_", "16_mib_")]
     assert measured == dict.fromkeys([*kinds, *sums, "copy_cpu_gbps"], 10)
     assert found[3].details["bytes"] == 16 << 20
     assert sum(1 for _ in environment.rglob("*")) == before
@@ -147,8 +147,27 @@ def test_copies_between_devices_are_a_matrix_and_a_damaged_one_is_named() -> Non
 def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
     programs = broken("allreduce", "_SECONDS = 10.0", "_SECONDS = 0.0")
     check = checks({"name": "machine", "deadline": 500}, programs, "machine/all-reduce")[0]
-    assert (check["status"], [metric["name"] for metric in check["metrics"]]) == ("passed", ["all_reduce_busbw_gbps"])
+    (metric,) = check["metrics"]
+    assert (check["status"], metric["name"]) == ("passed", "all_reduce_1_mib_busbw_gbps")
     assert check["details"]["bytes"] == 1 << 20
+
+
+def test_a_floor_of_a_size_that_gpus_have_no_memory_for_is_not_checked() -> None:
+    few = ("_CUDA_TIMED = ", "_CUDA_TIMED = (_MIB, 2 * _MIB)\n_UNUSED = ")
+    room = ("return int(torch.cuda.mem_get_info(device)[0]) // 5", "return _MIB")
+    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
+    spec.only, spec.gpus = ("machine/all-reduce",), 2
+    programs = behind_stand_ins("allreduce", few, room, ("dist.get_backend()", "backend"))
+    programs.update(behind_stand_ins("gpus"))
+    floors = {"all_reduce_1_mib_busbw_gbps": 1e-9, "all_reduce_2_mib_busbw_gbps": 1e9, "all_reduce_busbw_gbps": 1e9}
+    items = [{"name": "machine", "deadline": 500, "floors": floors}]
+    check, *others = smoke.smoke_items(spec, items, None, programs)
+    assert (check["status"], [metric["name"] for metric in check["metrics"]]) == (
+        "passed", ["all_reduce_1_mib_busbw_gbps"]
+    ), check  # fmt: skip
+    (left,) = [other for other in others if other["name"] == "smoke/floors"]
+    assert (left["status"], left["level"]) == ("skipped", "not-checked")
+    assert left["says"].endswith("all_reduce_2_mib_busbw_gbps was not measured: a GPU has memory for 1 MiB at most")
 
 
 def test_the_larger_model_trains_eagerly_and_compiled_and_tells_its_share_of_the_peak(tmp_path: Path) -> None:
@@ -206,5 +225,7 @@ def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:
         "copy_peer_gbps", "copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_device_gbps"
     ]  # fmt: skip
     assert [len(copies["details"][key]) for key in ("peer_gbps", "device_gbps", "host_to_device_gbps")] == [2, 2, 2]
-    assert [metric["name"] for metric in reduce["metrics"]] == ["all_reduce_1_mib_busbw_gbps", "all_reduce_busbw_gbps"]
+    assert [metric["name"] for metric in reduce["metrics"]] == [
+        "all_reduce_1_mib_busbw_gbps", "all_reduce_2_mib_busbw_gbps"
+    ]  # fmt: skip
     assert (reduce["details"]["ranks"], reduce["details"]["backend"], reduce["details"]["nvls"]) == (2, "nccl", None)

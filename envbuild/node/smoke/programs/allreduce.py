@@ -24,7 +24,7 @@ _DENSE = 16
 _CPU_SIZES = (1, 1000, 65537, 1 << 20)
 _CUDA_SIZES = (1, 1000, 65537, 1 << 24)
 _MIB = 1 << 20
-# Bytes. Floors of published figures are about the largest one: there the links are the limit.
+# Bytes. Floors of published figures are about large ones: there the links are the limit.
 _CPU_TIMED = (_MIB, 4 * _MIB, 16 * _MIB)
 _CUDA_TIMED = (_MIB, 16 * _MIB, 64 * _MIB, 512 * _MIB, 2048 * _MIB, 8192 * _MIB)
 _JOINT = 512 * _MIB  # between nodes, where there are GPUs
@@ -119,24 +119,32 @@ def _room(device: Any) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) // 8
 
 
-def by_size(channel: Channel, rank: int, world: int, device: Any) -> List[Tuple[int, List[float]]]:
-    """(bytes, seconds of each all-reduce on this rank), ever larger: as far as all ranks have memory and time."""
-    sizes = list(_CPU_TIMED)
+def by_size(channel: Channel, rank: int, world: int, device: Any) -> None:
+    """Tell (bytes, seconds of each all-reduce on this rank), ever larger, as far as all ranks have memory and time.
+
+    And of each size that is left out, why.
+    """
+    sizes, room = list(_CPU_TIMED), _CPU_TIMED[-1]
     if device.type == "cuda":
-        room = torch.tensor([_room(device)], device=device)
-        dist.all_reduce(room, op=dist.ReduceOp.MIN)
-        sizes = [size for size in _CUDA_TIMED if size <= int(room.item())]
+        least = torch.tensor([_room(device)], device=device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        sizes, room = list(_CUDA_TIMED), int(least.item())
     timed = []  # type: List[Tuple[int, List[float]]]
+    left_out = []  # type: List[Tuple[int, str]]
     for size in sizes:
+        if size > room:
+            left_out.append((size, "a GPU has memory for %d MiB at most" % (room >> 20)))
+            continue
         if timed:
             last, seconds = timed[-1]
             next_one = torch.tensor([max(seconds) * size / last * (_WARM_UP + _FEW)], device=device)
             dist.all_reduce(next_one, op=dist.ReduceOp.MAX)  # all ranks go on, or none
             if float(next_one.item()) > _SECONDS:
-                break
+                left_out.append((size, "it would take %.3g s" % float(next_one.item())))
+                continue
         repeats = _REPEATS if size <= 64 * _MIB else _FEW
         timed.append((size, bandwidth(channel, rank, world, device, size, repeats)[0]))
-    return timed
+    channel.facts({"timed": timed, "left_out": left_out})
 
 
 def _nvls(log: str) -> Optional[bool]:
@@ -171,7 +179,8 @@ def main() -> None:
     )
     channel.facts({"rank": dist.get_rank(), "world": dist.get_world_size(), "backend": dist.get_backend()})
     correctness(channel, rank, world, device)
-    channel.facts({"timed": by_size(channel, rank, world, device), "nvls": _nvls(log)})
+    by_size(channel, rank, world, device)
+    channel.facts({"nvls": _nvls(log)})
     channel.stage("leaving the group")
     dist.barrier()
     dist.destroy_process_group()
