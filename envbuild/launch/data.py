@@ -41,7 +41,9 @@ def preparation(stack: Stack, place: Place) -> Preparation:
         raise EnvbuildError(
             "data-not-made", f"no small data can be made with the own tool of {stack.name}", why=reference.no_data
         )
-    made = {file.name.removesuffix(_PACKED): file.synthetic for file in reference.data if file.synthetic}
+    made: dict[str, str] = {
+        file.name.removesuffix(_PACKED): file.synthetic for file in reference.data if file.synthetic
+    }
     if not made or not reference.prepare:
         raise EnvbuildError(
             "data-unknown",

@@ -137,7 +137,8 @@ class Reference(StrictModel):
     `{source}` in them is the folder that `launch` runs in. A first one that only unpacks a file of `data` is not run on
     a synthetic one, which is not packed. `unused`: modules that these commands import and use nothing of; one that
     does nothing stands in for each, whether it is there or not. `no_data`: why no small data can be made with the
-    stack's own tool. `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands of them.
+    stack's own tool. `launch` are the words of the stack's own command; a recipe of `envbuild/launch` makes commands
+    of them.
     """
 
     models: tuple[ModelSize, ...] = ()

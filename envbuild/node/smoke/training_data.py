@@ -69,6 +69,10 @@ def _corpus(key: str = "text") -> str:
     return "".join(lines)
 
 
+def _sequences() -> str:
+    return _corpus("sequence")
+
+
 def _symbols() -> "list[str]":
     """GPT-2's 256 symbols, one for each byte: printable characters are themselves, the others start at U+0100."""
     plain = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
@@ -99,6 +103,6 @@ _FILES = {
     "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
     "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",
     "corpus": _corpus,
-    "sequences": lambda: _corpus("sequence"),
+    "sequences": _sequences,
     "unused": lambda: _UNUSED,
 }
