@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from collections.abc import Callable
 
 # A document counts up in steps of its own: what comes next is learnable, so that a loss can fall in few steps.
 _DOCUMENTS = 200
@@ -99,7 +100,7 @@ def _index(lengths: "list[int]") -> bytes:
 
 
 _KINDS = {"gpt2": _gpt2}
-_FILES = {
+_FILES: "dict[str, Callable[[], str]]" = {
     "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
     "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",
     "corpus": _corpus,
