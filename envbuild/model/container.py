@@ -40,7 +40,8 @@ def _mount(value: str) -> str:
     return value
 
 
-def _not_option(value: str) -> str:
+def not_option(value: str) -> str:
+    """A value that no program takes for an option."""
     if not value or value.startswith("-"):
         raise ValueError("must not be empty or start with '-'")
     return value
@@ -53,7 +54,7 @@ def _device(value: str) -> str:
 
 
 Word = Annotated[Text, AfterValidator(_word)]
-File = Annotated[Text, AfterValidator(_not_option)]
+File = Annotated[Text, AfterValidator(not_option)]
 Here = Annotated[Text, Field(pattern=r"^(/|~/)")]
 Mount = Annotated[Text, AfterValidator(_mount)]
 Device = Annotated[Text, AfterValidator(_device)]

@@ -6,16 +6,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from envbuild.model.common import AbsPath, EnvName, HostName, Name, StrictModel, Text, settable
-from envbuild.model.container import ContainerSettings
+from envbuild.model.container import ContainerSettings, not_option
 from envbuild.model.stack import BaseKind, EnvironmentValue
 
 _PLACEHOLDERS = re.compile(r"\{[^{}]*\}")
-
-
-def _not_option(value: str) -> str:
-    if not value or value.startswith("-"):
-        raise ValueError("must not be empty or start with '-'")
-    return value
 
 
 def _path_template(value: str) -> str:
@@ -35,14 +29,14 @@ def _path_template(value: str) -> str:
 
 
 def _host(value: str) -> str:
-    _not_option(value)
+    not_option(value)
     if "{{" in value or any(c.isspace() for c in value):
         raise ValueError("a host holds no spaces and no '{{'")
     return value
 
 
 PathTemplate = Annotated[Text, AfterValidator(_path_template)]
-FileText = Annotated[Text, AfterValidator(_not_option)]
+FileText = Annotated[Text, AfterValidator(not_option)]
 Host = Annotated[Text, AfterValidator(_host)]
 Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from envbuild.node import paths
+from envbuild.node import paths, read_text
 from envbuild.node.conda import placeholders
 from envbuild.node.conda.layout import label
 from envbuild.node.packages import installed
@@ -27,10 +27,7 @@ _DIST = re.compile(r"\Alib/python[^/]+/site-packages/([^/]+?)(?:-[^/]*)?\.(?:dis
 
 def names(environment: str) -> "list[str]":
     """`name-version-build` of every conda package, sorted; empty where the environment has none. Reads no file."""
-    try:
-        found = os.listdir(os.path.join(environment, FOLDER))
-    except OSError:
-        return []
+    found = read_text.names(os.path.join(environment, FOLDER))
     return sorted(name[: -len(".json")] for name in found if name.endswith(".json"))
 
 
@@ -139,8 +136,7 @@ def _tidied(rows: "list[Json]") -> "Iterator[Json]":
 
 def _settle(environment: str) -> None:
     """As in a virtual environment: no byte code, which was made elsewhere, and modes as the umask has them."""
-    mask = os.umask(0o022)
-    os.umask(mask)
+    mask = paths.umask()
     for folder, names, files in os.walk(environment):
         if "__pycache__" in names:
             names.remove("__pycache__")

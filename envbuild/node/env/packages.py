@@ -259,12 +259,8 @@ def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "li
 
 def _moved(tool: "uv.Uv", environment: str, group: "Group") -> Json:
     """For `progress`: what uv has fetched and unpacked, then how many of the packages are in the environment."""
-    there = {
-        installed.normal_name(name.split("-")[0])
-        for site in installed.site_packages(environment)
-        for name in names(os.path.join(environment, site))
-        if name.endswith(".dist-info")
-    }
+    folders = map(os.path.basename, installed.dist_infos(environment))
+    there = {installed.normal_name(name.split("-")[0]) for name in folders}
     count = sum(installed.normal_name(each["name"]) in there for each in group.packages)
     if count:
         return {"phase": "installing packages", "done": count, "total": len(group.packages), "unit": "packages"}
