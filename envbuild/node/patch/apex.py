@@ -35,7 +35,7 @@ def _envbuild_cuda_check(check, cuda_dir):
 
 
 def _calls(source: "Source", name: str) -> "list[ast.Call]":
-    found = [node for node in ast.walk(source.tree()) if isinstance(node, ast.Call) and dotted(node.func) == name]
+    found = [node for node in source.every(ast.Call) if dotted(node.func) == name]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
@@ -73,10 +73,10 @@ def _check_check(source: "Source") -> None:
 def _one_digit(source: "Source") -> "list[ast.Subscript]":
     """`release[1][0]`: one character of the minor version."""
     found = []
-    for node in ast.walk(source.tree()):
-        if isinstance(node, ast.Subscript) and _index(node) == 0:
-            inner = node.value
-            if isinstance(inner, ast.Subscript) and _index(inner) == 1 and dotted(inner.value) == "release":
+    for node in source.every(ast.Subscript):
+        inner = node.value
+        if _index(node) == 0 and isinstance(inner, ast.Subscript) and _index(inner) == 1:
+            if dotted(inner.value) == "release":
                 found.append(node)
     return found
 
@@ -110,7 +110,7 @@ def _find_home(source: "Source") -> "list[Change]":
     calls = _unguarded(source)
     if not calls:
         return []
-    returns = [n for d in source.functions(_PARSER) for n in ast.walk(d) if isinstance(n, ast.Return)]
+    returns = [node for function in source.functions(_PARSER) for node in source.every(ast.Return, function)]
     sizes = {len(node.value.elts) if isinstance(node.value, ast.Tuple) else 0 for node in returns}
     if sizes == {2} and _imports(source, "packaging.version", "parse"):
         nothing = '("", parse("0"))'
@@ -129,10 +129,8 @@ def _find_home(source: "Source") -> "list[Change]":
 
 def _imports(source: "Source", module: str, name: str) -> bool:
     return any(
-        isinstance(node, ast.ImportFrom)
-        and node.module == module
-        and any(a.name == name and not a.asname for a in node.names)
-        for node in source.tree().body
+        node.module == module and any(a.name == name and not a.asname for a in node.names)
+        for node in source.top(ast.ImportFrom)
     )
 
 

@@ -124,15 +124,13 @@ def _find_cython(source: "Source") -> "list[Change]":
 
 def _cython_in_setup(source: "Source") -> "list[Change]":
     out = []
-    for node in ast.walk(source.tree()):
-        if not isinstance(node, ast.Call) or dotted(node.func).split(".")[-1] != "setup":
-            continue
-        for keyword in node.keywords:
-            if keyword.arg in ("setup_requires", "install_requires") and isinstance(keyword.value, ast.List):
-                for item in keyword.value.elts:
-                    if str(constant(item)).lower() == "cython":
-                        start, end = source.span(item)
-                        out.append(Change(start + 1, end - 1, _CYTHON))
+    setups = [call for call in source.every(ast.Call) if dotted(call.func).split(".")[-1] == "setup"]
+    for keyword in [each for call in setups for each in call.keywords]:
+        if keyword.arg in ("setup_requires", "install_requires") and isinstance(keyword.value, ast.List):
+            for item in keyword.value.elts:
+                if str(constant(item)).lower() == "cython":
+                    start, end = source.span(item)
+                    out.append(Change(start + 1, end - 1, _CYTHON))
     return out
 
 

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted
+from envbuild.node.patch.source_text import Change, Source, UnfitError, called, constant, dotted
 
 _ARCH = re.compile(r"arch=compute_[0-9]+[a-z]?,code=(?:sm|compute)_[0-9]+[a-z]?\Z")
 _GENCODE = "_envbuild_gencode"
@@ -62,8 +62,8 @@ def _tied(source: "Source") -> "list[ast.If]":
     return [
         node
         for function in source.functions("train_step")
-        for node in ast.walk(function)
-        if isinstance(node, ast.If) and _names(node.test, "share_word_embeddings") and _reduces(node)
+        for node in source.every(ast.If, function)
+        if _names(node.test, "share_word_embeddings") and _reduces(node)
     ]
 
 
@@ -72,8 +72,7 @@ def _names(node: "ast.AST", attribute: str) -> bool:
 
 
 def _reduces(node: "ast.If") -> bool:
-    calls = [dotted(each.func) for line in node.body for each in ast.walk(line) if isinstance(each, ast.Call)]
-    ends = {name.rsplit(".", 1)[-1] for name in calls}
+    ends = {name.rsplit(".", 1)[-1] for line in node.body for name in called(line)}
     return {"all_reduce", "get_embedding_group"} <= ends
 
 
@@ -100,17 +99,16 @@ def _check_tied(source: "Source") -> None:
 
 def _gencode_pairs(source: "Source") -> "Iterator[tuple[ast.expr, ast.expr]]":
     """Neighbours `-gencode`, `arch=…` in list literals."""
-    for node in ast.walk(source.tree()):
-        if isinstance(node, ast.List):
-            for number, one in enumerate(node.elts[:-1]):
-                if constant(one) == "-gencode" and _ARCH.match(str(constant(node.elts[number + 1]))):
-                    yield one, node.elts[number + 1]
+    for node in source.every(ast.List):
+        for number, one in enumerate(node.elts[:-1]):
+            if constant(one) == "-gencode" and _ARCH.match(str(constant(node.elts[number + 1]))):
+                yield one, node.elts[number + 1]
 
 
 def _gencode_appends(source: "Source") -> "Iterator[ast.Expr]":
     """Statements `x.append('-gencode')` and `x.append('arch=…')`."""
-    for node in ast.walk(source.tree()):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and len(node.value.args) == 1:
+    for node in source.every(ast.Expr):
+        if isinstance(node.value, ast.Call) and len(node.value.args) == 1:
             value = str(constant(node.value.args[0]))
             if dotted(node.value.func).endswith(".append") and (value == "-gencode" or _ARCH.match(value)):
                 yield node
@@ -119,8 +117,8 @@ def _gencode_appends(source: "Source") -> "Iterator[ast.Expr]":
 def _blanked(source: "Source") -> "list[ast.stmt]":
     """`os.environ["TORCH_CUDA_ARCH_LIST"] = …` at the top of the file."""
     found: list[ast.stmt] = []
-    for node in source.tree().body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
+    for node in source.top(ast.Assign):
+        target = node.targets[0]
         if isinstance(target, ast.Subscript) and source.code(target.value) == "os.environ":
             if "TORCH_CUDA_ARCH_LIST" in source.code(target):
                 found.append(node)
@@ -154,13 +152,9 @@ def _idle_versions(source: "Source", appends: "list[ast.Expr]") -> "list[ast.exp
     Kernels that were built ahead of time then start on nodes without nvcc.
     """
     found: list[ast.expr] = []
-    for function in [n for n in source.tree().body if isinstance(n, ast.FunctionDef) and n.name == "load"]:
-        for node in ast.walk(function):
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.value, ast.Call)
-                and isinstance(node.targets[0], ast.Tuple)
-            ):
+    for function in [each for each in source.top(ast.FunctionDef) if each.name == "load"]:
+        for node in source.every(ast.Assign, function):
+            if isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Tuple):
                 names = {dotted(name) for name in node.targets[0].elts} - {"_"}
                 three = len(node.targets[0].elts) == 3 and "bare_metal_version" in dotted(node.value.func)
                 if three and _only_in_tests(function, names, set(appends)):
@@ -187,20 +181,16 @@ def _is_idle(node: "ast.stmt", flags: "set[ast.Expr]") -> bool:
 def _check_arch(source: "Source") -> None:
     if any(True for _ in _gencode_pairs(source)) or any(True for _ in _gencode_appends(source)):
         raise UnfitError("a fixed -gencode flag is still there")
-    starred = [n for n in ast.walk(source.tree()) if isinstance(n, ast.Starred) and isinstance(n.value, ast.Call)]
-    if len([node for node in starred if dotted(node.value.func) == _GENCODE]) != 1:  # type: ignore[attr-defined]
+    starred = [node.value for node in source.every(ast.Starred)]
+    if len([call for call in starred if isinstance(call, ast.Call) and dotted(call.func) == _GENCODE]) != 1:
         raise UnfitError("the flags are not taken from %s exactly once" % _GENCODE)
 
 
 def _loads(source: "Source") -> "list[ast.Call]":
     """Calls of `cpp_extension.load`, ours left out."""
-    ours = [n for n in source.tree().body if isinstance(n, ast.FunctionDef) and n.name == _LOAD]
+    ours = [each for each in source.top(ast.FunctionDef) if each.name == _LOAD]
     inside = {node for function in ours for node in ast.walk(function)}
-    return [
-        node
-        for node in ast.walk(source.tree())
-        if isinstance(node, ast.Call) and dotted(node.func) == "cpp_extension.load" and node not in inside
-    ]
+    return [call for call in source.every(ast.Call) if dotted(call.func) == "cpp_extension.load" and call not in inside]
 
 
 def _find_load(source: "Source") -> "list[Change]":
@@ -212,7 +202,7 @@ def _find_load(source: "Source") -> "list[Change]":
         changes.append(Change(start, end, _LOAD))
     if not changes:
         return []
-    functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef)]
+    functions = source.top(ast.FunctionDef)
     if not functions:
         raise UnfitError("cpp_extension.load is called outside any function")
     at = source.line_start(source.span(functions[0])[0])

@@ -160,18 +160,17 @@ def _find_shared(source: "Source") -> "list[Change]":
 def _removals(source: "Source") -> "list[Change]":
     calls = [
         node
-        for node in ast.walk(source.tree())
-        if isinstance(node, ast.Call)
-        and dotted(node.func) == "os.system"
+        for node in source.every(ast.Call)
+        if dotted(node.func) == "os.system"
         and node.args
         and re.match(r"rm -rf /dev/shm/[a-z._]+\*\Z", str(constant(node.args[0])))
     ]
     if not calls:
         return []
-    if not any(isinstance(n, ast.Import) and any(a.name == "os" for a in n.names) for n in source.tree().body):
+    if not any(alias.name == "os" for node in source.top(ast.Import) for alias in node.names):
         raise UnfitError("does not import os at its top")
     out = [source.replaced(call, _REMOVE + "()") for call in calls]
-    functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef)]
+    functions = source.top(ast.FunctionDef)
     if not functions or functions[0].decorator_list:
         raise UnfitError("has no plain function at its top to put the helper before")
     at = source.line_start(source.span(functions[0])[0])
@@ -300,13 +299,11 @@ def _without_rdma(source: "Source") -> "list[Change]":
 def _plain_setup(source: "Source") -> "list[Change]":
     """Elements of lists: rdma-core's libraries go, and CUDA's folders are those of the CUDA that the build uses."""
     out = []
-    for each in [node for node in ast.walk(source.tree()) if isinstance(node, ast.List)]:
+    for each in source.every(ast.List):
         for number, one in enumerate(each.elts):
             text = str(constant(one))
             if text in ("rdmacm", "ibverbs"):
-                if number + 1 == len(each.elts):
-                    raise UnfitError("%s is the last element of its list" % text, source.span(one)[0])
-                out.append(Change(source.span(one)[0], source.span(each.elts[number + 1])[0], ""))
+                out.append(source.without(each.elts, number, text))
             elif text[:2] in ("-I", "-L") and text[2:].startswith(_CUDA):
                 out.append(source.replaced(one, _CUDA_NEW % (text[:2], text[2 + len(_CUDA) :])))
     return [*out, Change(0, 0, "import os\n", hit=False)] if out else []
@@ -315,7 +312,7 @@ def _plain_setup(source: "Source") -> "list[Change]":
 def _find_random(source: "Source") -> "list[Change]":
     """A loop that does nothing but fill gradients with random numbers, by whole lines."""
     out = []
-    for function in [node for node in ast.walk(source.tree()) if isinstance(node, ast.FunctionDef)]:
+    for function in source.every(ast.FunctionDef):
         for loop in [node for node in function.body if isinstance(node, ast.For)]:
             calls = [
                 one.value.func for one in loop.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)

@@ -21,14 +21,9 @@ _IMPORT = re.compile(r"\bnumpy\b(?:\s+as\s+(\w+))?")
 _SIX = ("inf", "nan")
 
 
-def _numpy_names(tree: "ast.Module") -> "set[str]":
-    return {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name == "numpy"
-    }
+def _numpy_names(source: "Source") -> "set[str]":
+    imported = [alias for node in source.every(ast.Import) for alias in node.names]
+    return {alias.asname or alias.name for alias in imported if alias.name == "numpy"}
 
 
 def _bound(tree: "ast.Module") -> "set[str]":
@@ -51,15 +46,11 @@ def _aliases(source: "Source") -> "list[ast.Attribute]":
     called = {match.group(1) or "numpy" for match in _IMPORT.finditer(source.text)}
     if not any(re.search(r"\b%s[\s\\]*\.[\s\\]*(%s)\b" % (name, "|".join(_ALIASES)), source.text) for name in called):
         return []
-    tree = source.tree()
-    numpy = _numpy_names(tree)
+    numpy = _numpy_names(source)
     return [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr in _ALIASES
-        and isinstance(node.value, ast.Name)
-        and node.value.id in numpy
+        for node in source.every(ast.Attribute)
+        if node.attr in _ALIASES and isinstance(node.value, ast.Name) and node.value.id in numpy
     ]
 
 
@@ -87,10 +78,8 @@ def _six(source: "Source") -> "list[ast.ImportFrom]":
     known = parents(source.tree())
     return [
         node
-        for node in ast.walk(source.tree())
-        if isinstance(node, ast.ImportFrom)
-        and node.module == "torch._six"
-        and not any(isinstance(each, ast.Try) for each in above(node, known))
+        for node in source.every(ast.ImportFrom)
+        if node.module == "torch._six" and not any(isinstance(each, ast.Try) for each in above(node, known))
     ]
 
 
@@ -116,25 +105,23 @@ def _find_primitive(source: "Source") -> "list[Change]":
     """Uses of `is_primitive_type` of the module `_utils` that is imported from omegaconf."""
     modules = [
         alias.asname or alias.name
-        for node in ast.walk(source.tree())
-        if isinstance(node, ast.ImportFrom) and node.module == "omegaconf"
+        for node in source.every(ast.ImportFrom)
+        if node.module == "omegaconf"
         for alias in node.names
         if alias.name == "_utils"
     ]
     return [
         source.replaced(node, dotted(node) + "_annotation")
-        for node in ast.walk(source.tree())
-        if isinstance(node, ast.Attribute) and node.attr == "is_primitive_type" and dotted(node.value) in modules
+        for node in source.every(ast.Attribute)
+        if node.attr == "is_primitive_type" and dotted(node.value) in modules
     ]
 
 
 def _find_load(source: "Source") -> "list[Change]":
     """Calls of `torch.load` that do not say whether they read weights only."""
     out = []
-    for node in ast.walk(source.tree()):
-        if not isinstance(node, ast.Call) or dotted(node.func) != "torch.load":
-            continue
-        if {"weights_only", None} & {keyword.arg for keyword in node.keywords}:
+    for node in source.every(ast.Call):
+        if dotted(node.func) != "torch.load" or {"weights_only", None} & {each.arg for each in node.keywords}:
             continue
         values = node.args + [keyword.value for keyword in node.keywords]
         if not values:

@@ -9,7 +9,7 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile("\r\n|\r|\n")
 _SHOWN = 3
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 class UnfitError(Exception):
@@ -100,13 +101,28 @@ class Source:
         """The change that puts `new` in the place of a syntax node."""
         return Change(*self.span(node), new, hit)
 
+    def without(self, elements: "list[ast.expr]", number: int, name: str) -> "Change":
+        """The change that takes an element out of a list, with the comma and the space up to the next."""
+        start = self.span(elements[number])[0]
+        if number + 1 == len(elements):
+            raise UnfitError("%s is the last element of its list" % name, start)
+        return Change(start, self.span(elements[number + 1])[0], "")
+
     def indent(self, where: int) -> str:
         """What stands between the start of its line and offset `where`."""
         return self.text[self.line_start(where) : where]
 
     def functions(self, *names: str) -> "list[ast.FunctionDef]":
         """The functions of these names, wherever they are defined."""
-        return [node for node in ast.walk(self.tree()) if isinstance(node, ast.FunctionDef) and node.name in names]
+        return [node for node in self.every(ast.FunctionDef) if node.name in names]
+
+    def every(self, kind: "type[_Node]", tree: "ast.AST | None" = None) -> "list[_Node]":
+        """The nodes of one kind, in the order of `ast.walk`, of the file or of one `tree` in it."""
+        return [node for node in ast.walk(tree or self.tree()) if isinstance(node, kind)]
+
+    def top(self, kind: "type[_Node]") -> "list[_Node]":
+        """The statements of one kind that stand in nothing else."""
+        return [node for node in self.tree().body if isinstance(node, kind)]
 
     def line_start(self, where: int) -> int:
         """Offset of the first character of the line that holds offset `where`."""
@@ -162,6 +178,11 @@ def nothing_left(find: "Callable[[Source], list[Change]]", what: str) -> "Callab
             raise UnfitError("%s is still there" % what, left[0].start)
 
     return check
+
+
+def called(tree: "ast.AST") -> "set[str]":
+    """What is called in a syntax tree, as `dotted` has it."""
+    return {dotted(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
 
 def parents(tree: "ast.AST") -> "dict[ast.AST, ast.AST]":

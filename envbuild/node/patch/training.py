@@ -2,7 +2,7 @@
 
 import ast
 
-from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted, nothing_left
+from envbuild.node.patch.source_text import Change, Source, UnfitError, called, constant, dotted, nothing_left
 
 
 def _find_split(source: "Source") -> "list[Change]":
@@ -85,18 +85,13 @@ _ABI = "-D_GLIBCXX_USE_CXX11_ABI="
 
 
 def _find_abi(source: "Source") -> "list[Change]":
-    """Elements of lists that fix the ABI of the C++ library, with the comma and the space up to the next."""
-    out = []
-    for node in ast.walk(source.tree()):
-        if not isinstance(node, ast.List):
-            continue
-        for number, one in enumerate(node.elts):
-            if not str(constant(one)).startswith(_ABI):
-                continue
-            if number + 1 == len(node.elts):
-                raise UnfitError("the ABI is the last element of its list", source.span(one)[0])
-            out.append(Change(source.span(one)[0], source.span(node.elts[number + 1])[0], ""))
-    return out
+    """Elements of lists that fix the ABI of the C++ library."""
+    return [
+        source.without(node.elts, number, "the ABI")
+        for node in source.every(ast.List)
+        for number, one in enumerate(node.elts)
+        if str(constant(one)).startswith(_ABI)
+    ]
 
 
 _VISION = "megatron.model.vision.knn_monitor"
@@ -111,8 +106,8 @@ def %s(*args, **named):
 def _find_vision(source: "Source") -> "list[Change]":
     """The import of vision's monitor at the top of the file: it becomes a function that imports."""
     out = []
-    for node in source.tree().body:
-        if isinstance(node, ast.ImportFrom) and node.module == _VISION:
+    for node in source.top(ast.ImportFrom):
+        if node.module == _VISION:
             name = node.names[0].name
             if len(node.names) != 1 or node.names[0].asname:
                 raise UnfitError("takes more than one name from %s" % _VISION, source.span(node)[0])
@@ -133,7 +128,7 @@ except ModuleNotFoundError as error:
 
 def _find_wandb(source: "Source") -> "list[Change]":
     """The plain `import wandb` at the top of a script that asks `wandb.run is not None` before each use."""
-    plain = [node for node in source.tree().body if isinstance(node, ast.Import) and node.names[0].name == "wandb"]
+    plain = [node for node in source.top(ast.Import) if node.names[0].name == "wandb"]
     if plain and "wandb.run is not None" not in source.text:
         raise UnfitError("does not ask whether a run of wandb was started", source.span(plain[0])[0])
     for node in plain:
@@ -171,12 +166,12 @@ def _find_helpers(source: "Source") -> "list[Change]":
     if source.path.endswith("__init__.py"):
         if _AHEAD in source.text:
             return []
-        if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in source.tree().body):
+        if any(function.name == "__getattr__" for function in source.top(ast.FunctionDef)):
             raise UnfitError("has a __getattr__ of its own")
         end = len(source.text)
         return [Change(end, end, ("\n\n" if source.text.strip() else "") + _HELPERS)]
     out = []
-    functions = [node for node in source.tree().body if isinstance(node, ast.FunctionDef) and node.name in _COMPILE]
+    functions = [each for each in source.top(ast.FunctionDef) if each.name in _COMPILE]
     for function in [each for each in functions if _AHEAD not in source.code(each)]:
         if not any(constant(node) == "make" for node in ast.walk(function)):
             raise UnfitError("%s does not run make" % function.name, source.span(function)[0])
@@ -195,11 +190,8 @@ if args.deepspeed:
 def _find_deepspeed_start(source: "Source") -> "list[Change]":
     """Behind the if/else of `_initialize_distributed` that starts torch's process group: DeepSpeed takes it over."""
     out = []
-    for function in source.tree().body:
-        if not isinstance(function, ast.FunctionDef) or function.name != "_initialize_distributed":
-            continue
-        called = {dotted(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-        if "deepspeed.init_distributed" in called:
+    for function in source.top(ast.FunctionDef):
+        if function.name != "_initialize_distributed" or "deepspeed.init_distributed" in called(function):
             continue
         starts = [node for node in function.body if isinstance(node, ast.If) and node.orelse and _starts_group(node)]
         if len(starts) != 1:
@@ -211,8 +203,7 @@ def _find_deepspeed_start(source: "Source") -> "list[Change]":
 
 
 def _starts_group(node: "ast.AST") -> bool:
-    calls = {dotted(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
-    return {"torch.distributed.is_initialized", "torch.distributed.init_process_group"} <= calls
+    return {"torch.distributed.is_initialized", "torch.distributed.init_process_group"} <= called(node)
 
 
 _PRECOMPILED = """\
@@ -224,11 +215,10 @@ if not hasattr(fused_kernels, "load"):
 def _find_kernel_load(source: "Source") -> "list[Change]":
     """In `load_megatron_fused_kernel`: behind its imports, nothing is loaded where Megatron has no `load`."""
     out = []
-    for function in source.tree().body:
-        if not isinstance(function, ast.FunctionDef) or function.name != "load_megatron_fused_kernel":
+    for function in source.top(ast.FunctionDef):
+        if function.name != "load_megatron_fused_kernel" or "fused_kernels.load" not in called(function):
             continue
-        calls = [dotted(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
-        if "fused_kernels.load" not in calls or 'hasattr(fused_kernels, "load")' in source.code(function):
+        if 'hasattr(fused_kernels, "load")' in source.code(function):
             continue
         imports = [node for node in function.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         if not imports or not any(alias.name == "fused_kernels" for node in imports for alias in node.names):
@@ -241,7 +231,7 @@ def _find_kernel_load(source: "Source") -> "list[Change]":
 
 def _find_defaults(source: "Source") -> "list[Change]":
     """Defaults that are instances of dataclasses of the same file, and where the default of a field is read."""
-    classes = [node for node in source.tree().body if isinstance(node, ast.ClassDef) and _is_dataclass(node)]
+    classes = [node for node in source.top(ast.ClassDef) if _is_dataclass(node)]
     made = {node.name for node in classes}
     out = []
     for node in [each for one in classes for each in one.body if isinstance(each, ast.AnnAssign)]:
@@ -264,7 +254,7 @@ def _is_dataclass(node: "ast.ClassDef") -> bool:
 
 
 def _taken_from(source: "Source", module: str) -> "set[str]":
-    found = [node for node in source.tree().body if isinstance(node, ast.ImportFrom) and node.module == module]
+    found = [node for node in source.top(ast.ImportFrom) if node.module == module]
     return {alias.name for node in found for alias in node.names if not alias.asname}
 
 
@@ -272,8 +262,9 @@ def _defaults_read(source: "Source") -> "list[tuple[ast.Attribute, ast.Attribute
     """In `hydra_init` every `X.__dataclass_fields__[key].default`: the whole, what is indexed, the key."""
     return [
         (node, node.value.value, node.value.slice)
-        for node in [node for function in source.functions("hydra_init") for node in ast.walk(function)]
-        if isinstance(node, ast.Attribute) and node.attr == "default" and isinstance(node.value, ast.Subscript)
+        for function in source.functions("hydra_init")
+        for node in source.every(ast.Attribute, function)
+        if node.attr == "default" and isinstance(node.value, ast.Subscript)
         if isinstance(node.value.value, ast.Attribute) and node.value.value.attr == "__dataclass_fields__"
         if dotted(node.value.value.value)
     ]
