@@ -6,6 +6,8 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -37,3 +39,26 @@ def test_holds_the_node_package_and_nothing_else() -> None:
 def test_digest_is_of_these_bytes() -> None:
     assert node_program.node_pyz_digest() == hashlib.sha256(node_program.node_pyz()).hexdigest()
     assert node_program.node_pyz() is node_program.node_pyz()
+
+
+def test_a_copy_can_keep_byte_code_and_does_the_same_with_it(tmp_path: Path) -> None:
+    program = tmp_path / "envbuild-node.pyz"
+    program.write_bytes(node_program.node_pyz())
+
+    def run(code: str) -> str:
+        words = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(program)!r}); {code}"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+    where = "import envbuild.node.merkle as m; print(m.__file__)"
+    assert run(where).endswith("/merkle.py")
+    # Modules that are imported afterwards are found where they were.
+    keep = "from envbuild.node import program_files as p; p.keep_byte_code(); import envbuild.node.doctor as d; "
+    assert run(keep + "print(d.__file__)").endswith("/doctor.py")
+    kept = program.read_bytes()
+    assert run(where).endswith("/merkle.pyc")
+    text = "from envbuild.node import program_files as p; print(p.text('envbuild.node', 'merkle'))"
+    assert run(text) == (resources.node_package() / "merkle.py").read_text().strip()
+    run(keep)
+    assert program.read_bytes() == kept
+    done = subprocess.run([sys.executable, str(program), "nothing"], input=b"{}", capture_output=True, check=False)
+    assert b"verb-unknown" in done.stdout and done.returncode == 2

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from platformdirs import user_cache_path
+
 from envbuild.container import build_context
 from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render_part
@@ -24,8 +26,11 @@ from envbuild.container.instructions import Copy
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
-from envbuild.node import pip_config
+from envbuild.node import git_source, pip_config
+from envbuild.node.image import fetch_stage
 from envbuild.node.paths import EPOCH
+from envbuild.node.protocol import NodeError
+from envbuild.redact import redact_data
 
 _CERTIFICATES = "/run/secrets/certificates.crt"
 
@@ -55,7 +60,7 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
         build_context.check(folder)
         parts = _Parts(recipe, builder, options, folder, epoch)
         parts.fetch("fetch")
-        if "sources.json" in recipe.files:
+        if recipe.requests.sources is not None and shutil.which("git") is None:
             parts.fetch("sources")
         for name in ("compilers", "libraries"):
             if any(stage.name == name for stage in recipe.stages):
@@ -109,13 +114,37 @@ class _Parts:
         arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(self.epoch), **_origin()}
         there = self._is_there("runtime", stages, given, str(arguments))
         made = self.made["runtime"]
-        found = (
-            self._id(made)
-            if there
-            else self._build("runtime", stages, given, network=False, arguments=arguments, pull=False)
-        )
+        if there:
+            found = self._id(made)
+        else:
+            with self._sources() as contexts:
+                more: dict[str, Any] = {"network": False, "arguments": arguments, "pull": False, "contexts": contexts}
+                found = self._build("runtime", stages, given, **more)
         self.builder.tag(made, tag)
         return found
+
+    @contextmanager
+    def _sources(self) -> Iterator[dict[str, Path]]:
+        """What stands for the stage `sources`: a folder with its files, which this machine's git fetches.
+
+        Only where that stage was not built. Raises EnvbuildError as the stage does.
+        """
+        if self.recipe.requests.sources is None or "sources" in self.made:
+            yield {}
+            return
+        args, begun = self.recipe.requests.sources["args"], time.monotonic()
+        houses = list(map(str, self.options.wheelhouses))
+        cache = str(user_cache_path("envbuild") / "artifacts" / "sources") if self.options.cache else None
+        top = self.folder.parent / "sources"
+        with _secrets(self.options) as secrets, _git_settings(self.options, secrets):
+            try:
+                git_source.check_pins(args["sources"])
+                for source in args["sources"]:
+                    fetch_stage.bring_source(source, f"{top}{args['out']}/sources", houses, cache)
+            except NodeError as error:
+                raise EnvbuildError.from_dict(redact_data(error.as_dict())) from error
+        self.seconds["sources"] = max(0.01, round(time.monotonic() - begun, 2))
+        yield {"sources": top}
 
     def _is_there(
         self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), more: str = ""
@@ -254,6 +283,29 @@ def _secrets(options: Options) -> Iterator[dict[str, Path]]:
         if git:
             found["gitconfig"] = _write(Path(top, "gitconfig"), git)
         yield found
+
+
+@contextmanager
+def _git_settings(options: Options, secrets: Mapping[str, Path]) -> Iterator[None]:
+    """This process's variables while git fetches here, as the stage `sources` has them as files.
+
+    git is as this machine has it; a configuration or logins that were named take the place of the user's.
+    """
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="envbuild-git-") as home:
+        changed = {"GIT_SSL_CAINFO": str(secrets["certificates"])} if "certificates" in secrets else {}
+        if options.gitconfig is not None or options.environ.get("NETRC"):
+            own = options.gitconfig or Path(options.environ.get("HOME", "~"), ".gitconfig").expanduser()
+            for name, path in ((".gitconfig", own), (".netrc", secrets.get("netrc"))):
+                if path is not None and path.is_file():
+                    Path(home, name).symlink_to(path.absolute())
+            changed |= {"HOME": home, "XDG_CONFIG_HOME": home, "GIT_CONFIG_GLOBAL": f"{home}/.gitconfig"}
+        os.environ.update(changed)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def _pip_default() -> str:

@@ -20,7 +20,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container.dockerfile import render
 from envbuild.container.instructions import Added, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
-from envbuild.container.recipe import SLIM, WHO, ImageRecipe
+from envbuild.container.recipe import SLIM, WHO, WRITTEN, ImageRecipe
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.node import git_source
@@ -273,6 +273,9 @@ class _Maker:
         for name, value in recipe.requests.variables.items():
             if not isinstance(value, str):
                 yield Comment(f"Where {value['path']} exists, set {name} to it.")
+        who = [each for each in recipe.stage("installed").instructions if isinstance(each, Run)]
+        yield Comment(WHO)
+        yield from who
         for each in recipe.stage("runtime").instructions:
             match each:
                 case Env(values, prepend):
@@ -286,7 +289,7 @@ class _Maker:
                 case Added() | Copy() | Comment():
                     pass
                 case Run():
-                    yield Comment(WHO)
+                    yield Comment(WRITTEN)
                     yield each
                 case _:
                     yield each

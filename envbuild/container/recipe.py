@@ -35,7 +35,8 @@ SLIM = (
     "Slim, a deviation: folders `test` and `tests` of packages, and test programs in their `bin`, are left out, though "
     "RECORD names them."
 )
-WHO = "The image runs as this user, who may write into these folders and no others."
+WHO = "The image runs as this user, whose home this is."
+WRITTEN = "Into these folders of sources runs write; into no others but its home may the user of the image."
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +262,15 @@ class _Maker:
             out.append(Comment("The environment's interpreter; the image brings none."))
             out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
         out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
+        # Nothing of these is of a source, so a changed one leaves this layer as it is.
+        out += [Copy((NODE, ENTRY), self.folder + "/"), Comment(WHO), Run(_user())]
         return tuple(out)
 
     def _runtime(self) -> tuple[Instruction, ...]:
         current = f"{self.prefix}/current/{self.lock.stack}"
         return (
-            Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current")),
-            Copy((NODE, "variant.json", ENTRY), self.folder + "/"),
-            Comment(WHO),
-            Run(self._user()),
+            Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
+            *self._owned(),
             Comment("For RUN, exec and shells without the entry point; activate.sh knows more (paths that exist)."),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
@@ -292,15 +293,11 @@ class _Maker:
             mine |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
         return {**mine, **plain}
 
-    def _user(self) -> str:
-        folders = " ".join(map(shlex.quote, [HOME, *self._written()]))
-        words = [
-            f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
-            f"echo 'envbuild:x:{USER}:' >> /etc/group",
-            f"mkdir -p {folders}",
-            f"chown {USER}:{USER} {folders}",
-        ]
-        return " && ".join(words)
+    def _owned(self) -> tuple[Instruction, ...]:
+        folders = " ".join(map(shlex.quote, self._written()))
+        if not folders:
+            return ()
+        return (Comment(WRITTEN), Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}"))
 
     def _written(self) -> list[str]:
         """The folders of sources into which runs write; the stamp leaves out what they write there."""
@@ -342,6 +339,16 @@ class _Maker:
             f". {self.prefix}/current/{self.lock.stack}/.envbuild/activate.sh\n"
             'exec "$@"\n'
         )
+
+
+def _user() -> str:
+    words = [
+        f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
+        f"echo 'envbuild:x:{USER}:' >> /etc/group",
+        f"mkdir -p {HOME}",
+        f"chown {USER}:{USER} {HOME}",
+    ]
+    return " && ".join(words)
 
 
 def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:

@@ -230,10 +230,12 @@ def scan(
     generated: "Iterable[tuple[str, tuple[str, ...]]]" = (),
     known: "dict[str, Entry] | None" = None,
     threads: "int | None" = None,
+    settled: "dict[str, Entry] | None" = None,
 ) -> "dict[str, Entry]":
     """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
 
-    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. Memory
+    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. `settled`:
+    those of them whose RECORDs have their normal form as long as all of them are as they were. Memory
     is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may be text. Raises OSError.
     """
     globs = list(generated)
@@ -249,8 +251,13 @@ def scan(
         else:
             work.append((path, facts))
     entries.update(_hash_all(root, places, work, threads))
-    _normalise_records(root, entries)
+    _normalise_records(root, entries, settled if settled and untouched(settled, entries) else {})
     return entries
+
+
+def untouched(known: "dict[str, Entry]", entries: "dict[str, Entry]") -> bool:
+    """Whether a scan with `known` found each of them there and taken as it was."""
+    return all(entries.get(path) is entry for path, entry in known.items())
 
 
 def _hash_all(
@@ -321,10 +328,15 @@ def _rows(root: str, site: str, data: bytes) -> "list[tuple[str, str, str]]":
     return rows
 
 
-def _normalise_records(root: str, entries: "dict[str, Entry]") -> None:
-    """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files."""
+def _normalise_records(root: str, entries: "dict[str, Entry]", settled: "dict[str, Entry]") -> None:
+    """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files.
+
+    Those of `settled` have it.
+    """
     # Of installed packages; those that a package vendors are plain files.
     for record in sorted(filter(_RECORD.match, entries)):
+        if record in settled:
+            continue
         lines = []
         for path, digest, size in read_record(root, record):
             if is_left_out(path):

@@ -70,20 +70,20 @@ Bootstrap: docker
 From: localhost/base
 Stage: runtime
 
-%files from build
-    /opt/envbuild/envs /opt/envbuild/envs
-    /opt/envbuild/current /opt/envbuild/current
-
 %files
     envbuild-node.pyz /opt/envbuild/image/envbuild-node.pyz
-    variant.json /opt/envbuild/image/variant.json
     entrypoint.sh /opt/envbuild/image/entrypoint.sh
     verify.json /opt/envbuild/image/verify.json
     smoke.json /opt/envbuild/image/smoke.json
 
+%files from build
+    /opt/envbuild/envs /opt/envbuild/envs
+    /opt/envbuild/current /opt/envbuild/current
+    /opt/envbuild/image/variant.json /opt/envbuild/image/variant.json
+
 %post
     set -eu
-    # The image runs as this user, who may write into these folders and no others.
+    # The image runs as this user, whose home this is.
     echo 'envbuild:x:10001:10001::/home/envbuild:/bin/sh' >> /etc/passwd
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.entry import main
-from envbuild.container.build import Options, _secrets, _wheelhouse, build_image, wanted_files
+from envbuild.container.build import Options, _git_settings, _secrets, _wheelhouse, build_image, wanted_files
 from envbuild.container.builder_errors import failure
 from envbuild.container.builders import _PROXIES, Build, Buildah, Builder, Docker, _streamed, find_builder, stream
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
+from envbuild.node.image import fetch_stage
 
 FIRST = Build(
     Path("/c"), Path("/c/D"), "localhost/x:1", target="fetch", contexts={"wheelhouse": Path("/w")},
@@ -88,12 +89,14 @@ class Recorder(Builder):
 def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Recorder, "built", [])
     environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    made = build_image(
-        recipe_for(Choice("megatron-deepspeed-alcf")), Recorder("podman", "podman"), Options(environ=environ)
-    )
+    monkeypatch.setattr(fetch_stage, "bring_source", lambda source, *_: fetched.append(source["name"]))
+    fetched: list[str] = []
+    recipe = recipe_for(Choice("megatron-deepspeed-alcf"))
+    made = build_image(recipe, Recorder("podman", "podman"), Options(environ=environ))
+    assert fetched == [source.name for source in recipe.variant.sources]
     calls = {str(build.target): (build.network, build.arguments.get("ENVBUILD_NETWORK")) for build, _ in Recorder.built}
     assert calls == {
-        "fetch": (True, None), "sources": (True, None), "compilers": (True, None), "libraries": (True, None),
+        "fetch": (True, None), "compilers": (True, None), "libraries": (True, None),
         "packages": (False, "off"), "installed": (False, None), "runtime": (False, "off"),
     }  # fmt: skip
     texts = {str(build.target): text for build, text in Recorder.built}
@@ -101,8 +104,39 @@ def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch,
     named = {str(build.target): build.tag for build, _ in Recorder.built}
     assert f"FROM {named['compilers']} AS packages\n" in texts["packages"]
     assert f"FROM {named['packages']} AS build\n" in texts["runtime"]
-    assert f"COPY --from={named['sources']} " in texts["runtime"]
-    assert set(made["seconds"]) == {*calls}
+    assert "COPY --from=sources /opt/envbuild/fetched/sources " in texts["runtime"]
+    given = {str(build.target): set(build.contexts) for build, _ in Recorder.built}
+    assert given["runtime"] == {"sources"} and given["fetch"] == {"wheelhouse"}
+    assert set(made["seconds"]) == {*calls, "sources"}
+
+
+def test_a_machine_without_git_fetches_sources_in_a_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Recorder, "built", [])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options = Options(environ={"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull})
+    build_image(recipe_for(Choice("megatron-deepspeed-alcf")), Recorder("podman", "podman"), options)
+    made = {str(build.target): build for build, _ in Recorder.built}
+    assert made["sources"].network and not made["runtime"].contexts
+    (text,) = (text for build, text in Recorder.built if build.target == "runtime")
+    assert f"COPY --from={made['sources'].tag} " in text
+
+
+def test_git_here_is_told_what_the_stage_is_told_and_nothing_of_it_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("ca.crt", "git", "logins"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = dict(os.environ)
+    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull, "SSL_CERT_FILE": str(tmp_path / "ca.crt")}
+    with _secrets(Options(environ=environ)) as secrets, _git_settings(Options(environ=environ), secrets):
+        assert (os.environ["GIT_SSL_CAINFO"], os.environ["HOME"]) == (str(tmp_path / "ca.crt"), str(tmp_path))
+    options = Options(gitconfig=tmp_path / "git", environ={**environ, "NETRC": str(tmp_path / "logins")})
+    with _secrets(options) as secrets, _git_settings(options, secrets):
+        home = Path(os.environ["HOME"])
+        assert (home / ".gitconfig").read_text() == Path(os.environ["GIT_CONFIG_GLOBAL"]).read_text() == "git"
+        assert (home / ".netrc").read_text() == "logins"
+    assert not home.exists() and dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
@@ -120,6 +154,7 @@ def test_a_build_says_no_more_than_it_knows_of_who_read_the_packages(
     if there:
         monkeypatch.setattr(Recorder, "id", lambda self, image: "1" * 64)
     monkeypatch.setattr("envbuild.container.builders.find_builder", lambda *_, **__: Recorder("podman", "podman"))
+    monkeypatch.setattr(fetch_stage, "bring_source", lambda *_: None)
     assert main(["image", "build", "megatron-deepspeed-alcf", *more]) == 0
     assert f"\nfiles of packages {said} --deep reads every file\n" in capsys.readouterr().out
 

@@ -79,8 +79,10 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
             "%s was not built by this run" % environment,
             hint="run the whole of `envbuild provision`",
         )
-    entries = contents.scan(prefix, environment, built, contents.kept(paths.meta(environment, stamp.SCAN)))
-    _check_record(environment, entries, built.get("archived"))
+    # Of an image within one process, else from the verb `install`.
+    before = args.get("scan") or contents.Scan(contents.kept(paths.meta(environment, stamp.SCAN)))
+    entries = before.again(prefix, environment, built)
+    _check_record(environment, entries, built.get("archived"), before.agreed(entries))
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = {
         "stack": args["stack"],
@@ -113,9 +115,11 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
     return data
 
 
-def _check_record(environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> None:
+def _check_record(
+    environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None", agreed: "frozenset[str]"
+) -> None:
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
-    _checked, wrong = contents.check(environment, entries, known)
+    _checked, wrong = contents.check(environment, entries, known, agreed)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
     if wrong or special:
         path = wrong[0]["path"] if wrong else special[0]

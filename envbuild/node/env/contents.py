@@ -6,15 +6,46 @@ from envbuild.node.packages import installed
 from envbuild.node.protocol import Json
 
 
+class Scan:
+    """What is known of an environment's files before it is scanned again.
+
+    `entries` of an earlier scan. `layer`: those of a layer of an image below what is built, all of whose distributions
+    (normal names `checked`) agreed with their RECORD.
+    """
+
+    def __init__(
+        self,
+        entries: "dict[str, merkle.Entry]",
+        layer: "dict[str, merkle.Entry] | None" = None,
+        checked: "frozenset[str]" = frozenset(),
+    ) -> None:
+        """Plain data."""
+        self.entries = entries
+        self.layer = layer or {}
+        self.checked = checked
+
+    def again(self, prefix: str, environment: str, told: Json) -> "dict[str, merkle.Entry]":
+        """See `scan`."""
+        return scan(prefix, environment, told, self.entries, self.layer)
+
+    def agreed(self, entries: "dict[str, merkle.Entry]") -> "frozenset[str]":
+        """Distributions that need not be compared with RECORD again, where `again` gave `entries`."""
+        return self.checked if merkle.untouched(self.layer, entries) else frozenset()
+
+
 def scan(
-    prefix: str, environment: str, told: Json, known: "dict[str, merkle.Entry] | None" = None
+    prefix: str,
+    environment: str,
+    told: Json,
+    known: "dict[str, merkle.Entry] | None" = None,
+    settled: "dict[str, merkle.Entry] | None" = None,
 ) -> "dict[str, merkle.Entry]":
     """Every covered path of an environment; `told` names its interpreter and its sources (stamp or install notes).
 
-    `known`: see `merkle.scan`. Raises OSError.
+    `known` and `settled`: see `merkle.scan`. Raises OSError.
     """
     places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment))
-    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known)
+    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known, settled=settled)
 
 
 def keep(path: str, entries: "dict[str, merkle.Entry]", more: "Json | None" = None) -> None:
@@ -28,7 +59,12 @@ def keep(path: str, entries: "dict[str, merkle.Entry]", more: "Json | None" = No
 
 def kept(path: str) -> "dict[str, merkle.Entry]":
     """What `keep` has written, so that files unchanged since are not read twice; empty where it is not there."""
-    rows = (paths.read_json(path) or {}).get("files") or {}
+    return entries_of(paths.read_json(path) or {})
+
+
+def entries_of(told: Json) -> "dict[str, merkle.Entry]":
+    """The same from what was read of that file."""
+    rows = told.get("files") or {}
     return {
         name: merkle.Entry(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
         for name, row in rows.items()
@@ -37,12 +73,16 @@ def kept(path: str) -> "dict[str, merkle.Entry]":
 
 
 def check(
-    environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None" = None
+    environment: str,
+    entries: "dict[str, merkle.Entry]",
+    known: "dict[str, str] | None" = None,
+    agreed: "frozenset[str]" = frozenset(),
 ) -> "tuple[int, list[Json]]":
     """Every file of a wheel against its RECORD, every file of a conda package against its archive's own list.
 
-    Returns as `installed.check`, with its `known`.
+    Returns as `installed.check`, with its `known`. `agreed`: distributions (normal names) that were compared before.
     """
     checked, wrong = meta.check(environment, entries)
-    of_wheels, others = installed.check(environment, entries, known, meta.distributions(environment))
+    answered = agreed.union(meta.distributions(environment))
+    of_wheels, others = installed.check(environment, entries, known, answered)
     return checked + of_wheels, wrong + others

@@ -206,12 +206,13 @@ def _check_set(locked: "list[Json]", installed: "dict[str, str]") -> None:
 def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, merkle.Entry], Json]":
     """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there.
 
-    The layer of packages that `rest` goes on from has been read before (see `image/packages_layer.py`).
+    The layer of packages that `rest` goes on from has been read and compared before: `scan` in the request has what
+    that gave (see `image/packages_layer.py`), and gets what this gives.
     """
-    scanned = paths.meta(job.environment, stamp.SCAN)
-    entries = contents.scan(job.prefix, job.environment, told, contents.kept(scanned) if job.part == "rest" else None)
+    before = job.args.get("scan") or contents.Scan({})
+    entries = before.again(job.prefix, job.environment, told)
     known = dict.fromkeys(job.args.get("left_out") or (), "")
-    checked, doubtful = contents.check(job.environment, entries, known)
+    checked, doubtful = contents.check(job.environment, entries, known, before.agreed(entries))
     locked, wrong = job.variant.get("packages", []), doubtful
     if doubtful:
         known.update(packages.archived(tool, job.environment, locked, job.artifacts, doubtful))
@@ -229,5 +230,7 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
             details={"files": wrong[:20]},
             changed=True,
         )
-    contents.keep(scanned, entries)
+    before.entries = entries
+    if "scan" not in job.args:
+        contents.keep(paths.meta(job.environment, stamp.SCAN), entries)
     return entries, {"checked": checked, "wrong": doubtful, "archived": known}

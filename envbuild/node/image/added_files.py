@@ -12,11 +12,11 @@ from envbuild.node.protocol import NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Seen = dict[str, tuple[int, ...]]
+    Seen = dict[str, os.stat_result]
 
 
 def look(environment: str) -> "Seen":
-    """Relative path -> what shows a change of a file, link or folder without reading it."""
+    """Relative path -> `lstat` of every file, link and folder."""
     found: Seen = {}
     pending = [""] if os.path.isdir(environment) else []
     while pending:
@@ -24,13 +24,21 @@ def look(environment: str) -> "Seen":
         with os.scandir(os.path.join(environment, top)) as items:
             for item in items:
                 path, told = top + item.name, item.stat(follow_symlinks=False)
-                kind = stat.S_IFMT(told.st_mode)
-                if kind == stat.S_IFDIR:
+                if stat.S_ISDIR(told.st_mode):
                     pending.append(path + "/")
-                # Times and the size of a folder say only that something in it changed.
-                rest = (told.st_size, told.st_mtime_ns, told.st_ctime_ns) if kind != stat.S_IFDIR else ()
-                found[path] = (told.st_mode,) + rest
+                found[path] = told
     return found
+
+
+def _differs(one: "os.stat_result", other: "os.stat_result") -> bool:
+    """Whether it changed, as far as that shows without reading it."""
+    if one.st_mode != other.st_mode:
+        return True
+    # Times and the size of a folder say only that something in it changed.
+    same = (
+        one.st_size == other.st_size and one.st_mtime_ns == other.st_mtime_ns and one.st_ctime_ns == other.st_ctime_ns
+    )
+    return not same and not stat.S_ISDIR(one.st_mode)
 
 
 def set_apart(prefix: str, environment: str, before: "Seen", added: str) -> None:
@@ -39,9 +47,12 @@ def set_apart(prefix: str, environment: str, before: "Seen", added: str) -> None
     Raises NodeError `image-layer` (exit 4) where something was removed or changed its kind, which a COPY cannot say.
     """
     after = look(environment)
-    new = sorted(path for path in after if before.get(path) != after[path])
-    kinds = {path: stat.S_IFMT(told[0]) for path, told in after.items()}
-    lost = sorted(path for path, told in before.items() if kinds.get(path) != stat.S_IFMT(told[0]))
+    new = sorted(path for path, told in after.items() if path not in before or _differs(before[path], told))
+    lost = sorted(
+        path
+        for path, told in before.items()
+        if path not in after or stat.S_IFMT(after[path].st_mode) != stat.S_IFMT(told.st_mode)
+    )
     if lost:
         raise NodeError(
             "image-layer",

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 
-from envbuild.node import paths, verbs
+from envbuild.node import paths, program_files, verbs
 from envbuild.node.build import build_dir
 from envbuild.node.conda import meta
 from envbuild.node.env import interpreter as base
@@ -97,6 +97,7 @@ def _packages(args: Json, prefix: str, network: str) -> Json:
     imported = [row["module"] for check in checks for row in check["details"].get("modules") or () if row["ok"]]
     told = {"imported": imported, "left_out": left_out}
     packages_layer.note(prefix, result["environment"], result["interpreter"], told)
+    program_files.keep_byte_code()
     return {"network": network, "kept_of_base": kept, "packages": len(result["packages"])}
 
 
@@ -108,14 +109,15 @@ def _build(args: Json, prefix: str, network: str) -> Json:
     install = args["requests"][0]["args"]
     environment = paths.checked_environment(prefix, install["environment"])
     before = added_files.look(environment)
-    layers = packages_layer.Layers(prefix, environment)
+    layers = packages_layer.Layers(prefix, environment, before)
     kept = _keep_base(variant, install["interpreter"])
     results: Json = {}
     for step in args["requests"]:
         verb = step["verb"]
         if verb == "install":
             # The packages are there; what their files take was asked for before.
-            step["args"].update(needed={"bytes": 0, "inodes": 0}, left_out=(layers.left_out or {}).get("paths"))
+            left_out = (layers.left_out or {}).get("paths")
+            step["args"].update(needed={"bytes": 0, "inodes": 0}, left_out=left_out, scan=layers.scan)
         elif verb == "smoke":
             step["args"]["imported"] = layers.imported
         elif verb == "activate":
@@ -124,12 +126,14 @@ def _build(args: Json, prefix: str, network: str) -> Json:
                 evidence["kept_of_base"] = kept
             if layers.left_out:
                 evidence["left_out"] = layers.left_out
-            step["args"].update(stamped_at=paths.EPOCH, evidence=evidence)
+            step["args"].update(stamped_at=paths.EPOCH, evidence=evidence, scan=layers.scan)
         results[verb] = _run("build", step, variant)
         if verb == "install":
             layers.compare()
             settle(environment)
     added_files.set_apart(prefix, environment, before, args["added"])
+    os.makedirs(os.path.join(args["added"], "image"))
+    shutil.copy(args["variant"], os.path.join(args["added"], "image"))
     told = results.get("activate") or {}
     return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
 

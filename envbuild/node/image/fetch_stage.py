@@ -49,7 +49,7 @@ def run(args: Json) -> Json:
             jobs = [pool.submit(place.bring, each, _folder_of(each, out)) for each in args.get("files") or []]
             sizes = [job.result() for job in jobs]
         for source in args.get("sources") or []:
-            _source(source, os.path.join(out, "sources"), place.links, args.get("cache"))
+            bring_source(source, os.path.join(out, "sources"), place.links, args.get("cache"))
         for tool in args.get("tools") or []:
             _tool(tool, wheels)
     log("fetched %s, %d bytes" % (plural(len(sizes), "file"), sum(sizes)))
@@ -214,10 +214,11 @@ def _keep(path: str, kept: str) -> None:
         log("not kept in the cache: %s" % error)
 
 
-def _source(source: Json, folder: str, links: "list[str]", cache: "str | None") -> None:
-    """The repositories of a source and of its submodules, each with the pinned commit and nothing else.
+def bring_source(source: Json, folder: str, links: "list[str]", cache: "str | None") -> None:
+    """The repositories of a source and of its submodules in `folder`, each with the pinned commit and nothing else.
 
-    One that an earlier build fetched is taken from `cache`; its tree is compared as any other's.
+    `links` are folders with bundles (`<name>-<commit>-<12 hex of the tree>.bundle`) and `sources/<name>.git`. One that
+    an earlier build fetched is taken from `cache`; its tree is compared as any other's. Raises as `git_source.mirror`.
     """
     os.makedirs(folder, exist_ok=True)
     parts = [(source["name"], source)]

@@ -8,7 +8,8 @@ import os
 import stat
 
 from envbuild.node import merkle, paths
-from envbuild.node.env import contents, stamp
+from envbuild.node.env import contents
+from envbuild.node.packages import installed
 from envbuild.node.protocol import Json
 
 TYPE_CHECKING = False
@@ -21,38 +22,48 @@ _AT_START = ("sitecustomize", "usercustomize")
 
 
 def note(prefix: str, environment: str, interpreter: str, told: Json) -> None:
-    """Read every file of the layer and keep beside it what that gave.
+    """Read every file of the layer, compare it with its RECORD, and keep beside it what that gave.
 
     `told`: the modules that were `imported` well, and what was `left_out` (see `slim.py`; None: nothing).
     """
     entries = contents.scan(prefix, environment, {"interpreter": interpreter, "sources": []})
+    left_out = (told.get("left_out") or {}).get("paths") or ()
+    _checked, wrong = contents.check(environment, entries, dict.fromkeys(left_out, ""))
+    # What does not agree is for the build upon it to say, which compares it again.
+    doubtful = {installed.normal_name(each["package"]) for each in wrong}
+    agreed = sorted(set(installed.installed(environment)) - doubtful)
     for entry in entries.values():
         entry.signature = []  # of this build; the next one sees another storage
-    contents.keep(os.path.join(prefix, "image", NOTES), entries, told)
+    contents.keep(os.path.join(prefix, "image", NOTES), entries, dict(told, agreed=agreed))
 
 
 class Layers:
     """The layer of packages below a build, and after `install` what was added: who read what, for the stamp.
 
     `imported`: modules that need not be imported again; `left_out`: what has been taken out of packages on purpose;
-    `evidence`: nothing where there are no notes.
+    `evidence`: nothing where there are no notes; `scan`: what is known of the files, for `install` and `activate`.
     """
 
-    def __init__(self, prefix: str, environment: str) -> None:
-        """Take the notes of what is there with its noted size; `install` reads everything else."""
-        notes = os.path.join(prefix, "image", NOTES)
+    def __init__(self, prefix: str, environment: str, seen: "dict[str, os.stat_result]") -> None:
+        """Take the notes of what is there with its noted size; `install` reads everything else.
+
+        `seen`: every path of the environment, as `added_files.look` sees it.
+        """
         self.environment = environment
         self.evidence: Json = {}
-        told = paths.read_json(notes) or {}
+        told = paths.read_json(os.path.join(prefix, "image", NOTES)) or {}
         self.imported = list(told.get("imported") or ())
         self.left_out: Json | None = told.get("left_out")
-        self._taken = _there(environment, contents.kept(notes))
-        contents.keep(paths.meta(environment, stamp.SCAN), self._taken)
+        noted = contents.entries_of(told)
+        self._taken = _there(seen, noted)
+        whole = len(self._taken) == len(noted)
+        checked = frozenset(told.get("agreed") or ()) if whole else frozenset()
+        self.scan = contents.Scan(self._taken, self._taken if whole else None, checked)
 
     def compare(self) -> None:
         """Look at what `install` has made of it."""
-        now = contents.kept(paths.meta(self.environment, stamp.SCAN))
-        stay = [path for path, entry in self._taken.items() if path in now and now[path].signature == entry.signature]
+        now = self.scan.entries
+        stay = [path for path, entry in self._taken.items() if now.get(path) is entry]
         # Other files of packages, or code at Python's start: what was imported before may be another thing now.
         at_start = any(_runs_at_start(self.environment, path) for path in now if path not in self._taken)
         if at_start or len(stay) < len(self._taken):
@@ -62,13 +73,12 @@ class Layers:
             self.evidence = {"layers": {"packages": {"files": len(stay), "level": "stamped"}, "added": read}}
 
 
-def _there(environment: str, noted: "Entries") -> "Entries":
+def _there(seen: "dict[str, os.stat_result]", noted: "Entries") -> "Entries":
     """The noted entries of paths with the noted size, each with what will show a change from now on."""
     found = {}
     for path, entry in noted.items():
-        try:
-            told = os.lstat(os.path.join(environment, path))
-        except OSError:
+        told = seen.get(path)
+        if told is None:
             continue
         if entry.tag == "link" if stat.S_ISLNK(told.st_mode) else told.st_size == entry.size:
             entry.signature = merkle.signature(told)

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.node import merkle
 from envbuild.node.env import verify
-from envbuild.node.image import build_stage, packages_layer
+from envbuild.node.image import added_files, build_stage, packages_layer
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_repository, make_variant, make_wheel, node, redirect_git
 from tests.node.image.test_added_files import of_packages, of_the_rest
@@ -142,12 +142,11 @@ def test_what_can_change_an_import_makes_it_done_again(tmp_path: Path, name: str
     (tmp_path / "image").mkdir()
     (site / "torch.py").write_text("1")
     packages_layer.note(str(tmp_path), str(environment), "", {"imported": ["torch"]})
-    layers = packages_layer.Layers(str(tmp_path), str(environment))
+    layers = packages_layer.Layers(str(tmp_path), str(environment), added_files.look(str(environment)))
     (site / name).parent.mkdir(exist_ok=True)
     (site / name).write_text(text)
-    kept = packages_layer.contents.kept(str(environment / ".envbuild" / "scan.json"))
-    found = packages_layer.contents.scan(str(tmp_path), str(environment), {"sources": []}, kept)
-    packages_layer.contents.keep(str(environment / ".envbuild" / "scan.json"), found)
+    known = layers.scan.entries
+    layers.scan.entries = packages_layer.contents.scan(str(tmp_path), str(environment), {"sources": []}, known)
     layers.compare()
     assert layers.imported == ([] if disturbed else ["torch"])
 
