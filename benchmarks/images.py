@@ -28,7 +28,7 @@ FROM {base}
 WORKDIR /app
 COPY . .
 RUN --mount=type=bind,from=wheels,target=/wheels pip install --no-index -f /wheels -r requirements.txt
-RUN pip install --no-index --no-build-isolation . && python3 -c "import counted._fast"
+RUN pip install --no-index --no-build-isolation . && cd / && python3 -c "import counted._fast"
 """
 ORDERED = """
 FROM {base}
@@ -36,7 +36,7 @@ WORKDIR /app
 COPY requirements.txt .
 RUN --mount=type=bind,from=wheels,target=/wheels pip install --no-index -f /wheels -r requirements.txt
 COPY . .
-RUN pip install --no-index --no-build-isolation . && python3 -c "import counted._fast"
+RUN pip install --no-index --no-build-isolation . && cd / && python3 -c "import counted._fast"
 """
 _PROJECT = {
     "setup.py": 'from setuptools import Extension, setup\nsetup(name="counted", version="1.0", packages=["counted"],\n'

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from envbuild.errors import EnvbuildError, ExitCode
 
 _NO_IDS = "the image has files of users for whom this user has no subordinate ids"
+_NOT_HERE = "no image of this machine has that name, and `localhost` is no registry"
+_NO_REGISTRY = "what answers there is no registry"
 # What builders say, what it means.
 OF_REGISTRIES = (
     ("StatusCode: 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
+    ("StatusCode: 404", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
+    ("StatusCode: 5", "registry-unreachable", "the registry does not answer", ExitCode.TRY_AGAIN),
     ("StatusCode: 429", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
     ("manifest unknown", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
     ("name unknown", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
@@ -21,6 +25,12 @@ OF_REGISTRIES = (
     ("toomanyrequests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
     ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
     ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS, ExitCode.REFUSED),
+    # What a registry says before it is asked for an image at all.
+    ("https://localhost/v2/", "image-base-unknown", _NOT_HERE, ExitCode.REFUSED),
+    ("invalid status code from registry 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
+    ("invalid status code from registry 404", "registry-not-a-registry", _NO_REGISTRY, ExitCode.BUILD_FAILED),
+    ("too many requests to registry", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
+    ("pinging container registry", "registry-unreachable", "the registry does not answer", ExitCode.TRY_AGAIN),
 )
 _CAUSES = (
     *OF_REGISTRIES,
@@ -39,6 +49,7 @@ _HINTS = {
     "disk-full": "remove images that are not needed (`rmi`), or give the builder's storage more room",
     "registry-refused": "log in with the builder's own `login`",
     "registry-busy": "wait, or log in with the builder's own `login`",
+    "registry-unreachable": "check the name, the network and the proxy, or name a mirror's image with `--base`",
     "registry-not-a-registry": "check the name and the proxy; a portal may want a login",
 }
 

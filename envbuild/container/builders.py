@@ -117,7 +117,7 @@ class Builder:
         """Pull from a registry.
 
         Raises EnvbuildError: `image-base-unknown` (exit 7), `registry-refused`, `registry-not-a-registry` (4),
-        `registry-busy`, `image-pull-failed` (75).
+        `registry-busy`, `registry-unreachable`, `image-pull-failed` (75).
         """
         command = [self.program, "pull", *_tls(insecure), reference]
         self._move(command, "image-pull-failed", f"{reference} could not be pulled")

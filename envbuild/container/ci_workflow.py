@@ -31,8 +31,8 @@ jobs:
     env:
       IMAGE: {tag}
     steps:
-      - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
+      - uses: actions/checkout@v6
+      - uses: actions/setup-python@v6
         with:
           python-version: "3.12"
       - name: envbuild
@@ -48,9 +48,9 @@ jobs:
       - name: The build context
         run: |
           {context}
-      - uses: docker/setup-buildx-action@v3
+      - uses: docker/setup-buildx-action@v4
       - name: Build
-        uses: docker/build-push-action@v6
+        uses: docker/build-push-action@v7
         with:
           context: image-context
           load: true
@@ -66,7 +66,7 @@ jobs:
           {sbom}
       - name: Keep the reports
         if: always()
-        uses: actions/upload-artifact@v4
+        uses: actions/upload-artifact@v6
         with:
           name: {stack}-report-${{{{ matrix.name }}}}
           path: |

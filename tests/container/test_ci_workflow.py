@@ -72,6 +72,19 @@ def test_it_is_valid_for_the_schema_of_its_system(system: str, schema: list[str]
     assert subprocess.run(check, capture_output=True, check=False).returncode == 1
 
 
+def test_actionlint_has_nothing_to_say(tmp_path: Path) -> None:
+    path, config = tmp_path / "workflow.yml", tmp_path / "actionlint.yaml"
+    config.write_text("self-hosted-runner:\n  labels: [h200]\n")
+    program = str(Path(sys.executable).parent / "actionlint")
+    path.write_text(made("github", *CHOSEN, "--gpu-runner", "h200"))
+    done = subprocess.run([program, "-config-file", config, path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    # An action whose runtime GitHub has removed is one of the things that it knows.
+    path.write_text(path.read_text().replace("actions/checkout@v6", "actions/checkout@v4"))
+    done = subprocess.run([program, "-config-file", config, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "node20" in done.stdout
+
+
 def test_the_job_with_gpus_is_there_only_with_a_runner_for_it() -> None:
     def rows(system: str, *words: str) -> list[Any]:
         text = yaml.safe_load(made(system, *words))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import hcl2
 import pytest
 import yaml
 
@@ -61,6 +62,37 @@ def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dic
     assert len(hosts) > 2
     for text in committed(recipes[name]).values():
         assert not [host for host in hosts if host in text]
+
+
+def _unquoted(data: Any) -> Any:
+    """What hcl2 gives, with strings as they are meant."""
+    if isinstance(data, dict):
+        return {_unquoted(key): _unquoted(value) for key, value in data.items() if key != "__is_block__"}
+    if isinstance(data, list):
+        return [_unquoted(each) for each in data]
+    return json.loads(data) if data.startswith('"') else data
+
+
+def test_bake_is_the_language_of_docker_buildx_and_compose_that_of_docker_compose(
+    recipes: dict[str, ImageRecipe],
+) -> None:
+    top = resources.containers().parent
+    words = [str(Path(sys.executable).parent / "docker-compose"), "-f", str(top / "compose.yaml"), "--profile", "*"]
+    told = subprocess.run([*words, "config", "--format", "json"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+    services = json.loads(told.stdout)["services"]
+    bake = _unquoted(hcl2.loads((top / "docker-bake.hcl").read_text()))
+    targets = {name: body for block in bake["target"] for name, body in block.items()}
+    assert bake["group"] == [{"default": {"targets": sorted(recipes)}}]
+    for name, recipe in recipes.items():
+        build = services[name]["build"]
+        assert targets[name] == {
+            "context": ".", "dockerfile": build["dockerfile"], "target": "runtime", "tags": [recipe.tag],
+        }  # fmt: skip
+        assert (build["context"], services[name]["image"]) == (str(top), recipe.tag)
+        kept = services[name].get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        gpus = [{"driver": "nvidia", "count": -1, "capabilities": ["gpu"]}]
+        assert kept == ([] if name == "torch-smoke" else gpus)
 
 
 def test_bake_and_compose_name_every_image_with_its_files_and_compose_gives_gpus_to_those_of_cuda(

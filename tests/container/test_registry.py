@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import date
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from envbuild.container.base_images import AskedDigest, read_digests, write_digests
+from envbuild.container.builders import find_builder
 from envbuild.container.registry import ask_all, ask_config, ask_digest, parse_reference
 from envbuild.errors import EnvbuildError
 
@@ -113,6 +115,34 @@ def test_every_other_answer_is_an_error_with_a_code(
     registry.manifest(status, headers, body)
     error = registry.refused()
     assert (error.code, error.exit_code) == (code, exit_code)
+
+
+@pytest.mark.skipif(shutil.which("buildah") is None, reason="buildah is not installed (tests/system-packages.txt)")
+@pytest.mark.parametrize(
+    ("status", "headers", "code", "exit_code"),
+    [
+        (401, {"WWW-Authenticate": 'Basic realm="r"'}, "registry-refused", 4),
+        (403, {}, "registry-refused", 4),
+        (404, {}, "registry-not-a-registry", 4),
+        (429, {}, "registry-busy", 75),
+        (503, {}, "registry-unreachable", 75),
+    ],
+)
+def test_what_a_builder_is_answered_is_an_error_with_the_same_code(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    status: int, headers: dict[str, str], code: str, exit_code: int,
+) -> None:  # fmt: skip
+    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/s"\nrunroot = "{tmp_path}/r"\n'
+    (tmp_path / "storage.conf").write_text(storage)
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(tmp_path / "storage.conf"))
+    registry.answers["/v2/"] = (status, headers, b"")
+    registry.manifest(status, headers, b"")
+    with pytest.raises(EnvbuildError) as caught:
+        find_builder("buildah").pull(f"{registry.host}/team/image:1", insecure=True)
+    if "user namespace" in caught.value.why:
+        pytest.skip("buildah needs root or subordinate user ids")
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value.why
+    assert caught.value.hint and f"{registry.host}/team/image:1 could not be pulled: " in caught.value.what
 
 
 @pytest.mark.parametrize(
