@@ -86,6 +86,7 @@ class _Parts:
     made: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     bases: dict[str, str] = field(default_factory=dict)
+    there: dict[str, str] | None = None
 
     def fetch(self, name: str) -> None:
         """A stage with a network."""
@@ -115,7 +116,7 @@ class _Parts:
         there = self._is_there("runtime", stages, given, str(arguments))
         made = self.made["runtime"]
         if there:
-            found = self._id(made)
+            found = self._here()[made]
         else:
             with self._sources() as contexts:
                 more: dict[str, Any] = {"network": False, "arguments": arguments, "pull": False, "contexts": contexts}
@@ -160,7 +161,7 @@ class _Parts:
         key = total.hexdigest()[:12]
         self.made[name] = f"localhost/envbuild/{self.recipe.stack}-{name}:{self.recipe.profile}-{key}"
         self.seconds[name] = 0.0
-        return self.options.cache and bool(self._id(self.made[name]))
+        return self.options.cache and self.made[name] in self._here()
 
     def _build(
         self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), **more: Any
@@ -184,10 +185,16 @@ class _Parts:
                 self.bases[reference] = self.builder.id(reference)
         return self.bases[reference]
 
+    def _here(self) -> dict[str, str]:
+        """Name -> id of what was here before this build."""
+        if self.there is None:
+            self.there = self.builder.ids()
+        return self.there
+
     def _id(self, image: str) -> str:
         """The id of an image, empty where it is not here."""
         try:
-            return self.builder.id(image)
+            return self._here().get(image) or self.builder.id(image)
         except EnvbuildError:
             return ""
 

@@ -88,6 +88,15 @@ class Builder:
         found = str(self.inspect(image)["id"])
         return found.removeprefix("sha256:")
 
+    def ids(self) -> dict[str, str]:
+        """Name with tag -> id (hex) of the images that are here, as one question; empty where it is not answered."""
+        done = proc.run([self.program, "images", "--no-trunc", "--format", self._names()], timeout=600)
+        rows = [line.split() for line in done.out.splitlines()] if done.ok else []
+        return {row[0]: row[1].removeprefix("sha256:") for row in rows if len(row) == 2}
+
+    def _names(self) -> str:
+        return "{{.Repository}}:{{.Tag}} {{.ID}}"
+
     def inspect(self, image: str) -> dict[str, Any]:
         """`id`, `digest`, `config` (Env, Labels, User, Entrypoint, Cmd ...), `size` and `created` of an image."""
         (found,) = json.loads(self._ask(["image", "inspect", image], image))
@@ -201,6 +210,9 @@ class Buildah(Builder):
     def _isolation(self) -> list[str]:
         # Works everywhere buildah itself works; BUILDAH_ISOLATION says otherwise.
         return [] if os.environ.get("BUILDAH_ISOLATION") else ["--isolation", "chroot"]
+
+    def _names(self) -> str:
+        return "{{.Name}}:{{.Tag}} {{.ID}}"
 
     def save_command(self, image: str, path: Path) -> list[str]:
         """See `Builder.save_command`."""

@@ -68,6 +68,16 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
     ]  # fmt: skip
 
 
+class Everything(dict[str, str]):
+    """Ids where every image is there."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> str:
+        return "1" * 64
+
+
 class Recorder(Builder):
     """Has every image of a registry and builds nothing; `built` are the calls."""
 
@@ -81,6 +91,9 @@ class Recorder(Builder):
         if image.startswith("localhost/"):
             raise EnvbuildError("image-unknown", image)
         return "1" * 64
+
+    def ids(self) -> dict[str, str]:
+        return {}
 
     def tag(self, image: str, name: str) -> None:
         """Nothing is here that could get a name."""
@@ -152,7 +165,7 @@ def test_a_build_says_no_more_than_it_knows_of_who_read_the_packages(
 ) -> None:
     monkeypatch.setattr(Recorder, "built", [])
     if there:
-        monkeypatch.setattr(Recorder, "id", lambda self, image: "1" * 64)
+        monkeypatch.setattr(Recorder, "ids", lambda self: Everything())
     monkeypatch.setattr("envbuild.container.builders.find_builder", lambda *_, **__: Recorder("podman", "podman"))
     monkeypatch.setattr(fetch_stage, "bring_source", lambda *_: None)
     assert main(["image", "build", "megatron-deepspeed-alcf", *more]) == 0

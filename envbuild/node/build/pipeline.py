@@ -76,6 +76,10 @@ class Builder:
                     continue
             self._tree(source)
 
+    def look_again(self) -> None:
+        """Say that packages were installed since `fetch`: they may have brought compilers (an MPI, say)."""
+        self._toolchains = {}
+
     def prepare(self) -> None:
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
 
@@ -88,8 +92,6 @@ class Builder:
         if not wanted:
             return
         store = self.store = Store(self.store_path, create=True)
-        # Read again: packages may have brought compilers (an MPI, say).
-        self._toolchains = {}
 
         calls = {each["name"]: partial(self._obtain, each, store, self._inputs(each)) for each in wanted}
         build_wheel.build_all(calls, self.options.get("jobs"))

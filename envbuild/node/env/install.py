@@ -144,6 +144,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
     job.phase("sources")
     if job.part is None:
         packages.install(tool, job.environment, locked, job.artifacts)
+        made.look_again()
         job.phase("packages")
     required = _required(job, interpreter)
     if made.pins:
