@@ -66,8 +66,8 @@ class ContainerSettings(StrictModel):
     `engine`: what makes the environment inside the image. `image`: pulled by the nodes, and nothing is built.
     `registry`: what is built is pushed to this repository and pulled by digest; without one a file is sent over SSH.
     `build`: where images may be built. `base`, `runtime_image`, `fetch_image`, `python`, `glibc`, `wheelhouse`,
-    `gitconfig` and `builder` are those of `image build`. `ipc: host` or `shm_size` (`16g`), the first where neither is
-    said. `gpus: auto`: where the node has some. `devices` are added to those of InfiniBand, `mounts` are
+    `gitconfig`, `slim` and `builder` are those of `image build`. `ipc: host` or `shm_size` (`16g`), the first where
+    neither is said. `gpus: auto`: where the node has some. `devices` are added to those of InfiniBand, `mounts` are
     `/from:/to:ro`, `options` go to the runtime as they are.
     """
 
@@ -85,6 +85,7 @@ class ContainerSettings(StrictModel):
     glibc: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")] | None = None
     wheelhouse: tuple[Here, ...] = ()
     gitconfig: Here | None = None
+    slim: bool = False
     ipc: Literal["host", "private"] | None = None
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[mg]$")] | None = None
     gpus: Literal["auto", "all", "none"] = "auto"
@@ -96,6 +97,8 @@ class ContainerSettings(StrictModel):
     def _one_kind_of_memory(self) -> Self:
         if self.shm_size is not None and self.ipc == "host":
             raise ValueError("`shm_size` and `ipc: host` exclude each other: the node's own /dev/shm has its own size")
+        if self.image is not None and self.slim:
+            raise ValueError("`image` is pulled as it is and `slim` is how one is built: say one of them")
         if self.image is not None and self.registry is not None:
             raise ValueError("`image` is pulled and `registry` is pushed to: say one of them")
         return self

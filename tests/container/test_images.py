@@ -84,7 +84,7 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     site.env["NETRC"] = str(site.top / "netrc")
     first = _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:1")
     _no_part_has_the_login(storage)
-    # The second time git fetches them from a mirror, by insteadOf in the fetch stage.
+    # The second time git fetches them from a mirror, by insteadOf of the named configuration.
     for old in house.glob("*.bundle"):
         old.unlink()
     with mirror(site, "quick", "tree") as config:
@@ -129,10 +129,10 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
 
 
 def _no_part_has_the_login(storage: Storage) -> None:
-    """Secrets of the fetch stages are in none of the images that a build leaves."""
+    """Secrets of the fetch stage are in none of the images that a build leaves."""
     names = storage.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
     parts = [name for name in names if name.startswith("localhost/envbuild/tiny-")]
-    kinds = ("fetch", "sources", "packages", "installed", "runtime")
+    kinds = ("fetch", "packages", "installed", "runtime")
     assert sorted(name.rpartition(":")[0].rpartition("-")[2] for name in parts) == sorted(kinds)
     look = "cat /root/.netrc; grep -rs s3cret-canary /etc /root /run /var /opt/envbuild/image /opt/envbuild/fetched"
     for name in parts:

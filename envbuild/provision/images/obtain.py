@@ -13,7 +13,7 @@ import platformdirs
 
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
-from envbuild.container.recipe import ImageRecipe
+from envbuild.container.recipe import SLIM, ImageRecipe
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
@@ -88,6 +88,7 @@ def wanted(prepared: Prepared) -> Wanted:
             prepared.choice.target,
             given,
             prepared.target.installer,
+            settings.slim,
         )
     )
     total = hashlib.sha256(node_pyz_digest().encode())
@@ -97,7 +98,7 @@ def wanted(prepared: Prepared) -> Wanted:
         total.update(f"{name}\0{len(text)}\0{text}".encode())
     return Wanted(
         total.hexdigest(), recipe.tag, recipe.prefix, recipe.environment, recipe.variant, recipe,
-        warnings=recipe.warnings,
+        warnings=((SLIM, *recipe.warnings) if recipe.slim else recipe.warnings),
     )  # fmt: skip
 
 

@@ -209,5 +209,7 @@ def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     trusted = any(node.first_use for node in evidence.nodes)
     if trusted and not any("trusted on first use" in text for text in evidence.deviations):
         missing.append("files trusted on first use")
+    checks = [check for node in evidence.nodes for check in node.checks]
+    missing += [each.says for each in checks if each.details.get("deviation") and each.says not in evidence.deviations]
     problems = [problem("report-deviation-missing", "deviations", f"not told: {text}") for text in missing]
     yield from judged("deviations", f"{len(wanted)} of the stack are told", problems)

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from envbuild.container.builders import Buildah, Builder, Docker
+from envbuild.container.recipe import SLIM
 from envbuild.model.container import ContainerSettings
+from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
 from envbuild.provision.images import plan
-from envbuild.provision.images.obtain import Obtained, Wanted
+from envbuild.provision.images.obtain import Obtained, Wanted, wanted
 from envbuild.provision.images.plan import NodeImage, node_image
+from envbuild.provision.run.evidence import deviations
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 from tests.report.samples import facts
@@ -51,6 +54,23 @@ def test_nothing_is_needed_where_all_is_as_recorded(prepared: Prepared, image: W
     assert (node.needs, " ".join(node.command), node.cuda) == ("", COMMAND, False)
     made = plan.make_plan(prepared, image, {"gpu1": node}, {}, {"gpu1": _resolution("gpu1")}, delivery="take in")
     assert made.nothing_to_do
+
+
+def test_slim_is_told_as_a_deviation_by_plan_and_report(prepared: Prepared) -> None:
+    slim = prepared.target.model_copy(update={"container": ContainerSettings(slim=True)})
+    whole, wished = wanted(prepared), wanted(prepared._replace(target=slim))
+    assert wished.name == f"{whole.name}-slim" and wished.key != whole.key
+    made = plan.make_plan(prepared, wished, {}, {}, {}, delivery="take in")
+    assert made.warnings[0] == SLIM and SLIM.startswith("Slim, a deviation: ")
+    assert SLIM not in plan.make_plan(prepared, whole, {}, {}, {}, delivery="take in").warnings
+
+    says = "2 files of tests of packages (0.1 MB) left out on purpose, though their RECORD names them"
+    left_out = Check(name="left-out", status="passed", says=says, details={"deviation": "slim", "files": 2})
+    nodes = [NodeEvidence(node=name, status="unchanged", exit=0, checks=(left_out,)) for name in ("gpu1", "gpu2")]
+    assert deviations(nodes) == (says,)
+
+    with pytest.raises(ValueError, match="`image` is pulled as it is"):
+        ContainerSettings(slim=True, image=f"registry.example.org/x@sha256:{ONE}")
 
 
 def _resolution(node: str) -> Resolution:

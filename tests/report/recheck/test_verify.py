@@ -193,6 +193,12 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "more packages than files": (lambda d: first(d)["packages"].update(extra="1"), "report-package-not-in-files"),
     "another count of files": (lambda d: first(d).update(files=7), "report-file-count-differs"),
+    "files left out and no deviation": (
+        lambda d: first(d)["checks"].append(
+            {"name": "left-out", "status": "passed", "says": "2 files", "details": {"deviation": "slim"}}
+        ),
+        "report-deviation-missing",
+    ),
     "a source that is not locked": (
         lambda d: first(d).update(sources=[{"name": "apex", "commit": "0" * 40}]), "report-source-differs",
     ),
