@@ -209,7 +209,7 @@ def test_hosts_by_the_names_of_the_pages(world: World) -> None:
         world.lock(world.stack("my"))
         lab = {"name": "lab", "extends": "ssh", "hosts": ["gpu01", "gpu07"], "stack": f"{world.work}/my.yaml"}
         (world.work / "lab.yaml").write_text(yaml.safe_dump(lab))
-        world.good("provision", "--target", "./lab.yaml")
+        assert "preparing tools for 2 nodes\n" in world.good("provision", "--target", "./lab.yaml").err
         other = f"{user_name()}@gpu02:{servers['gpu02'].port}"
         run_all(world, "hosts", **{"me@gpu02:2222": other, "torch-smoke": "./my.yaml"})
     finally:

@@ -100,6 +100,9 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
         plan = plan_run.plan_of(work, {node: request for node, (_, request) in deliveries.items()})
     nothing: tuple[None, None] = (None, None)
     takers = {name for each in plan.spreads for name in each.nodes}
+    count = sum(bool(node.steps) for node in plan.nodes)
+    if count > 1:
+        work.progress.stage(f"preparing tools for {count} nodes")
     files = {
         node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0], least=node.node in takers)
         for node in plan.nodes
