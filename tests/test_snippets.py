@@ -2,13 +2,13 @@
 
 They run one after the other, for one user who has what the pages speak of; words in capitals are filled in. A comment
 `# exit N` says with which code a command ends. What needs more than that user has runs in a test of its own (`ROOMS`),
-through Slurm in `slurm/test_snippets.py`. Tutorials have their own test; what is generated has no blocks.
+through Slurm in `slurm/test_snippets.py`, with torch in `e2e/test_torch_smoke.py`. Tutorials have their own test; what
+is generated has no blocks.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -24,7 +24,6 @@ from envbuild.node import hashing
 from envbuild.node.wheels.store import default_path
 from tests.cli.test_env_shell import KERNEL
 from tests.e2e.world import DEADLINE, MINOR, Done, World
-from tests.node.torch_env import find_links
 from tests.node.wheel_support import filled
 from tests.report.sealed import Sealed
 from tests.support.conda import Channel, fill
@@ -230,17 +229,3 @@ def _server(world: World, number: int, name: str) -> Server:
             "UserKnownHostsFile": world.top / f"{name}.known"}  # fmt: skip
     (world.top / f"{name}.options").write_text(" ".join(f"-o {option}={value}" for option, value in told.items()))
     return server
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-@pytest.mark.timeout(1200)
-def test_torch_smoke_on_this_machine_as_the_pages_have_it(world: World) -> None:
-    (world.home / ".config" / "uv" / "uv.toml").unlink()
-    world.env |= {"PIP_FIND_LINKS": " ".join(find_links())}
-    world.env |= {key: value for key, value in os.environ.items() if key.startswith("UV_") or key == "PIP_CERT"}
-    first = world.run("provision", "--target", "local", timeout=900)
-    if any(f"error[{code}]" in first.err for code in ("network-unreachable", "unreachable-index")):
-        pytest.skip(f"torch is not available here: {first.err[-400:]}")
-    assert first.rc == 0, first.err
-    run_all(world, "torch")

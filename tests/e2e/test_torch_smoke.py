@@ -10,6 +10,7 @@ import pytest
 from envbuild.provision.run.run_dir import RunDir
 from tests.e2e.world import World
 from tests.node.torch_env import find_links
+from tests.test_snippets import run_all
 
 
 @pytest.mark.slow
@@ -39,6 +40,7 @@ def test_torch_smoke_is_built_tested_and_verified(tmp_path: Path) -> None:
     second = world.good("provision", "--target", "local", "--json")
     assert (second.json["steps_run"], second.node["root"]) == (0, first.node["root"])
     assert "nothing to do" in second.err
+    run_all(world, "torch")
     deep = world.good("verify", "--deep", "--json", timeout=600)
     assert deep.node["drift"] == []
     said = world.python("import torch; print(torch.__version__)", world.prefix / "current" / "torch-smoke")
