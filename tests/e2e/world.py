@@ -190,7 +190,7 @@ class World:
     def python(self, code: str, environment: Path | None = None) -> str:
         """What a program says in the environment in use."""
         argv = [str((environment or self.current) / "bin" / "python"), "-I", "-c", code]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=self.top)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, cwd=self.top)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
