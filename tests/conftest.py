@@ -14,9 +14,17 @@ from tests.fleet.standalone import make_standalone_python
 from tests.support import conda
 from tests.support.debian import UnavailableError
 from tests.support.once import once
+from tests.support.shares import dealt
 
 # With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests begin first, in as many processes as there are."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = dealt(items, lambda item: item.nodeid.partition("::")[0], processes)
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""The order of a run in several processes: what takes minutes comes first, else one test is waited for at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+# Modules whose tests take longest, by seconds of CPU of the longest one.
+LONG = (
+    "tests/fleet/test_together.py",
+    "tests/fleet/test_containers.py",
+    "tests/slurm/test_together.py",
+    "tests/container/test_two_forms.py",
+    "tests/slurm/test_image_build_job.py",
+    "tests/container/test_images.py",
+    "tests/fleet/test_overdue.py",
+    "tests/fleet/test_provision_many.py",
+    "tests/fleet/test_build_once.py",
+    "tests/container/test_conda_image.py",
+)
+
+
+def dealt(items: Sequence[T], module_of: Callable[[T], str], processes: int) -> list[T]:
+    """`items` so that each of `processes` equal parts, as xdist cuts them, begins with its share of the long modules.
+
+    Modules stay together as far as the parts' lengths allow; without a long one nothing moves.
+    """
+    shares: list[list[T]] = [[] for _ in range(processes)]
+    for module in LONG:
+        min(shares, key=len).extend(item for item in items if module_of(item) == module)
+    rest = [item for item in items if module_of(item) not in LONG]
+    left = len(items)
+    for number, share in enumerate(shares):
+        length = left // (processes - number)
+        left -= length
+        count = max(0, length - len(share))
+        share += rest[:count]
+        del rest[:count]
+    return [item for share in shares for item in share] + rest

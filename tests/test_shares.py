@@ -1,0 +1,34 @@
+"""Which process of a run begins with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.shares import LONG, dealt
+
+TOP = Path(__file__).parents[1]
+
+
+def test_each_process_begins_with_a_long_module_and_nothing_is_lost() -> None:
+    short = [f"tests/e2e/test_{name}.py::test_{number}" for name in "abcd" for number in range(10)]
+    long = [f"{module}::test_{number}" for module in LONG[:5] for number in range(2)]
+    found = dealt([*short[:20], *long, *short[20:]], module_of, 4)
+    assert sorted(found) == sorted([*short, *long])
+    assert [module_of(found[at]) for at in (0, 12, 24, 37)] == [*LONG[:4]]
+    assert [module_of(each) for each in found[2:4]] == [LONG[4]] * 2, "the fifth is second where the first began"
+    assert [each for each in found if each in short] == short
+
+
+def test_without_a_long_module_or_in_one_process_modules_keep_their_order() -> None:
+    short = [f"tests/e2e/test_{name}.py::test_{number}" for name in "abc" for number in range(3)]
+    assert dealt(short, module_of, 4) == short
+    assert dealt([*short, f"{LONG[0]}::test"], module_of, 1) == [f"{LONG[0]}::test", *short]
+    assert dealt([], module_of, 4) == []
+
+
+def test_the_long_modules_are_there() -> None:
+    assert [module for module in LONG if not (TOP / module).is_file()] == []
+
+
+def module_of(item: str) -> str:
+    return item.partition("::")[0]
