@@ -37,12 +37,12 @@ LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\()?(?:envbuild|fab) .*)$', re.MUL
 
 # What a command has, why it is not run here, and the test that does the same elsewhere, where there is one.
 NOT_RUN = {
-    r"h200|megatronapp --gpus-per-node 4 --run|bench (opt-175b --gpus-per-node 8$|megatronapp)|"
+    r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench (opt-175b --gpus-per-node 8$|megatronapp)|"
     r"data megatron-deepspeed-slurm": (
         "GPUs and the built stack of a document: e2e/test_bench.py, launch/test_data.py"
     ),
-    r"image (build|verify) .*torch-smoke|--target T$|image pin": (
-        "a foreign host, the registry of base images: container/test_images.py, container/test_pinning.py"
+    r"image (build|verify) .*torch-smoke|--target T$": (
+        "a foreign host, the registry of base images: container/test_images.py"
     ),
     r"--html opt\.html": "a foreign host, that of the document: explain/test_annotate.py",
 }
@@ -53,7 +53,16 @@ ROOMS = {
     "hosts": r"^fab .*gpu0",
     "cluster": r"cluster\.yaml",
 }
-FILLED = {"RUN": "last", "REPORT": "report.html", "FOLDER": "published", "KEY": "key", "TARGET": "lab.yaml"}
+FILLED = {
+    "RUN": "last",
+    "REPORT": "report.html",
+    "FOLDER": "published",
+    "KEY": "key",
+    "TARGET": "lab.yaml",
+    "STACK": "./my.yaml",
+    "IMAGE": "docker.io/library/python:3.11-slim-bookworm",
+    "sha256:...": f"sha256:{7:064}",
+}
 
 
 def commands(page: Path) -> list[tuple[str, int]]:
@@ -181,6 +190,8 @@ def run_all(world: World, room: str, **filled: str) -> None:
 def test_every_command_of_the_pages_runs_as_it_is_written(user: World) -> None:
     _, key = filled(Path(default_path(str(user.prefix))), user.top)
     user.good("wheels", "pack", str(user.top / "first.tar"), "--key", key)
+    (user.work / "carried").mkdir()
+    shutil.copy(user.top / "first.tar", user.work / "carried" / "wheels.tar")
     run_all(user, "", **{"3f2a": key[:12], "…": hashing.digest_of(str(user.top / "first.tar"))})
 
 
