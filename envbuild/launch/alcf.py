@@ -188,6 +188,7 @@ def _values(
         "sequence_parallel": degrees.sequence_parallel,
         "zero": given.zero_stage,
         "timers": not order.without_timers(degrees.pipeline),
+        "mpi_flag": order.takes_mpi_flag(),
         "cpu_optimizer": given.zero_stage > 0,
         "flash_v1": flash == "v1",
         "flash_v2": flash == "v2",

@@ -36,14 +36,21 @@ class Order:
 
         Seen with 0.18.3 and 0.19.8 ("timer has already been started"). The documents, of 0.6.3 and 0.10.3, have it on.
         """
+        if stages < 2 or not self._deepspeed_since("0.18"):
+            return ()
+        return (f"{stages} pipeline stages: wall_clock_breakdown is off, with it this DeepSpeed stops in backward",)
+
+    def takes_mpi_flag(self) -> bool:
+        """Whether DeepSpeed knows --deepspeed_mpi: 0.10.3 does, 0.19.0 ends at it, and finds MPI by itself."""
+        return not self._deepspeed_since("0.18")
+
+    def _deepspeed_since(self, release: str) -> bool:
         from packaging.requirements import Requirement
         from packaging.version import Version
 
         wanted = (Requirement(text) for text in self.profile.packages)
         pins = (Version(pin.version) for each in wanted if each.name == "deepspeed" for pin in each.specifier)
-        if stages < 2 or not any(pin >= Version("0.18") for pin in pins):
-            return ()
-        return (f"{stages} pipeline stages: wall_clock_breakdown is off, with it this DeepSpeed stops in backward",)
+        return any(pin >= Version(release) for pin in pins)
 
     def deviations(self, *rows: tuple[str, str]) -> tuple[Deviation, ...]:
         """Deviations that answer findings of this stack; a user's own stack may have none of them."""

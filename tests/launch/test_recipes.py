@@ -435,6 +435,13 @@ def test_slurm_with_a_new_deepspeed_has_no_timers_in_a_pipeline(profile: str, st
     assert json.loads(started(SLURM, place(1, 4), **values).files[0].text)["wall_clock_breakdown"] is True
 
 
+@pytest.mark.parametrize(("profile", "known"), [("ported-cu130", False), ("ported", True), ("exact", True)])
+def test_alcf_says_deepspeed_mpi_only_to_a_deepspeed_that_knows_it(profile: str, known: bool) -> None:
+    made = started(ALCF, place(1, 4), profile=profile, MODEL_SIZE_KEY="GPT125M")
+    assert ("--deepspeed_mpi" in made.commands[0].argv) is known
+    assert made.commands[0].argv[-1] == "--deepspeed"
+
+
 @pytest.mark.parametrize(
     ("profile", "stages", "timers"), [("ported-cu130", 1, True), ("ported-cu130", 2, False), ("ported", 2, True)]
 )

@@ -270,9 +270,28 @@ def _defaults_read(source: "Source") -> "list[tuple[ast.Attribute, ast.Attribute
     ]
 
 
+def _find_types(source: "Source") -> "list[Change]":
+    """In the tuples `…_TYPES` of the module: what newer DeepSpeeds make tensors with is no type of them."""
+    out = []
+    for node in source.tree().body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+            continue
+        if not all(isinstance(name, ast.Name) and name.id.endswith("_TYPES") for name in node.targets):
+            continue
+        out += [
+            source.replaced(each, "torch.cuda.%s" % each.attr)
+            for each in node.value.elts
+            if isinstance(each, ast.Attribute)
+            and isinstance(each.value, ast.Call)
+            and dotted(each.value.func) == "get_accelerator"
+        ]
+    return out
+
+
 EDITS = {
     "alcf-no-wandb": (_find_wandb, nothing_left(_find_wandb, "the unguarded import"), 1),
     "alcf-split-tensor": (_find_split, nothing_left(_find_split, "the reshape to six dimensions"), 1),
+    "alcf-tensor-types": (_find_types, nothing_left(_find_types, "a type that is none"), 1),
     "megatron-data-helpers": (_find_helpers, nothing_left(_find_helpers, "the compiler's call"), 1),
     "megatron-deepspeed-start": (_find_deepspeed_start, nothing_left(_find_deepspeed_start, "a start without it"), 1),
     "megatron-vision-import": (_find_vision, nothing_left(_find_vision, "the import of vision's monitor"), 1),

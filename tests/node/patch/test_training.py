@@ -82,6 +82,60 @@ def test_d51_another_attention_is_left_alone(tmp_path: Path, old: str, new: str,
     assert file.read_text() == SPLIT.replace(old, new, 1)
 
 
+MODULE = "megatron/model/module.py"
+TYPES = """\
+import functools
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+_FLOAT_TYPES = (torch.FloatTensor, get_accelerator().FloatTensor)
+_HALF_TYPES = (torch.HalfTensor, get_accelerator().HalfTensor)
+_BF16_TYPES = (torch.BFloat16Tensor, get_accelerator().BFloat16Tensor)
+
+
+def known(value):
+    return isinstance(value, (_FLOAT_TYPES, _HALF_TYPES, _BF16_TYPES))
+
+
+def zero():
+    return get_accelerator().FloatTensor([0.0])
+"""
+ACCELERATOR = """\
+import functools
+
+
+class Accelerator:
+    FloatTensor = HalfTensor = BFloat16Tensor = functools.partial(list)
+
+
+def get_accelerator():
+    return Accelerator()
+"""
+TENSORS = """\
+class FloatTensor: pass
+class HalfTensor: pass
+class BFloat16Tensor: pass
+class cuda:
+    class FloatTensor: pass
+    class HalfTensor: pass
+    class BFloat16Tensor: pass
+"""
+
+
+def test_types_of_a_pipeline_are_types_with_a_newer_deepspeed(tmp_path: Path) -> None:
+    file = write(tmp_path, MODULE, TYPES)
+    write(tmp_path, "deepspeed/accelerator.py", ACCELERATOR)
+    write(tmp_path, "torch.py", TENSORS)
+    step = "import torch\nfrom megatron.model import module\n"
+    step += "print(module.known(torch.cuda.HalfTensor()), module.zero())"
+    assert "isinstance() arg 2 must be a type" in run(step, tmp_path).stderr
+    assert apply(tmp_path, "alcf-tensor-types")["hits"] == 3
+    assert run(step, tmp_path).stdout == "True [0.0]\n"
+    assert file.read_text().count("get_accelerator()") == 1  # what makes a tensor stays
+    assert apply(tmp_path, "alcf-tensor-types")["already"]
+
+
 ENGINE = "Megatron/megatron/core/transformer/custom_layers/transformer_engine.py"
 LAYERS = """\
 import os
