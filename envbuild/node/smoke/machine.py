@@ -119,7 +119,8 @@ def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | N
     requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
     left = clock.left()
     outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
-    for rank, outcome in enumerate(outcomes):
+    # What was stopped for another's sake comes behind its cause.
+    for rank, outcome in sorted(enumerate(outcomes), key=lambda each: each[1].stopped):
         part.take(outcome, clock, "rank %d of %d" % (rank, world))
     facts = [outcome.facts() for outcome in outcomes]
     _judge_ranks(part, facts, world, backend)
