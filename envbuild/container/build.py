@@ -116,13 +116,11 @@ class _Parts:
         there = self._is_there("runtime", stages, given, str(arguments))
         made = self.made["runtime"]
         if there:
-            found = self._here()[made]
-        else:
-            with self._sources() as contexts:
-                more: dict[str, Any] = {"network": False, "arguments": arguments, "pull": False, "contexts": contexts}
-                found = self._build("runtime", stages, given, **more)
-        self.builder.tag(made, tag)
-        return found
+            self.builder.tag(made, tag)
+            return self._here()[made]
+        with self._sources() as contexts:
+            more: dict[str, Any] = {"network": False, "arguments": arguments, "pull": False, "contexts": contexts}
+            return self._build("runtime", stages, given, also=tag, **more)
 
     @contextmanager
     def _sources(self) -> Iterator[dict[str, Path]]:

@@ -36,7 +36,8 @@ _USED = ("--build-context", "--secret", "--target")
 class Build:
     """One call of a builder.
 
-    `contexts` are named folders; `secrets` name to file; `pull`: images that are not there may be fetched.
+    `contexts` are named folders; `secrets` name to file; `pull`: images that are not there may be fetched; `also`: one
+    more name of what is built.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class Build:
     pull: bool = True
     cache: bool = False
     epoch: int = paths.EPOCH
+    also: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,14 @@ class Builder:
 
     def build(self, build: Build, on_line: Callable[[str], None] | None = None) -> str:
         """Build and return the image's id (hex). Raises what `failure` makes of the output."""
-        code, output = stream(self.build_command(build), on_line, cwd=build.folder)
-        if code:
-            raise failure(self.name, output)
-        return self.id(build.tag)
+        with tempfile.TemporaryDirectory(prefix="envbuild-id-") as top:
+            told = Path(top, "id")
+            *words, folder = self.build_command(build)
+            words += ["--iidfile", str(told), *(["--tag", build.also] if build.also else [])]
+            code, output = stream([*words, folder], on_line, cwd=build.folder)
+            if code:
+                raise failure(self.name, output)
+            return told.read_text().strip().removeprefix("sha256:")
 
     def id(self, image: str) -> str:
         """The id (hex) of an image that is here. Raises EnvbuildError `image-unknown` (exit 2)."""
@@ -264,6 +270,15 @@ class Docker(Builder):
         words += [word for name in _PROXIES if build.network and name in os.environ for word in ("--build-arg", name)]
         words += ["--output", f"type=docker,name={build.tag},rewrite-timestamp=true"]
         return words + _shared(build)
+
+    def build(self, build: Build, on_line: Callable[[str], None] | None = None) -> str:
+        """See `Builder.build`; what docker calls the id of a build may be that of its manifest."""
+        code, output = stream(self.build_command(build), on_line, cwd=build.folder)
+        if code:
+            raise failure(self.name, output)
+        if build.also:
+            self.tag(build.tag, build.also)
+        return self.id(build.tag)
 
     def run_command(self, image: str, argv: Sequence[str], *, gpus: bool = False) -> list[str]:
         """See `Builder.run_command`."""
