@@ -35,8 +35,8 @@ SLIM = (
     "Slim, a deviation: folders `test` and `tests` of packages, and test programs in their `bin`, are left out, though "
     "RECORD names them."
 )
-WHO = "The image runs as this user, whose home this is."
-WRITTEN = "Into these folders of sources runs write; into no others but its home may the user of the image."
+WHO = "The image runs as this user, not as root; this is its home."
+WRITTEN = "Folders of sources that runs write into; the user of the image may write into no others but its home."
 
 
 @dataclass(frozen=True, slots=True)

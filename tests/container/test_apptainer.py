@@ -83,7 +83,7 @@ Stage: runtime
 
 %post
     set -eu
-    # The image runs as this user, whose home this is.
+    # The image runs as this user, not as root; this is its home.
     echo 'envbuild:x:10001:10001::/home/envbuild:/bin/sh' >> /etc/passwd
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild
