@@ -107,7 +107,7 @@ def _command(order: Order, given: AppParameters, values: dict[str, Value], rank:
     return Command(
         node=rank,
         argv=(
-            place.program("torchrun"),
+            *place.torchrun(),
             *fill(order.data.before["torchrun"], {**values, "rank": rank}),
             "pretrain_gpt.py",
             *fill(order.data.arguments, values),

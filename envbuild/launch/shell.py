@@ -57,7 +57,8 @@ def command_text(command: Command, activate: str | None) -> str:
 
     Where the exit code of a program proves nothing, its log has to have the line that does.
     """
-    first = [f". {shlex.quote(activate)}"] if activate else []
+    # metaseq's launcher asks for it; a login sets it, a service or container often does not.
+    first = ['export USER="${USER:-$(id -un)}"', *([f". {shlex.quote(activate)}"] if activate else [])]
     lines = [*first, "set -e", *_command(command, None)]
     if command.ends:
         proof = shlex.quote(command.ends)

@@ -55,7 +55,7 @@ def make(order: Order) -> Launch:
     several = order.place.nodes > 1
     argv = (
         *(() if order.place.direct else fill(order.data.before["srun"], values)),
-        order.place.program("torchrun" if several else "deepspeed"),
+        *(order.place.torchrun() if several else [order.place.program("deepspeed")]),
         *fill(order.data.before["torchrun" if several else "deepspeed"], values),
         f"{order.directory()}/pretrain_gpt.py",
         *fill(order.data.arguments, values),

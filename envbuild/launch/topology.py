@@ -40,6 +40,10 @@ class Place(StrictModel):
         """A program of the environment by its full path; in an image by its name alone."""
         return name if self.image else f"{self.environment}/bin/{name}"
 
+    def torchrun(self) -> tuple[str, ...]:
+        """torchrun as its module: where torch is the base's, the environment has no script of that name."""
+        return (self.program("python3"), "-m", "torch.distributed.run")
+
     def source(self, name: str, folder: str | None = None) -> str:
         """The folder of a source that was installed as a path or editable."""
         return f"{self.environment}/src/{name}" + (f"/{folder}" if folder else "")

@@ -158,6 +158,20 @@ def test_the_tokenizer_covers_every_byte_and_the_corpus_its_merges(tmp_path: Pat
     assert len(set(texts)) > 20 and all(merge.replace(" ", "") in " ".join(texts) for merge in merges[1:])
 
 
+@pytest.mark.parametrize("name", [SLURM, "megatronapp"])
+def test_every_part_of_the_document_s_split_has_a_document(name: str, tmp_path: Path) -> None:
+    # Megatron builds a data set of each part that is not 0, and asserts that it has a document.
+    reference = stack(name).reference
+    assert reference is not None and reference.launch is not None
+    words = [word for word in reference.launch.arguments if isinstance(word, str)]
+    parts = [float(part) for part in words[words.index("--split") + 1].split(",")]
+    training_data.write_file("corpus", str(tmp_path / "corpus"))
+    count = len((tmp_path / "corpus").read_text().splitlines())
+    ends = [round(count * sum(parts[: number + 1]) / sum(parts)) for number in range(len(parts))]
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    assert all(size >= 1 for part, size in zip(parts, sizes, strict=True) if part), sizes
+
+
 def test_the_data_of_the_smoke_item_have_the_same_tokenizer(tmp_path: Path) -> None:
     training_data.write("gpt2", str(tmp_path))
     training_data.write_file("vocabulary", str(tmp_path / "v"))

@@ -151,6 +151,13 @@ def test_alcf_script_launches_empty_sizes_for_an_unknown_key_and_the_recipe_refu
     assert caught.value.hint.startswith("did you mean `GPT")
 
 
+def by_module(words: Words, python: str) -> Words:
+    """torchrun as the module that it is: not every environment has a script of that name."""
+    return [
+        part for word in words for part in ([python, "-m", "torch.distributed.run"] if word == "torchrun" else [word])
+    ]
+
+
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +179,7 @@ def test_slurm_words_are_those_of_the_script(row: dict[str, Any]) -> None:
     # slurm-loss-scale: the DeepSpeed file says how the loss is scaled.
     at = inner.index("--loss-scale")
     # No shell in between: the words reach the program as they are.
-    assert list(made.commands[0].argv) == [*before, *inner[:at], *inner[at + 2 :]]
+    assert list(made.commands[0].argv) == [*before, *by_module([*inner[:at], *inner[at + 2 :]], "python3")]
     assert json.loads(made.files[0].text) == json.loads(row["config"])
 
 
@@ -180,12 +187,12 @@ def test_slurm_words_are_those_of_the_script(row: dict[str, Any]) -> None:
 
 
 def app_words(row: dict[str, Any]) -> Words:
-    """Data and checkpoints outside the sources (app-two-pods), torchrun of the environment."""
+    """Data and checkpoints outside the sources (app-two-pods), torchrun by its module."""
     words = replaced(shlex.split(row["argv"]), "ngc_models/release_gpt_base", f"{OUTPUT}/checkpoints")
     words = [f"{OUTPUT}/{word}" if word.startswith("datasets/") else word for word in words]
     # app-master-address: the worker calls the address that its author's pod had.
     words = set_value(words, "--master_addr", "10.0.0.1")
-    return [f"{ENVIRONMENT}/bin/torchrun", *words[1:]]
+    return by_module(words, f"{ENVIRONMENT}/bin/python3")
 
 
 @pytest.mark.parametrize("row", recorded()["megatronapp"], ids=[row["case"] for row in recorded()["megatronapp"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import socket
 import subprocess
 import sys
@@ -23,8 +25,8 @@ from tests.support.patience import PATIENCE
 SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
 
 
-def environment(top: Path, more: str = "exit 0", name: str = "torchrun") -> Path:
-    """An environment with a stand-in for torchrun and the folder of its source."""
+def environment(top: Path, more: str = "exit 0", name: str = "python3") -> Path:
+    """An environment with a stand-in for its Python, which starts torchrun, and the folder of its source."""
     built = top / "the env"
     for folder in ("bin", ".envbuild", "src/megatronapp/Megatron"):
         (built / folder).mkdir(parents=True)
@@ -47,7 +49,8 @@ def test_the_command_of_one_node_runs_here_and_its_exit_code_is_the_answer(tmp_p
     assert done.returncode == 37, done.stderr
     greeting, folder, _, *words = (tmp_path / "log").read_text().splitlines()
     assert (greeting, folder) == ("hello", str(built / "src/megatronapp/Megatron"))
-    assert words[:2] == ["--nproc_per_node", "4"]
+    # By its module: an environment on a base that has torch has no script of that name.
+    assert words[:4] == ["-m", "torch.distributed.run", "--nproc_per_node", "4"]
     assert "pretrain_gpt.py" in words
     assert (tmp_path / "out").is_dir()
     assert "# megatronapp, profile" in done.stderr
@@ -64,6 +67,14 @@ def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
         assert (done.returncode, "error[usage]" in done.stderr) == (2, True), wrong
     done = run(*given, "--submit", "--time-limit", "1h", "-t", "local", cwd=tmp_path)
     assert (done.returncode, "error[submit-without-jobs]" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("user", [None, "ada"])
+def test_a_run_knows_its_user_where_no_login_set_it(tmp_path: Path, user: str | None) -> None:
+    text = command_text(Command(argv=("bash", "-c", "echo $USER"), directory=str(tmp_path)), None)
+    around = {"PATH": os.environ["PATH"]} | ({"USER": user} if user else {})
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env=around)
+    assert done.stdout.strip() == (user or getpass.getuser())
 
 
 def test_a_worker_waits_until_the_master_listens_and_gives_up_without_starting(tmp_path: Path) -> None:
@@ -143,7 +154,7 @@ def test_without_slurm_every_node_starts_its_own_ranks() -> None:
     (command,) = started("megatron-deepspeed-slurm", place(direct=True)).commands
     assert command.argv[:3] == (f"{ENVIRONMENT}/bin/deepspeed", "--num_gpus", "8")
     two = started("megatron-deepspeed-slurm", place(nodes=2, direct=True))
-    assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/torchrun") for n in (0, 1)]
+    assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/python3") for n in (0, 1)]
     assert "--rdzv_endpoint=10.0.0.1:49152" in two.commands[1].argv
     assert not any("srun" in deviation.does for deviation in two.deviations)
     with pytest.raises(EnvbuildError, match="this target has no Slurm"):

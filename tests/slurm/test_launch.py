@@ -50,7 +50,7 @@ def stand_in(world: JobWorld, *, delay: float = 1.0, code: int = 0, failing: int
     for folder in ("bin", ".envbuild", "src/megatronapp/Megatron"):
         (built / folder).mkdir(parents=True)
     (built / ".envbuild" / "activate.sh").write_text("")
-    program = built / "bin" / "torchrun"
+    program = built / "bin" / "python3"
     program.write_text(TORCHRUN.format(top=top, delay=delay, code=code, failing=failing))
     program.chmod(0o755)
     return top
@@ -88,7 +88,7 @@ def test_every_node_runs_its_command_once_the_first_one_listens(world: JobWorld)
 def test_the_exit_code_of_the_run_is_the_answer_and_ends_all_nodes(world: JobWorld) -> None:
     top = stand_in(world, delay=600, code=41, failing=1)
     # The second node does not wait here, and fails while the first one still works.
-    program = top / "the env" / "bin" / "torchrun"
+    program = top / "the env" / "bin" / "python3"
     program.write_text(
         program.read_text().replace(
             "if rank == 0:\n", "if rank == 0:\n    held = socket.create_server(('', port))\n", 1
@@ -128,7 +128,7 @@ def test_an_interrupt_ends_the_job_when_asked(world: JobWorld) -> None:
 
 
 def stand_in_hanging(world: JobWorld) -> Path:
-    program = world.cluster.shared / world.top.name / "the env" / "bin" / "torchrun"
+    program = world.cluster.shared / world.top.name / "the env" / "bin" / "python3"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     return program.parents[1]
 

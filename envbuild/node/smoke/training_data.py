@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 # A document counts up in steps of its own: what comes next is learnable, so that a loss can fall in few steps.
 _DOCUMENTS = 200
+_CORPUS = 1000  # documents of a corpus: a part of a thousandth, as in the split 949,50,1, has one
 _LENGTH = 400
 _MERGES = ("t h", "h e", "i n", "e r", "a n")
 _WORDS = ("the", "then", "other", "another", "inner", "thin", "hand", "ran", "hen", "tin")
@@ -64,7 +65,7 @@ def _vocabulary() -> "list[str]":
 def _corpus(key: str = "text") -> str:
     """Documents that go through the words in steps of their own, as `_document` goes through numbers."""
     lines = []
-    for number in range(_DOCUMENTS):
+    for number in range(_CORPUS):
         words = [_WORDS[(number * 7 + place * (1 + number % 3)) % len(_WORDS)] for place in range(_LENGTH)]
         lines.append(json.dumps({key: " ".join(words)}) + "\n")
     return "".join(lines)
