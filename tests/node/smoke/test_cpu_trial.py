@@ -93,7 +93,13 @@ masters = [each.detach().clone().float() for each in model.parameters()]
 assert masters[0].type() == "torch.cuda.FloatTensor"
 moments = [[torch.zeros_like(each) for each in masters] for _ in range(2)]
 flag = torch.cuda.IntTensor([0])
-x = torch.randn(4, 8, 16, device=here).half()
+x = torch.randn(32, 8, 16, device=here).half()
+try:
+    softmax.forward(torch.randn(4, 64, 64, device=here).half(), torch.tensor([1.0])[0])
+except RuntimeError as error:
+    assert "attn_batches" in str(error)  # the kernel computes eight such squares at once, and asserts it
+else:
+    raise AssertionError("a shape that the kernel refuses")
 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 for step in range(1, 9):
     begin.record()

@@ -77,6 +77,11 @@ def _softmax_grad(gradient: Any, result: Any, scale: Any) -> Any:
 
 
 def _causal_softmax(x: Any, scale: Any) -> Any:
+    # As the kernel's launcher demands it: 128 threads, 32 or fewer to a row, two rows each where those are short.
+    power = 1 << max(0, int(x.shape[-1]) - 1).bit_length()
+    at_once = 128 // min(32, power) * (2 if power <= 128 else 1)
+    if x.shape[0] % at_once:
+        raise RuntimeError("attn_batches %% batches_per_block == 0 failed: %d by %d" % (x.shape[0], at_once))
     hidden = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
     return torch.softmax((x.float() * float(scale)).masked_fill(hidden, -10000.0), -1).to(x.dtype)
 
