@@ -17,6 +17,8 @@ from envbuild.model.launch import Command, Default, Deviation, Launch
 from envbuild.model.reference import ModelSize
 
 END = "done training in"
+# What the pinned scaled_upper_triang_masked_softmax.h counts in 32 bits: scores of a layer on a GPU.
+_SCORES = 2**31
 
 
 class MetaseqParameters(Parameters):
@@ -79,7 +81,7 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
         deviations=_deviations(order),
-        notes=_notes(submit, prefix),
+        notes=(*_notes(submit, prefix), *_too_many_scores(model, batch)),
     )
 
 
@@ -140,6 +142,19 @@ def _notes(submit: str, prefix: str) -> tuple[str, ...]:
     if submit != "local":
         notes.append(f"a run whose log is there already is skipped without an error: another prefix than {prefix} then")
     return tuple(notes)
+
+
+def _too_many_scores(model: ModelSize, batch: int) -> tuple[str, ...]:
+    """A note where the batch of a rank has more scores of attention than the kernel counts."""
+    parallel = model.model_parallel or 1
+    scores = batch * (model.heads // parallel) * (model.sequence or 1) ** 2
+    whole = (model.batch_tokens or 0) * (model.heads // parallel) * (model.sequence or 1)
+    if scores <= _SCORES:
+        return ()
+    return (
+        f"{batch} sequences a rank are {scores / _SCORES:.1f} times the scores that the pinned softmax counts in "
+        f"32 bits: expect a crash or wrong figures with fewer than {math.ceil(whole / _SCORES) * parallel} GPUs",
+    )
 
 
 def _deviations(order: Order) -> tuple[Deviation, ...]:

@@ -300,6 +300,14 @@ def test_the_preset_that_is_commented_out_runs_on_eight_nodes() -> None:
     assert started(SLURM, place(8), model="52b").degrees["data"] == 1
 
 
+def test_more_scores_than_the_pinned_softmax_counts_are_told() -> None:
+    # 256 sequences x 6 heads x 2048 x 2048 on two GPUs, 64 on eight.
+    two, eight = (started("opt-175b", place(1, gpus)) for gpus in (2, 8))
+    [note] = [note for note in two.notes if "32 bits" in note]
+    assert "256 sequences a rank are 3.0 times" in note and "fewer than 6 GPUs" in note
+    assert not any("32 bits" in note for note in eight.notes)
+
+
 def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
     one, two = (started(SLURM, place(n)).commands[0].argv for n in (1, 2))
     assert f"{ENVIRONMENT}/bin/deepspeed" in one

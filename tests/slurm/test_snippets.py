@@ -14,21 +14,20 @@ from tests.test_snippets import run_all
 # As torchrun's ranks do: the first one listens on the port that it was told, and the others come to it.
 TORCHRUN = """
 import socket, sys
-
-def main():
-    words = sys.argv[1:]
-    rank, port = (int(words[words.index(key) + 1]) for key in ("--node_rank", "--master_port"))
-    if rank == 0:
-        with socket.create_server(("", port)) as server:
-            server.accept()[0].close()
+words = sys.argv[1:]
+rank, port = (int(words[words.index(key) + 1]) for key in ("--node_rank", "--master_port"))
+if rank == 0:
+    with socket.create_server(("", port)) as server:
+        server.accept()[0].close()
 """
+TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/distributed/run.py": TORCHRUN}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
     world = JobWorld(tmp_path, cluster)
-    world.wheel(files={"alpha/__init__.py": TORCHRUN}, scripts={"torchrun": "alpha:main"})
+    world.wheel(files={"alpha/__init__.py": "", **TORCH})
     source = world.repository("megatronapp", {"Megatron/pretrain_gpt.py": ""})
     world.lock(world.stack("megatronapp", sources=[{**source, "install": "path"}]))
     world.target(stack=f"{world.work}/megatronapp.yaml")
