@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -315,10 +316,22 @@ def make_patches(recipe: ImageRecipe) -> tuple[dict[str, bytes], list[str]]:
     return made, failed
 
 
+def _edited(source: LockedSource) -> dict[str, Any]:
+    """A source without submodules that no edit can be in: they may be large, and elsewhere."""
+    parts = (part for name in source.patches for part in load_patch(name).parts)
+    paths = [path for part in parts for path in part.files]
+    within = [
+        each.to_json_dict()
+        for each in source.submodules
+        if any("*" in path or path.startswith(f"{each.path}/") for path in paths)
+    ]
+    return {**source.to_json_dict(), "submodules": within}
+
+
 def _diff(source: LockedSource) -> bytes:
     """What the patches of a source change in its tree, as `git apply` takes it. Raises NodeError."""
     with tempfile.TemporaryDirectory(prefix="envbuild-patches-") as top:
-        git_source.fetch(source.to_json_dict(), f"{top}/a", None)
+        git_source.fetch(_edited(source), f"{top}/a", None)
         for folder in Path(top).rglob(".git"):
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
         shutil.copytree(f"{top}/a", f"{top}/b", symlinks=True)

@@ -21,6 +21,7 @@ import yaml
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
+from envbuild.catalog.patches import load_patch
 from envbuild.container import build_context, plain, select
 from envbuild.container.base_images import load_containers
 from envbuild.container.checkout import from_checkout, shared
@@ -133,6 +134,14 @@ def test_the_plain_form_has_the_packages_sources_and_edits_of_the_lock_and_nothi
     commands = [line for line in text.splitlines() if not line.startswith(("#", "LABEL", "    dev.envbuild."))]
     assert not [line for line in commands if re.search(r"(?<![/.\w-])envbuild(?![:/'-]|-source)", line)]
     assert ".pyz" not in text and "ENTRYPOINT" not in text
+
+
+def test_a_diff_is_made_without_submodules_that_no_edit_is_in(recipes: dict[str, ImageRecipe]) -> None:
+    (apex,) = (source for source in recipes["opt-175b"].variant.sources if source.name == "apex")
+    assert len(apex.submodules) > 1 and plain._edited(apex)["submodules"] == []
+    anywhere = apex.model_copy(update={"patches": ("numpy-aliases",), "patch_pins": ()})
+    assert any("*" in path for part in load_patch("numpy-aliases").parts for path in part.files)
+    assert len(plain._edited(anywhere)["submodules"]) == len(apex.submodules)
 
 
 def test_conda_has_no_plain_form() -> None:
