@@ -86,15 +86,16 @@ def explain(
         recipes=recipes,
         profile_why=chosen.why,
     )
-    data = explanation.as_dict()
     if html is not None:
         from envbuild.explain.source import read_document
 
         _write_page(explanation, html, read_document(explanation.stack, document, other=other_text))
-        data["html"] = str(html)
-        ui.result(data, lambda: f"{render_summary(explanation)}annotated document: {html}\n")
+        ui.result(
+            lambda: {**explanation.as_dict(), "html": str(html)},
+            lambda: f"{render_summary(explanation)}annotated document: {html}\n",
+        )
     else:
-        ui.result(data, lambda: render_text(explanation))
+        ui.result(explanation.as_dict, lambda: render_text(explanation))
     if any(result.outcome == "broken" for result in results):
         return ExitCode.CHECK_FAILED
     return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK

@@ -7,9 +7,9 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Outcome = Literal["holds", "broken", "not-run"]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """What one check of one finding gave.
 
     `holds`: the finding is still true; `broken`: it is not, the catalog is out of date; `not-run`: something needed
@@ -42,7 +41,7 @@ class CheckResult:
 
     def as_dict(self) -> dict[str, str]:
         """For `--json`."""
-        data = asdict(self)
+        data = self._asdict()
         if not self.error:
             del data["error"]
         return data

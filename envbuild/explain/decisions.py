@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from envbuild.explain.view import OtherProfile
 from envbuild.model.facts import NodeFacts
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """One resolution a node.
 
     `note` says what they rest on when that is no lock, or why there are none; `others` are the other profiles, asked

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from envbuild.model.reference import ModelSize, Reference
 
 
-@dataclass(frozen=True, slots=True)
-class LeastNodes:
+class LeastNodes(NamedTuple):
     """`nodes` for `model`; `needed_gb` and `node_gb` in 10^9 bytes, `source` says what the model rests on."""
 
     model: str

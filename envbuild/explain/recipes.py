@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envbuild.catalog.patches import RecipeEffect, load_patch, recipe_effect
 from envbuild.errors import EnvbuildError
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from envbuild.lock.readers.git_read import GitReader
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeRun:
+class RecipeRun(NamedTuple):
     """One edit that the document asks for, on the source that our `patch` edits instead.
 
     `effect` is None where nobody looked, or where the edit is told in words; `problem` says why it could not be tried.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from envbuild.explain.checks import CheckResult, Outcome, outcome_of
 from envbuild.explain.memory import LeastNodes, least_nodes
@@ -17,8 +16,7 @@ from envbuild.text import grouped
 SEVERITIES: tuple[Severity, ...] = ("wrong", "stale", "unpinned", "trap", "note")
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(NamedTuple):
     """One finding with the results of its checks; `outcome` is None when it has none or they were not asked for."""
 
     finding: Finding
@@ -38,8 +36,7 @@ class Explained:
         return data
 
 
-@dataclass(frozen=True, slots=True)
-class OtherProfile:
+class OtherProfile(NamedTuple):
     """Another profile of the stack on the same nodes: whether it fits them all, else the first refusal of each kind."""
 
     name: str
@@ -47,8 +44,7 @@ class OtherProfile:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     """Everything `explain` says of a stack and profile.
 
     `note` says why there are no decisions, or what they rest on when that is not a lock; `others` are the other
@@ -97,11 +93,11 @@ class Explanation:
         if self.recipes:
             data["recipes"] = [run.as_dict() for run in self.recipes]
         if self.least_nodes:
-            data["least_nodes"] = asdict(self.least_nodes)
+            data["least_nodes"] = self.least_nodes._asdict()
         if self.note:
             data["decided_from" if self.resolutions else "why_no_decisions"] = self.note
         if self.others:
-            data["other_profiles"] = [asdict(other) for other in self.others]
+            data["other_profiles"] = [other._asdict() for other in self.others]
         return data
 
 
