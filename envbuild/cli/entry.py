@@ -7,6 +7,7 @@ import os
 import sys
 
 from envbuild import __version__
+from envbuild.cli import no_plugins
 
 _INTERRUPTED = 130
 _COMPLETE = "_ENVBUILD_COMPLETE"
@@ -25,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     # objects costs a twentieth of a run, and once after 200,000 still a tenth of a large plan.
     gc.set_threshold(500_000)
     # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
+        no_plugins.install()
     if _COMPLETE in os.environ:
         return _completed(os.environ[_COMPLETE])
     from envbuild.cli.run import run
