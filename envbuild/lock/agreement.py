@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, NamedTuple
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
+from envbuild.model.finding import requirement
 from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
@@ -64,7 +64,7 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
 
 def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
     """The packages (normal names) that a lock has for itself and not because another package requires them."""
-    listed = {str(canonicalize_name(Requirement(text).name)) for text in profile.packages}
+    listed = {str(canonicalize_name(requirement(text).name)) for text in profile.packages}
     return tuple(
         sorted(listed | {"torch"} | {name for v in lock.variants for each in v.sources for name in each.needs or ()})
     )
@@ -122,19 +122,19 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
 
 def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
     has = {package.name: package.version for package in variant.packages} | variant.provided
-    elsewhere = {str(canonicalize_name(Requirement(text).name)) for text in variant.base.provides}
+    elsewhere = {str(canonicalize_name(requirement(text).name)) for text in variant.base.provides}
     elsewhere |= variant.conda.provides.keys() if variant.conda else set()
     findings = []
     for text in (*profile.packages, *profile.constraints):
-        requirement = Requirement(text)
-        name = canonicalize_name(requirement.name)
-        if requirement.marker and not requirement.marker.evaluate({"python_version": variant.python}):
+        wanted = requirement(text)
+        name = canonicalize_name(wanted.name)
+        if wanted.marker and not wanted.marker.evaluate({"python_version": variant.python}):
             continue
         field = "packages" if text in profile.packages else "constraints"
         if name not in has:
             if field == "packages" and name not in elsewhere:
                 findings.append(differs(field, f"{variant.id}: {text} is not locked"))
-        elif not requirement.specifier.contains(has[name], prereleases=True):
+        elif not wanted.specifier.contains(has[name], prereleases=True):
             findings.append(differs(field, f"{variant.id}: {text} in the stack, {name} {has[name]} in the lock"))
     if variant.torch and "torch" not in elsewhere and has.get("torch", "").partition("+")[0] != variant.torch:
         findings.append(differs("torch", f"{variant.id}: torch {variant.torch} is not locked"))

@@ -1,5 +1,6 @@
 """Findings: what a document says wrongly, what is true, and a check of it that a program can run."""
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -14,11 +15,20 @@ _LONGEST = 500
 _Dotted = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)+$")]
 
 
+@lru_cache(maxsize=4096)
+def requirement(text: str) -> Requirement:
+    """What a requirement says, to be read only. Once a text: profiles and variants say the same again and again.
+
+    Raises packaging's InvalidRequirement.
+    """
+    return Requirement(text)
+
+
 def _requirement(value: str) -> str:
     if len(value) > _LONGEST:  # the parser of markers recurses, and versions are numbers without a bound
         raise ValueError(f"a requirement has at most {_LONGEST} characters")
     try:
-        parsed = Requirement(value)
+        parsed = requirement(value)
     except InvalidRequirement as error:
         raise ValueError(f"not a PEP 508 requirement: {error}") from error
     if parsed.url is not None:

@@ -20,6 +20,8 @@ from envbuild.resolve.versions import Numbers
 # What nvidia-smi puts before the name of a row; older drivers leave NVIDIA out, and Volta and Turing are Tesla.
 _BRANDS = ("", "NVIDIA ", "Tesla ", "NVIDIA Tesla ")
 
+_LONGEST_NOTE = 120
+
 
 class Note(NamedTuple):
     """Where a value comes from and how far it was verified, each in one short line; not `firm` means: only warn.
@@ -209,4 +211,5 @@ class Compat(NamedTuple):
 
 def short(text: str) -> str:
     """The first sentence, at most 120 characters: a decision cites its note, the catalog has the whole of it."""
-    return textwrap.shorten(re.split(r"[;.]\s", text, maxsplit=1)[0], 120, placeholder=" …")
+    first = " ".join(re.split(r"[;.]\s", text, maxsplit=1)[0].split())
+    return first if len(first) <= _LONGEST_NOTE else textwrap.shorten(first, _LONGEST_NOTE, placeholder=" …")

@@ -56,14 +56,21 @@ def platform_of(variant: Variant, facts: NodeFacts) -> Platform:
     return Platform(variant.python, variant.machine, glibc)
 
 
+@lru_cache(maxsize=64)
+def _named(variant: Variant) -> tuple[tuple[str, LockedPackage], ...]:
+    """The packages of a variant with their normal names."""
+    return tuple((str(canonicalize_name(package.name)), package) for package in variant.packages)
+
+
 def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, target: Target) -> Request:
     """What the rules are asked about a variant on a target; for a base, about the torch that the base has."""
-    packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
+    named = _named(variant)
+    packages = {name: package.version for name, package in named}
     packages |= variant.conda.distributions if variant.conda else {}
     if python is not None and python.openssl is not None:
         packages["openssl"] = python.openssl
     torch, flavour, installed = variant.torch or packages.get("torch"), variant.flavour, False
-    index = next((p.index for p in variant.packages if canonicalize_name(p.name) == "torch"), None)
+    index = next((package.index for name, package in named if name == "torch"), None)
     if variant.conda is not None and "torch" in variant.conda.provides:
         installed = True
     if index is None and variant.base.kind != "none":
@@ -96,7 +103,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         abis=_abis(variant.packages, variant.sources),
         image=image_tag(variant, compat),
         packages=packages,
-        from_pypi=frozenset(str(canonicalize_name(p.name)) for p in variant.packages if p.index == "pypi"),
+        from_pypi=frozenset(name for name, package in named if package.index == "pypi"),
         traits=stops | traits_of(packages, unscanned, compat) | from_source(variant.packages),
         uses=uses,
         precision=training.precision or (_TENSOR_FLOORS[floor[1]] if floor else None),
