@@ -138,11 +138,11 @@ for step in range(1, 9):
     gradient = torch.nn.functional.pad(gradient, (0, -gradient.numel() % world))
     own = torch.empty(flat.numel() // world, device=here)
     with torch.cuda.stream(stream):
-        dist.reduce_scatter_tensor(own, gradient, op=dist.ReduceOp.AVG)
+        dist.reduce_scatter_tensor(output=own, input=gradient, op=dist.ReduceOp.AVG)
     torch.cuda.current_stream().wait_stream(stream)
     mine = flat.detach().view(world, -1)[rank] - own
     whole = torch.empty_like(flat.detach())
-    dist.all_gather_into_tensor(whole, mine)
+    dist.all_gather_into_tensor(output_tensor=whole, input_tensor=mine)  # as DeepSpeed says it
     flat = whole
     dist.all_reduce(loss.detach(), op=dist.ReduceOp.AVG)
     if rank == 0:

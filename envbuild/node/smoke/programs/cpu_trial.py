@@ -260,17 +260,24 @@ def _collectives() -> None:
         tensor.div_(dist.get_world_size(group))
         return _Done() if async_op else None
 
-    def scatter(output: Any, given: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        whole = given.detach().clone()
+    # DeepSpeed names what it gives them, as torch does.
+    def scatter(
+        output: Any,
+        input: Any,  # noqa: A002 - torch's own name
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        whole = input.detach().clone()
         reduce(whole, op, group)
         ranks = dist.get_world_size(group)
         output.copy_(whole.reshape(ranks, -1)[dist.get_rank(group)].reshape(output.shape))
         return _Done() if async_op else None
 
-    def gather(output: Any, given: Any, group: Any = None, async_op: bool = False) -> Any:
-        parts = [torch.empty_like(given) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, given.contiguous(), group)
-        output.copy_(torch.cat([part.reshape(-1) for part in parts]).reshape(output.shape))
+    def gather(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        parts = [torch.empty_like(input_tensor) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, input_tensor.contiguous(), group)
+        output_tensor.copy_(torch.cat([part.reshape(-1) for part in parts]).reshape(output_tensor.shape))
         return _Done() if async_op else None
 
     dist.all_reduce = reduce
