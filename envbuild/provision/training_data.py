@@ -45,14 +45,15 @@ def make(stack: Stack, place: Place) -> dict[str, str]:
             Path(staging, name).parent.mkdir(exist_ok=True)
             training_data.write_file(kind, str(Path(staging, name)))
         for command in there.commands:
-            _run(command_text(command, activate), command.argv[:2])
+            _run(command_text(command, activate), command.argv[:2], Path(staging))
         made = sorted(path for path in Path(staging).iterdir() if path.is_file())
         for path in made:
             shutil.move(path, folder / path.name)
     return {path.name: sha256_of(folder / path.name) for path in made}
 
 
-def _run(text: str, words: tuple[str, ...]) -> None:
+def _run(text: str, words: tuple[str, ...], folder: Path) -> None:
+    """Run a tool; one whose workers died may say nothing of it but an empty file."""
     end_orphans(_MARKER)
     marker = marker_value()
     said, failed = "", f"timed out after {_DEADLINE:g} s"
@@ -68,8 +69,10 @@ def _run(text: str, words: tuple[str, ...]) -> None:
             check=False,
         )
         said, failed = done.stdout.decode("utf-8", "replace"), f"exit code {done.returncode}"
-        if done.returncode == 0:
+        empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
+        if done.returncode == 0 and not empty:
             return
+        failed += f", {empty[0]} is empty" * bool(empty)
     except subprocess.TimeoutExpired as error:
         said = (error.stdout or b"").decode("utf-8", "replace")
     finally:

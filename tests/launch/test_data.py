@@ -30,7 +30,8 @@ parser.add_argument("--append-eod", action="store_true", required=True)
 args = parser.parse_args()
 if os.environ.get("BREAK"):
     open("half.bin", "w").close()
-    sys.exit("the tool broke: " + os.environ["BREAK"])
+    # As the tool of megatron-deepspeed-alcf does, whose work is that of a process of its own.
+    sys.exit(0 if os.environ["BREAK"] == "softly" else "the tool broke: " + os.environ["BREAK"])
 vocabulary = json.load(open(args.vocab_file))
 texts = [json.loads(line)["text"] for line in open(args.input)]
 for end in (".bin", ".idx"):
@@ -129,6 +130,17 @@ def test_a_tool_that_fails_leaves_what_was_there(built: Place, monkeypatch: pyte
     assert (caught.value.code, int(caught.value.exit_code)) == ("data-failed", 1)
     assert "the tool broke: on purpose" in caught.value.why
     assert sorted(path.name for path in Path(built.output).iterdir()) == sorted(before)
+
+
+def test_a_tool_that_ends_well_and_leaves_an_empty_file_has_failed(
+    built: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAK", "softly")
+    with pytest.raises(EnvbuildError) as caught:
+        make(stack(SLURM), built)
+    assert caught.value.code == "data-failed"
+    assert caught.value.what.endswith("preprocess_data.py failed: exit code 0, half.bin is empty")
+    assert list(Path(built.output).iterdir()) == []
 
 
 def test_without_an_environment_or_for_a_stack_that_does_not_say_how_nothing_is_made(
