@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import keep_days, progress_option
-from envbuild.cli.output import Ui, columns, common_options, pruned
+from envbuild.cli.output import Ui, columns, common_options, fitted, pruned
 
 if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
@@ -62,7 +63,7 @@ def show(ui: Ui, run_id: str) -> None:
             for event in found.journal.events
         ],
     }
-    ui.result(data, lambda: _story(found, files))
+    ui.result(data, lambda: fitted(_story(found, files), sys.stdout))
 
 
 @run.command("watch")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +213,14 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
             requests[node] = node_request(verb, prepared.target.prefix, args, run.id)
     answers: dict[str, ContactResult] = {}
     if requests:
-        with work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"):
-            answers = contact(requests, requests.__getitem__, prepared.target.connection, question.deadline)
+        with (
+            work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"),
+            _told(verb, requests, work) as asked,
+        ):
+            answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline)
+            for node, told in answers.items() if verb == "smoke" else ():
+                well = told.failure is None and told.result().get("ok", True)
+                work.progress.step(node, verb, "ok" if well else "failed")
     together = Outcome()
     if verb == "smoke" and len(answers) > 1:
         from envbuild.provision.fleet.multi_node_smoke import meet_in_use
@@ -225,6 +233,24 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
         own = {verb: answer.response or {}} if answer is not None and answer.error is None else {}
         nodes.append(asked_evidence(node, found, {**own, **joint}, error or together.errors.get(node)))
     return nodes
+
+
+@contextmanager
+def _told(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterator[dict[str, dict[str, Any]]]:
+    """The requests, whose nodes tell under a smoke test what they check; `verify` writes nothing on a node."""
+    if verb != "smoke":
+        yield requests
+        return
+    from envbuild.provision.ansible.play import following, logged
+
+    asked = {}
+    for node, request in requests.items():
+        prefix = posixpath.dirname(posixpath.dirname(request["args"]["environment"]))  # as the node has filled it in
+        asked[node] = logged({**request, "prefix": prefix}, work.run.id)
+    for node in asked:
+        work.progress.step(node, verb, "started")
+    with following({node: {verb: request} for node, request in asked.items()}, work):
+        yield asked
 
 
 def asked_evidence(

@@ -96,3 +96,17 @@ def test_the_next_plan_says_what_the_steps_took(world: World) -> None:
     assert {step: seconds[step] for step in ("install", "smoke")} == {
         step: rows[step]["took"] for step in ("install", "smoke")
     }
+
+
+def test_a_smoke_test_by_itself_says_what_it_checks(world: World) -> None:
+    del world.env["ENVBUILD_PREFIX"]  # the target's has the user's home in braces
+    world.tiny()
+    world.built()
+    done = world.good("smoke", "--stack", "./tiny.yaml", "--target", "local", "--progress", "json")
+    told = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
+    assert [event["state"] for event in told if event["kind"] == "step"] == ["started", "ok"]
+    logs = world.home / ".local" / "share" / "envbuild" / "logs"
+    run = max(path.name for path in world.runs.iterdir())
+    assert [path.name for path in logs.glob(f"{run}.*")] == [f"{run}.log"]
+    world.good("verify", "--stack", "./tiny.yaml", "--target", "local")
+    assert len(list(logs.iterdir())) == 2, "a verify writes nothing there"

@@ -53,7 +53,7 @@ def run_hosts(
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
     watcher = _Watcher(outcome, work.journal, work.progress)
     try:
-        with _following(requests, work):
+        with following(requests, work):
             result = _carried_out(playbook, hosts, watcher, work)
     except EnvbuildError as error:
         if error.code != "playbook-deadline":
@@ -111,7 +111,7 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths = {verb: folder / f"{verb}.json" for verb in verbs}
     for verb, path in paths.items():
-        run.write_json(path, _logged(verbs[verb], run.id))
+        run.write_json(path, logged(verbs[verb], run.id))
     return NodeHost(
         name=node,
         python=files.python,
@@ -127,7 +127,7 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
     )
 
 
-def _logged(request: dict[str, Any], run: str) -> dict[str, Any]:
+def logged(request: dict[str, Any], run: str) -> dict[str, Any]:
     """The request with a log file on the node, for who looks there by hand and for nodes that end without an answer."""
     log = _log(request, run)
     return {**request, "args": {"log": log, "progress": _progress(log), **request["args"]}}
@@ -141,7 +141,7 @@ def _progress(log: str) -> str:
     return f"{log.removesuffix('.log')}.progress"
 
 
-def _following(requests: Mapping[str, Mapping[str, dict[str, Any]]], work: Work) -> AbstractContextManager[None]:
+def following(requests: Mapping[str, Mapping[str, dict[str, Any]]], work: Work) -> AbstractContextManager[None]:
     """Tell what the nodes do under their steps while the block runs."""
     connection, ask = work.prepared.target.connection, dict[str, Callable[[], str]]()
     for node, verbs in requests.items():
