@@ -239,7 +239,7 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["pylock", "requirements", "conda-explicit", "conda-lock"]),
+    type=click.Choice(["pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx"]),
     default="pylock",
     show_default=True,
     help="What the other tool reads.",
