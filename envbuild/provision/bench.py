@@ -35,6 +35,18 @@ CHECK = "bench"
 _LAST = 12  # lines of a run that failed, in the evidence
 # What `srun -l`, torchrun's `--tee` and we put before the line of a rank or node.
 _RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): )(?!slurmstepd|srun:).*\S")
+# What shells, srun and torchrun write after the cause: that their programs ended, and what else they ended for it.
+_ENDED = re.compile(
+    r"""\s*(?:[0-9]+:\ )?(?:
+        (?:srun|slurmstepd):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
+            CANCELLED\ AT\ \S+\ \*\*\*)
+        | (?:\S+:\ line\ [0-9]+:\ .*\b)?Terminated\b.*
+        | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG).*
+        | Traceback\ \(most\ recent\ call\ last\):|\ \ .*|\S*ChildFailedError:
+        | [=-]{9,}|\S+\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:
+    )\s*""",
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +146,11 @@ def _too_few(told: Bench, found: Sequence[float]) -> str:
 
 
 def _end(text: str) -> str:
-    """The last line of a log; where lines name ranks, of these: shells and srun say only that they ended."""
+    """The last line of a log that says more than that a program ended; the last one where none does."""
     lines = [line for line in text.splitlines() if line.strip()]
-    last = [*lines[-1:], *(line for line in lines if _RANKED.match(line))][-1:]
-    return f": {last_lines(last[0])}" if last else ""
+    told = (line for line in reversed(lines) if not _ENDED.fullmatch(line))
+    last = next(told, lines[-1] if lines else "")
+    return f": {last_lines(last)}" if last else ""
 
 
 def _last_lines(text: str) -> str:

@@ -20,6 +20,7 @@ from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
+from envbuild.text import last_lines
 from tests.launch.support import place, stack, started
 from tests.provision.ansible.test_play import _Silent
 from tests.provision.jobs.test_parts import site
@@ -97,3 +98,57 @@ def test_a_run_that_crashed_says_its_last_line(tmp_path: Path) -> None:
     )
     late = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
     assert late.says == "run 1: timed out after 30 s", "its last line says nothing of why"
+
+
+TORCHRUN = """[rank1]: RuntimeError: CUDA error: an illegal memory access was encountered
+W1123 08:00:00.1 7 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 9 closing signal SIGTERM
+E1123 08:00:00.2 7 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 1 (pid: 8)
+Traceback (most recent call last):
+  File "/env/bin/torchrun", line 6, in <module>
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_08:00:00
+  exitcode  : 1 (pid: 8)
+  traceback : To enable traceback see: the pages of torch
+============================================================
+"""
+CANCELLED = """srun: error: node2: tasks 0,2-3: Exited with exit code 1
+srun: Terminating StepId=7.0
+0: slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:00 ***
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: node1: task 1: Terminated
+bash: line 3:   812 Terminated              sh -c 'run'
+Terminated
+"""
+MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:00 DUE TO TIME LIMIT ***"
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (f"1: iteration 5 loss 3\n{MEMORY}\n", MEMORY),
+        (
+            f"1: iteration 5 loss 3\n{MEMORY}\nsrun: error: node2: task 1: Out Of Memory\n{CANCELLED}",
+            "srun: error: node2: task 1: Out Of Memory",
+        ),
+        ("0: iteration 4 loss 3\nRuntimeError: CUDA error: out of memory\n", "RuntimeError: CUDA error: out of memory"),
+        (f"0: iteration 4 loss 3\n{TIME}\n{CANCELLED}", TIME),
+        (f"0: ValueError: no\n{CANCELLED}", "0: ValueError: no"),
+        (TORCHRUN, TORCHRUN.splitlines()[0]),
+        ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),
+        ("Terminated\n", "Terminated"),
+    ],
+)
+def test_the_last_line_of_a_failed_run_is_its_cause_and_not_that_it_ended(tmp_path: Path, log: str, last: str) -> None:
+    (tmp_path / "log").write_text(log)
+    says = checked(Log(tmp_path / "log", failure="it ended with exit code 1")).says
+    assert says == f"run 1: it ended with exit code 1: {last_lines(last)}"
