@@ -237,16 +237,16 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
 
 @contextmanager
 def _told(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterator[dict[str, dict[str, Any]]]:
-    """The requests, whose nodes tell under a smoke test what they check; `verify` writes nothing on a node."""
+    """The requests, whose nodes tell under a smoke test what they check; no log, which pushed out those of builds."""
     if verb != "smoke":
         yield requests
         return
-    from envbuild.provision.ansible.play import following, logged
+    from envbuild.provision.ansible.play import following, telling
 
     asked = {}
     for node, request in requests.items():
         prefix = posixpath.dirname(posixpath.dirname(request["args"]["environment"]))  # as the node has filled it in
-        asked[node] = logged({**request, "prefix": prefix}, work.run.id)
+        asked[node] = telling({**request, "prefix": prefix}, work.run.id)
     for node in asked:
         work.progress.step(node, verb, "started")
     with following({node: {verb: request} for node, request in asked.items()}, work):

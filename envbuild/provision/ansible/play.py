@@ -111,7 +111,7 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths = {verb: folder / f"{verb}.json" for verb in verbs}
     for verb, path in paths.items():
-        run.write_json(path, logged(verbs[verb], run.id))
+        run.write_json(path, _logged(verbs[verb], run.id))
     return NodeHost(
         name=node,
         python=files.python,
@@ -127,10 +127,14 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
     )
 
 
-def logged(request: dict[str, Any], run: str) -> dict[str, Any]:
+def _logged(request: dict[str, Any], run: str) -> dict[str, Any]:
     """The request with a log file on the node, for who looks there by hand and for nodes that end without an answer."""
-    log = _log(request, run)
-    return {**request, "args": {"log": log, "progress": _progress(log), **request["args"]}}
+    return telling({**request, "args": {"log": _log(request, run), **request["args"]}}, run)
+
+
+def telling(request: dict[str, Any], run: str) -> dict[str, Any]:
+    """The request with a file on the node in which it tells what it does, for `following`."""
+    return {**request, "args": {"progress": _progress(_log(request, run)), **request["args"]}}
 
 
 def _log(request: Mapping[str, Any], run: str) -> str:
