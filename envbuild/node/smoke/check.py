@@ -55,7 +55,8 @@ class Part:
         self.missed: list[str] = []
         self.metrics: list[Json] = []
         self.left_out: dict[str, str] = {}  # metrics that could not be measured here, and why
-        self.stands_for: dict[str, str] = {}  # other names of metrics in floors
+        # Other names of metrics in floors, and what is to be told of it where one is used.
+        self.stands_for: dict[str, tuple[str, str]] = {}
         self.details: Json = {}
         self.says = ""
         self.skipped = ""

@@ -14,7 +14,7 @@ _CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_de
 # no other kind was it measured: so it warns, and refuses nothing.
 _SLOW = 0.85
 _BUS = "all_reduce_%d_mib_busbw_gbps"
-# A floor that names no size is about the largest one that is ever summed.
+# A floor that names no size is about the largest one that was measured.
 _BUS_LARGEST = "all_reduce_busbw_gbps"
 
 
@@ -155,4 +155,8 @@ def _judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) ->
         part.add_metric(bus_bandwidth(_BUS % (size >> 20), slowest, float(size), world))
     part.details["bytes"] = int(sizes[0][-1])
     part.left_out = {_BUS % (size >> 20): str(why) for size, why in facts[0].get("left_out") or []}
-    part.stands_for = {_BUS_LARGEST: [_BUS % (sizes[0][-1] >> 20), *part.left_out][-1]}
+    # That a larger size would have taken too long is what a broken link looks like: the largest measured one judges.
+    largest, told = sizes[0][-1] >> 20, "measured at %d MiB, %d MiB would have taken %s s"
+    late = [(size >> 20, plain(float(took))) for size, took in facts[0].get("too_slow") or []]
+    part.stands_for = {_BUS % size: (_BUS % largest, told % (largest, size, took)) for size, took in late}
+    part.stands_for[_BUS_LARGEST] = (_BUS % largest, told % (largest, *late[0]) if late else "")

@@ -133,10 +133,10 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
 def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = True) -> None:
     """Compare medians with floors by name; of a `whole` item a floor without its metric is a failure of the last part.
 
-    Other checks of the item may have it. What could not be measured here is told in the details of its part.
+    Other checks of the item may have it. What there is no memory for is told in the details of its part.
     """
     for given, floor in sorted(floors.items()):
-        name = next((part.stands_for[given] for part in parts if given in part.stands_for), given)
+        name, note = next((part.stands_for[given] for part in parts if given in part.stands_for), (given, ""))
         unable = [part for part in parts if name in part.left_out]
         for part in unable:
             part.details.setdefault("floors_not_checked", {})[name] = part.left_out[name]
@@ -144,10 +144,12 @@ def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = 
         if not holders and not unable and whole:
             parts[-1].failures.append("the floor %s has no metric of that name" % name)
         for part, metric in holders:
-            metric["floor"] = floor
+            metric["floor"] = max(floor, metric.get("floor", floor))
             if not metric["median"] >= floor:
                 text = "%s is %s %s, below its floor %s" % (name, plain(metric["median"]), metric["unit"], plain(floor))
-                part.missed.append(text)
+                part.missed.append("; ".join(filter(None, (text, note))))
+            elif note:
+                part.says += "; floor %s of %s: %s" % (plain(floor), given, note)
 
 
 def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":

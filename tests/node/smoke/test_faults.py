@@ -176,37 +176,67 @@ def test_all_reduce_takes_the_slowest_rank(environment: Path, tmp_path: Path) ->
     assert reduce.details["bytes"] == 1000000000
 
 
-@pytest.mark.parametrize("largest", ["all_reduce_8192_mib_busbw_gbps", "all_reduce_busbw_gbps"])
+def reduced(environment: Path, tmp: Path, floors: dict[str, float], facts: str = "") -> list[Check]:
+    """The checks from that of the all-reduce on, with sums of 1 and 953 MiB and these other facts of its ranks."""
+    item = {"name": "machine", "deadline": PATIENCE, "floors": floors}
+    programs = {"gemm": GOOD_GEMM + "c.done()\n", "copies": GOOD_COPIES + "c.done()\n"}
+    programs["allreduce"] = GOOD_RANK + facts + TIMED
+    return checks_of(environment, tmp, item, {name: BEGIN + text for name, text in programs.items()})[2:]
+
+
+NO_MEMORY = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at most']]})\n"
+NO_TIME = "c.facts({'too_slow': [[2 << 30, 12.5], [8 << 30, 50.0]]})\n"
+
+
 def test_a_floor_of_a_size_that_does_not_fit_is_not_checked_and_one_of_another_size_is(
-    environment: Path, tmp_path: Path, largest: str
+    environment: Path, tmp_path: Path
 ) -> None:
-    """Without a size in its name a floor is about the largest one, on whatever GPU."""
-    left = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at most']]})\n"
-
-    def checks(floors: dict[str, float], rank: str = left) -> list[Check]:
-        item = {"name": "machine", "deadline": PATIENCE, "floors": floors}
-        programs = {"gemm": GOOD_GEMM + "c.done()\n", "copies": GOOD_COPIES + "c.done()\n"}
-        programs["allreduce"] = GOOD_RANK + rank + TIMED
-        return checks_of(environment, tmp_path, item, {name: BEGIN + text for name, text in programs.items()})
-
-    *_, reduce, gap = checks({largest: 100.0})
+    largest = {"all_reduce_8192_mib_busbw_gbps": 100.0}
+    reduce, gap = reduced(environment, tmp_path, largest, NO_MEMORY)
     assert (reduce.status, gap.name, gap.status, gap.level) == ("passed", "smoke/floors", "skipped", "not-checked")
     assert gap.says.endswith("all_reduce_8192_mib_busbw_gbps was not measured: a GPU has memory for 2048 MiB at most")
     assert smoke.summary([check.to_json_dict() for check in (reduce, gap)])["exit"] == 0
     assert all(metric.floor is None for metric in reduce.metrics), "no other size is compared with it"
 
-    *_, reduce, gap = checks({largest: 100.0, "all_reduce_1_mib_busbw_gbps": 100.0})
+    reduce, gap = reduced(environment, tmp_path, {**largest, "all_reduce_1_mib_busbw_gbps": 100.0}, NO_MEMORY)
     assert "all_reduce_1_mib_busbw_gbps is 0.01049 GB/s, below its floor 100" in reduce.says
     assert gap.name == "smoke/floors"
-    reduce = checks({"all_reduce_3_mib_busbw_gbps": 1.0})[-1]
+    (reduce,) = reduced(environment, tmp_path, {"all_reduce_3_mib_busbw_gbps": 1.0}, NO_MEMORY)
     assert reduce.says == "the floor all_reduce_3_mib_busbw_gbps has no metric of that name"
 
 
-def test_a_floor_without_a_size_is_about_the_largest_one(environment: Path, tmp_path: Path) -> None:
-    item = {"name": "machine", "deadline": PATIENCE, "floors": {"all_reduce_busbw_gbps": 5.0}}
-    programs = {"gemm": GOOD_GEMM + "c.done()\n", "copies": GOOD_COPIES + "c.done()\n", "allreduce": GOOD_RANK + TIMED}
-    checks = checks_of(environment, tmp_path, item, {name: BEGIN + text for name, text in programs.items()})
-    assert checks[-1].says == "all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 5"
+@pytest.mark.parametrize(
+    ("floor", "would"),
+    [
+        ("all_reduce_8192_mib_busbw_gbps", "8192 MiB would have taken 50 s"),
+        ("all_reduce_busbw_gbps", "2048 MiB would have taken 12.5 s"),
+    ],
+)
+def test_a_floor_of_a_size_that_would_take_too_long_is_judged_by_the_largest_measured(
+    environment: Path, tmp_path: Path, floor: str, would: str
+) -> None:
+    """That it would is what a broken link looks like."""
+    checks = reduced(environment, tmp_path, {floor: 228.0}, NO_TIME)
+    told = f"all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 228; measured at 953 MiB, {would}"
+    assert [(check.status, check.says) for check in checks] == [("failed", told)]
+    assert smoke.summary([checks[0].to_json_dict()])["exit"] == 6
+    (held,) = reduced(environment, tmp_path, {floor: 2.0}, NO_TIME)
+    assert (held.status, held.metrics[-1].floor) == ("passed", 2.0)
+    assert held.says.endswith(f"floor 2 of {floor}: measured at 953 MiB, {would}")
+
+
+def test_of_two_floors_that_one_size_judges_the_higher_one_is_beside_it(environment: Path, tmp_path: Path) -> None:
+    floors = {"all_reduce_953_mib_busbw_gbps": 300.0, "all_reduce_8192_mib_busbw_gbps": 2.0}
+    (reduce,) = reduced(environment, tmp_path, floors, NO_TIME)
+    assert (reduce.status, reduce.metrics[-1].floor) == ("failed", 300.0)
+
+
+@pytest.mark.parametrize("facts", ["", NO_MEMORY])
+def test_a_floor_without_a_size_is_about_the_largest_one_that_is_measured(
+    environment: Path, tmp_path: Path, facts: str
+) -> None:
+    checks = reduced(environment, tmp_path, {"all_reduce_busbw_gbps": 5.0}, facts)
+    assert [check.says for check in checks] == ["all_reduce_953_mib_busbw_gbps is 3 GB/s, below its floor 5"]
     assert smoke.summary([check.to_json_dict() for check in checks])["exit"] == 6
 
 

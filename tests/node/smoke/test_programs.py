@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,12 @@ def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
     (metric,) = check["metrics"]
     assert (check["status"], metric["name"]) == ("passed", "all_reduce_1_mib_busbw_gbps")
     assert check["details"]["bytes"] == 1 << 20
+    floors = {"all_reduce_16_mib_busbw_gbps": 1e9}
+    check = checks({"name": "machine", "deadline": 500, "floors": floors}, programs, "machine/all-reduce")[0]
+    assert check["status"] == "failed"
+    assert re.search(
+        r"is \S+ GB/s, below its floor .*; measured at 1 MiB, 16 MiB would have taken \S+ s$", check["says"]
+    )
 
 
 def test_a_floor_of_a_size_that_gpus_have_no_memory_for_is_not_checked() -> None:
@@ -159,7 +166,7 @@ def test_a_floor_of_a_size_that_gpus_have_no_memory_for_is_not_checked() -> None
     spec.only, spec.gpus = ("machine/all-reduce",), 2
     programs = behind_stand_ins("allreduce", few, room, ("dist.get_backend()", "backend"))
     programs.update(behind_stand_ins("gpus"))
-    floors = {"all_reduce_1_mib_busbw_gbps": 1e-9, "all_reduce_2_mib_busbw_gbps": 1e9, "all_reduce_busbw_gbps": 1e9}
+    floors = {"all_reduce_1_mib_busbw_gbps": 1e-9, "all_reduce_2_mib_busbw_gbps": 1e9}
     items = [{"name": "machine", "deadline": 500, "floors": floors}]
     check, *others = smoke.smoke_items(spec, items, None, programs)
     assert (check["status"], [metric["name"] for metric in check["metrics"]]) == (

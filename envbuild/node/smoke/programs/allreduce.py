@@ -122,7 +122,7 @@ def _room(device: Any) -> int:
 def by_size(channel: Channel, rank: int, world: int, device: Any) -> None:
     """Tell (bytes, seconds of each all-reduce on this rank), ever larger, as far as all ranks have memory and time.
 
-    And of each size that is left out, why.
+    And of each size that is left out: why there is no memory for it, or how many seconds it would take.
     """
     sizes, room = list(_CPU_TIMED), _CPU_TIMED[-1]
     if device.type == "cuda":
@@ -131,6 +131,7 @@ def by_size(channel: Channel, rank: int, world: int, device: Any) -> None:
         sizes, room = list(_CUDA_TIMED), int(least.item())
     timed = []  # type: List[Tuple[int, List[float]]]
     left_out = []  # type: List[Tuple[int, str]]
+    too_slow = []  # type: List[Tuple[int, float]]
     for size in sizes:
         if size > room:
             left_out.append((size, "a GPU has memory for %d MiB at most" % (room >> 20)))
@@ -140,11 +141,11 @@ def by_size(channel: Channel, rank: int, world: int, device: Any) -> None:
             next_one = torch.tensor([max(seconds) * size / last * (_WARM_UP + _FEW)], device=device)
             dist.all_reduce(next_one, op=dist.ReduceOp.MAX)  # all ranks go on, or none
             if float(next_one.item()) > _SECONDS:
-                left_out.append((size, "it would take %.3g s" % float(next_one.item())))
+                too_slow.append((size, float(next_one.item())))
                 continue
         repeats = _REPEATS if size <= 64 * _MIB else _FEW
         timed.append((size, bandwidth(channel, rank, world, device, size, repeats)[0]))
-    channel.facts({"timed": timed, "left_out": left_out})
+    channel.facts({"timed": timed, "left_out": left_out, "too_slow": too_slow})
 
 
 def _nvls(log: str) -> Optional[bool]:
