@@ -29,7 +29,7 @@ _TIMEOUT = 6 * 3600.0
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 # A build is made anew as a whole or, by its name, not at all: no instruction of it is there to go on from.
 _ONE_LAYER = "--layers=false"
-_USED = ("--build-context", "--secret", "--target")
+_USED = ("--build-context", "--secret", "--target", "--iidfile")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class Builder:
             code, output = stream([*words, folder], on_line, cwd=build.folder)
             if code:
                 raise failure(self.name, output)
-            return told.read_text().strip().removeprefix("sha256:")
+            found = told.read_text().strip() if told.is_file() else ""
+        return found.removeprefix("sha256:") or self.id(build.tag)
 
     def id(self, image: str) -> str:
         """The id (hex) of an image that is here. Raises EnvbuildError `image-unknown` (exit 2)."""

@@ -193,18 +193,39 @@ def test_a_builder_that_does_not_know_what_builds_use_is_passed_over(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     # Of 1.19; the client of docker says as much where the buildx component is missing.
-    helps = {"buildah": "--secret --target", "podman": "--secret --target --build-context", "docker": "--target"}
+    helps = {
+        "buildah": "--secret --target --iidfile", "podman": "--secret --target --build-context --iidfile",
+        "docker": "--target",
+    }  # fmt: skip
     for name, text in helps.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
         (tmp_path / name).chmod(0o755)
     assert find_builder(builds=True).name == "podman"
     assert find_builder().name == "buildah", "it can still look into images"
-    for name, lacks in {"buildah": "--build-context", "docker": "--build-context, --secret"}.items():
+    for name, lacks in {"buildah": "--build-context", "docker": "--build-context, --secret, --iidfile"}.items():
         with pytest.raises(EnvbuildError) as caught:
             find_builder(name, builds=True)
         assert (caught.value.code, caught.value.exit_code) == ("image-no-builder", 7)
         assert caught.value.why == f"{name} is too old, or without BuildKit: its `build` has no {lacks}"
         assert "docker: its daemon, and BuildKit (23.0 or newer)" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [Builder, Buildah])
+@pytest.mark.parametrize("writes", ["", "printf '' > id", "echo sha256:abc > id"])
+def test_the_id_is_that_of_the_name_where_the_builder_writes_none(
+    tmp_path: Path, kind: type[Builder], writes: str
+) -> None:
+    program = tmp_path / "builder"
+    write = writes.replace("> id", '> "$told"')
+    program.write_text(
+        '#!/bin/sh\ncase "$1" in build) ;; *) echo \'[{"Id": "sha256:abc"}]\'; exit ;; esac\n'
+        f'while [ "$1" != --iidfile ]; do shift; done; told=$2\n{write}\n'
+    )
+    if kind is Buildah:
+        program.write_text(program.read_text().replace('[{"Id": "sha256:abc"}]', '{"FromImageID": "abc"}'))
+    program.chmod(0o755)
+    build = Build(tmp_path, tmp_path / "D", "localhost/x:1")
+    assert kind("a builder", str(program)).build(build) == "abc"
 
 
 def test_who_is_not_root_leaves_the_network_as_root_of_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
