@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import hcl2
 import pytest
 import yaml
 
@@ -77,6 +76,8 @@ def _unquoted(data: Any) -> Any:
 def test_bake_is_the_language_of_docker_buildx_and_compose_that_of_docker_compose(
     recipes: dict[str, ImageRecipe],
 ) -> None:
+    import hcl2
+
     top = resources.containers().parent
     words = [str(Path(sys.executable).parent / "docker-compose"), "-f", str(top / "compose.yaml"), "--profile", "*"]
     told = subprocess.run([*words, "config", "--format", "json"], capture_output=True, text=True, check=False)
