@@ -110,7 +110,7 @@ def test_what_does_not_run_is_there_and_the_tests_that_stand_for_it_too() -> Non
     for why in NOT_RUN.values():
         for name in re.findall(r"[a-z_0-9/]+\.py", why):
             assert (TOP / "tests" / name).is_file() or (TOP / "tests" / "slurm" / name).is_file(), name
-    assert all(of(room) for room in ("", *ROOMS))
+    assert len(of("")) >= 60 and all(of(room) for room in ROOMS)
     assert sum(len(of(room)) for room in ("", *ROOMS)) == len([1 for _, command, _ in ALL if not left_out(command)])
 
 
