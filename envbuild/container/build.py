@@ -30,6 +30,7 @@ from envbuild.node import git_source, pip_config
 from envbuild.node.image import fetch_stage
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import NodeError
+from envbuild.node.read_text import names
 from envbuild.redact import redact_data
 
 _CERTIFICATES = "/run/secrets/certificates.crt"
@@ -294,23 +295,42 @@ def _secrets(options: Options) -> Iterator[dict[str, Path]]:
 def _git_settings(options: Options, secrets: Mapping[str, Path]) -> Iterator[None]:
     """This process's variables while git fetches here, as the stage `sources` has them as files.
 
-    git is as this machine has it; a configuration or logins that were named take the place of the user's.
+    git is as this machine has it; a configuration or logins that were named take the place of the user's. What a
+    configuration says of certificates outranks those that were given.
     """
-    before = dict(os.environ)
+    named, certificates = options.gitconfig, secrets.get("certificates")
+    if not (named or certificates or options.environ.get("NETRC")):
+        yield
+        return
+    before, user = dict(os.environ), Path(options.environ.get("HOME", "~")).expanduser().absolute()
     with tempfile.TemporaryDirectory(prefix="envbuild-git-") as home:
-        changed = {"GIT_SSL_CAINFO": str(secrets["certificates"])} if "certificates" in secrets else {}
-        if options.gitconfig is not None or options.environ.get("NETRC"):
-            own = options.gitconfig or Path(options.environ.get("HOME", "~"), ".gitconfig").expanduser()
-            for name, path in ((".gitconfig", own), (".netrc", secrets.get("netrc"))):
-                if path is not None and path.is_file():
-                    Path(home, name).symlink_to(path.absolute())
-            changed |= {"HOME": home, "XDG_CONFIG_HOME": home, "GIT_CONFIG_GLOBAL": f"{home}/.gitconfig"}
-        os.environ.update(changed)
+        # git finds logins in the home alone, and `~` in a configuration is the user's.
+        for name in {*names(str(user))} - {".gitconfig", ".netrc", *([".config"] if named else [])}:
+            Path(home, name).symlink_to(user / name)
+        if "netrc" in secrets:
+            Path(home, ".netrc").symlink_to(secrets["netrc"].absolute())
+        lines = [f"[http]\n\tsslCAInfo = {_quoted(certificates)}"] if certificates else []
+        lines += [f"[include]\n\tpath = {_quoted(path)}" for path in _git_files(options, user) if path.is_file()]
+        config = _write(Path(home, ".gitconfig"), "".join(f"{line}\n" for line in lines))
+        os.environ.update({"HOME": home, "GIT_CONFIG_GLOBAL": str(config)})
+        os.environ.update({"XDG_CONFIG_HOME": f"{home}/.config"} if named else {})
         try:
             yield
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def _git_files(options: Options, user: Path) -> list[Path]:
+    """The global configuration of git: what was named, else what git reads of a user."""
+    environ = options.environ
+    if options.gitconfig is not None or environ.get("GIT_CONFIG_GLOBAL") is not None:
+        return [options.gitconfig or Path(environ["GIT_CONFIG_GLOBAL"])]
+    return [Path(environ.get("XDG_CONFIG_HOME") or user / ".config", "git", "config"), user / ".gitconfig"]
+
+
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path.absolute()), ensure_ascii=False)
 
 
 def _pip_default() -> str:

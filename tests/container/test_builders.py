@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,22 +135,68 @@ def test_a_machine_without_git_fetches_sources_in_a_stage(monkeypatch: pytest.Mo
     assert f"COPY --from={made['sources'].tag} " in text
 
 
-def test_git_here_is_told_what_the_stage_is_told_and_nothing_of_it_stays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def _configured(key: str) -> list[str]:
+    """What git itself finds, the one that counts last."""
+    words = ["git", "config", "--includes", "--get-all", key]
+    return subprocess.run(words, capture_output=True, text=True, check=False, cwd="/").stdout.splitlines()
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A user with a configuration in both places, one of which includes a third, with logins and with certificates."""
+    home = tmp_path / "the user's"
+    (home / ".config" / "git").mkdir(parents=True)
+    (home / ".config" / "git" / "config").write_text('[url "https://mirror/"]\n\tinsteadOf = https://a/\n')
+    (home / ".gitconfig").write_text("[user]\n\tname = me\n[include]\n\tpath = ~/more\n")
+    (home / "more").write_text("[user]\n\temail = me@example.org\n")
+    for name in (".netrc", "ca.crt", "logins"):
+        (home / name).write_text(name)
+    (home / "git").write_text("[user]\n\tname = named\n[http]\n\tsslCAInfo = /named.crt\n")
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_SSL_CAINFO", "SSL_CERT_FILE", "PIP_CERT", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return home
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "NETRC"])
+def test_git_here_is_as_the_user_has_it_where_no_configuration_was_named(
+    monkeypatch: pytest.MonkeyPatch, home: Path, variable: str
 ) -> None:
-    for name in ("ca.crt", "git", "logins"):
-        (tmp_path / name).write_text(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    given = {"SSL_CERT_FILE": home / "ca.crt", "NETRC": home / "logins"}[variable]
+    options = Options(environ={**os.environ, variable: str(given)})
     before = dict(os.environ)
-    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull, "SSL_CERT_FILE": str(tmp_path / "ca.crt")}
-    with _secrets(Options(environ=environ)) as secrets, _git_settings(Options(environ=environ), secrets):
-        assert (os.environ["GIT_SSL_CAINFO"], os.environ["HOME"]) == (str(tmp_path / "ca.crt"), str(tmp_path))
-    options = Options(gitconfig=tmp_path / "git", environ={**environ, "NETRC": str(tmp_path / "logins")})
     with _secrets(options) as secrets, _git_settings(options, secrets):
-        home = Path(os.environ["HOME"])
-        assert (home / ".gitconfig").read_text() == Path(os.environ["GIT_CONFIG_GLOBAL"]).read_text() == "git"
-        assert (home / ".netrc").read_text() == "logins"
-    assert not home.exists() and dict(os.environ) == before
+        assert _configured("url.https://mirror/.insteadOf") == ["https://a/"]
+        assert _configured("user.name") == ["me"] and _configured("user.email") == ["me@example.org"]
+        assert _configured("http.sslCAInfo") == ([str(given)] if variable == "SSL_CERT_FILE" else [])
+        assert Path(os.environ["HOME"], ".netrc").read_text() == ("logins" if variable == "NETRC" else ".netrc")
+    assert dict(os.environ) == before and (home / ".netrc").read_text() == ".netrc"
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(home / "git"))
+    options = Options(environ={**os.environ, variable: str(given)})
+    with _secrets(options) as secrets, _git_settings(options, secrets):
+        assert _configured("user.name") == ["named"] and _configured("user.email") == []
+        assert _configured("http.sslCAInfo")[-1] == "/named.crt" and "GIT_SSL_CAINFO" not in os.environ
+
+
+def test_a_configuration_that_was_named_takes_the_place_of_the_user_s_and_outranks_certificates(home: Path) -> None:
+    told = {"SSL_CERT_FILE": str(home / "ca.crt"), "NETRC": str(home / "logins")}
+    options = Options(gitconfig=home / "git", environ={**os.environ, **told})
+    with _secrets(options) as secrets, _git_settings(options, secrets):
+        other = Path(os.environ["HOME"])
+        assert _configured("user.name") == ["named"] and _configured("user.email") == []
+        assert _configured("url.https://mirror/.insteadOf") == []
+        assert _configured("http.sslCAInfo") == [str(home / "ca.crt"), "/named.crt"]
+        assert "GIT_SSL_CAINFO" not in os.environ and (other / ".netrc").read_text() == "logins"
+    assert not other.exists() and (home / "git").is_file()
+
+
+def test_git_here_runs_with_the_variables_of_this_process_where_nothing_is_given(home: Path) -> None:
+    (home / ".netrc").unlink()
+    before = dict(os.environ)
+    with _secrets(Options()) as secrets, _git_settings(Options(), secrets):
+        assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(
