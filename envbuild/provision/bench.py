@@ -40,10 +40,10 @@ _ENDED = re.compile(
     r"""\s*(?:[0-9]+:\ )?(?:
         (?:srun|slurmstepd):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
             CANCELLED\ AT\ \S+\ \*\*\*)
-        | (?:\S+:\ line\ [0-9]+:\ .*\b)?Terminated\b.*
+        | Terminated | \S+:\ line\ [0-9]+:\ +[0-9]+\ Terminated\b.*
         | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG).*
         | Traceback\ \(most\ recent\ call\ last\):|\ \ .*|\S*ChildFailedError:
-        | [=-]{9,}|\S+\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:
+        | [=-]{9,}|\S*[./][^\s./]*\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:
     )\s*""",
     re.VERBOSE,
 )

@@ -146,6 +146,8 @@ TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:0
         (TORCHRUN, TORCHRUN.splitlines()[0]),
         ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),
         ("Terminated\n", "Terminated"),
+        (f"0: step 3\nTerminated: loss is NaN\n{CANCELLED}", "Terminated: loss is NaN"),
+        (f"0: step 3\ncheck FAILED\n{CANCELLED}", "check FAILED"),
     ],
 )
 def test_the_last_line_of_a_failed_run_is_its_cause_and_not_that_it_ended(tmp_path: Path, log: str, last: str) -> None:
