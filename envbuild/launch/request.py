@@ -42,6 +42,7 @@ class Order:
 
     def takes_mpi_flag(self) -> bool:
         """Whether DeepSpeed knows --deepspeed_mpi: 0.10.3 does, 0.19.0 ends at it, and finds MPI by itself."""
+        # 0.18 is only a point between the two that were tried. Where no version is known, the document's flag stays.
         return not self._deepspeed_since("0.18")
 
     def _deepspeed_since(self, release: str) -> bool:
