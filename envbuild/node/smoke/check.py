@@ -57,6 +57,7 @@ class Part:
         self.left_out: dict[str, str] = {}  # metrics that could not be measured here, and why
         # Other names of metrics in floors, and what is to be told of it where one is used.
         self.stands_for: dict[str, tuple[str, str]] = {}
+        self.whose: dict[str, str] = {}  # of metrics that are of one GPU: which
         self.details: Json = {}
         self.says = ""
         self.skipped = ""

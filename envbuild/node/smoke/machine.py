@@ -11,7 +11,7 @@ _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
 _CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_device_gbps")
 # Part of the other GPUs' speed below which one is named. GPUs of one host lay within 6 % of each other on H200, and on
-# no other kind was it measured: so it warns, and refuses nothing.
+# no other kind was it measured: so it warns, and refuses nothing. A floor does, which the slowest GPU is compared with.
 _SLOW = 0.85
 _BUS = "all_reduce_%d_mib_busbw_gbps"
 # A floor that names no size is about the largest one that was measured.
@@ -64,7 +64,9 @@ def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int 
     slow = slow_gpus(part.details)
     if slow:
         part.details["slow_gpus"] = slow
-        part.says = "; ".join(["warning: %s" % each for each in slow] + [part.says])
+    rates = [(_rate(part.details, index), index) for index in range(len(part.details.get("gpu_names") or []))]
+    if len(rates) > 1:
+        part.whose = dict.fromkeys(CUDA_GEMM[-1], " on GPU %d" % min(rates)[1])
     return part.stop(), _whole(part.details.get("gpus"))
 
 

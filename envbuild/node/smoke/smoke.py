@@ -146,7 +146,8 @@ def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = 
         for part, metric in holders:
             metric["floor"] = max(floor, metric.get("floor", floor))
             if not metric["median"] >= floor:
-                text = "%s is %s %s, below its floor %s" % (name, plain(metric["median"]), metric["unit"], plain(floor))
+                unit = metric["unit"] + part.whose.get(name, "")
+                text = "%s is %s %s, below its floor %s" % (name, plain(metric["median"]), unit, plain(floor))
                 part.missed.append("; ".join(filter(None, (text, note))))
             elif note:
                 part.says += "; floor %s of %s: %s" % (plain(floor), given, note)

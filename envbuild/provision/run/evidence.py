@@ -139,6 +139,12 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     return (*told, *sorted(slim))
 
 
+def slow_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
+    """Warnings of GPUs that are slower than their like, which refuse nothing."""
+    told = ((node.node, each) for node in nodes for check in node.checks for each in check.details.get("slow_gpus", ()))
+    return tuple(f"{name}: {each}" for name, each in told)
+
+
 def all_well(responses: Responses) -> bool:
     """Every verb was answered well, and found nothing wrong."""
     return all(answer.get("ok") and (answer.get("result") or {}).get("ok", True) for answer in responses.values())

@@ -350,9 +350,16 @@ def test_one_slow_gpu_of_four_is_told_with_its_number_and_refuses_nothing_alone(
     check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
     told = "GPU 2 is slow: 412 TFLOP/s, 56 % of the others' 742"
     assert (check.status, check.details["slow_gpus"]) == ("passed", [told])
-    assert check.says.startswith(f"warning: {told}; matrix products equal")
+    assert check.says == "matrix products equal their float64 reference on CPU and GPUs"
     good = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
     assert (good.status, good.details["gpu_state"]) == ("passed", [])
+
+
+def test_a_missed_floor_of_products_names_the_slowest_gpu(environment: Path, tmp_path: Path) -> None:
+    item = {"name": "machine", "deadline": PATIENCE, "floors": {"gemm_cuda_bf16_tflops": 605.0}}
+    programs = {"gemm": BEGIN + gpus({**RATES, 2: 412.0})}
+    check = checks_of(environment, tmp_path, item, programs, cuda=True)[0]
+    assert check.says == "gemm_cuda_bf16_tflops is 1 TFLOP/s on GPU 2, below its floor 605"
 
 
 def test_a_slow_gpu_is_compared_with_its_own_kind_and_of_two_the_slower_one_is_named() -> None:

@@ -205,15 +205,31 @@ def behind_stand_ins(program: str, *changes: tuple[str, str]) -> dict[str, str]:
     return {program: text}
 
 
+SMALL_PRODUCTS = (
+    ("(1024, 2048, 4096, 8192)", "(64, 128)"),
+    ("_SECONDS = 0.3", "_SECONDS = 0.001"),
+    ("torch.Generator(device=device)", "torch.Generator()"),
+    ("torch.cuda.get_device_name(index)", "'GPU %d' % index"),  # of one kind the slower one would be named
+)
+
+
+def test_the_slowest_gpu_alone_decides_what_products_are_compared_with() -> None:
+    slow = ("values = gpu.finish()", "values = [value / 1e3 ** index for value in gpu.finish()]")
+    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
+    spec.only = ("machine/gemm",)
+    floors = {"gemm_cuda_bf16_tflops": 1e6}
+    items = [{"name": "machine", "deadline": 500, "floors": floors}]
+    check = smoke.smoke_items(spec, items, None, behind_stand_ins("gemm", *SMALL_PRODUCTS, slow))[0]
+    *_, metric = check["metrics"]
+    assert metric["name"] == "gemm_cuda_bf16_tflops"
+    assert metric["median"] == pytest.approx(check["details"]["gpu1_bf16_tflops"])
+    assert metric["greatest"] < check["details"]["gpu0_bf16_tflops"]
+    assert check["says"].endswith(" TFLOP/s on GPU 1, below its floor 1,000,000")
+
+
 def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:
     """No speed, kernel or link is proven by that: names, shapes and the way through the programs are."""
-    programs = behind_stand_ins(
-        "gemm",
-        ("(1024, 2048, 4096, 8192)", "(64, 128)"),
-        ("_SECONDS = 0.3", "_SECONDS = 0.001"),
-        ("torch.Generator(device=device)", "torch.Generator()"),
-        ("torch.cuda.get_device_name(index)", "'GPU %d' % index"),  # of one kind the slower one would be named
-    )
+    programs = behind_stand_ins("gemm", *SMALL_PRODUCTS)
     peer = ("torch.cuda.can_device_access_peer(one, other)", "True")
     sizes = (("_CUDA_BYTES = 2 << 30", "_CUDA_BYTES = 1 << 20"), ("256 << 20", "1 << 20"))
     programs.update(behind_stand_ins("copies", peer, *sizes))

@@ -1,0 +1,29 @@
+"""The end of a run: what its evidence says beside what the nodes answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.model.evidence import NodeEvidence
+from envbuild.provision.run.conclude import write_evidence
+from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.report.terminal import summary_lines
+from tests.provision.ansible.test_play import _Silent
+from tests.provision.survey.test_up_to_date import prepared
+
+
+@pytest.mark.parametrize("verb", ["smoke", "provision"])
+def test_a_slow_gpu_of_a_node_is_a_warning_of_the_run(tmp_path: Path, verb: str) -> None:
+    told = "GPU 3 is slow: 252 TFLOP/s, 34 % of the others' 742"
+    check = {"name": "smoke/machine/gemm", "status": "passed", "says": "right", "details": {"slow_gpus": [told]}}
+    node = NodeEvidence.from_plain({"node": "gpu1", "status": "ok", "exit": 0, "checks": [check]})
+    run = RunDir.create(tmp_path / "runs")
+    with run.open_journal() as journal:
+        work = Work(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path / "runs"), run, journal, _Silent())
+        evidence = write_evidence(work, verb, [node], warnings=("another",))
+    assert (evidence.exit, evidence.warnings) == (0, ("another", f"gpu1: {told}"))
+    assert any(f"warning: gpu1: {told}" in line for line, _ in summary_lines(evidence))
+    assert told in (run.path / "report.md").read_text()
