@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
         if path.stat().st_size > _LARGEST:
             raise _unreadable(path, f"larger than {_LARGEST} bytes")
         known: dict[tuple[str, str], Any] = {}
-        found = [_node(name, plain, known) for name, plain in _nodes(json.loads(path.read_text(encoding="utf-8")))]
+        data = json.loads(path.read_text(encoding="utf-8"), object_hook=_each_text_once())
+        found = [_node(name, plain, known) for name, plain in _nodes(data)]
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -58,6 +59,14 @@ def _find(ref: str) -> Path:
             hint=did_you_mean(ref, names) or "`envbuild probe --json` prints the facts of nodes",
         )
     return resources.catalog() / "facts" / f"{ref}.json"
+
+
+def _each_text_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """For `json.loads`: equal texts of an object become one object; JSON gives every GPU of a fleet its own."""
+    texts: dict[str, str] = {}
+    return lambda plain: {
+        key: texts.setdefault(value, value) if isinstance(value, str) else value for key, value in plain.items()
+    }
 
 
 def _nodes(data: Any) -> list[tuple[str | None, Any]]:

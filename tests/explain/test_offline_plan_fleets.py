@@ -64,3 +64,15 @@ def test_a_fleet_is_explained_kind_by_kind(tmp_path: Path, capsys: pytest.Captur
     assert "Decisions for 60 nodes (a100-azure-00 to a100-azure-59): cp39-linux_x86_64-cu113" in out
     assert "Decisions for 4 nodes (h100-00 to h100-03): refused" in out
     assert "Other profiles" in out
+
+
+def test_what_nodes_have_in_common_is_one_object_in_memory(tmp_path: Path) -> None:
+    plain = load_facts("azure-nd96").popitem()[1].model_dump(mode="json")
+    nodes = [{**plain, "node": name} for name in ("a", "b")]
+    for node in nodes:
+        node["gpus"] = [{**gpu, "uuid": f"GPU-{node['node']}-{gpu['index']}"} for gpu in plain["gpus"]]
+    (tmp_path / "two.json").write_text(json.dumps(nodes))
+    first, second = load_facts(str(tmp_path / "two.json")).values()
+    assert first.nics is second.nics
+    assert first.gpus != second.gpus
+    assert len({id(gpu.name) for node in (first, second) for gpu in node.gpus}) == 1
