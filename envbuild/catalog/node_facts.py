@@ -63,10 +63,15 @@ def _find(ref: str) -> Path:
 
 def _each_text_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
     """For `json.loads`: equal texts of an object become one object; JSON gives every GPU of a fleet its own."""
-    texts: dict[str, str] = {}
-    return lambda plain: {
-        key: texts.setdefault(value, value) if isinstance(value, str) else value for key, value in plain.items()
-    }
+    once = dict[str, str]().setdefault
+
+    def hook(plain: dict[str, Any]) -> dict[str, Any]:
+        for key, value in plain.items():
+            if value.__class__ is str:
+                plain[key] = once(value, value)
+        return plain
+
+    return hook
 
 
 def _nodes(data: Any) -> list[tuple[str | None, Any]]:
