@@ -99,6 +99,8 @@ def test_a_field_named_key_is_not_a_secret_but_an_api_key_is() -> None:
         quote(CANARY),
         base64.b64encode(CANARY.encode()).decode(),
         base64.urlsafe_b64encode(CANARY.encode()).decode(),
+        CANARY.encode().hex(),
+        CANARY.encode().hex().upper(),
         json.dumps(CANARY),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import node_options, target_of
-from envbuild.cli.output import Ui, common_options, fitted
+from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest
 from envbuild.text import grouped
 
@@ -42,10 +41,8 @@ def doctor(ui: Ui, /, prefix: Path | None, **flags: Any) -> int:
                             hint="name it: `--target TARGET`")  # fmt: skip
     lines = diagnose(prefix=prefix)
     ok = all(line.level != "missing" for line in lines)
-    ui.result(
-        {"ok": ok, "checks": [asdict(line) for line in lines]},
-        lambda: fitted("\n".join(_line(line) for line in lines), sys.stdout),
-    )
+    data = {"ok": ok, "checks": [asdict(line) for line in lines]}
+    ui.result(data, lambda: "\n".join(_line(line) for line in lines), wrapped=True)
     return ExitCode.OK if ok else ExitCode.CHECK_FAILED
 
 
@@ -63,10 +60,8 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
     bad = any(line.level == "missing" for each in visits for line in each.lines)
     errors = {each.node: each.error for each in visits if each.error}
     hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
-    ui.result(
-        {"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)},
-        lambda: fitted(_told(visits), sys.stdout),
-    )
+    data = {"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)}
+    ui.result(data, lambda: _told(visits), wrapped=True)
     return gravest([exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
 
 

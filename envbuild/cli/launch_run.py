@@ -15,6 +15,7 @@ import click
 from envbuild.cli.choose import configured, settings_of
 from envbuild.cli.output import Ui
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
     from envbuild.launch.topology import Place
@@ -48,7 +49,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
     if not ui.quiet:
         from envbuild.launch.shell import render
 
-        sys.stderr.write(render(made, activate))
+        sys.stderr.write(redact_text(render(made, activate)))
     *first, last = steps_of(made, place.output, activate)
     for step in first:
         code = subprocess.run(["bash", "-c", step.text], check=False).returncode
@@ -92,7 +93,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
             number = submit_job(run, site, job)
             ui.result({"job": number, "output": job.output}, lambda: number)
             return 0
-        run.exit = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(text)))
+        run.exit = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(redact_text(text))))
     ui.result({"exit": run.exit, "run": run.run.id}, lambda: "")
     return run.exit
 

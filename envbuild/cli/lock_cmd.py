@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import configured
-from envbuild.cli.output import Ui, common_options, fitted
+from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
@@ -175,14 +174,14 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
             raise click.UsageError("--profile and --lock are about one STACK: name it")
         return _check_all(ui, offline=offline)
     code, data, text = _check_one(stack, profile, lock_file, offline=offline)
-    ui.result(data, lambda: fitted(text, sys.stdout))
+    ui.result(data, lambda: text, wrapped=True)
     return code
 
 
 def _check_all(ui: Ui, *, offline: bool) -> int:
     found = [_check_one(name, profile, None, offline=offline) for name, profile in _all_locks()]
     data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
-    ui.result(data, lambda: fitted("\n".join(text for _, _, text in found), sys.stdout))
+    ui.result(data, lambda: "\n".join(text for _, _, text in found), wrapped=True)
     return gravest(code for code, _, _ in found)
 
 

@@ -45,11 +45,13 @@ class Ui(NamedTuple):
         human: Callable[[], RenderableType | str],
         *,
         verbatim: bool = False,
+        wrapped: bool = False,
     ) -> None:
         """Print the result: `data` under `--json` (with its schema version), else what `human()` gives.
 
         `data` that takes long to make comes as a function.
-        `verbatim`: text for another program (a script, an export); all other is redacted.
+        `verbatim`: text for another program (a script, an export); all other is redacted. `wrapped`: on a terminal its
+        lines are broken between words, after that, so that no secret is broken before it is found.
         """
         if self.json:
             write_json(data() if callable(data) else data)
@@ -61,6 +63,7 @@ class Ui(NamedTuple):
                 console.print(shown)
             shown = captured.get()
         shown = shown if verbatim else _redacted(shown)
+        shown = fitted(shown, sys.stdout) if wrapped else shown
         sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
 
     def lines(self, data: dict[str, Any], human: Callable[[int], list[tuple[str, str]]]) -> None:
@@ -77,7 +80,7 @@ class Ui(NamedTuple):
             sys.stdout.write((_styled(text, style) if colour else text) + "\n")
 
     def note(self, text: str) -> None:
-        """One line on stderr unless `--quiet`."""
+        """What stands on stderr unless `--quiet`, redacted; on a terminal its lines are broken between words."""
         if not self.quiet:
             say(fitted(_redacted(text), sys.stderr))
 

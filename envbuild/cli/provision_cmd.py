@@ -11,7 +11,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.begin import off_path
 from envbuild.cli.choose import build_options, choice_of, configured, settings_of
-from envbuild.cli.output import Ui, common_options, fitted
+from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
 from envbuild.text import few, grouped
 
@@ -154,7 +154,11 @@ def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path 
 
 
 def _show_plan(ui: Ui, made: Plan, survey: Survey) -> None:
-    ui.result(lambda: {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors)}, lambda: _plan(made, survey))
+    ui.result(
+        lambda: {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors)},
+        lambda: plan_text(made, survey),
+        wrapped=True,
+    )
 
 
 def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:
@@ -176,7 +180,7 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
             text = job_script(made, prepared.target, text)
         ui.result({**data, "script": text}, lambda: text, verbatim=True)
     else:
-        ui.result(data, lambda: _plan(made, survey, prepared.selection))
+        ui.result(data, lambda: plan_text(made, survey, prepared.selection), wrapped=True)
     return exit_of(survey.errors)
 
 
@@ -196,8 +200,8 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
     def show(made: Plan, survey: Survey) -> None:
         if not ui.quiet:
-            text = fitted(plan_text(made, survey, prepared.selection), sys.stderr)
-            progress.pause(lambda: sys.stderr.write(text))
+            text = plan_text(made, survey, prepared.selection).rstrip("\n")
+            progress.pause(lambda: ui.note(text))
 
     with RunProgress(ui) as progress:
         evidence, run = run_provision(prepared, settings, progress, show_plan=show)
@@ -215,10 +219,6 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
         for line in off_path():
             ui.note(line)
     return evidence.exit
-
-
-def _plan(plan: Plan, survey: Survey, selection: Selection | None = None) -> str:
-    return fitted(plan_text(plan, survey, selection), sys.stdout)
 
 
 def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) -> str:

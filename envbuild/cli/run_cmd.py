@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import keep_days, progress_option
-from envbuild.cli.output import Ui, columns, common_options, fitted, pruned
+from envbuild.cli.output import Ui, columns, common_options, pruned
 
 if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
@@ -63,7 +62,7 @@ def show(ui: Ui, run_id: str) -> None:
             for event in found.journal.events
         ],
     }
-    ui.result(data, lambda: fitted(_story(found, files), sys.stdout))
+    ui.result(data, lambda: _story(found, files), wrapped=True)
 
 
 @run.command("watch")

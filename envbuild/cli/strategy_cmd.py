@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,7 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
         evidence, run = search(prepared, settings_of(config), progress, asked)
     code = show_evidence(ui, evidence, run)
     if not ui.json:
-        sys.stdout.write("".join(f"{line}\n" for line in _trials(evidence, flags)))
+        ui.result({}, lambda: "\n".join(_trials(evidence, flags)))
     return code
 
 

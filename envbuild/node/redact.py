@@ -1,7 +1,8 @@
 """The one redactor, of nodes and of the controller: every sink (log, answer, report, terminal) has its text from it.
 
 Removed are: credentials in URLs, authorization headers, tokens of well-known forms, values given to secret-looking
-names, and the values of environment variables whose names look secret, also base64-, URL- and JSON-encoded.
+names, and the values of environment variables whose names look secret, also base64-, URL- and
+JSON-encoded, and in hexadecimal.
 """
 
 import functools
@@ -203,6 +204,8 @@ def _forms(value: str) -> "Iterator[str]":
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * SHORTEST_SECRET)
     raw = value.encode("utf-8", "surrogatepass")
+    yield raw.hex()
+    yield raw.hex().upper()
     for lead in range(3):
         # Inside a longer base64 text (`user:secret`) the value can begin at any of three alignments; the characters
         # at its edges mix with its neighbours and are left out.

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from envbuild.cli.output import columns, fitted
+from envbuild.cli.output import Ui, columns, fitted
 
 
 class Terminal(io.StringIO):
@@ -45,3 +45,13 @@ def test_a_table_puts_below_what_does_not_fit(sixty: Terminal, monkeypatch: pyte
         "in use  1 process  venv    114e5f489618  741 MB  2026-11-23", "    2026-11-23  /a/path",
     ]  # fmt: skip
     assert max(map(len, told.splitlines())) <= 60
+
+
+def test_a_secret_of_several_words_is_masked_before_its_line_is_broken(
+    sixty: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE_PASSPHRASE", "correct horse battery staple")
+    monkeypatch.setattr("sys.stdout", sixty)
+    Ui().result({}, lambda: f"{'word ' * 9}correct horse battery staple {'word ' * 9}", wrapped=True)
+    assert "horse" not in sixty.getvalue() and "battery" not in sixty.getvalue()
+    assert max(map(len, sixty.getvalue().splitlines())) <= 60

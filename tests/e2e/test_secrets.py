@@ -42,6 +42,17 @@ def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_di
     assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
 
 
+def test_the_plan_that_a_run_shows_first_is_redacted_like_the_rest(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.tiny()
+    done = world.good(
+        "provision", "--target", "local", "--stack", "./tiny.yaml", "--prefix", str(tmp_path / CANARY),
+        env={"DEPLOY_TOKEN": CANARY},
+    )  # fmt: skip
+    assert "plan: tiny" in done.err and "***" in done.err
+    assert CANARY not in done.out + done.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [["--json"], []], ids=["json", "summary"])
 @pytest.mark.parametrize(

@@ -37,9 +37,10 @@ def environment(top: Path, more: str = "exit 0", name: str = "python3") -> Path:
     return built
 
 
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "envbuild", "launch", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+    env = {**os.environ, **env} if env else None
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False, env=env)
 
 
 def test_the_command_of_one_node_runs_here_and_its_exit_code_is_the_answer(tmp_path: Path) -> None:
@@ -54,6 +55,15 @@ def test_the_command_of_one_node_runs_here_and_its_exit_code_is_the_answer(tmp_p
     assert "pretrain_gpt.py" in words
     assert (tmp_path / "out").is_dir()
     assert "# megatronapp, profile" in done.stderr
+
+
+def test_what_is_shown_of_a_run_is_redacted_and_what_is_run_is_not(tmp_path: Path) -> None:
+    built = environment(tmp_path)
+    given = ("--gpus-per-node", "4", "--environment", str(built), "--output", str(tmp_path / "s3cret-of-mine"))
+    done = run("megatronapp", *given, "--run", cwd=tmp_path, env={"DEPLOY_TOKEN": "s3cret-of-mine"})
+    assert done.returncode == 0, done.stderr
+    assert "***" in done.stderr and "s3cret-of-mine" not in done.stderr
+    assert (tmp_path / "s3cret-of-mine").is_dir()
 
 
 def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
