@@ -75,7 +75,8 @@ def create(
 ) -> None:
     """Resolve STACK (a shipped name or a file) and write its lock.
 
-    Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest.
+    Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
+    changed only in what is run with the environment (variables, imports, smoke items, deviations), nothing is resolved.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.conda_part import CondaAsked
@@ -84,6 +85,7 @@ def create(
     from envbuild.lock.files import write_lock
     from envbuild.lock.first_use import read_first_uses
     from envbuild.lock.packages import sdists
+    from envbuild.lock.restate import restated
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import refuse, refuse_locked, scan_findings
 
@@ -93,8 +95,12 @@ def create(
     previous = _previous(ui, path)
     compat = load_compat()
     refuse(loaded.stack.profiles[name], compat)
-    ui.note(f"resolving {loaded.stack.name}, profile {name}")
-    made = create_lock(
+    asked = as_of or upgrade or base_python or find_links or indexes or allow_build or facts
+    unrecorded = previous and any(each.conda and each.conda.unrecorded for each in previous.variants)
+    keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
+    same = restated(keep, loaded.stack) if keep else None
+    ui.note(f"{'resolving' if same is None else 'nothing to resolve in'} {loaded.stack.name}, profile {name}")
+    made = same or create_lock(
         loaded.stack,
         name,
         default_supply(find_links, _named_urls(indexes), allow_build),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
+from pydantic import BaseModel
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
@@ -15,6 +17,7 @@ from envbuild.model.stack import Profile, Source, Stack
 
 Kind = Literal["problem", "note", "unchecked"]
 _NO_SHA = "0" * 64
+_LONG = 120  # characters of one entry
 _NUMBER = re.compile(r"(?<=-conda)-[0-9]+\Z")
 
 
@@ -105,7 +108,7 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "training": profile.training,
         }
         findings += [
-            differs(field, f"{name}: {_shown(value)} in the stack, {_shown(getattr(variant, field))} in the lock")
+            differs(field, f"{name}: {_apart(value, getattr(variant, field))}")
             for field, value in wanted.items()
             if getattr(variant, field) != value
         ]
@@ -198,5 +201,16 @@ def _source_differences(source: Source, locked: LockedSource) -> list[tuple[str,
     return [(field, there, here) for field, there, here in pairs if there != here]
 
 
+def _apart(there: Any, here: Any) -> str:
+    """Both sides; of two lists what only one of them has, where they differ in more than their order."""
+    if isinstance(there, tuple) and isinstance(here, tuple) and set(map(_shown, there)) != set(map(_shown, here)):
+        only = [[_shown(each) for each in one if each not in other] for one, other in ((there, here), (here, there))]
+        there, here = (", ".join(texts) or "nothing of it" for texts in only)
+    return f"{_shown(there)} in the stack, {_shown(here)} in the lock"
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        text = json.dumps(value.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+        return text if len(text) <= _LONG else f"{text[:_LONG]} ..."
     return str(value.to_json_dict() if hasattr(value, "to_json_dict") else value)

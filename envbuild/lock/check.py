@@ -8,9 +8,9 @@ from envbuild.catalog.loader import manifest_digest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import LockFinding, contents, differs
 from envbuild.lock.create import added_names
-from envbuild.lock.files import field_digests
 from envbuild.lock.readers.git import fetched, resolve_ref
 from envbuild.lock.readers.torch_wheels import Supply
+from envbuild.lock.restate import changed_fields
 from envbuild.lock.sources import pin_patches
 from envbuild.lock.unpinned import CODE
 from envbuild.model.first_use import trusted_files
@@ -29,7 +29,7 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
         says = f"the lock is of {lock.stack}, profile {lock.profile}; the stack is {stack.name}"
         return [*findings, LockFinding("lock-of-another-stack", "problem", "stack", says)]
     profile = stack.profiles[lock.profile]
-    findings += _manifest(lock, stack, profile)
+    findings += _manifest(lock, stack)
     findings += contents(lock, profile)
     findings += _patches(lock)
     findings += _unrecorded(lock)
@@ -54,14 +54,10 @@ def _digests(lock: Lock) -> list[LockFinding]:
     ]
 
 
-def _manifest(lock: Lock, stack: Stack, profile: Profile) -> list[LockFinding]:
+def _manifest(lock: Lock, stack: Stack) -> list[LockFinding]:
     if lock.manifest_digest == manifest_digest(stack, lock.profile):
         return []
-    now = field_digests(profile)
-    # A field that one side does not have was at its default there.
-    fields = sorted(
-        name for name in now.keys() | lock.manifest_fields if now.get(name) != lock.manifest_fields.get(name)
-    )
+    fields = changed_fields(lock, stack)
     if not lock.manifest_fields:
         return [differs("manifest_digest", "the stack file is not the one that the lock was made from")]
     if not fields:

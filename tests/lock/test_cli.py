@@ -12,6 +12,7 @@ import pytest
 
 from envbuild.cli.entry import main
 from envbuild.errors import ExitCode
+from envbuild.lock.files import read_lock
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel
 
@@ -55,6 +56,52 @@ def test_create_writes_the_lock_beside_the_stack_and_again_changes_nothing(
     code, second = call(capsys, "create", str(stack))
     assert (code, second["changed"], second["diff"]) == (ExitCode.OK, False, {"same": True, "changes": []})
     assert lock.read_bytes() == text
+
+
+def test_create_resolves_nothing_where_only_what_is_run_has_changed(
+    stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(capsys, "create", str(stack))
+    before = read_lock(stack.with_name("my.lock.toml"))
+    text = stack.read_text()
+    stack.write_text(text + "    environment: {A: b}\n    imports: [a]\n    deviations: [another one]\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "neither git nor uv"))
+    code, done = call(capsys, "create", str(stack))
+    assert (code, done["changed"]) == (ExitCode.OK, True)
+    after = read_lock(stack.with_name("my.lock.toml"))
+    assert (after.variants[0].environment, after.variants[0].imports) == ({"A": "b"}, ("a",))
+    assert (after.variants[0].packages, after.created_with) == (before.variants[0].packages, before.created_with)
+    assert after.variants[0].digest != before.variants[0].digest
+    monkeypatch.undo()
+    assert call(capsys, "check", str(stack), "--offline")[0] == ExitCode.OK
+    stack.write_text(text)
+    assert call(capsys, "create", str(stack))[0] == ExitCode.OK
+    assert read_lock(stack.with_name("my.lock.toml")) == before
+
+
+def test_create_resolves_where_anything_else_has_changed_or_is_asked(
+    stack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call(capsys, "create", str(stack))
+    make_wheel(tmp_path / "house", "beta", "1.0")
+    text = stack.read_text()
+    stack.write_text(text.replace("[alpha]", "[alpha, beta]") + "    environment: {A: b}\n")
+    assert call(capsys, "create", str(stack))[1]["variants"][0]["packages"] == 2
+    make_wheel(tmp_path / "house", "alpha", "2.0")
+    stack.write_text(text.replace("[alpha]", "[alpha, beta]"))
+    assert call(capsys, "create", str(stack), "--upgrade")[0] == ExitCode.OK
+    lock = read_lock(stack.with_name("my.lock.toml"))
+    assert {each.name: each.version for each in lock.variants[0].packages} == {"alpha": "2.0", "beta": "1.0"}
+
+
+def test_check_shows_of_two_lists_what_only_one_of_them_has(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stack.write_text(stack.read_text() + "    imports: [a, b]\n")
+    call(capsys, "create", str(stack))
+    stack.write_text(stack.read_text().replace("[a, b]", "[a, c]") + "    smoke: [{name: sound, deadline: 5}]\n")
+    said = {each["says"] for each in call(capsys, "check", str(stack), "--offline")[1]["findings"]}
+    name = read_lock(stack.with_name("my.lock.toml")).variants[0].id
+    assert f"{name}: c in the stack, b in the lock" in said
+    assert f'{name}: {{"name": "sound", "deadline": 5.0}} in the stack, {{"name": "sound"}} in the lock' in said
 
 
 def test_create_replaces_a_damaged_lock_and_says_so(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:
