@@ -86,6 +86,7 @@ def _variant(a: Variant, b: Variant) -> list[Change]:
         *_maps(name, "base package", a.provided, b.provided),
         *_sources(name, a.sources, b.sources),
         *_maps(name, "variable", _variables(a), _variables(b)),
+        *_maps(name, "smoke item", _smoke(a), _smoke(b)),
     ]
 
 
@@ -94,7 +95,7 @@ def _fields(variant: Variant) -> dict[str, str]:
         "base": _flat(variant.base.to_json_dict()),
         "interpreter": _flat(variant.interpreter.to_json_dict()),
         "imports": " ".join(variant.imports),
-        "smoke": " ".join(_flat(item.to_json_dict()) for item in variant.smoke),
+        "smoke": " ".join(item.name for item in variant.smoke),
         "training": _flat(variant.training.to_json_dict()) if variant.training else "",
         "conda": _flat(variant.conda.model_dump(include=_CONDA, exclude_none=True)) if variant.conda else "",
     }
@@ -121,6 +122,11 @@ def _variables(variant: Variant) -> dict[str, str]:
         key: value if isinstance(value, str) else f"{value.path} (if it exists)"
         for key, value in variant.environment.items()
     }
+
+
+def _smoke(variant: Variant) -> dict[str, str]:
+    items = (item.to_json_dict() for item in variant.smoke)
+    return {str(item.pop("name")): _flat(item) for item in items}
 
 
 def _packages(own: tuple[LockedPackage, ...], other: tuple[LockedPackage, ...]) -> dict[str, str]:

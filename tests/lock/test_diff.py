@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from envbuild.lock.diff import diff_locks
 from envbuild.model.lock import LockedPatch, LockedSource, LockedSubmodule
-from envbuild.model.stack import Base, Build
+from envbuild.model.stack import Base, Build, SmokeItem
 from tests.lock.build import SHA, lock, package, variant
 
 SOURCE = LockedSource(name="a", git="https://example.org/a", commit="1" * 40, tree="2" * 40)
@@ -96,3 +96,14 @@ def test_patches_and_builds_are_said_in_words() -> None:
     ]
     changes = diff_locks(lock(variant(sources=(unpinned,))), lock(variant(sources=(after,)))).changes
     assert (changes[1].name, changes[1].before) == ("patch cuda-check", "not pinned")
+
+
+def test_of_smoke_items_only_those_that_differ_are_shown_and_their_order() -> None:
+    sound, machine, slow = SmokeItem(name="sound"), SmokeItem(name="machine"), SmokeItem(name="machine", deadline=9.0)
+    a = lock(variant(smoke=(sound, machine)))
+    assert diff_locks(a, lock(variant(smoke=(sound, slow)))).text().splitlines()[1:] == [
+        "  ~ smoke item machine deadline=600.0 -> deadline=9.0"
+    ]
+    assert diff_locks(a, lock(variant(smoke=(machine, sound)))).text().splitlines()[1:] == [
+        "  ~ field smoke sound machine -> machine sound"
+    ]
