@@ -31,6 +31,12 @@ def few(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def minutes(seconds: float) -> str:
+    """`12 min 5 s`: whole minutes, and what is left of them."""
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60} s"
+
+
 def how_it_ended(code: int | None) -> str:
     """What became of a step that has no answer; `code` as a shell or `subprocess` has it, None where nobody knows.
 

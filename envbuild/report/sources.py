@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.verdict import plural
+from envbuild.text import minutes
 
 DiffKind = Literal["add", "del", "hunk", "file", ""]
 DIFF_LINES = 2000
@@ -284,5 +285,5 @@ def _seconds(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         return None
     if value >= 120:
-        return f"{int(value // 60)} min {value % 60:.0f} s"
+        return minutes(value)
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"

@@ -18,7 +18,7 @@ from envbuild.report import images, root
 from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
-from envbuild.text import few, grouped
+from envbuild.text import few, grouped, minutes
 
 _SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
@@ -292,7 +292,7 @@ def seconds(value: float | None) -> str:
     """Seconds, or minutes from two minutes on."""
     if value is None:
         return "–"
-    return f"{value:.1f} s" if value < 120 else f"{int(value // 60)} min {value % 60:.0f} s"
+    return f"{value:.1f} s" if value < 120 else minutes(value)
 
 
 _FIGURES = (

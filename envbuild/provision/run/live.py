@@ -111,7 +111,7 @@ def left(row: Row, now: float) -> float | None:
     mine = max(by_plan, _by_pace(row, now) or 0.0)
     if mine <= 0:
         return None
-    return mine + sum(seconds for step, seconds in row.planned.items() if step not in row.took and step != row.step)
+    return mine + sum(row.planned[step] for step in _to_come(row) if step != row.step)
 
 
 def _by_pace(row: Row, now: float) -> float | None:
@@ -140,9 +140,18 @@ def doing(row: Row, now: float) -> str:
 def timing(row: Row, now: float) -> str:
     """`1 min 32 s, about 2 min left`, `estimated` where nothing is measured yet; or that it takes longer."""
     told, rest, measured = duration(now - row.since), left(row, now), row.step in row.measured
+    by_pace = _by_pace(row, now)
+    if row.now.get("unit") == "files" and by_pace is None and not measured:
+        return f"{told}, time left not known yet"  # what a plan says of a first compile is a guess
     if rest is not None:
-        return f"{told}, {'about' if measured or _by_pace(row, now) else 'estimated'} {duration(rest)} left"
+        known = by_pace or all(step in row.measured for step in _to_come(row))
+        return f"{told}, {'about' if known else 'estimated'} {duration(rest)} left"
     return f"{told}, longer than {'before' if measured else 'estimated'}" if row.planned.get(row.step) else told
+
+
+def _to_come(row: Row) -> list[str]:
+    """The running step and those behind it which the plan says take time."""
+    return [step for step, seconds in row.planned.items() if seconds and (step == row.step or step not in row.took)]
 
 
 def ended(row: Row) -> str:

@@ -62,7 +62,13 @@ def test_steps_that_come_count_to_what_is_left_and_those_that_were_do_not() -> N
 
 
 @pytest.mark.parametrize(
-    ("measured", "left", "over"), [((), "estimated", "estimated"), (("install",), "about", "before")]
+    ("measured", "left", "over"),
+    [
+        ((), "estimated", "estimated"),
+        (("install", "smoke"), "about", "before"),
+        (("install",), "estimated", "before"),
+        (("smoke",), "estimated", "estimated"),
+    ],
 )
 def test_a_time_says_whether_it_was_measured_and_that_it_was_too_short(
     measured: tuple[str, ...], left: str, over: str
@@ -70,6 +76,20 @@ def test_a_time_says_whether_it_was_measured_and_that_it_was_too_short(
     view = shown(planned(*measured, install=20.0, smoke=15.0), step(900.0))
     assert live.timing(view.rows["gpu1"], 905.0) == f"5 s, {left} 30 s left"
     assert live.timing(view.rows["gpu1"], 930.0) == f"30 s, longer than {over}"
+
+
+def test_files_that_are_compiled_for_the_first_time_get_no_time_before_their_pace_is_known() -> None:
+    view = shown(planned(install=15.0, smoke=5.0), step(900.0), compiled(901.0, 0))
+    row = view.rows["gpu1"]
+    assert live.timing(row, 903.0) == "3 s, time left not known yet"
+    assert live.timing(row, 930.0) == "30 s, time left not known yet", "longer than estimated says nothing new"
+    live.fold(view, compiled(931.0, 1))
+    assert live.timing(row, 931.0) == "31 s, about 29 min 35 s left"
+
+
+def test_files_that_were_compiled_before_have_the_time_of_the_plan_at_once() -> None:
+    view = shown(planned("install", "smoke", install=600.0, smoke=5.0), step(900.0), compiled(901.0, 0))
+    assert live.timing(view.rows["gpu1"], 903.0) == "3 s, about 10 min 02 s left"
 
 
 def test_only_another_step_phase_or_unit_is_a_change() -> None:
