@@ -1,4 +1,5 @@
 """Images: a recipe and its Dockerfile, pure; builders, registries and checks at the edges.
 
-In: a variant and a target. Out: an image, or the files that make one. Never imports `provision`.
+In: a variant and a target. Out: an image, or the files that make one. Of `provision` it
+imports `contact` alone.
 """

@@ -2,4 +2,5 @@
 
 In: a report, its stack's document, the authors' names. Out: files whose digests stand in `kit.json`; findings.
 Everything but the annotated document follows from the report and `kit.json`, and is made again to check it.
+Never imports `provision`.
 """

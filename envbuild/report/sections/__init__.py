@@ -1,4 +1,4 @@
 """What a reviewer asks first, as rows: claims, evidence for badges, pins, and what nobody looked at.
 
-In: Evidence. Out: words, no markup.
+In: Evidence. Out: words, never markup.
 """
