@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,6 @@ LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\()?(?:envbuild|fab) .*)$', re.MUL
 
 # What a command has, why it is not run here, and the test that does the same elsewhere, where there is one.
 NOT_RUN = {
-    r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench (opt-175b --gpus-per-node 8$|megatronapp)|"
-    r"data megatron-deepspeed-slurm": (
-        "GPUs and the built stack of a document: e2e/test_bench.py, launch/test_data.py"
-    ),
     r"image (build|verify) .*torch-smoke|--target T$": (
         "a foreign host, the registry of base images: container/test_images.py"
     ),
@@ -52,6 +49,8 @@ ROOMS = {
     "conda": r"environment\.yml|--engine conda",
     "hosts": r"^fab .*gpu0",
     "cluster": r"cluster\.yaml",
+    "gpus": r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
+    r"data megatron-deepspeed-slurm",
 }
 FILLED = {
     "RUN": "last",
@@ -157,12 +156,13 @@ def user(world: World) -> World:
     return world
 
 
-def run(world: World, command: str, **filled: str) -> Done:
+def run(world: World, command: str, *, before: Sequence[object] = (), **filled: str) -> Done:
     """A command of the pages, with the words in capitals filled in, and those that `filled` names."""
+    command = command.replace("$PWD", str(world.work))
     for word, other in {**FILLED, **filled}.items():
         command = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", other, command)
     if command.startswith("envbuild") and not set("|&;$>") & set(command):
-        return world.run(*shlex.split(command)[1:])
+        return world.run(*shlex.split(command)[1:], before=before)
     path = f"{Path(sys.executable).parent}:{world.env['PATH']}"
     shell = ["fish", "-c"] if command.endswith("| source") else ["bash", "-ec"]
     done = subprocess.run(

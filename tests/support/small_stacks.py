@@ -1,0 +1,171 @@
+"""The shipped stacks in small, on a machine that says that it has eight H200: for commands that name shipped ones.
+
+Names, profiles, references and targets are the shipped ones; the contents of each profile are a wheel and sources that
+`Small` makes, and programs in the shapes of the documents' own. nvidia-smi prints a recording, and the interpreter on
+PATH has a torch that is a name and a version.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from envbuild import resources
+from envbuild.catalog.yaml_load import read_yaml
+from tests.e2e.world import MINOR, PYTHON, World
+from tests.node.forge import FILES as EXTENSION
+from tests.node.forge import need_compiler
+from tests.support.wheels import write_wheel
+
+RECORDED = Path(__file__).parents[1] / "node" / "data" / "h200"
+GPUS = 8
+BASES = [{"kind": "none"}, {"kind": "system", "provides": ["torch>=2.11,<2.12"]}]
+
+# Stands in for torchrun, for the launcher of DeepSpeed and for mpiexec: the program runs once, with its own words.
+LAUNCH = """
+import os, runpy, sys
+
+
+def main():
+    script = next(word for word in sys.argv[1:] if word.endswith(".py"))
+    sys.argv = sys.argv[sys.argv.index(script):]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
+"""
+MPIEXEC = '#!/bin/sh\nwhile [ "${1#/}" = "$1" ]; do shift; done\nexec "$@"\n'
+ALPA = """
+import ast, sys
+case = ast.literal_eval(sys.argv[1])
+batch, count = case[1] // case[7], case[12]
+assert case[7] * case[8] * case[11] in (2, 4, 8), case
+print("Values: {'tflops': np.float64(%s), 'parameter_count': 1.3}" % (300 * batch / (batch + count)), flush=True)
+"""
+MEGATRON = """
+import argparse, os
+parser = argparse.ArgumentParser()
+for name in ("train-iters", "global-batch-size", "seq-length"):
+    parser.add_argument("--" + name, type=int, required=True)
+parser.add_argument("--data-path", required=True)
+args, _ = parser.parse_known_args()
+assert os.path.isfile(args.data_path + ".bin"), args.data_path
+for step in range(1, args.train_iters + 1):
+    print(f" iteration {step:8}/{args.train_iters:8} | consumed samples: {step * args.global_batch_size:12} | elapsed "
+          f"time per iteration (ms): 127.0 | lm loss: {6 - step / 100:.6E} | loss scale: 1.0 |", flush=True)
+"""
+METASEQ = """
+import json, sys
+
+
+def main():
+    assert {"--benchmark", "--local"} <= set(sys.argv), sys.argv
+    for number in range(8):
+        row = {"num_updates": str(number), "loss": str(11 - number), "wps": "210000"}
+        print(f"2026-11-23 10:00:0{number} | INFO | train_inner | {json.dumps(row)}", flush=True)
+    print("2026-11-23 10:00:09 | INFO | metaseq.cli.train | done training in 9.0 seconds", flush=True)
+"""
+TOOL = """
+import argparse
+parser = argparse.ArgumentParser()
+for name in ("input", "output-prefix", "vocab-file", "merge-file"):
+    parser.add_argument("--" + name, required=True)
+args, _ = parser.parse_known_args()
+for end in (".bin", ".idx"):
+    with open(args.output_prefix + "_text_document" + end, "w") as made:
+        made.write(str(len(open(args.input).read()) + len(open(args.vocab_file).read())))
+"""
+PROGRAMS = {
+    "alpa": {"osdi22_artifact/megatron/benchmark_gpt_one_case.py": ALPA},
+    "megatron-deepspeed": {"pretrain_gpt.py": MEGATRON, "tools/preprocess_data.py": TOOL},
+    "megatronapp": {"Megatron/pretrain_gpt.py": MEGATRON},
+}
+
+
+def install(catalog: str, lockfiles: str) -> None:
+    """For `World.run(..., before=...)`: the command's shipped files are these."""
+    resources.catalog = lambda: Path(catalog)
+    resources.lockfiles = lambda: Path(lockfiles)
+
+
+class Small:
+    """The small stacks of a world; `before` is for `World.run`. `compiled`: the one with a source to compile."""
+
+    def __init__(self, world: World, compiled: str) -> None:
+        self.world, self.compiled = world, compiled
+        self.catalog, self.lockfiles = world.top / "catalog", world.top / "lockfiles"
+        self.before = ("tests.support.small_stacks:install", str(self.catalog), str(self.lockfiles))
+        for made, shipped, own in (
+            (self.catalog, resources.catalog(), "stacks"),
+            (self.lockfiles, resources.lockfiles(), ""),
+        ):
+            made.mkdir()
+            for part in shipped.iterdir():
+                if part.name != own:
+                    (made / part.name).symlink_to(part)
+        (self.catalog / "stacks").mkdir()
+        self._machine()
+        self.pins = {name: world.repository(name, files) for name, files in {**PROGRAMS, "quick": EXTENSION}.items()}
+        launch = {f"torch/distributed/{name}.py": LAUNCH.encode() for name in ("run", "launch")}
+        files = {"torch/__init__.py": b"", "torch/distributed/__init__.py": b"", **launch}
+        files |= {
+            "own_runs/__init__.py": b"",
+            "own_runs/launch.py": LAUNCH.encode(),
+            "own_runs/opt.py": METASEQ.encode(),
+        }
+        scripts = {"deepspeed": "own_runs.launch:main", "opt-baselines": "own_runs.opt:main"}
+        write_wheel(world.wheels, "own-runs", "1.0", files, scripts=scripts)
+
+    def lock(self, name: str, profile: str) -> None:
+        """The shipped stack of that name, in small, with the lock of a profile."""
+        told = read_yaml(resources.catalog() / "stacks" / f"{name}.yaml").data
+        kept = {key: told[key] for key in ("name", "summary", "document", "reference")}
+        kept["profiles"] = {each: self._profile(name) for each in told["profiles"]}
+        (self.catalog / "stacks" / f"{name}.yaml").write_text(json.dumps(kept))
+        path = self.lockfiles / f"{name}.{profile}.lock.toml"
+        path.unlink(missing_ok=True)
+        words = ("lock", "create", name, "--profile", profile, "--base-python", str(self.python))
+        self.world.good(*words, before=self.before)
+        assert path.is_file() and not path.is_symlink()
+
+    def _profile(self, name: str) -> dict[str, Any]:
+        own = {"megatron-alpa": "alpa", "megatronapp": "megatronapp", "opt-175b": ""}.get(name, "megatron-deepspeed")
+        sources: list[dict[str, Any]] = [{**self.pins[own], "install": "path"}] if own else []
+        if name == self.compiled:
+            sources.append({**self.pins["quick"], "build": {"kind": "wheel", "extensions": ["quick._fast"]}})
+        packages = {"python": [MINOR], "bases": BASES, "packages": ["own-runs==1.0"], "sources": sources}
+        return {**packages, "smoke": [{"name": "sound"}]}
+
+    def _machine(self) -> None:
+        """nvidia-smi with eight GPUs, mpiexec, and the interpreter with torch, first on PATH."""
+        programs = self.world.top / "programs"
+        subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(programs.parent / "torch")], check=True)
+        self.python = programs.parent / "torch" / "bin" / "python3"
+        (packages,) = (programs.parent / "torch" / "lib").glob("python3*/site-packages")
+        (packages / "torch").mkdir()
+        (packages / "torch" / "__init__.py").write_text("")
+        (packages / "torch-2.11.0+cu130.dist-info").mkdir()
+        text = "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0+cu130\n"
+        (packages / "torch-2.11.0+cu130.dist-info" / "METADATA").write_text(text)
+        programs.mkdir()
+        first, second = (RECORDED / "query.txt").read_text().splitlines()
+        rows = [
+            first.replace("60", str(60 + number)).replace(":06.0", f":{6 + number:02x}.0") for number in range(GPUS)
+        ]
+        rows = [str(number) + row[1:] for number, row in enumerate(rows)]
+        assert rows[1] == second, "the recording of two has the second GPU so"
+        (programs / "query").write_text("\n".join(rows) + "\n")
+        listed = (RECORDED / "list.txt").read_text().splitlines()[0]
+        lines = [listed.replace("GPU 0", f"GPU {number}").replace("60", str(60 + number)) for number in range(GPUS)]
+        (programs / "list").write_text("\n".join(lines) + "\n")
+        smi = f'case "$1" in -L) cat {programs}/list ;; --query-gpu=memory.used*) sleep 600 ;;\n'
+        smi += f"--query-gpu=*) cat {programs}/query ;; *) cat {RECORDED}/plain.txt ;; esac\n"
+        for name, script in (("nvidia-smi", f"#!/bin/sh\n{smi}"), ("mpiexec", MPIEXEC)):
+            (programs / name).write_text(script)
+            (programs / name).chmod(0o755)
+        need_compiler()
+        self.world.env["PATH"] = f"{programs}:{self.python.parent}:{self.world.env['PATH']}"
