@@ -2,7 +2,8 @@
 
 They run one after the other, for one user who has what the pages speak of; words in capitals are filled in. A comment
 `# exit N` says with which code a command ends. What needs more than that user has runs in a test of its own (`ROOMS`),
-through Slurm in `slurm/test_snippets.py`, with torch in `e2e/test_torch_smoke.py`. Tutorials have their own test; what
+through Slurm in `slurm/test_snippets.py`, with torch in `e2e/test_torch_smoke.py`, with what stands in for GPUs and
+other hosts in `test_snippets_shipped.py`. Tutorials have their own test; what
 is generated has no blocks.
 """
 
@@ -38,10 +39,8 @@ LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\()?(?:envbuild|fab) .*)$', re.MUL
 
 # What a command has, why it is not run here, and the test that does the same elsewhere, where there is one.
 NOT_RUN = {
-    r"image (build|verify) .*torch-smoke|--target T$": (
-        "a foreign host, the registry of base images: container/test_images.py"
-    ),
-    r"--html opt\.html": "a foreign host, that of the document: explain/test_annotate.py",
+    r"bench megatronapp -t \./my-cluster": "the built stack of a document, by its lock: slurm/test_bench.py",
+    r"--target T$": "nodes with a container runtime: fleet/test_containers.py",
 }
 # What a command has that needs more than the world below.
 ROOMS = {
@@ -49,6 +48,8 @@ ROOMS = {
     "conda": r"environment\.yml|--engine conda",
     "hosts": r"^fab .*gpu0",
     "cluster": r"cluster\.yaml",
+    "images": r"image (build|verify) .*torch-smoke",
+    "document": r"--html opt\.html",
     "gpus": r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
     r"data megatron-deepspeed-slurm",
 }

@@ -1,8 +1,8 @@
-"""The shipped stacks in small, on a machine that says that it has eight H200: for commands that name shipped ones.
+"""The shipped stacks with small contents, for commands that name the shipped ones.
 
-Names, profiles, references and targets are the shipped ones; the contents of each profile are a wheel and sources that
-`Small` makes, and programs in the shapes of the documents' own. nvidia-smi prints a recording, and the interpreter on
-PATH has a torch that is a name and a version.
+Names, profiles, references and targets are the shipped ones; the contents of each profile are wheels and sources that
+are made here, with programs in the shapes of the documents' own. On the machine of `H200`, nvidia-smi prints a
+recording of eight, and the interpreter on PATH has a torch that is a name and a version.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ for end in (".bin", ".idx"):
     with open(args.output_prefix + "_text_document" + end, "w") as made:
         made.write(str(len(open(args.input).read()) + len(open(args.vocab_file).read())))
 """
+RUNS = {"__init__": "", "launch": LAUNCH, "opt": METASEQ}
 PROGRAMS = {
     "alpa": {"osdi22_artifact/megatron/benchmark_gpt_one_case.py": ALPA},
     "megatron-deepspeed": {"pretrain_gpt.py": MEGATRON, "tools/preprocess_data.py": TOOL},
@@ -92,45 +93,55 @@ def install(catalog: str, lockfiles: str) -> None:
     resources.lockfiles = lambda: Path(lockfiles)
 
 
-class Small:
-    """The small stacks of a world; `before` is for `World.run`. `compiled`: the one with a source to compile."""
+class Shelf:
+    """Shipped files of a world, as they are but for stacks and locks; `before` is for `World.run`."""
 
-    def __init__(self, world: World, compiled: str) -> None:
-        self.world, self.compiled = world, compiled
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.catalog, self.lockfiles = world.top / "catalog", world.top / "lockfiles"
         self.before = ("tests.support.small_stacks:install", str(self.catalog), str(self.lockfiles))
-        for made, shipped, own in (
-            (self.catalog, resources.catalog(), "stacks"),
-            (self.lockfiles, resources.lockfiles(), ""),
-        ):
+        for made, shipped in ((self.catalog, resources.catalog()), (self.lockfiles, resources.lockfiles())):
             made.mkdir()
             for part in shipped.iterdir():
-                if part.name != own:
+                if part.name != "stacks":
                     (made / part.name).symlink_to(part)
         (self.catalog / "stacks").mkdir()
+
+    def put(self, name: str, **changed: Any) -> None:
+        """The shipped stack of that name, with other values of some keys; None takes a key away."""
+        told = read_yaml(resources.catalog() / "stacks" / f"{name}.yaml").data | changed
+        kept = {key: value for key, value in told.items() if value is not None}
+        (self.catalog / "stacks" / f"{name}.yaml").write_text(json.dumps(kept))
+
+    def lock(self, name: str, profile: str, *more: str) -> Path:
+        """Lock a profile of a stack that was `put`; the lock."""
+        path = self.lockfiles / f"{name}.{profile}.lock.toml"
+        path.unlink(missing_ok=True)
+        self.world.good("lock", "create", name, "--profile", profile, *more, before=self.before)
+        assert path.is_file() and not path.is_symlink()
+        return path
+
+
+class H200(Shelf):
+    """The small stacks on a machine with GPUs; `compiled`: the one with a source to compile."""
+
+    def __init__(self, world: World, compiled: str) -> None:
+        super().__init__(world)
+        self.compiled = compiled
         self._machine()
         self.pins = {name: world.repository(name, files) for name, files in {**PROGRAMS, "quick": EXTENSION}.items()}
         launch = {f"torch/distributed/{name}.py": LAUNCH.encode() for name in ("run", "launch")}
         files = {"torch/__init__.py": b"", "torch/distributed/__init__.py": b"", **launch}
-        files |= {
-            "own_runs/__init__.py": b"",
-            "own_runs/launch.py": LAUNCH.encode(),
-            "own_runs/opt.py": METASEQ.encode(),
-        }
+        files |= {f"own_runs/{name}.py": text.encode() for name, text in RUNS.items()}
         scripts = {"deepspeed": "own_runs.launch:main", "opt-baselines": "own_runs.opt:main"}
         write_wheel(world.wheels, "own-runs", "1.0", files, scripts=scripts)
 
-    def lock(self, name: str, profile: str) -> None:
-        """The shipped stack of that name, in small, with the lock of a profile."""
-        told = read_yaml(resources.catalog() / "stacks" / f"{name}.yaml").data
-        kept = {key: told[key] for key in ("name", "summary", "document", "reference")}
-        kept["profiles"] = {each: self._profile(name) for each in told["profiles"]}
-        (self.catalog / "stacks" / f"{name}.yaml").write_text(json.dumps(kept))
-        path = self.lockfiles / f"{name}.{profile}.lock.toml"
-        path.unlink(missing_ok=True)
-        words = ("lock", "create", name, "--profile", profile, "--base-python", str(self.python))
-        self.world.good(*words, before=self.before)
-        assert path.is_file() and not path.is_symlink()
+    def small(self, name: str, profile: str) -> None:
+        """The shipped stack in small, with the lock of a profile."""
+        shipped = read_yaml(resources.catalog() / "stacks" / f"{name}.yaml").data
+        profiles = dict.fromkeys(shipped["profiles"], self._profile(name))
+        self.put(name, profiles=profiles, repositories=None, findings=None)
+        self.lock(name, profile, "--base-python", str(self.python))
 
     def _profile(self, name: str) -> dict[str, Any]:
         own = {"megatron-alpa": "alpa", "megatronapp": "megatronapp", "opt-175b": ""}.get(name, "megatron-deepspeed")

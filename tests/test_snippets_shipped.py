@@ -1,0 +1,131 @@
+"""The commands of README and docs that name shipped stacks and would need GPUs, a network or a registry of images, as
+they are written, with small contents under those names (`support/small_stacks.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from envbuild import resources
+from envbuild.catalog.loader import load_stack
+from envbuild.lock.files import read_lock
+from envbuild.node.smoke import training_data
+from tests.container.storage import BASE, Storage, storage_in
+from tests.e2e.world import Done, World
+from tests.support.repositories import git
+from tests.support.small_stacks import H200, Shelf
+from tests.support.wheels import write_wheel
+from tests.test_snippets import of, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+# What a command that did its work prints.
+SAYS = {
+    r"^envbuild provision .*--check-rebuild": r"built again:\s+equal,\s+byte\s+by\s+byte",
+    r"^envbuild provision ": r"is provisioned on 1 node|nothing to do",
+    r"^envbuild bench megatron-alpa ": r"ran on 1 node: [0-9.]+ TFLOP/s per GPU",
+    r"^envbuild bench megatron-deepspeed-slurm ": r"ran on 1 node: 127 ms",
+    r"^envbuild bench opt-175b ": r"ran on 1 node: 2\.1e\+05 words/s",
+    r"^envbuild data ": r"/work/data/my-gpt2_text_document\.bin\n",
+    r"^envbuild launch megatron-alpa ": r"Values: \{'tflops'",
+    r"^envbuild launch ": r"iteration +20/ +20 \|",
+    r"^envbuild image build ": r"localhost/envbuild/torch-smoke:exact-[0-9a-f]{12}\b",
+    r"^envbuild image verify ": r"smoke/sound",
+    r"^envbuild explain ": r"findings: [0-9]+ wrong, .*\nannotated document: opt\.html\n",
+    r"^envbuild strategy ": r"\nthe best: envbuild launch megatron-alpa --profile ported --target h200 ",
+}
+TORCH = "__version__ = '2.1.0+cpu'\n\n\nclass version:\n    cuda = None\n"
+# What the pages build before them, in other words.
+BEFORE = (
+    ("opt-175b", "exact", "local"),
+    ("megatronapp", "exact", "local"),
+    ("megatron-deepspeed-alcf", "ported-cu130", "h200"),
+)
+PORTED = {"megatron-alpa": "ported", "megatron-deepspeed-slurm": "ported-cu130", "opt-175b": "ported-cu130"}
+
+
+@pytest.fixture
+def machine(world: World) -> H200:
+    machine = H200(world, "megatron-alpa")
+    for name, profile, target in BEFORE:
+        machine.small(name, profile)
+        world.good("provision", "--stack", name, "--profile", profile, "-t", target, before=machine.before)
+    for name, profile in PORTED.items():
+        machine.small(name, profile)
+    (world.work / "data").mkdir()
+    training_data.write("gpt2", str(world.work / "data"))
+    (world.work / "datasets").mkdir()
+    (world.work / "datasets" / "gpt-large-cased-vocab-small_text_document.bin").write_text("")
+    return machine
+
+
+def wrong(command: str, code: int, done: Done) -> str:
+    """What is wrong with the end of a command; empty when nothing is."""
+    says = next(words for pattern, words in SAYS.items() if re.search(pattern, command))
+    if done.rc == code and re.search(says, done.out + done.err):
+        return ""
+    return f"{command}: exit {done.rc}, no {says!r}\n{done.out[-1500:]}{done.err[-1500:]}"
+
+
+def test_every_command_of_the_pages_about_gpus_runs_as_it_is_written(machine: H200) -> None:
+    # What compares a second build comes first: later nothing is built any more.
+    given = sorted(of("gpus"), key=lambda told: "--check-rebuild" not in told[1])
+    assert len(given) > 20
+    told = [wrong(command, code, run(machine.world, command, before=machine.before)) for _, command, code in given]
+    assert not any(told), "\n\n".join(filter(None, told))
+
+
+def test_the_document_is_annotated_as_it_is_written(world: World) -> None:
+    """The document lies on another host and is not ours: here it is the words that the findings are about."""
+    shelf = Shelf(world)
+    stack = load_stack("opt-175b").stack
+    anchors = [anchor for each in stack.findings for anchor in (each.anchor, *each.also) if anchor]
+    assert stack.document is not None and stack.document.path is not None and len(anchors) > 10
+    pin = world.repository("documents", {stack.document.path: "# A guide\n\n" + "\n\n".join(anchors) + "\n"})
+    with (world.home / ".gitconfig").open("a") as config:
+        config.write(f'[url "file://{world.hub}/documents"]\n\tinsteadOf = {stack.document.url}\n')
+    for name in ("allowFilter", "allowAnySHA1InWant"):
+        git(world.hub / "documents", "config", f"uploadpack.{name}", "true")
+    document = stack.document.to_json_dict() | {"commit": pin["commit"], "sha256": None}
+    shelf.put("opt-175b", document={key: value for key, value in document.items() if value is not None})
+    ((_, command, code),) = of("document")
+    assert wrong(command, code, run(world, command, before=shelf.before)) == ""
+    page = (world.work / "opt.html").read_text()
+    assert all(each.id in page for each in stack.findings) and anchors[0] in unescape(page)
+
+
+@pytest.fixture
+def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[Storage]:
+    with storage_in(tmp_path_factory.mktemp("images"), run_folder) as storage:
+        yield storage
+
+
+def test_an_image_is_built_and_verified_as_it_is_written(world: World, storage: Storage) -> None:
+    """The bases have the names of the catalog's, and are a Debian made here with its Python at their place."""
+    (documented,) = {
+        digest for _, command, _ in of("images") for digest in re.findall(r":exact-([0-9a-f]{12})", command)
+    }
+    lock = read_lock(resources.lockfiles() / "torch-smoke.exact.lock.toml")
+    assert [each.id for each in lock.variants if each.digest.startswith(documented)] == ["cp311-linux_x86_64-cpu"]
+    world.env |= storage.env
+    container = storage.buildah("from", "--pull-never", BASE)
+    storage.buildah(
+        "run", "--isolation", "chroot", container, "--", "ln", "-s", "/usr/bin/python3.11", "/usr/local/bin/"
+    )
+    for name in ("3.11-slim-bookworm", "3.12-bookworm"):
+        storage.buildah("commit", "-q", container, f"docker.io/library/python:{name}")
+    storage.buildah("rm", container)
+    write_wheel(world.wheels, "torch", "2.1.0+cpu", {"torch/__init__.py": TORCH.encode()})
+    world.env["PIP_FIND_LINKS"] = f"{world.wheels} {storage.house(world.top)}"
+    shelf = Shelf(world)
+    exact = {"python": ["3.11"], "torch": {"version": "2.1.0", "flavours": ["cpu"]}, "smoke": [{"name": "sound"}]}
+    shelf.put("torch-smoke", profiles={"exact": exact})
+    (variant,) = read_lock(shelf.lock("torch-smoke", "exact")).variants
+    told = [
+        wrong(command, code, run(world, command, before=shelf.before, **{documented: variant.digest[:12]}))
+        for _, command, code in of("images")
+    ]
+    assert not any(told), "\n\n".join(filter(None, told))
