@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.debian import PATH, UnavailableError, debian_tarball
+from tests.support.debian import PATH, UnavailableError, unpack_debian
 from tests.support.once import once
 
 BASE = "localhost/envbuild/test-base"
@@ -111,7 +111,7 @@ def _make_base(top: Path, packages: tuple[str, ...]) -> None:
         raise UnavailableError(f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)")
     if os.geteuid() != 0:
         raise UnavailableError("buildah needs root or subordinate user ids, and this is a plain user")
-    tarball, said = debian_tarball(packages, SUITE), ""
+    said = ""
     for driver in ("overlay", "vfs"):
         shutil.rmtree(top, ignore_errors=True)
         top.mkdir()
@@ -119,8 +119,7 @@ def _make_base(top: Path, packages: tuple[str, ...]) -> None:
         try:
             container = storage.buildah("from", "scratch")
             root = storage.buildah("mount", container)
-            leave = [f"--exclude=./{path}" for path in _LEFT_OUT]
-            subprocess.run(["tar", "-xf", str(tarball), "-C", root, *leave, "--exclude=./dev/*"], check=True)
+            unpack_debian(packages, SUITE, Path(root), _LEFT_OUT)
             storage.buildah("umount", container)
             storage.buildah("commit", "-q", "--timestamp", "0", container, BASE)
             storage.buildah("rm", container)

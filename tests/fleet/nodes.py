@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from envbuild.model.target import Connection
-from tests.support.debian import PATH, UnavailableError, debian_tarball
+from tests.support.debian import PATH, UnavailableError, unpack_debian
 
 Kind = Literal["bare", "py36", "full", "gcc", "podman"]
 PROGRAMS = ("ip", "unshare", "mmdebstrap", "sshd", "ssh", "ssh-keygen", "ldd", "chroot")
@@ -129,8 +129,7 @@ def unpack_tree(kind: Kind, folder: Path) -> None:
     Raises UnavailableError.
     """
     folder.mkdir(parents=True)
-    tarball = debian_tarball(_PACKAGES[kind], _suite())
-    subprocess.run(["tar", "-xf", str(tarball), "-C", str(folder), "--exclude=./dev/*"], check=True)
+    unpack_debian(_PACKAGES[kind], _suite(), folder)
     if kind == "py36":
         _add_python(folder, find_python("3.6"))
 
