@@ -17,15 +17,23 @@ from tests.fleet.nodes import Fleet, Node
 pytestmark = pytest.mark.nodes
 
 
-def test_a_delivery_is_unpacked_into_the_store_of_a_node(fleet: Callable[..., list[Node]], tmp_path: Path) -> None:
-    (node,) = fleet(1, kind="full")
+def test_a_delivery_is_unpacked_into_the_store_of_a_node_by_its_shell_alone(
+    fleet: Callable[..., list[Node]], tmp_path: Path
+) -> None:
+    (node,) = fleet(1, kind="bare")
     (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"wheel")
     (tmp_path / "s.bundle").write_bytes(b"bundle")
     delivery = Delivery((tmp_path / "a-1.0-py3-none-any.whl",), {"s": tmp_path / "s.bundle"})
     delivery.write_archive(tmp_path / "delivery.tar")
     store = "/opt/envbuild/store/0123456789ab"
     host = NodeHost(
-        node.address, "/usr/bin/python3", "/nowhere", artifacts=tmp_path / "delivery.tar", store=store, tmp="/opt/tmp"
+        node.address,
+        "/usr/bin/python3",
+        "/nowhere",
+        artifacts=tmp_path / "delivery.tar",
+        store=store,
+        run="now",
+        tmp="/opt/tmp",
     )
     result = run_playbook(
         "provision.yml",
@@ -41,6 +49,7 @@ def test_a_delivery_is_unpacked_into_the_store_of_a_node(fleet: Callable[..., li
         node.run(["cat", f"{store}/wheels/a-1.0-py3-none-any.whl", f"{store}/sources/s.bundle"]).stdout == "wheelbundle"
     )
     assert node.file(f"{store}/sources/s.bundle").read_bytes() == b"bundle"
+    assert node.run(["stat", "-c", "%a", "/opt/envbuild", f"{store}/runs/now"]).stdout == "755\n755\n"
     assert node.run(["ls", "/opt/tmp"]).stdout == "", "nothing temporary stays"
 
 

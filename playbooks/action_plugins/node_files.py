@@ -1,0 +1,39 @@
+"""The action `node_files`: a tar file of the controller, unpacked into a folder of the node.
+
+Like `ansible.builtin.unarchive`, which starts two Pythons on the node and reads the file four times.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):
+    """`src`: the tar file here; `dest`: the folder there; `folder`: an empty one there, made as well."""
+
+    _supports_check_mode = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send and unpack it; `rc`, `stdout`, `stderr`, `changed` and `failed`."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        src, dest, folder = (self._task.args[name] for name in ("src", "dest", "folder"))
+        # Before the folder for temporary files, which Ansible would make with its parents for this user alone.
+        done = self._sh(f"umask 022; mkdir -p -- {shlex.join([dest, folder])}")
+        if done["rc"] == 0:
+            try:
+                sent = self._connection._shell.join_path(self._make_tmp_path(), "source")
+                self._transfer_file(src, sent)
+                done = self._sh(f"LC_ALL=C tar -xf {shlex.quote(sent)} -C {shlex.quote(dest)}")
+            finally:
+                self._remove_tmp_path(self._connection._shell.tmpdir)
+        failed = {"failed": True, "msg": "non-zero return code"} if done["rc"] else {}
+        return {**result, **{key: done[key] for key in ("rc", "stdout", "stderr")}, "changed": not failed, **failed}
+
+    def _sh(self, program: str) -> dict[str, Any]:
+        # Whichever shell the account has; see `node_program`.
+        command = f"exec /bin/sh -c {shlex.quote(f'{program}; exit $?')}"
+        done: dict[str, Any] = self._low_level_execute_command(command, sudoable=False, executable=False)
+        return done
