@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
@@ -45,6 +43,10 @@ def test_a_node_that_was_lost_is_an_error_of_its_own() -> None:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_the_bill_of_materials_is_valid_and_the_same_each_time(run: Evidence) -> None:
+    # JSON Schema, imported late as in tests/support/schemas.py.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     text = render_cyclonedx(run)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     assert text == render_cyclonedx(run)
