@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -18,6 +19,13 @@ from tests.support.shares import dealt
 
 # With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Thousands of tests are no garbage: looking for some among them costs a fifth of collecting, and some of every test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -25,7 +25,6 @@ def edited(old: str, new: str) -> bytes:
 
 NESTED = '"phases": {"x": ' + "[" * 80 + "]" * 80 + ", "
 OUT = '"attachments": [{"kind": "plan", "path": "../plan.json", "sha256": "%s", "bytes": 1}]' % ("0" * 64)
-BOMB = base64.b64encode(lzma.compress(b" " * 100_000_000, preset=0))
 # The bytes of a file, the code of the error, and words of its reason.
 BAD = {
     "truncated": (GOOD[:-500].encode(), "evidence-invalid", "ends in the middle"),
@@ -46,7 +45,7 @@ BAD = {
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
     "a page that unpacks to 100 MB": (
-        b'<html><script type="application/x-xz;base64" id="evidence">\n' + BOMB + b"\n</script>", "report-page-invalid",
+        b'<html><script type="application/x-xz;base64" id="evidence">\nBOMB\n</script>', "report-page-invalid",
         "larger than",
     ),
     "a page that is no UTF-8": (b"<html>\xff", "report-page-invalid", "UTF-8"),
@@ -56,6 +55,8 @@ BAD = {
 @pytest.mark.parametrize(("data", "code", "why"), BAD.values(), ids=BAD)
 def test_what_is_no_report_is_refused_with_the_reason(tmp_path: Path, data: bytes, code: str, why: str) -> None:
     path = tmp_path / "evidence.json"
+    if b"BOMB" in data:
+        data = data.replace(b"BOMB", base64.b64encode(lzma.compress(b" " * 100_000_000, preset=0)))
     path.write_bytes(data)
     with pytest.raises(EnvbuildError) as caught:
         verify_report(path)
