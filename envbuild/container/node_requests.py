@@ -136,6 +136,8 @@ def make_requests(given: ImageInputs) -> Requests:
     packages: dict[str, Any] = {"stage": "packages", "variant": part, "requests": _packages_requests(part, steps)}
     if given.slim:
         packages["slim"] = True
+    if variant.sources:
+        packages["builds"] = True
     install["part"] = "rest"
     build = {
         "stage": "build", "variant": f"{prefix}/image/variant.json", "requests": steps, "added": f"{prefix}/added",

@@ -231,20 +231,23 @@ def scan(
     known: "dict[str, Entry] | None" = None,
     threads: "int | None" = None,
     settled: "dict[str, Entry] | None" = None,
+    seen: "Iterable[tuple[str, os.stat_result]] | None" = None,
 ) -> "dict[str, Entry]":
     """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
 
     `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. `settled`:
-    those of them whose RECORDs have their normal form as long as all of them are as they were. Memory
-    is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may be text. Raises OSError.
+    those of them whose RECORDs have their normal form as long as all of them are as they were. `seen`: what `walk`
+    gives, where somebody has walked just now. Memory is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a
+    file that may be text. Raises OSError.
     """
     globs = list(generated)
     entries: dict[str, Entry] = {}
     work: list[tuple[str, os.stat_result]] = []
-    for path, facts in walk(root):
-        if is_left_out(path, globs):
-            continue
+    for path, facts in walk(root) if seen is None else seen:
         earlier = known.get(path) if known else None
+        # What an earlier scan covered is left out by a source's patterns alone.
+        if (earlier is None or globs) and is_left_out(path, globs):
+            continue
         if earlier is not None and earlier.tag != "special" and earlier.signature == signature(facts):
             earlier.executable = bool(facts.st_mode & stat.S_IXUSR) and earlier.tag != "link"
             entries[path] = earlier

@@ -129,14 +129,24 @@ def copy(tree: str, to: str) -> None:
     set_dates(to)
 
 
-def give_name(environment: str, link: str) -> None:
-    """Make `link` a second name of the environment, the same on every node, and date its headers 1980.
+def give_name(environment: str, link: str, dated: bool = False) -> None:
+    """Make `link` a second name of the environment, the same on every node, and date its headers 1980, unless `dated`.
 
     An interpreter that is started by that name hands it to compilers as the folder of headers, and nvcc writes both the
     folder and the dates into device code (-lineinfo), where no option maps them. Headers of a base keep their own.
     """
     os.symlink(environment, link)
-    date_headers(environment)
+    if not dated:
+        date_headers(environment)
+
+
+def name_byte_code(kept: str, environment: str, link: str) -> None:
+    """Let an interpreter that is started by the second name `link` find the byte code that is `kept` for the first."""
+    at = kept + link
+    os.makedirs(os.path.dirname(at), exist_ok=True)
+    if os.path.lexists(at):
+        os.unlink(at)
+    os.symlink(kept + environment, at)
 
 
 def date_headers(environment: str) -> None:

@@ -1,5 +1,8 @@
 """The files of an environment: hashed in one pass, and compared with what their packages say of them."""
 
+import os
+from collections.abc import Iterable
+
 from envbuild.node import merkle, paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
@@ -10,7 +13,7 @@ class Scan:
     """What is known of an environment's files before it is scanned again.
 
     `entries` of an earlier scan. `layer`: those of a layer of an image below what is built, all of whose distributions
-    (normal names `checked`) agreed with their RECORD.
+    (normal names `checked`) agreed with their RECORD. `seen`: every file with its `lstat`, of a walk just now.
     """
 
     def __init__(
@@ -23,10 +26,11 @@ class Scan:
         self.entries = entries
         self.layer = layer or {}
         self.checked = checked
+        self.seen: list[tuple[str, os.stat_result]] | None = None
 
     def again(self, prefix: str, environment: str, told: Json) -> "dict[str, merkle.Entry]":
         """See `scan`."""
-        return scan(prefix, environment, told, self.entries, self.layer)
+        return scan(prefix, environment, told, self.entries, self.layer, self.seen)
 
     def agreed(self, entries: "dict[str, merkle.Entry]") -> "frozenset[str]":
         """Distributions that need not be compared with RECORD again, where `again` gave `entries`."""
@@ -39,13 +43,14 @@ def scan(
     told: Json,
     known: "dict[str, merkle.Entry] | None" = None,
     settled: "dict[str, merkle.Entry] | None" = None,
+    seen: "Iterable[tuple[str, os.stat_result]] | None" = None,
 ) -> "dict[str, merkle.Entry]":
     """Every covered path of an environment; `told` names its interpreter and its sources (stamp or install notes).
 
-    `known` and `settled`: see `merkle.scan`. Raises OSError.
+    `known`, `settled` and `seen`: see `merkle.scan`. Raises OSError.
     """
     places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment))
-    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known, settled=settled)
+    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known, settled=settled, seen=seen)
 
 
 def keep(path: str, entries: "dict[str, merkle.Entry]", more: "Json | None" = None) -> None:

@@ -8,17 +8,20 @@ import os
 import shutil
 import stat
 
+from envbuild.node import paths
 from envbuild.node.protocol import NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Seen = dict[str, os.stat_result]
 
+_OWN = paths.meta("", "")
 
-def look(environment: str) -> "Seen":
-    """Relative path -> `lstat` of every file, link and folder."""
+
+def look(environment: str, below: str = "") -> "Seen":
+    """Relative path -> `lstat` of every file, link and folder; with `below` (ends with a slash) of those in it."""
     found: Seen = {}
-    pending = [""] if os.path.isdir(environment) else []
+    pending = [below] if os.path.isdir(os.path.join(environment, below)) else []
     while pending:
         top = pending.pop()
         with os.scandir(os.path.join(environment, top)) as items:
@@ -41,12 +44,23 @@ def _differs(one: "os.stat_result", other: "os.stat_result") -> bool:
     return not same and not stat.S_ISDIR(one.st_mode)
 
 
-def set_apart(prefix: str, environment: str, before: "Seen", added: str) -> None:
-    """Make the folder `added` from `environment` as it is now and as it was `before`.
+def files(seen: "Seen") -> "list[tuple[str, os.stat_result]]":
+    """What `look` saw less the folders, as `merkle.scan` takes it."""
+    return [(path, told) for path, told in seen.items() if not stat.S_ISDIR(told.st_mode)]
+
+
+def stamped(environment: str, seen: "Seen") -> "Seen":
+    """What was `seen` just before the stamp, with envbuild's own files as they are now: nobody has written others."""
+    found = {path: told for path, told in seen.items() if not path.startswith(_OWN)}
+    found.update(look(environment, _OWN))
+    return found
+
+
+def set_apart(prefix: str, environment: str, before: "Seen", after: "Seen", added: str) -> None:
+    """Make the folder `added` from `environment` as it was `before` and as it is `after` the build.
 
     Raises NodeError `image-layer` (exit 4) where something was removed or changed its kind, which a COPY cannot say.
     """
-    after = look(environment)
     new = sorted(path for path, told in after.items() if path not in before or _differs(before[path], told))
     lost = sorted(
         path

@@ -15,7 +15,7 @@ from envbuild.node.build import build_dir
 from envbuild.node.conda import meta
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import stamp
-from envbuild.node.image import added_files, fetch_stage, packages_layer, slim
+from envbuild.node.image import added_files, byte_code, packages_layer, slim
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Json, NodeError, log
@@ -33,6 +33,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     """
     args = request["args"]
     if args.get("stage") == "fetch":
+        from envbuild.node.image import fetch_stage  # with what asks indexes, which no other stage needs
+
         return True, fetch_stage.run(args)
     if args.get("stage") not in _VERBS:
         raise NodeError("request-invalid", "an image has the stages fetch, packages and build")
@@ -97,6 +99,8 @@ def _packages(args: Json, prefix: str, network: str) -> Json:
     imported = [row["module"] for check in checks for row in check["details"].get("modules") or () if row["ok"]]
     told = {"imported": imported, "left_out": left_out}
     packages_layer.note(prefix, result["environment"], result["interpreter"], told)
+    if args.get("builds"):
+        byte_code.keep(prefix, os.path.join(result["environment"], "bin", "python"))
     program_files.keep_byte_code()
     return {"network": network, "kept_of_base": kept, "packages": len(result["packages"])}
 
@@ -112,12 +116,14 @@ def _build(args: Json, prefix: str, network: str) -> Json:
     layers = packages_layer.Layers(prefix, environment, before)
     kept = _keep_base(variant, install["interpreter"])
     results: Json = {}
+    after = before
     for step in args["requests"]:
         verb = step["verb"]
         if verb == "install":
             # The packages are there; what their files take was asked for before.
             left_out = (layers.left_out or {}).get("paths")
             step["args"].update(needed={"bytes": 0, "inodes": 0}, left_out=left_out, scan=layers.scan)
+            step["args"]["build"] = dict(step["args"].get("build") or {}, **_of_layer(prefix, before))
         elif verb == "smoke":
             step["args"]["imported"] = layers.imported
         elif verb == "activate":
@@ -126,16 +132,26 @@ def _build(args: Json, prefix: str, network: str) -> Json:
                 evidence["kept_of_base"] = kept
             if layers.left_out:
                 evidence["left_out"] = layers.left_out
+            # Nothing of a source runs from here on.
+            after = added_files.look(environment)
+            layers.scan.seen = added_files.files(after)
             step["args"].update(stamped_at=paths.EPOCH, evidence=evidence, scan=layers.scan)
         results[verb] = _run("build", step, variant)
         if verb == "install":
             layers.compare()
             settle(environment)
-    added_files.set_apart(prefix, environment, before, args["added"])
+    added_files.set_apart(prefix, environment, before, added_files.stamped(environment, after), args["added"])
     os.makedirs(os.path.join(args["added"], "image"))
     shutil.copy(args["variant"], os.path.join(args["added"], "image"))
     told = results.get("activate") or {}
     return {"network": network, "kept_of_base": kept, "root": told.get("root"), "files": told.get("files")}
+
+
+def _of_layer(prefix: str, seen: "added_files.Seen") -> Json:
+    """What a build need not do again, as the layer of packages has it: byte code, and the date of headers."""
+    kept, headers = byte_code.folder(prefix), [told for path, told in added_files.files(seen) if "/include/" in path]
+    dated = all(told.st_mtime == paths.EPOCH for told in headers)
+    return {"byte_code": kept if os.path.isdir(kept) else None, "dated": dated}
 
 
 def _run(stage: str, step: Json, variant: Json) -> Json:

@@ -123,12 +123,16 @@ def test_what_a_layer_cannot_say_is_an_error(tmp_path: Path) -> None:
     before = added_files.look(str(environment))
     (environment / "lib" / "gone").unlink()
     with pytest.raises(NodeError) as caught:
-        added_files.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
+        added_files.set_apart(
+            str(tmp_path), str(environment), before, added_files.look(str(environment)), str(tmp_path / "added")
+        )
     assert (caught.value.code, caught.value.exit_code) == ("image-layer", 4)
     assert "lib/gone" in caught.value.what
     (environment / "lib" / "gone").mkdir()
     with pytest.raises(NodeError) as caught:
-        added_files.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
+        added_files.set_apart(
+            str(tmp_path), str(environment), before, added_files.look(str(environment)), str(tmp_path / "added")
+        )
     assert "lib/gone" in caught.value.what
 
 
@@ -145,7 +149,9 @@ def test_a_change_is_seen_whatever_it_is(tmp_path: Path) -> None:
     (environment / "lib" / "link").unlink()
     (environment / "lib" / "link").symlink_to("mode")
     (environment / "new").mkdir(mode=0o711)
-    added_files.set_apart(str(tmp_path), str(environment), before, str(tmp_path / "added"))
+    added_files.set_apart(
+        str(tmp_path), str(environment), before, added_files.look(str(environment)), str(tmp_path / "added")
+    )
     made = tmp_path / "added" / "envs" / "e"
     assert sorted(listing(made)) == ["lib", "lib/link", "lib/mode", "lib/text", "new"]
     assert os.readlink(made / "lib" / "link") == "mode"
