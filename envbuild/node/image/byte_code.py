@@ -13,6 +13,8 @@ FOLDER = "byte-code"
 _DEADLINE = 600.0
 _PROGRAM = """
 import importlib, importlib.util, py_compile, sys
+if sys.version_info < (3, 8):
+    sys.exit("before Python 3.8 it can only lie in the environment")
 for name in ("setuptools.command.build_ext", "setuptools.command.bdist_wheel", "wheel.bdist_wheel",
              "torch.utils.cpp_extension", "runpy", "shlex"):
     try:
