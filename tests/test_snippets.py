@@ -1,10 +1,9 @@
-"""Every command of a block of README and docs runs as it is written, or `NOT_RUN` says why it does not run here.
+"""Every command of a block of README and docs runs as it is written.
 
 They run one after the other, for one user who has what the pages speak of; words in capitals are filled in. A comment
-`# exit N` says with which code a command ends. What needs more than that user has runs in a test of its own (`ROOMS`),
-through Slurm in `slurm/test_snippets.py`, with torch in `e2e/test_torch_smoke.py`, with what stands in for GPUs and
-other hosts in `test_snippets_shipped.py`. Tutorials have their own test; what
-is generated has no blocks.
+`# exit N` says with which code a command ends. What needs more than that user has runs in a test of its own (`ROOMS`):
+with torch, through Slurm, on nodes, or with what stands in for GPUs, other hosts and the contents of shipped stacks.
+Commands of other programs: `test_snippets_others.py`. Tutorials have their own test; what is generated has no blocks.
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ TOP = Path(__file__).parents[1]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md")), *sorted((TOP / "docs" / "concepts").glob("*.md"))]
 LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\()?(?:envbuild|fab) .*)$', re.MULTILINE)
 
-# What a command has, why it is not run here, and the test that does the same elsewhere, where there is one.
-NOT_RUN = {
-    r"bench megatronapp -t \./my-cluster": "the built stack of a document, by its lock: slurm/test_bench.py",
-    r"--target T$": "nodes with a container runtime: fleet/test_containers.py",
-}
-# What a command has that needs more than the world below.
+# What a command has that needs more than the user below, and the test that runs it.
 ROOMS = {
-    "torch": r"^envbuild provision --target local$",
-    "conda": r"environment\.yml|--engine conda",
-    "hosts": r"^fab .*gpu0",
-    "cluster": r"cluster\.yaml",
-    "images": r"image (build|verify) .*torch-smoke",
-    "document": r"--html opt\.html",
-    "gpus": r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
-    r"data megatron-deepspeed-slurm",
+    "torch": (r"^envbuild provision --target local$", "e2e/test_torch_smoke.py"),
+    "conda": (r"environment\.yml|--engine conda", "test_snippets.py"),
+    "hosts": (r"^fab .*gpu0", "test_snippets.py"),
+    "cluster": (r"cluster\.yaml", "slurm/test_snippets.py"),
+    "images": (r"image (build|verify) .*torch-smoke", "test_snippets_shipped.py"),
+    "nodes": (r"--target T$", "fleet/test_containers.py"),
+    "document": (r"--html opt\.html", "test_snippets_shipped.py"),
+    "gpus": (
+        r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
+        r"data megatron-deepspeed-slurm",
+        "test_snippets_shipped.py",
+    ),
 }
 FILLED = {
     "RUN": "last",
@@ -81,10 +79,6 @@ BLOCKS = [
 ]
 
 
-def left_out(command: str) -> list[str]:
-    return [each for each in NOT_RUN if re.search(each, command)]
-
-
 # A configuration of ssh is that of the account, not of HOME: this stands before ssh and knows the hosts' addresses.
 SSH = """#!/bin/sh
 for word; do
@@ -96,22 +90,17 @@ exec {ssh} "$@"
 
 def of(room: str) -> list[tuple[str, str, int]]:
     """What runs in one of `ROOMS`; `""`: in none of them."""
-    return [
-        told
-        for told in ALL
-        if not left_out(told[1])
-        and [name for name, pattern in ROOMS.items() if re.search(pattern, told[1])][:1] == [room][: bool(room)]
+    needs = [
+        (next((name for name, (words, _) in ROOMS.items() if re.search(words, each[1])), ""), each) for each in ALL
     ]
+    return [each for name, each in needs if name == room]
 
 
-def test_what_does_not_run_is_there_and_the_tests_that_stand_for_it_too() -> None:
-    used = {each for _, command, _ in ALL for each in left_out(command)}
-    assert set(NOT_RUN) == used
-    for why in NOT_RUN.values():
-        for name in re.findall(r"[a-z_0-9/]+\.py", why):
-            assert (TOP / "tests" / name).is_file() or (TOP / "tests" / "slurm" / name).is_file(), name
+def test_every_command_has_a_room_and_every_room_a_test() -> None:
     assert len(of("")) >= 60 and all(of(room) for room in ROOMS)
-    assert sum(len(of(room)) for room in ("", *ROOMS)) == len([1 for _, command, _ in ALL if not left_out(command)])
+    assert sum(len(of(room)) for room in ("", *ROOMS)) == len(ALL)
+    for room, (_, test) in ROOMS.items():
+        assert re.search(rf'(of|run_all)\((\n?\s*\w+,\s*)?"{room}"', (TOP / "tests" / test).read_text()), room
 
 
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=[page for page, _ in BLOCKS])
@@ -163,7 +152,7 @@ def run(world: World, command: str, *, before: Sequence[object] = (), **filled: 
     for word, other in {**FILLED, **filled}.items():
         command = re.sub(rf"(?<![\w/]){re.escape(word)}(?!\w)", other, command)
     if command.startswith("envbuild") and not set("|&;$>") & set(command):
-        return world.run(*shlex.split(command)[1:], before=before)
+        return world.run(*shlex.split(command)[1:], **({"before": before} if before else {}))
     path = f"{Path(sys.executable).parent}:{world.env['PATH']}"
     shell = ["fish", "-c"] if command.endswith("| source") else ["bash", "-ec"]
     done = subprocess.run(
@@ -173,12 +162,12 @@ def run(world: World, command: str, *, before: Sequence[object] = (), **filled: 
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def run_all(world: World, room: str, **filled: str) -> None:
+def run_all(world: World, room: str, *, before: Sequence[object] = (), **filled: str) -> None:
     """Every command of a room; all that end otherwise than their page says fail together."""
     failed = []
     for page, command, code in of(room):
         try:
-            done = run(world, command, **filled)
+            done = run(world, command, before=before, **filled)
         except subprocess.TimeoutExpired as late:
             done = Done(-1, repr(late.stdout), repr(late.stderr))
         if done.rc != code:

@@ -57,8 +57,6 @@ def machine(world: World) -> H200:
         machine.small(name, profile)
     (world.work / "data").mkdir()
     training_data.write("gpt2", str(world.work / "data"))
-    (world.work / "datasets").mkdir()
-    (world.work / "datasets" / "gpt-large-cased-vocab-small_text_document.bin").write_text("")
     return machine
 
 

@@ -22,6 +22,7 @@ from tests.fleet.fleet_world import by_node, checks
 from tests.fleet.nodes import Fleet, Node
 from tests.support.patience import PATIENCE, answers, until
 from tests.support.torch_stack import torch_stack
+from tests.test_snippets import of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
 StartNodes = Callable[..., list[Node]]
@@ -136,6 +137,9 @@ def _nothing_to_do(world: World) -> None:
     assert {node["status"] for node in again.json["nodes"]} == {"unchanged"}
     assert len(_ids(again)) == 1
     assert "nothing to do" in again.err
+    ((_, command, code),) = of("nodes")
+    documented = run(world, command, T="./nodes.yaml")
+    assert (documented.rc, "was already in place on 2 nodes" in documented.out) == (code, True), documented
     smoked = _run(world, "smoke")
     assert smoked.rc == 0, smoked.err
     assert all("smoke/sound" in checks(node) for node in smoked.json["nodes"])

@@ -7,18 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
+from tests.support.small_stacks import MEGATRON, Shelf
 from tests.test_snippets import run_all
 
-# As torchrun's ranks do: the first one listens on the port that it was told, and the others come to it.
+# As torchrun's ranks do: the first one listens on the port that it was told, and the others come to it and train.
 TORCHRUN = """
-import socket, sys
+import runpy, socket, sys
 words = sys.argv[1:]
 rank, port = (int(words[words.index(key) + 1]) for key in ("--node_rank", "--master_port"))
 if rank == 0:
     with socket.create_server(("", port)) as server:
         server.accept()[0].close()
+else:
+    sys.argv = words[words.index("pretrain_gpt.py"):]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/distributed/run.py": TORCHRUN}
 
@@ -28,17 +33,25 @@ TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/di
 def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
     world = JobWorld(tmp_path, cluster)
     world.wheel(files={"alpha/__init__.py": "", **TORCH})
-    source = world.repository("megatronapp", {"Megatron/pretrain_gpt.py": ""})
-    world.lock(world.stack("megatronapp", sources=[{**source, "install": "path"}]))
-    world.target(stack=f"{world.work}/megatronapp.yaml")
+    source = world.repository("megatronapp", {"Megatron/pretrain_gpt.py": MEGATRON})
+    shelf = Shelf(world)
+    small = {"python": [MINOR], "packages": ["alpha==1.0"], "sources": [{**source, "ref": "main", "install": "path"}]}
+    shelf.put("megatronapp", profiles={"exact": small}, repositories=None, findings=None)
+    shelf.lock("megatronapp", "exact")
+    world.target(stack="megatronapp")
     shutil.copy(world.work / "cluster.yaml", world.work / "my-cluster.yaml")
     # The page about nodes with disks of their own has another cluster of that name, and partitions have a limit here.
     world.target(
-        stack=f"{world.work}/megatronapp.yaml",
+        stack="megatronapp",
         placement="node-local",
         prefix=str(world.top / "scratch"),
         shared=str(world.prefix),
     )
     (world.work / "cluster.yaml").rename(world.work / "local.yaml")
     shutil.copy(world.work / "my-cluster.yaml", world.work / "cluster.yaml")
-    run_all(world, "cluster", **{"2h": "5m", "./my-cluster.yaml --print-prolog": "./local.yaml --print-prolog"})
+    run_all(
+        world,
+        "cluster",
+        before=shelf.before,
+        **{"2h": "5m", "./my-cluster.yaml --print-prolog": "./local.yaml --print-prolog"},
+    )

@@ -17,6 +17,7 @@ from envbuild.catalog.yaml_load import read_yaml
 from tests.e2e.world import MINOR, PYTHON, World
 from tests.node.forge import FILES as EXTENSION
 from tests.node.forge import need_compiler
+from tests.support.often import ask_often
 from tests.support.wheels import write_wheel
 
 RECORDED = Path(__file__).parents[1] / "node" / "data" / "h200"
@@ -47,13 +48,12 @@ assert case[7] * case[8] * case[11] in (2, 4, 8), case
 print("Values: {'tflops': np.float64(%s), 'parameter_count': 1.3}" % (300 * batch / (batch + count)), flush=True)
 """
 MEGATRON = """
-import argparse, os
+import argparse
 parser = argparse.ArgumentParser()
 for name in ("train-iters", "global-batch-size", "seq-length"):
     parser.add_argument("--" + name, type=int, required=True)
 parser.add_argument("--data-path", required=True)
 args, _ = parser.parse_known_args()
-assert os.path.isfile(args.data_path + ".bin"), args.data_path
 for step in range(1, args.train_iters + 1):
     print(f" iteration {step:8}/{args.train_iters:8} | consumed samples: {step * args.global_batch_size:12} | elapsed "
           f"time per iteration (ms): 127.0 | lm loss: {6 - step / 100:.6E} | loss scale: 1.0 |", flush=True)
@@ -80,15 +80,17 @@ for end in (".bin", ".idx"):
         made.write(str(len(open(args.input).read()) + len(open(args.vocab_file).read())))
 """
 RUNS = {"__init__": "", "launch": LAUNCH, "opt": METASEQ}
+READS = "import os\nassert os.path.isfile(args.data_path + '.bin'), args.data_path\n"
 PROGRAMS = {
     "alpa": {"osdi22_artifact/megatron/benchmark_gpt_one_case.py": ALPA},
-    "megatron-deepspeed": {"pretrain_gpt.py": MEGATRON, "tools/preprocess_data.py": TOOL},
+    "megatron-deepspeed": {"pretrain_gpt.py": MEGATRON + READS, "tools/preprocess_data.py": TOOL},
     "megatronapp": {"Megatron/pretrain_gpt.py": MEGATRON},
 }
 
 
 def install(catalog: str, lockfiles: str) -> None:
-    """For `World.run(..., before=...)`: the command's shipped files are these."""
+    """For `World.run(..., before=...)`: the command's shipped files are these, and it asks schedulers often."""
+    ask_often()
     resources.catalog = lambda: Path(catalog)
     resources.lockfiles = lambda: Path(lockfiles)
 

@@ -1,0 +1,123 @@
+"""Commands of the pages that are no envbuild: what they name is there, and their programs take their options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.test_snippets import LINE, PAGES, TOP
+
+MORE = [TOP / "CONTRIBUTING.md", *(TOP / "playbooks").glob("*.md")]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^ {4}(\(?(?:export|for|git|grep|make|module|pip|printf|python3|sh|ssh|\.) .*)$", re.MULTILINE)
+# The program of each with `--help` behind its words: pip reads them first, and ends otherwise where one is wrong.
+BIN = Path(sys.executable).parent
+
+
+def others(page: Path) -> list[str]:
+    """The commands of blocks that are not of envbuild or fab, without comments."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    shown = [line[2:] for block in CONSOLE.findall(text) for line in block.splitlines() if line[:2] == "$ "]
+    ours = {re.sub(r"\s+# .*", "", line) for line in LINE.findall(text)}
+    return [
+        line for line in (re.sub(r"\s+# .*", "", each) for each in shown + INDENTED.findall(text)) if line not in ours
+    ]
+
+
+ALL = [(page.name, command) for page in [*PAGES, *MORE] for command in others(page)]
+
+
+def says(*argv: str) -> str:
+    """What a program prints, which has to end with 0."""
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=TOP, timeout=60, check=False)
+    assert done.returncode == 0, (argv, done.stdout[-500:], done.stderr[-500:])
+    return done.stdout
+
+
+def make(command: str) -> None:
+    assert says("make", "-n", *shlex.split(command)[1:])
+
+
+def one_room(command: str) -> None:
+    module, option, room = shlex.split(command)[2:]
+    assert (module, option, (TOP / room).is_dir()) == ("pytest", "-q", True)
+
+
+def playbook(command: str) -> None:
+    """What runs it: provision/ansible/test_role.py."""
+    words = shlex.split(command.replace("$(envbuild config playbooks)", str(TOP / "playbooks")))
+    inventory = ["-i", "localhost,"]
+    assert "playbook: " in says(str(BIN / words[0]), *inventory, *words[3:], "--syntax-check") and words[1] == "-i"
+
+
+def docker(command: str) -> None:
+    """The files that a build takes from its context are there; what builds them: container/test_images.py."""
+    words = shlex.split(command)
+    file, context = TOP / words[words.index("-f") + 1], TOP / words[-1]
+    copied = [line.split()[1:-1] for line in file.read_text().splitlines() if line.startswith("COPY ")]
+    named = [path for paths in copied for path in paths if not any(each.startswith("--from") for each in paths)]
+    assert named and all((context / path).exists() for path in named)
+
+
+def bake(command: str) -> None:
+    assert f'target "{command.split()[-1]}" {{' in (TOP / "docker-bake.hcl").read_text()
+
+
+def compose(command: str) -> None:
+    assert command.split()[-2] in yaml.safe_load((TOP / "compose.yaml").read_text())["services"]
+
+
+def shell(command: str) -> None:
+    """Bash can read it, and the programs of the line know their options."""
+    says("bash", "-n", "-c", command)
+    for words in map(shlex.split, re.split(r"&&|;", command)):
+        if "pip" in words[0]:
+            says(sys.executable, "-m", "pip", *words[1:], "--help")
+        elif words[0] == "ssh":
+            assert "hostname host\n" in says("ssh", "-F", "none", "-G", *words[1:])
+        elif words[0] == "git":
+            assert words[1:3] == ["config", "--global"] and words[3].endswith(".insteadOf")
+        elif words[0] == "python3":
+            says(sys.executable, *words[1:], "--help")
+        else:
+            assert words[0] in {"export", "for", "done", "do"} or shutil.which(words[0]), words
+
+
+CHECKS = (
+    (r"make ", make),
+    (r"\.venv/bin/python -m pytest", one_room),
+    (r"ansible-playbook ", playbook),
+    (r"docker build ", docker),
+    (r"docker buildx bake ", bake),
+    (r"docker compose run --rm ", compose),
+    (r"ssh |pip |python3 -m |export |for |git config", shell),
+)
+# What is checked elsewhere, as it is written or, with words in it for what a reader has, alike.
+ELSEWHERE = {
+    r"srun --ntasks-per-node=1 <prefix>/bin/<stack> torchrun": "slurm/test_image_job.py",
+    r"python3 -c .*evidence\.dsse|\(printf 'DSSEv1|grep -q \$\(sha256sum": "report/test_sign.py",
+    r"module (use|load) ": "node/env/test_activate.py",
+    r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
+}
+
+
+@pytest.mark.parametrize(("page", "command"), ALL, ids=[f"{page}: {command[:40]}" for page, command in ALL])
+def test_what_a_command_of_another_program_names_is_there(page: str, command: str) -> None:
+    if any(re.match(pattern, command) for pattern in ELSEWHERE):
+        return
+    (check,) = {check for pattern, check in CHECKS if re.match(pattern, command)}
+    check(command)
+
+
+def test_every_kind_of_command_is_there() -> None:
+    commands = {command for _, command in ALL}
+    patterns = [*ELSEWHERE, *(pattern for pattern, _ in CHECKS)]
+    assert [each for each in patterns if not any(re.match(each, command) for command in commands)] == []
+    assert all((TOP / "tests" / name).is_file() for name in ELSEWHERE.values())
