@@ -52,6 +52,13 @@ def test_every_command_of_a_page_is_there_with_its_options(page: Path) -> None:
         assert asked <= there, f"{' '.join(words)}: {sorted(asked - there)}"
 
 
+def test_no_page_is_a_wall() -> None:
+    """Three screens: about 1,000 words. In what is generated one looks things up; README shows what a run prints."""
+    read = [page for page in PAGES[1:] if page.parent.name != "reference"]
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in read}
+    assert {name: count for name, count in words.items() if count > 1050} == {}
+
+
 @pytest.fixture(scope="module")
 def sources() -> str:
     files = (path for end in ("py", "sh", "yaml") for path in (TOP / "envbuild").rglob(f"*.{end}"))
