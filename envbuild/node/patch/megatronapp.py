@@ -1,5 +1,5 @@
 """Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets,
-transfers without RDMA, gradients that stay what they are."""
+transfers without RDMA, gradients that stay what they are, threads that are waited for without Python's lock."""
 
 import ast
 import re
@@ -309,6 +309,16 @@ def _plain_setup(source: "Source") -> "list[Change]":
     return [*out, Change(0, 0, "import os\n", hit=False)] if out else []
 
 
+_JOIN = re.compile(r"\bdef\(\s*\"join_threads\"\s*,\s*&join_threads\s*(?=\))")
+_RELEASED = ", py::call_guard<py::gil_scoped_release>()"
+
+
+def _find_join(source: "Source") -> "list[Change]":
+    """The binding of a function that waits for threads, without a guard behind it."""
+    code = mask_c(source.text, strings=False)
+    return [Change(match.end(), match.end(), _RELEASED) for match in _JOIN.finditer(code)]
+
+
 def _find_random(source: "Source") -> "list[Change]":
     """A loop that does nothing but fill gradients with random numbers, by whole lines."""
     out = []
@@ -329,6 +339,7 @@ def _find_random(source: "Source") -> "list[Change]":
 EDITS = {
     "megatronapp-addresses": (_find_addresses, nothing_left(_find_addresses, "a fixed address or rank"), 1),
     "megatronapp-gradients": (_find_random, nothing_left(_find_random, "a loop that makes gradients random"), 1),
+    "megatronapp-join": (_find_join, nothing_left(_find_join, "a wait that holds Python's lock"), 1),
     "megatronapp-one-node": (_find_one_node, nothing_left(_find_one_node, "RDMA or a fixed CUDA"), 1),
     "megatronapp-semaphores": (_find_shared, nothing_left(_find_shared, "a name that every job shares"), 1),
     "megatronapp-trace-sample": (_find_sample, _check_sample, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,74 @@ def test_a_name_of_rdma_core_that_the_stand_in_lacks_is_refused(tmp_path: Path) 
         one_node(tmp_path, transfer=1)
     assert caught.value.code == "patch-precondition"
     assert "ibv_srq" in str(caught.value.why)
+
+
+# What the module uses of pybind11, which is not there: functions without arguments, with or without a guard.
+PYBIND11 = """
+#include <Python.h>
+namespace pybind11 {
+struct gil_scoped_acquire {
+  PyGILState_STATE was = PyGILState_Ensure();
+  ~gil_scoped_acquire() { PyGILState_Release(was); }
+};
+struct gil_scoped_release {
+  PyThreadState *was = PyEval_SaveThread();
+  ~gil_scoped_release() { PyEval_RestoreThread(was); }
+};
+struct Nothing {};
+template <typename Guard> struct call_guard { using type = Guard; };
+template <void (*function)(), typename Guard> PyObject *called(PyObject *, PyObject *) {
+  { Guard guard; function(); }
+  Py_RETURN_NONE;
+}
+template <void (*function)()> struct Bound {
+  PyCFunction of(const char *) { return called<function, Nothing>; }
+  PyCFunction of() { return called<function, Nothing>; }
+  template <typename Guard> PyCFunction of(call_guard<Guard>) { return called<function, Guard>; }
+};
+}
+static PyMethodDef methods[3];
+static int count = 0;
+struct Module {
+  template <void (*function)(), typename... More> void add(const char *name, More... more) {
+    methods[count++] = {name, pybind11::Bound<function>().of(more...), METH_NOARGS, nullptr};
+  }
+};
+#define def(name, function, ...) add<function>(name __VA_OPT__(,) __VA_ARGS__)
+#define PYBIND11_MODULE(name, m) \
+  static void fill(Module m); \
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, #name, nullptr, -1, methods}; \
+  PyMODINIT_FUNC PyInit_##name() { fill(Module()); return PyModule_Create(&module); } \
+  static void fill(Module m)
+"""
+
+
+def test_threads_that_take_pythons_lock_are_waited_for_without_it(tmp_path: Path) -> None:
+    program = "import shm_tensor_new_rdma as m; m.thread_pool(); m.join_threads(); print('joined')"
+    ended = {}
+    for name in ("before", "after"):
+        folder = tmp_path / name
+        write(folder, TRANSFER, sample("megatronapp-join", 1))
+        write(folder, "pybind11/pybind11.h", PYBIND11)
+        if name == "after":
+            assert apply(folder, "megatronapp-join")["hits"] == 1
+            assert apply(folder, "megatronapp-join")["already"]
+        include = ["-I.", f"-I{sysconfig.get_paths()['include']}"]
+        command = ["g++", "-std=c++20", "-shared", "-fPIC", *include, TRANSFER, "-o", "shm_tensor_new_rdma.so"]
+        subprocess.run(command, cwd=folder, check=True, timeout=120)
+        running = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE)
+        try:
+            ended[name] = running.communicate(timeout=60 if name == "after" else 3)[0].decode()
+        except subprocess.TimeoutExpired:
+            ended[name] = "hangs"
+        running.kill()
+        running.communicate()
+    assert ended == {"before": "hangs", "after": "joined\n"}
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_wait_that_gives_up_the_lock_and_another_name_are_left_alone(tmp_path: Path, number: int) -> None:
+    write(tmp_path, TRANSFER, sample("megatronapp-join", number))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatronapp-join")
+    assert caught.value.code == "patch-no-hits"
