@@ -258,8 +258,12 @@ def _total(node: NodePlan) -> list[str]:
     left = f"; not counted: {few(unsized)}" if unsized else ""
     took = _duration(sum(step.seconds for step in node.steps))
     measured = all(step.measured for step in node.steps if step.seconds)
-    longer = "; compiling may take much longer" if any(name.startswith(SOURCE) for name in unsized) else ""
+    compiling = sum(step.compiling for step in node.steps)
+    longer = (
+        "" if compiling or not any(name.startswith(SOURCE) for name in unsized) else "; compiling may take much longer"
+    )
     when = f"about {took} as before" if measured else f"roughly {took} (estimated, not yet measured here{longer})"
+    when += f"; compiling, where that is needed, took {_duration(compiling)} before" if compiling else ""
     return [f"    in all     {cost}, {when}{left}"]
 
 

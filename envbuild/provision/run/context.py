@@ -106,6 +106,7 @@ class Work:
         self.progress.planned(
             {node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes},
             {node.node: [step.kind for step in node.steps if step.measured] for node in plan.nodes},
+            {node.node: {step.kind: step.compiling for step in node.steps if step.compiling} for node in plan.nodes},
         )
         return plan
 

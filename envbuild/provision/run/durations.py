@@ -1,7 +1,7 @@
 """How long steps took on machines before, so that the next plan says what it will take; in the user's state folder.
 
-A row is one step of one variant in one prefix of one host: `planned` and `took` seconds, and `again`: what the same
-takes there once more, when the wheel store has what was compiled.
+A row is one step of one variant of a `stack` in one prefix of one host: `planned` and `took` seconds, and `again`: what
+the same takes there once more, when the wheel store has what was compiled.
 """
 
 from __future__ import annotations
@@ -62,24 +62,32 @@ def as_before(plan: Plan, facts: Mapping[str, NodeFacts], rows: Sequence[Row]) -
             nodes.append(node)
             continue
         mine = hosts.get(about.hostname, [])
-        here = about.prefix.path, node.variant_digest
+        here = about.prefix.path, node.variant_digest, plan.stack
         steps = [step.model_copy(update=_seconds(step.seconds, step.kind, here, mine)) for step in node.steps]
         nodes.append(node.model_copy(update={"steps": tuple(steps)}))
     return plan.model_copy(update={"nodes": tuple(nodes)})
 
 
-def _seconds(planned: float, step: str, here: tuple[str, str], rows: Iterable[Row]) -> dict[str, Any]:
-    """`seconds` of a step, and whether they were `measured`: of this very variant on this host."""
+def _seconds(planned: float, step: str, here: tuple[str, str, str], rows: Iterable[Row]) -> dict[str, Any]:
+    """`seconds` of a step, whether they were `measured` (of this very variant here), and those of `compiling`."""
     rows = [row for row in rows if row["step"] == step]
     same = [row for row in rows if row["variant"] == here[1]]
     again: list[float] = [row["again"] for row in same if row["prefix"] == here[0]]
-    if same:
-        return {"seconds": (again or [row["took"] for row in same])[-1], "measured": True}
+    if same and not again:  # the wheels are in the store of another prefix
+        return {"seconds": same[-1]["took"], "measured": True}
+    compiling = _compiling(same) or _compiling(row for row in rows if row.get("stack") == here[2])
+    if again:
+        return {"seconds": again[-1], "measured": True, "compiling": compiling}
     estimated = [row for row in rows if row["planned"]]
     if not estimated:
-        return {"seconds": planned}
-    wrong: float = sum(row["took"] for row in estimated) / sum(row["planned"] for row in estimated)
-    return {"seconds": round(planned * min(max(wrong, _LEAST), _MOST), 1)}
+        return {"seconds": planned, "compiling": compiling}
+    wrong: float = sum(row["again"] for row in estimated) / sum(row["planned"] for row in estimated)
+    return {"seconds": round(planned * min(max(wrong, _LEAST), _MOST), 1), "compiling": compiling}
+
+
+def _compiling(rows: Iterable[Row]) -> float:
+    """Seconds that the newest row which compiled anything needed for it."""
+    return next((round(row["took"] - row["again"], 1) for row in reversed([*rows]) if row["took"] > row["again"]), 0.0)
 
 
 def learn(
@@ -103,12 +111,16 @@ def learn(
             about = facts[node.node]
             key = (about.hostname, about.prefix.path, node.variant_digest, step)
             compiled = (event.data.get("parts") or {}).get("wheels", 0.0)
-            rows.pop(key, None)
+            again = max(0.0, round(took - compiled, 1))
+            before = rows.pop(key, {"took": 0.0, "again": 0.0})
+            compiled_before = before["took"] - before["again"]
+            had_wheels = compiled < compiled_before * _LEAST
             rows[key] = {
                 **dict(zip(_KEY, key, strict=True)),
+                "stack": plan.stack,
                 "planned": planned.get((node.node, step), 0.0),
-                "took": round(took, 1),
-                "again": max(0.0, round(took - compiled, 1)),
+                "took": round(again + compiled_before if had_wheels else took, 1),
+                "again": again,
             }
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.write_json(str(where / NAME), list(rows.values())[-MOST:])

@@ -26,6 +26,7 @@ MOST_ROWS = 20
 # So long a phase is counted before its pace is believed.
 _PACE_SECONDS = 5.0
 _RUNNING = "started"
+_COMPILING = "compiling "  # as the phase begins in which wheels are built
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -33,7 +34,8 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 class Row:
     """One node: its `step` and `state` since `since`, and under a running step what it told last (`now`).
 
-    `planned` and `took`: seconds by step; `measured`: steps whose planned seconds are those of this host before.
+    `planned` and `took`: seconds by step; `measured`: steps whose planned seconds are those of this host before;
+    `compiling`: seconds by step that compiling adds, as it did before, once the step `compiles`.
     `phase`: since when the phase of `now` goes on, and what was done then; `counted`: when what is done changed last.
     """
 
@@ -46,6 +48,8 @@ class Row:
     counted: float = 0.0
     planned: dict[str, float] = field(default_factory=dict)
     measured: Sequence[str] = ()
+    compiling: dict[str, float] = field(default_factory=dict)
+    compiles: bool = False
     took: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -79,6 +83,7 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
         for node, seconds in (event.get("seconds") or {}).items():
             row = view.rows.setdefault(node, Row())
             row.planned, row.measured = dict(seconds), (event.get("measured") or {}).get(node, ())
+            row.compiling = dict((event.get("compiling") or {}).get(node, {}))
         return False
     row = view.rows.setdefault(str(event.get("node")), Row())
     if kind == "step":
@@ -86,7 +91,7 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
             row.took[row.step] = at - row.since
         row.step, row.state, row.text = (str(event.get(key, "")) for key in ("step", "state", "text"))
         if row.running:
-            row.since, row.now, row.phase = at, {}, (at, 0.0)
+            row.since, row.now, row.phase, row.compiles = at, {}, (at, 0.0), False
         else:
             row.took[row.step] = max(0.0, at - row.since) if row.since else 0.0
         return True
@@ -99,6 +104,7 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
     if other or told.get("done") != row.now.get("done"):
         row.counted = at
     row.now = told
+    row.compiles = row.compiles or str(told.get("phase", "")).startswith(_COMPILING)
     return other
 
 
@@ -106,7 +112,7 @@ def left(row: Row, now: float) -> float | None:
     """Seconds until the node is done, as far as plan and pace say; None where neither says anything."""
     if not row.running:
         return None
-    planned = row.planned.get(row.step, 0.0)
+    planned = row.planned.get(row.step, 0.0) + (row.compiling.get(row.step, 0.0) if row.compiles else 0.0)
     by_plan = planned - (now - row.since)
     mine = max(by_plan, _by_pace(row, now) or 0.0)
     if mine <= 0:
@@ -141,7 +147,7 @@ def timing(row: Row, now: float) -> str:
     """`1 min 32 s, about 2 min left`, `estimated` where nothing is measured yet; or that it takes longer."""
     told, rest, measured = duration(now - row.since), left(row, now), row.step in row.measured
     by_pace = _by_pace(row, now)
-    if row.now.get("unit") == "files" and by_pace is None and not measured:
+    if row.now.get("unit") == "files" and by_pace is None and not measured and not row.compiling.get(row.step):
         return f"{told}, time left not known yet"  # what a plan says of a first compile is a guess
     if rest is not None:
         known = by_pace or all(step in row.measured for step in _to_come(row))

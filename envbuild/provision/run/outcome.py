@@ -25,9 +25,14 @@ class Progress:
         """The run as a whole begins something."""
         self.tell({"kind": "stage", "text": text})
 
-    def planned(self, seconds: Mapping[str, Mapping[str, float]], measured: Mapping[str, Sequence[str]]) -> None:
-        """How long each step of each node takes by the plan, and the steps whose time the host needed before."""
-        self.tell({"kind": "planned", "seconds": seconds, "measured": measured})
+    def planned(
+        self,
+        seconds: Mapping[str, Mapping[str, float]],
+        measured: Mapping[str, Sequence[str]],
+        compiling: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Seconds of each step of each node by the plan, the steps that were measured, and what compiling adds."""
+        self.tell({"kind": "planned", "seconds": seconds, "measured": measured, "compiling": compiling})
 
     def step(self, node: str, step: str, state: str, text: str = "") -> None:
         """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""

@@ -36,7 +36,7 @@ def row(
 ) -> Any:
     return {
         "host": host, "prefix": prefix, "variant": variant, "step": "install", "planned": 100.0, "took": took,
-        "again": again,
+        "again": again, "stack": "s",
     }  # fmt: skip
 
 
@@ -44,8 +44,9 @@ def row(
     ("rows", "seconds"),
     [
         ([], 50.0),
-        ([row(40.0, 10.0, variant="2" * 64)], 20.0),
-        ([row(40.0, 10.0, variant="2" * 64), row(140.0, 10.0, variant="3" * 64)], 45.0),
+        ([row(40.0, 40.0, variant="2" * 64)], 20.0),
+        ([row(640.0, 40.0, variant="2" * 64)], 20.0),
+        ([row(40.0, 40.0, variant="2" * 64), row(140.0, 140.0, variant="3" * 64)], 45.0),
         ([{**row(60.0, 60.0, variant="2" * 64), "planned": 2.0}], 500.0),
         ([{**row(60.0, 60.0, variant="2" * 64), "planned": 0.0}], 50.0),
         ([row(40.0, 10.0, variant="2" * 64), row(30.0, 10.0, prefix="/other")], 30.0),
@@ -55,6 +56,7 @@ def row(
     ids=[
         "nothing known",
         "by how much the host was off",
+        "less what was compiled",
         "over all its rows",
         "ten times at most",
         "never estimated",
@@ -82,7 +84,26 @@ def test_what_ended_well_is_learnt_and_what_the_store_has_is_not_compiled_again(
     durations.learn(tmp_path, plan_of(100.0), FACTS, planned, events)
     assert durations.read(tmp_path) == [row(130.0, 10.0)]
     durations.learn(tmp_path, plan_of(10.0), FACTS, planned, [finished("install", 11.0), finished("deliver", None)])
-    assert durations.read(tmp_path) == [row(11.0, 11.0)]
+    assert durations.read(tmp_path) == [row(131.0, 11.0)], "what compiling took is still known"
+    durations.learn(tmp_path, plan_of(10.0), FACTS, planned, [finished("install", 51.0, wheels=41.0)])
+    assert durations.read(tmp_path) == [row(51.0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "compiling"),
+    [
+        ([row(640.0, 10.0)], 10.0, 630.0),
+        ([row(640.0, 10.0, prefix="/other")], 640.0, 0.0),
+        ([row(640.0, 100.0, variant="2" * 64)], 50.0, 540.0),
+        ([{**row(640.0, 100.0, variant="2" * 64), "stack": "another"}], 50.0, 0.0),
+        ([row(640.0, 10.0), row(90.0, 10.0, variant="2" * 64)], 10.0, 630.0),
+        ([row(640.0, 100.0, variant="2" * 64), row(100.0, 100.0, variant="3" * 64)], 50.0, 540.0),
+    ],
+    ids=["the store may be empty", "another store", "another commit", "another stack", "its own", "the newest"],
+)
+def test_a_plan_says_beside_it_what_compiling_took_before(rows: list[Any], seconds: float, compiling: float) -> None:
+    step = durations.as_before(plan_of(50.0), FACTS, rows).nodes[0].steps[0]
+    assert (step.seconds, step.compiling) == (seconds, compiling)
 
 
 def test_of_a_file_only_rows_that_can_be_reckoned_with_are_read(tmp_path: Path) -> None:

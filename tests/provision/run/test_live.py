@@ -92,6 +92,18 @@ def test_files_that_were_compiled_before_have_the_time_of_the_plan_at_once() -> 
     assert live.timing(view.rows["gpu1"], 903.0) == "3 s, about 10 min 02 s left"
 
 
+def test_what_compiling_took_before_is_left_once_something_is_compiled() -> None:
+    plan = {**planned("smoke", install=15.0, smoke=5.0), "compiling": {"gpu1": {"install": 600.0}}}
+    view = shown(plan, step(900.0), now(901.0, phase="fetching sources"))
+    assert live.timing(view.rows["gpu1"], 902.0) == "2 s, estimated 18 s left"
+    live.fold(view, now(903.0, phase="compiling apex"))
+    assert live.timing(view.rows["gpu1"], 903.0) == "3 s, estimated 10 min 17 s left"
+    live.fold(view, compiled(904.0, 0))
+    assert live.timing(view.rows["gpu1"], 910.0) == "10 s, estimated 10 min 10 s left"
+    live.fold(view, now(1505.0, phase="installing source apex"))
+    assert live.timing(view.rows["gpu1"], 1505.0) == "10 min 05 s, estimated 15 s left"
+
+
 def test_only_another_step_phase_or_unit_is_a_change() -> None:
     view = live.View()
     events = [
