@@ -182,11 +182,14 @@ def _find(ref: str, noun: str, base: Path) -> Path:
     if is_path(ref):
         path = base / _expanded(ref)
         if not _is_there(path):
+            begin = (
+                "`envbuild target init FILE` writes one" if noun == "target" else "docs/stacks.md says what one holds"
+            )
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",
                 why=f"{path} does not exist",
-                hint=f"a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}",
+                hint=f"{begin}; a shipped {noun} is named without a path: {', '.join(_names(noun + 's'))}",
             )
         return path
     names = _names(f"{noun}s")

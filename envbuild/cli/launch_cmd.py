@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import configured
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
 
         return run_here(ui, made, place, activate)
     data = {"launch": made.to_json_dict(), **({} if activate is None else {"activate": activate})}
-    ui.result(data, lambda: render(made, activate), verbatim=True)
+    ui.result(data, lambda: comments_fitted(render(made, activate), sys.stdout), verbatim=True)
     return 0
 
 

@@ -204,12 +204,18 @@ def fitted(text: str, stream: TextIO) -> str:
         if column and column.end() <= width // 2:
             indent = column.end()
         broken = len(line) > width > indent
+        onward = "#" + " " * (indent + 1) if line.startswith("# ") else " " * indent
         lines += (
-            textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+            textwrap.wrap(line, width, subsequent_indent=onward, break_long_words=False, break_on_hyphens=False)
             if broken
             else [line]
         )
     return "\n".join(lines)
+
+
+def comments_fitted(script: str, stream: TextIO) -> str:
+    """`fitted` of the comments of a script; its commands stay as they are, to be copied."""
+    return "\n".join(fitted(line, stream) if line.startswith("# ") else line for line in script.split("\n"))
 
 
 def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from envbuild.cli import names
 from envbuild.cli.choose import choice_of, configured, place_options, settings_of
 from envbuild.cli.launch_cmd import place_here
 from envbuild.cli.nodes_cmd import show_evidence
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, fitted
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
             what = f"no best case is published for {found.model} on {found.gpus} GPUs (unverified)"
             lines += ["", f"{what}; of its {len(tried)} cases in the manual list {early} are among the first three:"]
             lines += [_said(each) for each in tried]
-        return "\n".join([*lines, "", f"the first: {command}"])
+        return "\n".join([*(fitted(line, sys.stdout) for line in lines), "", f"the first: {command}"])
 
     ui.result(data, human)
     return 0

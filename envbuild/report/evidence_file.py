@@ -19,7 +19,10 @@ def read_bytes(path: Path) -> bytes:
             data = stream.read(LIMIT + 1)
     except OSError as error:
         raise EnvbuildError(
-            "evidence-missing", f"cannot read {path}", why=str(error), hint="`envbuild run list` names the runs"
+            "evidence-missing",
+            f"cannot read {path}",
+            why=str(error),
+            hint="give a run (`envbuild run list` names them), its evidence.json, or its report.html",
         ) from error
     if len(data) > LIMIT:
         raise _invalid(path, f"it is larger than {LIMIT:,} bytes")

@@ -186,7 +186,9 @@ def test_an_unknown_stack_names_the_nearest(ref: str, near: str) -> None:
 def test_an_unknown_target_or_file_is_a_coded_error(tmp_path: Path) -> None:
     assert refused(load_target, "lcal").hint == "did you mean `local`?"
     assert refused(load_stack, "../stacks/torch-smoke").code == "stack-unknown"
-    assert refused(load_target, str(tmp_path / "none.yaml")).code == "target-unknown"
+    no_target = refused(load_target, str(tmp_path / "none.yaml"))
+    assert no_target.code == "target-unknown" and no_target.hint.startswith("`envbuild target init FILE` writes one; ")
+    assert refused(load_stack, str(tmp_path / "none.yaml")).hint.startswith("docs/stacks.md says what one holds; ")
 
 
 def test_an_unknown_profile_names_those_that_are_there() -> None:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from envbuild.cli.output import Ui, columns, fitted
+from envbuild.cli.output import Ui, columns, comments_fitted, fitted
 
 
 class Terminal(io.StringIO):
@@ -30,6 +30,13 @@ def test_a_line_breaks_between_words_and_goes_on_below_its_column(sixty: Termina
 
 def test_a_word_longer_than_the_terminal_stays_whole(sixty: Terminal) -> None:
     assert f"/{'x' * 80}" in fitted(f"the file /{'x' * 80} is there", sixty).split("\n")[1]
+
+
+def test_of_a_script_only_comments_are_broken_and_stay_comments(sixty: Terminal) -> None:
+    command = f"opt-baselines {'--flag value ' * 10}"
+    first, *onward, last = comments_fitted(f"# opt-prefix: {'word ' * 30}\n{command}", sixty).split("\n")
+    assert last == command and first.startswith("# opt-prefix: ") and len(onward) == 2
+    assert all(line.startswith("#   word") and len(line) <= 60 for line in onward)
 
 
 def test_a_pipe_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
