@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envbuild import resources
@@ -336,6 +336,7 @@ def test_a_value_in_an_error_is_escaped_short_and_redacted(tmp_path: Path) -> No
     assert len(error.why) < 300
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of the data
 @given(
     data=st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -126,6 +126,8 @@ def test_going_back_is_switching_a_link(world: World) -> None:
     world.lock(world.stack(packages=["alpha==2.0"]))
     new = world.built()["environment"]
     assert old != new
+    for name in ("bin/python", "bin/activate", "pyvenv.cfg"):  # what an editor takes for an environment
+        assert (world.current / name).is_file()
     assert world.python("import alpha; print(alpha.VERSION)") == "2.0"
     states = {item["path"]: item["current"] for item in world.good("env", "list", "--json").json["environments"]}
     assert states == {old: False, new: True}

@@ -24,12 +24,14 @@ def verify_report(
 
     `maker`: the version of envbuild that made its pages, where that is not the one of the run.
 
-    Raises EnvbuildError as `open_report` does, but with exit 5; `signers-unreadable` (2), `ssh-keygen-missing` (7).
+    Raises EnvbuildError as `open_report` does, but with exit 5 where there is something at `path`;
+    `signers-unreadable` (2), `ssh-keygen-missing` (7).
     """
     try:
         report = open_report(path)
     except EnvbuildError as error:
-        error.exit_code = ExitCode.INTEGRITY
+        if path.exists():
+            error.exit_code = ExitCode.INTEGRITY
         raise
     findings = _check(report, run, signers, maker)
     if report.evidence.parts:

@@ -77,4 +77,8 @@ def test_a_hundred_megabytes_are_refused_in_an_instant(tmp_path: Path) -> None:
 def test_nothing_there_is_a_coded_error(tmp_path: Path) -> None:
     with pytest.raises(EnvbuildError) as caught:
         verify_report(tmp_path / "none.json")
-    assert caught.value.code == "evidence-missing"
+    assert (caught.value.code, caught.value.exit_code) == ("evidence-missing", 2), "a wrong path breaks no integrity"
+    (tmp_path / "none.json").mkdir()
+    with pytest.raises(EnvbuildError) as caught:
+        verify_report(tmp_path / "none.json")
+    assert caught.value.exit_code == 5
