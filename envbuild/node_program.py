@@ -47,6 +47,18 @@ def build_pyz(package: Path) -> bytes:
     return buffer.getvalue()
 
 
+# The package by itself: nothing that lies beside it in site-packages can be imported in place of the standard library.
+_HERE = (
+    "import sys, types; envbuild = types.ModuleType('envbuild'); envbuild.__path__ = [sys.argv.pop(1)]; "
+    "sys.modules['envbuild'] = envbuild; from envbuild.node.__main__ import main; sys.exit(main())"
+)
+
+
+def call_here(python: str, verb: str) -> list[str]:
+    """The command that runs a verb on this machine, from the package itself: there `python` finds its byte code."""
+    return [python, "-I", "-c", _HERE, str(resources.node_package().parent), verb]
+
+
 _MAKING = threading.Lock()
 
 

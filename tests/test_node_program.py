@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
+import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+import pytest
 
 from envbuild import node_program, resources
 
@@ -77,3 +80,18 @@ def test_no_module_is_compiled_twice(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-I", "-c", code], input="{}", capture_output=True, text=True, check=True)
     counts = ast.literal_eval(done.stderr.splitlines()[-1])
     assert len(counts) > 5 and set(counts.values()) == {1}
+
+
+def test_on_this_machine_the_package_itself_runs_and_nothing_that_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "envbuild"
+    shutil.copytree(resources.node_package(), package / "node", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("json", "signal", "os"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the one of the standard library')\n")
+    monkeypatch.setattr(resources, "_PACKAGE", package)
+    done = subprocess.run(
+        node_program.call_here(sys.executable, "explode"), input="{}", capture_output=True, text=True, check=False
+    )
+    assert json.loads(done.stdout)["error"]["code"] == "verb-unknown", done.stderr
+    assert list((package / "node" / "__pycache__").glob("protocol.*.pyc")), "its byte code is kept for the next time"

@@ -1,6 +1,7 @@
 """The steps of a playbook on this machine, without Ansible: the same calls of the node program in the same order.
 
-Nothing lies between this process and its own machine that Ansible could bridge, and it takes 1.7 s to start.
+Nothing lies between this process and its own machine that Ansible could bridge, and it takes 1.7 s to start. The node
+program is that of this installation: a zip file has no byte code, and compiling it takes 0.15 s in three steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
+from envbuild.node_program import call_here
 from envbuild.provision.ansible.inventory import NodeHost
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent, TaskStatus, Watch, ended_early, signals
 from envbuild.provision.contact.payload import read_answer
@@ -82,7 +84,7 @@ def _step(role: str, host: NodeHost, watch: Watch, variables: Mapping[str, str])
     elif role in _PUT:
         done = _put(_PUT[role], host)
     else:
-        done = _watched([host.python, host.pyz, role], host.requests[role].read_bytes(), watch, variables)
+        done = _watched(call_here(host.python, role), host.requests[role].read_bytes(), watch, variables)
     answer = read_answer(done.out) or {}
     status: TaskStatus = "failed" if done.rc != 0 else "changed" if answer.get("changed", role in _PUT) else "ok"
     seconds = round(time.monotonic() - began, 6)

@@ -27,7 +27,7 @@ from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
 from envbuild.node.protocol import PROTOCOL
-from envbuild.node_program import node_pyz
+from envbuild.node_program import call_here, node_pyz
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.
 OUTPUT_LIMIT = 16 * 1024 * 1024
@@ -225,16 +225,13 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-# This machine has the controller's own Python and the package itself: nothing has to be looked for or sent.
-_HERE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from envbuild.node.__main__ import main; sys.exit(main())"
-
-
 def _local(request: dict[str, Any], nonce: str, deadline: float) -> proc.Finished:
-    """The same answer as a first contact gives, from the node program of this installation."""
-    package = str(Path(__file__).resolve().parents[2])
-    argv = [sys.executable, "-I", "-c", _HERE, package, str(request["verb"])]
+    """The same answer as a first contact gives, from the node program of this installation.
+
+    This machine has the controller's own Python and the package itself: nothing has to be looked for or sent.
+    """
     done = proc.run(
-        argv,
+        call_here(sys.executable, str(request["verb"])),
         timeout=deadline,
         env=dict(os.environ),
         stdin=json.dumps(request, allow_nan=False).encode(),

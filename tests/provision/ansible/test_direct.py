@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import sys
 import tarfile
 from pathlib import Path
 
@@ -50,10 +49,11 @@ def test_an_image_is_copied_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_path: Path) -> None:
-    program, request, pid = tmp_path / "program.py", tmp_path / "install.json", tmp_path / "pid"
+    program, request, pid = tmp_path / "python", tmp_path / "install.json", tmp_path / "pid"
     request.write_text("{}")
-    program.write_text(f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()) + '\\n')\ntime.sleep(600)")
-    host = NodeHost("localhost", sys.executable, str(program), requests={"install": request})
+    program.write_text(f"#!/bin/sh\necho $$ >'{pid}'\nexec sleep 600\n")
+    program.chmod(0o755)
+    host = NodeHost("localhost", str(program), "/nowhere", requests={"install": request})
 
     def unread() -> None:
         raise BrokenPipeError

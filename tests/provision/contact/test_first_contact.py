@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envbuild import node_program
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
@@ -269,14 +270,14 @@ def test_script_refuses_what_it_would_paste_unquoted() -> None:
 
 
 def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_contact, "_HERE", "import time; time.sleep(30)")
+    monkeypatch.setattr(node_program, "_HERE", "import time; time.sleep(30)")
     with pytest.raises(EnvbuildError) as caught:
         first_contact.run_node("localhost", request(), Connection(), deadline=0.2)
     assert caught.value.code == "contact-timeout"
 
 
 def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_contact, "_HERE", "print('x' * 300000)")
+    monkeypatch.setattr(node_program, "_HERE", "print('x' * 300000)")
     monkeypatch.setattr(first_contact, "OUTPUT_LIMIT", 100_000)
     with pytest.raises(EnvbuildError) as caught:
         first_contact.run_node("localhost", request(), Connection())
