@@ -75,9 +75,7 @@ def git_server(world: World) -> Iterator[Path]:
 
 def test_both_forms_are_built_twice_with_one_id_and_give_one_environment(world: World, storage: Storage) -> None:
     world.env |= storage.env
-    house = world.top / "house"
-    house.mkdir()
-    _download(house, "-r", str(REPOSITORY / "lockfiles" / "uv.txt"))
+    house = storage.house(world.top)
     shutil.copy(world.wheel(files={"alpha/__init__.py": b"", "alpha/tests/test_it.py": b""}), house)
     pin = world.repository("quick", FILES)
     source = {**pin, "patches": [PATCH], "build": {"kind": "wheel", "extensions": ["quick._fast"]}}
