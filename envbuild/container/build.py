@@ -121,13 +121,15 @@ class _Parts:
             return self._here()[made]
         with self._sources() as contexts:
             more: dict[str, Any] = {"network": False, "arguments": arguments, "pull": False, "contexts": contexts}
-            return self._build("runtime", stages, given, also=tag, **more)
+            gathered = Copy((self.recipe.prefix,), self.recipe.prefix, "sources") if contexts else None
+            return self._build("runtime", stages, given, gathered, also=tag, **more)
 
     @contextmanager
     def _sources(self) -> Iterator[dict[str, Path]]:
         """What stands for the stage `sources`: a folder with its files, which this machine's git fetches.
 
-        Only where that stage was not built. Raises EnvbuildError as the stage does.
+        It has what else the stage `build` copies, too. Only where `sources` was not built. Raises EnvbuildError as that
+        stage does.
         """
         if self.recipe.requests.sources is None or "sources" in self.made:
             yield {}
@@ -144,6 +146,10 @@ class _Parts:
             except NodeError as error:
                 raise EnvbuildError.from_dict(redact_data(error.as_dict())) from error
         self.seconds["sources"] = max(0.01, round(time.monotonic() - begun, 2))
+        copies = [each for each in self.recipe.stage("build").instructions if isinstance(each, Copy) and not each.stage]
+        for copy in copies:
+            for file in copy.sources:
+                _link(self.folder / file, Path(f"{top}{copy.to}", file))
         yield {"sources": top}
 
     def _is_there(
@@ -163,10 +169,15 @@ class _Parts:
         return self.options.cache and self.made[name] in self._here()
 
     def _build(
-        self, name: str, stages: tuple[str, ...], given: Mapping[str, str] = MappingProxyType({}), **more: Any
+        self,
+        name: str,
+        stages: tuple[str, ...],
+        given: Mapping[str, str] = MappingProxyType({}),
+        gathered: Copy | None = None,
+        **more: Any,
     ) -> str:
         begun = time.monotonic()
-        text = render_part(self.recipe, stages, given, cached=self.options.cache)
+        text = render_part(self.recipe, stages, given, cached=self.options.cache, gathered=gathered)
         path = _write(self.folder.parent / f"Dockerfile.{name}", text)
         build = Build(
             self.folder, path, self.made[name], target=stages[-1], epoch=self.epoch, cache=self.options.cache, **more

@@ -25,13 +25,23 @@ def render(recipe: ImageRecipe) -> str:
     return "\n".join([*head, *_stages(recipe.stages)]) + "\n"
 
 
-def render_part(recipe: ImageRecipe, names: Iterable[str], given: Mapping[str, str], *, cached: bool = True) -> str:
+def render_part(
+    recipe: ImageRecipe,
+    names: Iterable[str],
+    given: Mapping[str, str],
+    *,
+    cached: bool = True,
+    gathered: Copy | None = None,
+) -> str:
     """The stages `names` alone, on images that earlier parts gave: `given` is stage to image.
 
-    `cached`: with what earlier builds left in cache mounts. No stage stands for such an image: buildah 1.28 leaves a
-    container of it behind in every build.
+    `cached`: with what earlier builds left in cache mounts. `gathered` stands for what the stages copy from the context
+    and from where it copies from: every COPY costs a builder as much as a small RUN. No stage stands for an image that
+    was given: buildah 1.28 leaves a container of it behind in every build.
     """
     stages = [_on_images(recipe.stage(name), given) for name in names]
+    if gathered is not None:
+        stages = [_gather(stage, gathered) for stage in stages]
     return "\n".join(_stages(stages if cached else [_uncached(stage) for stage in stages])) + "\n"
 
 
@@ -43,6 +53,12 @@ def _on_images(stage: Stage, given: Mapping[str, str]) -> Stage:
     if stage.above is None or stage.above not in given:
         return replace(stage, instructions=made)
     return replace(stage, instructions=made, image=given[stage.above], digest=None, above=None)
+
+
+def _gather(stage: Stage, copy: Copy) -> Stage:
+    same = [each for each in stage.instructions if isinstance(each, Copy) and each.stage in (None, copy.stage)]
+    made = (copy if same and each is same[0] else each for each in stage.instructions if each not in same[1:])
+    return replace(stage, instructions=tuple(made))
 
 
 def _uncached(stage: Stage) -> Stage:

@@ -83,8 +83,11 @@ class Recorder(Builder):
     """Has every image of a registry and builds nothing; `built` are the calls."""
 
     built: list[tuple[Build, str]] = []
+    beside: list[set[str]] = []  # what lies with the sources of a build
 
     def build(self, build: Build, on_line: object = None) -> str:
+        if "sources" in build.contexts:
+            self.beside.append(set(os.listdir(build.contexts["sources"] / "opt/envbuild/image")))
         self.built.append((build, build.dockerfile.read_text()))
         return "0" * 64
 
@@ -102,6 +105,7 @@ class Recorder(Builder):
 
 def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Recorder, "built", [])
+    monkeypatch.setattr(Recorder, "beside", [])
     environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     monkeypatch.setattr(fetch_stage, "bring_source", lambda source, *_: fetched.append(source["name"]))
     fetched: list[str] = []
@@ -118,7 +122,12 @@ def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch,
     named = {str(build.target): build.tag for build, _ in Recorder.built}
     assert f"FROM {named['compilers']} AS packages\n" in texts["packages"]
     assert f"FROM {named['packages']} AS build\n" in texts["runtime"]
-    assert "COPY --from=sources /opt/envbuild/fetched/sources " in texts["runtime"]
+    copied = [line for line in texts["runtime"].splitlines() if line.startswith("COPY ")]
+    assert copied == [
+        "COPY --from=sources /opt/envbuild /opt/envbuild",
+        "COPY --from=build /opt/envbuild/added /opt/envbuild",
+    ]
+    assert Recorder.beside == [{"variant.json", "build.json"}]
     given = {str(build.target): set(build.contexts) for build, _ in Recorder.built}
     assert given["runtime"] == {"sources"} and given["fetch"] == {"wheelhouse"}
     assert set(made["seconds"]) == {*calls, "sources"}
