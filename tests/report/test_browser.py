@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ const wide = document.documentElement.clientWidth, out = [];
 for (const each of document.body.querySelectorAll("*"))
   if (!each.closest(".scroll, .diff, thead, title") && each.getBoundingClientRect().right > wide + 1)
     out.push(each.tagName + "." + each.getAttribute("class") + ": " + each.textContent.slice(0, 40));
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-document.title = JSON.stringify({wide, dark, over: out.slice(0, 5), page: document.documentElement.scrollWidth});
+const dark = matchMedia("(prefers-color-scheme: dark)").matches, page = document.documentElement.scrollWidth;
+frameElement.title = JSON.stringify({wide, dark, over: out.slice(0, 5), page});
 </script></body>"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
@@ -42,27 +43,27 @@ def ask(tmp_path: Path, html: str, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
-@pytest.mark.parametrize(("width", "dark"), [(width, dark) for width in (1280, 800, 400) for dark in (False, True)])
-def test_nothing_overflows(tmp_path: Path, width: int, dark: bool) -> None:
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_overflows(tmp_path: Path, dark: bool) -> None:
     document = render_page(explain(load_stack("opt-175b").stack, "exact"), TEXT)
     pages = [render_html(run) for run in (fleet(), failing_fleet(), hostile())]
-    for html in (*pages, document, told.page(fleet(), failing_fleet()), told.page(fleet(), hostile())):
-        # A frame, as a window of Chromium is never narrower than 500 pixels.
-        inner = re.sub(r"<meta http-equiv[^>]*>", "", html).replace(
-            "</body>", ASK.replace("document.title", "parent.document.title")
-        )
-        (tmp_path / "inner.html").write_text(inner)
-        frame = (
-            f'<title>none</title><body><iframe src="inner.html" style="width:{width}px;height:900px;border:0"></iframe>'
-        )
-        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        said = ask(
-            tmp_path, frame, scheme, "--allow-file-access-from-files", "--dump-dom", "--virtual-time-budget=5000"
-        )
-        found = json.loads(re.findall(r"<title>(.*?)</title>", said)[0].replace("&amp;", "&"))
-        assert (found["wide"], found["dark"]) == (width, dark)
-        assert found["over"] == []
-        assert found["page"] <= width
+    pages += [document, told.page(fleet(), failing_fleet()), told.page(fleet(), hostile())]
+    frames = {f"{index} at {width}": width for index in range(len(pages)) for width in (1280, 800, 400)}
+    for index, html in enumerate(pages):
+        inner = re.sub(r"<meta http-equiv[^>]*>", "", html).replace("</body>", ASK)
+        (tmp_path / f"{index}.html").write_text(inner)
+    # Frames, as a window of Chromium is never narrower than 500 pixels, in one Chromium: its start takes longest.
+    frame = '<iframe name="{0}" src="{1}.html" style="width:{2}px;height:900px;border:0"></iframe>'
+    outer = "".join(frame.format(name, name.partition(" ")[0], width) for name, width in frames.items())
+    options = (f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--allow-file-access-from-files")
+    said = ask(tmp_path, f"<body>{outer}", *options, "--dump-dom", "--virtual-time-budget=5000")
+    found = dict(re.findall(r'<iframe name="([^"]*)"[^>]* title="([^"]*)"', said))
+    assert found.keys() == frames.keys()
+    for name, width in frames.items():
+        told_there = json.loads(unescape(found[name]))
+        assert (told_there["wide"], told_there["dark"]) == (width, dark), name
+        assert told_there["over"] == [], name
+        assert told_there["page"] <= width, name
 
 
 def asked_for(tmp_path: Path, html: str) -> set[str]:
