@@ -3,7 +3,8 @@
 They run one after the other, for one user who has what the pages speak of; words in capitals are filled in. A comment
 `# exit N` says with which code a command ends. What needs more than that user has runs in a test of its own (`ROOMS`):
 with torch, through Slurm, on nodes, or with what stands in for GPUs, other hosts and the contents of shipped stacks.
-Commands of other programs: `test_snippets_others.py`. Tutorials have their own test; what is generated has no blocks.
+Commands of other programs: `test_snippets_others.py`. Tutorials have their own test, and what it leaves is here; what
+is generated has no blocks.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ from tests.transport.sshd import user as user_name
 
 TOP = Path(__file__).parents[1]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md")), *sorted((TOP / "docs" / "concepts").glob("*.md"))]
-LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\()?(?:envbuild|fab) .*)$', re.MULTILINE)
+LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\(|timeout \w+ )?(?:envbuild|fab) .*)$', re.MULTILINE)
+# What the test of the tutorials leaves.
+LEFT = re.compile(r"<!-- not run: [^>]*-->\n+```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 # What a command has that needs more than the user below, and the test that runs it.
 ROOMS = {
-    "torch": (r"^envbuild provision --target local$", "e2e/test_torch_smoke.py"),
+    "torch": (r"^envbuild provision --target local$|^timeout 30m ", "e2e/test_torch_smoke.py"),
     "conda": (r"environment\.yml|--engine conda", "test_snippets.py"),
     "hosts": (r"^fab .*gpu0", "test_snippets.py"),
     "cluster": (r"cluster\.yaml", "slurm/test_snippets.py"),
     "images": (r"image (build|verify) .*torch-smoke", "test_snippets_shipped.py"),
     "nodes": (r"--target T$", "fleet/test_containers.py"),
     "document": (r"--html opt\.html", "test_snippets_shipped.py"),
+    "planned": (r"(provision|bench opt-175b) --target azure-nd96", "test_snippets_shipped.py"),
     "gpus": (
         r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
         r"data megatron-deepspeed-slurm",
@@ -63,14 +67,21 @@ FILLED = {
 }
 
 
-def commands(page: Path) -> list[tuple[str, int]]:
+def commands(text: str) -> list[tuple[str, int]]:
     """The commands of a page and their exit codes; continued lines are joined, comments left out."""
-    found = LINE.findall(page.read_text(encoding="utf-8").replace("\\\n", " "))
+    found = LINE.findall(text.replace("\\\n", " "))
     ends = [re.search(r"# exit (\d+)", line) for line in found]
     return [(re.sub(r"\s+# .*", "", line), int(end[1]) if end else 0) for line, end in zip(found, ends, strict=True)]
 
 
-ALL = [(page.name, command, code) for page in PAGES for command, code in commands(page)]
+def texts() -> list[tuple[str, str]]:
+    """The pages, of tutorials what their own test leaves."""
+    tutorials = sorted((TOP / "docs" / "tutorials").glob("*.md"))
+    left = [(page.name, f"```console\n{text}```\n") for page in tutorials for text in LEFT.findall(page.read_text())]
+    return [*((page.name, page.read_text(encoding="utf-8")) for page in PAGES), *left]
+
+
+ALL = [(page, command, code) for page, text in texts() for command, code in commands(text)]
 
 BLOCKS = [
     (page.name, text)

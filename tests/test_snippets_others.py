@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.test_snippets import LINE, PAGES, TOP
+from tests.test_snippets import LINE, TOP, texts
 
 MORE = [TOP / "CONTRIBUTING.md", *(TOP / "playbooks").glob("*.md")]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -21,9 +21,9 @@ INDENTED = re.compile(r"^ {4}(\(?(?:export|for|git|grep|make|module|pip|printf|p
 BIN = Path(sys.executable).parent
 
 
-def others(page: Path) -> list[str]:
+def others(text: str) -> list[str]:
     """The commands of blocks that are not of envbuild or fab, without comments."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = text.replace("\\\n", " ")
     shown = [line[2:] for block in CONSOLE.findall(text) for line in block.splitlines() if line[:2] == "$ "]
     ours = {re.sub(r"\s+# .*", "", line) for line in LINE.findall(text)}
     return [
@@ -31,18 +31,33 @@ def others(page: Path) -> list[str]:
     ]
 
 
-ALL = [(page.name, command) for page in [*PAGES, *MORE] for command in others(page)]
+TEXTS = [*texts(), *((page.name, page.read_text(encoding="utf-8")) for page in MORE)]
+ALL = [(page, command) for page, text in TEXTS for command in others(text)]
 
 
 def says(*argv: str) -> str:
     """What a program prints, which has to end with 0."""
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=TOP, timeout=60, check=False)
+    given = {"cwd": TOP, "stdin": subprocess.DEVNULL, "timeout": 60}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, **given)
     assert done.returncode == 0, (argv, done.stdout[-500:], done.stderr[-500:])
     return done.stdout
 
 
+RUNS = {
+    "provision": "envbuild provision --target local",
+    "test": '-m "not slow"',
+    "test-slow": "-m slow",
+    "lint": "mypy",
+    "generated": "docs/make_reference.py",
+    "docs": "mkdocs build",
+}
+
+
 def make(command: str) -> None:
-    assert says("make", "-n", *shlex.split(command)[1:])
+    """What a target would run; the first one of README runs in e2e/test_torch_smoke.py."""
+    targets = shlex.split(command)[1:]
+    told = says("make", "-n", *targets)
+    assert all(RUNS[target] in told for target in targets)
 
 
 def one_room(command: str) -> None:
@@ -104,6 +119,7 @@ ELSEWHERE = {
     r"srun --ntasks-per-node=1 <prefix>/bin/<stack> torchrun": "slurm/test_image_job.py",
     r"python3 -c .*evidence\.dsse|\(printf 'DSSEv1|grep -q \$\(sha256sum": "report/test_sign.py",
     r"module (use|load) ": "node/env/test_activate.py",
+    r"docker build -t torch-smoke image$": "container/test_two_forms.py",
     r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
 }
 
