@@ -8,16 +8,20 @@ process that was forked.
 from __future__ import annotations
 
 import array
+import atexit
+import contextlib
 import gc
 import importlib
 import json
 import os
 import pkgutil
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -117,28 +121,37 @@ def _serve(asked: socket.socket) -> int:
     """Fork for each request; the exit code, of the forked one that of the command."""
     _import_all()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # By the descriptor of each process: its id, and where its exit code is told.
+    running: dict[int, tuple[int, int]] = {}
     while True:
+        ready = select.select([asked, *running], [], [])[0]
+        for process in running.keys() & ready:
+            pid, told = running.pop(process)
+            _tell(told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            os.close(told)
+            os.close(process)
+        if asked not in ready:
+            continue
         data, descriptors, _, _ = socket.recv_fds(asked, _LARGEST, 3)
         if not data:
             return 0
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        told, out, err = descriptors
+        pid = os.fork()
+        if pid == 0:
             os.setsid()
             asked.close()
-            told, out, err = descriptors
-            pid = os.fork()
-            if pid == 0:
-                os.close(told)
-                return _command(json.loads(data), out, err)
-            os.close(out)
-            os.close(err)
-            os.write(told, array.array("i", [pid]))
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            os.write(told, array.array("i", [code]))
-            os._exit(0)
-        for descriptor in descriptors:
-            os.close(descriptor)
+            for descriptor in (told, *running, *(other for _, other in running.values())):
+                os.close(descriptor)
+            return _command(json.loads(data), out, err)
+        os.close(out)
+        os.close(err)
+        _tell(told, pid)
+        running[os.pidfd_open(pid)] = pid, told
+
+
+def _tell(end: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # who asked waits no longer
+        os.write(end, array.array("i", [number]))
 
 
 def _command(asked: dict[str, object], out: int, err: int) -> int:
@@ -157,7 +170,15 @@ def _command(asked: dict[str, object], out: int, err: int) -> int:
         getattr(importlib.import_module(module), function)(*arguments)
     sys.path[0] = str(asked["cwd"])
     sys.argv[1:] = asked["argv"]  # type: ignore[call-overload]
-    return main()
+    code = main()
+    # As an interpreter ends, but for taking all modules apart, which copies the memory that was shared until then.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":
