@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import engine_option
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, text_width
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def explain(
             lambda: f"{render_summary(explanation)}annotated document: {html}\n",
         )
     else:
-        ui.result(explanation.as_dict, lambda: render_text(explanation))
+        ui.result(explanation.as_dict, lambda: render_text(explanation, text_width(100)))
     if any(result.outcome == "broken" for result in results):
         return ExitCode.CHECK_FAILED
     return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK

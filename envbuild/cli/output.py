@@ -213,6 +213,16 @@ def fitted(text: str, stream: TextIO) -> str:
     return "\n".join(lines)
 
 
+def text_width(most: int) -> int:
+    """Columns for running text, `most` of them: those of the terminal where stdout is one, or stderr beside a pager."""
+    shown = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
+    if shown is None:
+        return most
+    columns = os.environ.get("COLUMNS", "")
+    wide = int(columns) if columns.isdigit() else os.get_terminal_size(shown.fileno()).columns
+    return min(most, wide or most)
+
+
 def comments_fitted(script: str, stream: TextIO) -> str:
     """`fitted` of the comments of a script; its commands stay as they are, to be copied."""
     return "\n".join(fitted(line, stream) if line.startswith("# ") else line for line in script.split("\n"))

@@ -36,12 +36,13 @@ def _counts(explanation: Explanation) -> str:
 
 def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     stack, document = explanation.stack, explanation.stack.document
-    yield f"{stack.name} ({explanation.profile}): {stack.summary}"
+    yield _wrapped("", f"{stack.name} ({explanation.profile}): {stack.summary}", width)
     if explanation.profile_why:
         yield _wrapped(f"profile {explanation.profile}: ", explanation.profile_why, width)
     if document:
         where = "/".join(part for part in (document.url, document.path) if part)
-        yield f"document: {document.title}, {where}" + (f" at {document.commit[:8]}" if document.commit else "")
+        commit = f" at {document.commit[:8]}" if document.commit else ""
+        yield _wrapped("document: ", f"{document.title}, {where}{commit}", width)
     yield _counts(explanation)
     for severity in SEVERITIES:
         found = explanation.of(severity)
@@ -94,7 +95,7 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
         size = max(len(source.name) for source in profile.sources)
         for source in profile.sources:
             patches = f", patches {', '.join(source.patches)}" if source.patches else ""
-            yield f"  {source.name:{size}}  {source.commit[:12]}  {source.git}{patches}"
+            yield _wrapped(f"  {source.name:{size}}  {source.commit[:12]}  ", f"{source.git}{patches}", width)
     if explanation.recipes:
         yield ""
         yield "The document's own edits, and ours"
@@ -110,10 +111,8 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
     least = explanation.least_nodes
     if least:
         yield ""
-        yield (
-            f"{least.model} needs at least {least.nodes} nodes: {least.needed_gb:.0f} GB of weights, gradients and "
-            f"optimizer state, {least.node_gb:.0f} GB a node"
-        )
+        held = f"{least.needed_gb:.0f} GB of weights, gradients and optimizer state, {least.node_gb:.0f} GB a node"
+        yield _wrapped("", f"{least.model} needs at least {least.nodes} nodes: {held}", width)
         yield _wrapped("  ", least.source, width)
 
 

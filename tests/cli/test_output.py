@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from envbuild.cli.output import Ui, columns, comments_fitted, fitted
+from envbuild.cli.output import Ui, columns, comments_fitted, fitted, text_width
 
 
 class Terminal(io.StringIO):
@@ -42,6 +42,15 @@ def test_of_a_script_only_comments_are_broken_and_stay_comments(sixty: Terminal)
 def test_a_pipe_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert fitted("word " * 50, io.StringIO()) == "word " * 50
+
+
+def test_running_text_has_the_width_of_the_terminal_behind_a_pager_too(
+    sixty: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stdout, stderr, wide in ((sixty, sixty, 60), (io.StringIO(), sixty, 60), (io.StringIO(), io.StringIO(), 100)):
+        monkeypatch.setattr("sys.stdout", stdout)
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert text_width(100) == wide
 
 
 def test_a_table_puts_below_what_does_not_fit(sixty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
+
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.explain.checks import CheckResult
 from envbuild.explain.memory import least_nodes, parameters
 from envbuild.explain.text import render_text
@@ -68,6 +71,13 @@ def test_text_names_a_broken_check_and_keeps_to_its_width(make_stack: Make) -> N
     assert "CHECK FAILED" in text
     assert "1 checks: 0 hold, 1 broken, 0 not run" in text
     assert all(len(line) <= 80 for line in text.splitlines() if "https://" not in line)
+
+
+@pytest.mark.parametrize("name", [name for name in list_stacks() if load_stack(name).stack.document])
+def test_shipped_documents_keep_to_the_width_but_for_addresses(name: str) -> None:
+    stack = load_stack(name).stack
+    lines = render_text(explain(stack, next(iter(stack.profiles))), width=80).splitlines()
+    assert [line for line in lines if len(line) > 80 and len(line.split()[-1]) < 30] == []
 
 
 def test_parameters_are_those_of_a_gpt() -> None:
