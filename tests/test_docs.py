@@ -10,8 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
+from envbuild import resources
 from envbuild.catalog import loader
 from envbuild.cli.verbs import cli
+from envbuild.lock.files import read_lock
 from envbuild.schedule.job import Failure
 
 TOP = Path(__file__).parents[1]
@@ -57,6 +59,15 @@ def test_no_page_is_a_wall() -> None:
     read = [page for page in PAGES[1:] if page.parent.name != "reference"]
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in read}
     assert {name: count for name, count in words.items() if count > 1050} == {}
+
+
+def test_the_digest_of_torch_smoke_that_a_page_shows_is_that_of_its_lock() -> None:
+    lock = read_lock(resources.lockfiles() / "torch-smoke.exact.lock.toml")
+    (digest,) = {each.digest[:12] for each in lock.variants if each.id == "cp311-linux_x86_64-cpu"}
+    shown = {
+        digest for page in PAGES for digest in re.findall(r"torch-smoke[:-]exact-([0-9a-f]{12})", page.read_text())
+    }
+    assert shown == {digest}
 
 
 @pytest.fixture(scope="module")

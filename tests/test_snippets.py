@@ -117,6 +117,15 @@ def test_every_command_has_a_room_and_every_room_a_test() -> None:
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=[page for page, _ in BLOCKS])
 def test_a_block_of_yaml_is_accepted_where_it_is_to_stand(page: str, text: str, tmp_path: Path) -> None:
     told = yaml.safe_load(text)
+    if isinstance(told, list):
+        trainers = [{"name": each["step"]["source"], "install": "path"} for each in told]
+        told = {"smoke": told, "sources": trainers, "torch": {"version": "2.1.0", "flavours": ["cpu"]}}
+    elif set(told) == {"build"}:
+        told = {"sources": [{"name": "own", **told}]}
+    if "sources" in told:
+        pin = {"git": "https://git.example.org/own", "commit": "c" * 40, "tree": "d" * 40}
+        sources = [{**pin, **each, "commit": pin["commit"]} for each in told["sources"]]
+        told = {"profiles": {"exact": {"python": ["3.11"], **told, "sources": sources}}}
     if set(told) & {"profiles", "conda", "reference"}:
         exact = {"python": ["3.11"]} | {key: told.pop(key) for key in ("conda",) if key in told}
         whole = {"name": "mine", "summary": "a test", "profiles": {"exact": exact}, **told}
