@@ -25,6 +25,9 @@ STEPS = {
 MOST_ROWS = 20
 # So long a phase is counted before its pace is believed.
 _PACE_SECONDS = 5.0
+# So much of a plan has to be over before it is believed that the machine is slower than that, and by how much at most.
+_ENOUGH_SECONDS = 20.0
+_SLOWEST = 10.0
 _RUNNING = "started"
 _COMPILING = "compiling "  # as the phase begins in which wheels are built
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -35,7 +38,8 @@ class Row:
     """One node: its `step` and `state` since `since`, and under a running step what it told last (`now`).
 
     `planned` and `took`: seconds by step; `measured`: steps whose planned seconds are those of this host before;
-    `compiling`: seconds by step that compiling adds, as it did before, once the step `compiles`.
+    `compiling`: seconds by step that compiling adds, as it did before, once the step `compiles`; `ended`: seconds
+    that estimates said of steps which have ended, and that these took, compiling aside.
     `phase`: since when the phase of `now` goes on, and what was done then; `counted`: when what is done changed last.
     """
 
@@ -50,6 +54,7 @@ class Row:
     measured: Sequence[str] = ()
     compiling: dict[str, float] = field(default_factory=dict)
     compiles: bool = False
+    ended: tuple[float, float] = (0.0, 0.0)
     took: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -93,7 +98,9 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
         if row.running:
             row.since, row.now, row.phase, row.compiles = at, {}, (at, 0.0), False
         else:
-            row.took[row.step] = max(0.0, at - row.since) if row.since else 0.0
+            row.took[row.step] = took = max(0.0, at - row.since) if row.since else 0.0
+            if row.step not in row.measured and not row.compiles:
+                row.ended = row.ended[0] + row.planned.get(row.step, 0.0), row.ended[1] + took
         return True
     if kind != "now" or not row.running or event.get("step") != row.step:
         return False
@@ -112,12 +119,22 @@ def left(row: Row, now: float) -> float | None:
     """Seconds until the node is done, as far as plan and pace say; None where neither says anything."""
     if not row.running:
         return None
-    planned = row.planned.get(row.step, 0.0) + (row.compiling.get(row.step, 0.0) if row.compiles else 0.0)
+    planned = _planned(row, row.step) + (row.compiling.get(row.step, 0.0) if row.compiles else 0.0)
     by_plan = planned - (now - row.since)
-    mine = max(by_plan, _by_pace(row, now) or 0.0)
+    by_pace = _by_pace(row, now) or 0.0
+    mine = max(by_plan, by_pace)
+    if by_plan > by_pace > 0 and row.now.get("unit") == "files":  # the more is compiled, the more its pace counts
+        mine = by_plan + (by_pace - by_plan) * float(row.now["done"]) / float(row.now["total"])
     if mine <= 0:
         return None
-    return mine + sum(row.planned[step] for step in _to_come(row) if step != row.step)
+    return mine + sum(_planned(row, step) for step in _to_come(row) if step != row.step)
+
+
+def _planned(row: Row, step: str) -> float:
+    """Seconds of a step by the plan; an estimate is longer where those of this run were too short on the node."""
+    seconds, (planned, took) = row.planned.get(step, 0.0), row.ended
+    slow = step not in row.measured and planned >= _ENOUGH_SECONDS
+    return seconds * min(max(took / planned, 1.0), _SLOWEST) if slow else seconds
 
 
 def _by_pace(row: Row, now: float) -> float | None:

@@ -104,6 +104,34 @@ def test_what_compiling_took_before_is_left_once_something_is_compiled() -> None
     assert live.timing(view.rows["gpu1"], 1505.0) == "10 min 05 s, estimated 15 s left"
 
 
+@pytest.mark.parametrize(
+    ("measured", "took", "left"),
+    [((), 140.0, 80.0), ((), 35.0, 40.0), (("install",), 140.0, 40.0), (("smoke", "activate"), 140.0, 40.0)],
+    ids=["a busy machine", "a fast one", "as slow as it was known to be", "known"],
+)
+def test_a_machine_that_was_slower_than_estimated_is_so_for_what_comes(
+    measured: tuple[str, ...], took: float, left: float
+) -> None:
+    begun = shown(planned(*measured, install=70.0, smoke=28.0, activate=12.0), step(900.0))
+    for event in (step(900.0 + took, "changed"), step(2000.0, name="smoke")):
+        live.fold(begun, event)
+    assert live.left(begun.rows["gpu1"], 2000.0) == left
+
+
+def test_what_was_compiled_makes_nothing_else_slow() -> None:
+    begun = shown(planned(install=70.0, smoke=28.0), step(900.0), compiled(901.0, 0), step(1900.0, "changed"))
+    live.fold(begun, step(2000.0, name="smoke"))
+    assert live.left(begun.rows["gpu1"], 2000.0) == 28.0
+
+
+def test_the_pace_of_a_compile_counts_the_more_the_more_is_compiled() -> None:
+    view = shown(planned("install", install=1000.0), step(900.0), compiled(900.0, 0))
+    # 850, 700 and 550 s are left by the plan, 450, 300 and 150 s by a pace of 10 s a file.
+    for done, left in ((15, 750.0), (30, 500.0), (45, 250.0)):
+        live.fold(view, compiled(900.0 + 10 * done, done))
+        assert live.left(view.rows["gpu1"], 900.0 + 10 * done) == left
+
+
 def test_only_another_step_phase_or_unit_is_a_change() -> None:
     view = live.View()
     events = [
@@ -143,7 +171,7 @@ def test_a_class_of_one_is_one_node() -> None:
 def test_a_screen_has_the_step_and_below_what_it_does_and_the_run_at_the_end() -> None:
     view = shown(planned(install=400.0), step(900.0), compiled(900.0, 0), compiled(950.0, 10))
     first, *rest = live.screen(view, 950.0, 24)
-    assert first[2:] == "gpu1  building the environment, 50 s, about 5 min 50 s left"
+    assert first[2:] == "gpu1  building the environment, 50 s, about 5 min 33 s left"
     assert rest == [
         "    compiling apex 10 of 60 files: apex: adam.cu",
         "  15 min 50 s in all",
