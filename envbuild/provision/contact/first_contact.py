@@ -41,7 +41,7 @@ _LONG = ("smoke", "meet", "container")
 _PLACEHOLDER = re.compile(r"@([A-Z]+)@")
 # Runs on Python 3.6 without site packages. zipimport needs a file; memory is tried first, because disks can be full.
 _LOADER = """
-import io, os, sys, binascii, zlib
+import io, os, sys, binascii, zipimport, zlib
 pyz, request = sys.stdin.buffer.read().split()
 path = None
 for folder in ("/dev/shm", os.environ.get("TMPDIR", "/tmp"), "/tmp", "/var/tmp", os.path.expanduser("~")):
@@ -64,11 +64,10 @@ try:
     sys.stdin = io.TextIOWrapper(io.BytesIO(binascii.a2b_base64(request)), encoding="utf-8")
     sys.argv = [path, sys.argv[1]]
     os.write(1, b"response=")
-    from envbuild.node.__main__ import main
-    code = main()
+    # As `python` runs a zip file, so that its first lines run too.
+    exec(zipimport.zipimporter(path).get_code("__main__"), {"__name__": "__main__"})
 finally:
     os.unlink(path)
-sys.exit(code)
 """
 
 
