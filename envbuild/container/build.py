@@ -203,8 +203,9 @@ class _Parts:
 
     def _id(self, image: str) -> str:
         """The id of an image, empty where it is not here."""
+        here = self._here()
         try:
-            return self._here().get(image) or self.builder.id(image)
+            return here.get(image) or here.get(f"{image}:latest") or self.builder.id(image)
         except EnvbuildError:
             return ""
 

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.entry import main
-from envbuild.container.build import Options, _git_settings, _secrets, _wheelhouse, build_image, wanted_files
+from envbuild.container.build import (
+    Options,
+    _git_settings,
+    _Parts,
+    _secrets,
+    _wheelhouse,
+    build_image,
+    wanted_files,
+)
 from envbuild.container.builder_errors import failure
 from envbuild.container.builders import _PROXIES, Build, Buildah, Builder, Docker, _streamed, find_builder, stream
 from envbuild.container.select import Choice, recipe_for
@@ -406,3 +414,11 @@ def test_a_wheelhouse_has_only_files_that_the_lock_names(tmp_path: Path) -> None
     with _wheelhouse(recipe, Options(wheelhouses=(tmp_path,), environ=environ)) as house:
         found = {path.relative_to(house).as_posix() for path in house.rglob("*")}
     assert found == {"quick-1.bundle", "sources", "sources/quick.git"}
+
+
+def test_a_base_without_a_tag_is_found_among_the_images_that_were_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = {"localhost/base:latest": "5" * 64}
+    monkeypatch.setattr(Recorder, "ids", lambda self: listed)
+    monkeypatch.setattr(Recorder, "id", lambda self, image: pytest.fail(f"asked for {image} again"))
+    parts = _Parts(recipe_for(Choice("torch-smoke")), Recorder("podman", "podman"), Options(), Path("/nowhere"), 0)
+    assert parts._base("localhost/base") == "5" * 64
