@@ -61,7 +61,7 @@ class FaultWorld(FleetWorld):
 
     def __init__(self, top: Path, standalone: Path) -> None:
         """Lock the stack."""
-        super().__init__(top, standalone)
+        super().__init__(top, standalone, locked=False)
         source = {**self.repository("pause", PAUSE), "install": "wheel"}
         packages, imports = ["alpha==1.0"], ["alpha", "pause"]
         self.lock(self.stack(STACK, packages=packages, interpreters=["standalone"], sources=[source], imports=imports))

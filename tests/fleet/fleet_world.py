@@ -21,8 +21,11 @@ STACK = "tiny"
 class FleetWorld(World):
     """`work/nodes.yaml` is the target, `work/tiny.yaml` the locked stack, `top/toolchain.yaml` the one Python."""
 
-    def __init__(self, top: Path, standalone: Path) -> None:
-        """Make the stack: two wheels and a git source, on the standalone Python of the toolchain file."""
+    def __init__(self, top: Path, standalone: Path, *, locked: bool = True) -> None:
+        """Make the stack: two wheels and a git source, on the standalone Python of the toolchain file.
+
+        `locked=False`: without stack and lock, for who makes another one.
+        """
         super().__init__(top)
         del self.env["ENVBUILD_PREFIX"]
         version = platform.python_version()
@@ -46,7 +49,8 @@ class FleetWorld(World):
             "imports": ["alpha", "beta", "gamma"],
             "environment": {"GREETING": "hello $(id) 'you'"},
         }
-        self.lock(self.stack(STACK, interpreters=["standalone"], **profile))
+        if locked:
+            self.lock(self.stack(STACK, interpreters=["standalone"], **profile))
 
     def target(self, nodes: Sequence[Node], **more: Any) -> None:
         """Write `nodes.yaml` for these nodes; `connection` is merged, everything else replaced."""

@@ -1,7 +1,7 @@
 """Real SSH nodes on this machine: each has its own network namespace, file system, processes, host name and host key.
 
-A node is an overlay over an unpacked Debian tree, on a bridge of its own; it has no route out. Needs root. Everything
-is removed again by `Fleet.close`, whatever happened.
+A node is an overlay over an unpacked Debian tree, and over what it was given beforehand, on a bridge of its own; it has
+no route out. Needs root. Everything is removed again by `Fleet.close`, whatever happened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PACKAGES: dict[Kind, tuple[str, ...]] = {
 _START = """\
 set -e
 mount --make-rprivate /
-mount -t overlay overlay -o lowerdir="$TREE",upperdir="$NODE/upper",workdir="$NODE/work" "$NODE/root"
+mount -t overlay overlay -o lowerdir="$TREES",upperdir="$NODE/upper",workdir="$NODE/work" "$NODE/root"
 cd "$NODE/root"
 mkdir -p proc dev sys run tmp nodeetc shared oldroot
 mount --rbind /dev dev
@@ -165,16 +165,19 @@ class Fleet:
         self._folder = Path(tempfile.mkdtemp(prefix="envbuild-fleet-"))
         (self._folder / "shared").mkdir(mode=0o755)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._trees: dict[str, Path] = {}
+        self._trees: dict[str, Sequence[Path]] = {}
         self._namespaces: list[str] = []
         self.nodes: list[Node] = []
 
-    def start(self, count: int, tree: Path) -> list[Node]:
-        """Start `count` more nodes on a tree and wait until they answer. Raises UnavailableError with their log."""
+    def start(self, count: int, *trees: Path) -> list[Node]:
+        """Start `count` more nodes on trees, the first one on top, and wait until they answer.
+
+        Raises UnavailableError with their log.
+        """
         identity = self._folder / "id"
         if not identity.exists():
             _keygen(identity)
-        new = [self._start_one(len(self.nodes) + i + 1, tree, identity) for i in range(count)]
+        new = [self._start_one(len(self.nodes) + i + 1, trees, identity) for i in range(count)]
         for node in new:
             _await_port(node, self._processes[node.name])
         self.nodes += new
@@ -198,7 +201,7 @@ class Fleet:
         self._boot(node)
         _await_port(node, self._processes[node.name])
 
-    def _start_one(self, index: int, tree: Path, identity: Path) -> Node:
+    def _start_one(self, index: int, trees: Sequence[Path], identity: Path) -> Node:
         name, address = f"node{index}", f"10.77.{self.number}.{10 + index}"
         namespace, cable = self._namespace(name), f"ebv{self.number}x{index}"
         folder = self._folder / name
@@ -223,7 +226,7 @@ class Fleet:
         with known_hosts.open("a") as out:
             out.write(f"{address} {kind} {key}\n")
         node = Node(name, address, 22, identity, known_hosts, folder)
-        self._trees[name] = tree
+        self._trees[name] = trees
         self._boot(node)
         return node
 
@@ -236,7 +239,7 @@ class Fleet:
         command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "bash", "-c", _START]
         environment = {
             "PATH": PATH,
-            "TREE": str(self._trees[node.name]),
+            "TREES": ":".join(map(str, self._trees[node.name])),
             "NODE": str(node.folder),
             "NODE_NAME": node.name,
         }

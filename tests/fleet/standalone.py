@@ -1,4 +1,4 @@
-"""Makes a relocatable Python like the published standalone builds, out of the one that runs the tests."""
+"""Makes a relocatable Python like the published standalone builds, out of the one that runs the tests; places tools."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
+from envbuild.hashing import sha256_of
+from envbuild.node_program import node_pyz
+from envbuild.provision.contact.payload import file_tool, python_tool, uv_tool, write_payload
+from envbuild.provision.contact.toolchain import NODE_PROGRAM
 from tests.fleet.nodes import copy_python, libraries_of
 from tests.support.debian import UnavailableError
 
@@ -42,3 +46,13 @@ def make_standalone_python(folder: Path) -> Path:
     with tarfile.open(tarball, "w:gz", compresslevel=1) as archive:
         archive.add(tree, "python")
     return tarball
+
+
+def place_tools(standalone: Path, folder: Path, prefix: str = "/opt/envbuild") -> None:
+    """Make `folder` a tree in which all tools that a node with no Python needs lie under `prefix`."""
+    pyz, payload = folder.with_name("envbuild-node.pyz"), folder.with_name("payload.sh")
+    pyz.write_bytes(node_pyz())
+    tools = [python_tool(standalone, sha256_of(standalone)), uv_tool()]
+    tools.append(file_tool(NODE_PROGRAM, pyz, file=f"{NODE_PROGRAM}.pyz"))
+    write_payload(payload, tools, prefix=f"{folder}{prefix}", packed=False)
+    subprocess.run(["sh", str(payload)], check=True, stdout=subprocess.DEVNULL)

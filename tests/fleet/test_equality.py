@@ -33,7 +33,7 @@ def test_roots_are_compared_and_what_differs_is_named(
     fleet: StartNodes, tmp_path: Path, standalone_python: Path
 ) -> None:
     world = FleetWorld(tmp_path, standalone_python)
-    nodes = fleet(3, kind="full")
+    nodes = fleet(3, kind="full", tools=True)
     first, second, third = (node.address for node in nodes)
     world.target(nodes)
     done = world.fleet("provision")

@@ -39,7 +39,7 @@ def three(
 ) -> Place:
     """Three nodes, and a world with a stack."""
     world = FaultWorld(tmp_path_factory.mktemp("world"), standalone_python)
-    return world, lasting_fleet(3, kind="full")
+    return world, lasting_fleet(3, kind="full", tools=True)
 
 
 def _with_another_key(node: Node, folder: Path) -> Path:

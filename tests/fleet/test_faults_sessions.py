@@ -62,7 +62,7 @@ def placed(
 ) -> Place:
     """Two nodes, and a world whose stack waits on them when it is told to."""
     world = FaultWorld(tmp_path_factory.mktemp("world"), standalone_python)
-    return world, lasting_fleet(2, kind="full")
+    return world, lasting_fleet(2, kind="full", tools=True)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def put(node: Node, wheels: Path) -> None:
 def test_two_nodes_agree_or_nothing_is_used(
     fleet: Callable[..., list[Node]], tmp_path: Path, standalone_python: Path
 ) -> None:
-    nodes = fleet(2, kind="full")
+    nodes = fleet(2, kind="full", tools=True)
     world = FleetWorld(tmp_path, standalone_python)
     stack = world.stack("tiny", packages=("alpha==1.0", "beta==2.0"), interpreters=["standalone"], imports=["beta"])
     edit_lock(world.lock(stack), _unrecorded)

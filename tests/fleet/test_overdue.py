@@ -22,7 +22,7 @@ def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_
     fleet: StartNodes, tmp_path: Path, standalone_python: Path
 ) -> None:
     world = FleetWorld(tmp_path, standalone_python)
-    hanging, good = fleet(2, kind="full")
+    hanging, good = fleet(2, kind="full", tools=True)
     # Each installs for itself, and the good one is done before: only the hanging one has to meet the deadline.
     world.target([hanging, good], spread=False)
     first = world.fleet("provision", "--host", good.address, timeout=200)

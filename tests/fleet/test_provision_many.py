@@ -73,7 +73,7 @@ def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_f
 def test_a_node_that_is_down_costs_the_others_nothing_and_is_caught_up_later(
     fleet: StartNodes, fleet_network: Fleet, nodes_world: FleetWorld
 ) -> None:
-    good, down = fleet(2, kind="bare")
+    good, down = fleet(2, kind="bare", tools=True)
     nodes_world.target([good, down])
     _cable(fleet_network, down, "down")
     done = nodes_world.fleet("provision")

@@ -96,7 +96,7 @@ def over_ssh(node: Node, script: str) -> list[str]:
 
 
 def test_each_fault_ends_its_own_node_and_the_same_command_does_the_rest(fleet: StartNodes, world: FleetWorld) -> None:
-    nodes = fleet(4, kind="bare")
+    nodes = fleet(4, kind="bare", tools=True)
     first, killed, flipped, cut = nodes
     world.target(nodes)
     # The tree is first -> killed, first -> flipped, killed -> cut.
@@ -146,7 +146,7 @@ def test_each_file_is_fetched_once_for_all_nodes(fleet: StartNodes, fleet_networ
         page.mkdir(parents=True)
         (page / wheel.name).write_bytes(wheel.read_bytes())
         (page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>\n')
-    nodes = fleet(3, kind="full")
+    nodes = fleet(3, kind="full", tools=True)
     world.lock(world.stack(STACK, packages=["alpha==1.0", "beta==2.0"], imports=["alpha", "beta"]))
     handler = partial(Index, directory=str(simple.parent))
     with ThreadingHTTPServer((fleet_network.gateway, 0), handler) as server:

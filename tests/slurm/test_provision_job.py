@@ -52,10 +52,19 @@ def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(worl
     assert snapshot(world.prefix) == before
 
 
-def test_a_tampered_file_is_named_from_the_login_host(world: JobWorld) -> None:
+def test_the_journal_tells_what_was_asked_of_the_scheduler_and_a_tampered_file_is_named_from_the_login_host(
+    world: JobWorld,
+) -> None:
     world.target(scheduler={"nodes": 1})
     world.tiny()
     assert world.job().rc == 0
+    last = max(path for path in world.runs.iterdir() if path.is_dir())
+    events = [json.loads(line) for line in (last / "journal.jsonl").read_text().splitlines()]
+    told = [event["data"]["state"] for event in events if event["kind"] == "job-state"]
+    assert told[-1] == "done"
+    assert "#SBATCH" in (last / "envbuild-provision.sbatch").read_text()
+    assert list(last.glob("envbuild-provision-*.log"))
+
     whole = world.job("--deep", verb="verify")
     assert whole.rc == 0, whole.err
     listed = world.run("env", "list", "--target", "./cluster.yaml", "--json")
@@ -246,18 +255,6 @@ def test_an_unknown_partition_and_a_host_without_slurm_are_told_before_anything(
     done = world.job(env={"PATH": "/nonexistent"})
     assert (done.rc, done.code) == (7, "scheduler-missing")
     assert not world.prefix.exists()
-
-
-def test_the_journal_tells_what_was_asked_of_the_scheduler(world: JobWorld) -> None:
-    world.target(scheduler={"nodes": 1})
-    world.tiny()
-    assert world.job().rc == 0
-    last = max(path for path in world.runs.iterdir() if path.is_dir())
-    events = [json.loads(line) for line in (last / "journal.jsonl").read_text().splitlines()]
-    told = [event["data"]["state"] for event in events if event["kind"] == "job-state"]
-    assert told[-1] == "done"
-    assert "#SBATCH" in (last / "envbuild-provision.sbatch").read_text()
-    assert list(last.glob("envbuild-provision-*.log"))
 
 
 def test_jobs_are_submitted_and_everything_is_staged_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
