@@ -77,7 +77,7 @@ def events(world: World) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.read_text().splitlines()]
 
 
-def test_a_run_keeps_what_it_told(world: World) -> None:
+def test_a_run_keeps_what_it_told_and_the_next_plan_says_what_the_steps_took(world: World) -> None:
     world.tiny()
     world.built()
     told = events(world)
@@ -85,10 +85,6 @@ def test_a_run_keeps_what_it_told(world: World) -> None:
     assert steps[:2] == [("toolchain", "started"), ("toolchain", "changed")] and steps[-1] == ("activate", "changed")
     assert [event["t"] for event in told] == sorted(event["t"] for event in told)
 
-
-def test_the_next_plan_says_what_the_steps_took(world: World) -> None:
-    world.tiny()
-    world.built()
     rows = {row["step"]: row for row in json.loads((world.home / ".local/state/envbuild/durations.json").read_text())}
     assert {"install", "smoke", "activate"} <= rows.keys()
     plan = world.provision("--repair", "--dry-run").json["plan"]
