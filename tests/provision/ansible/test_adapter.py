@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
+from envbuild.provision.ansible import direct
 from envbuild.provision.ansible.adapter import command, find_ansible_playbook, run_playbook
-from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
 from envbuild.transport.processes import (
@@ -71,7 +72,10 @@ def _run(
 ) -> StepsResult:
     name, told = "provision.yml", events.append
     if way == "direct":
-        return run_here(name, *inventory.hosts, on_event=told, deadline=deadline, cancel=cancel)
+        (host,) = inventory.hosts
+        # On this machine the package itself is called; its place is taken by the script as well.
+        with mock.patch.object(direct, "call_here", lambda python, verb: [python, host.pyz, verb]):
+            return direct.run_here(name, host, on_event=told, deadline=deadline, cancel=cancel)
     return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, deadline=deadline, cancel=cancel)
 
 
