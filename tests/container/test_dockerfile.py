@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shlex
 import shutil
@@ -95,6 +96,23 @@ def test_bake_is_the_language_of_docker_buildx_and_compose_that_of_docker_compos
         kept = services[name].get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
         gpus = [{"driver": "nvidia", "count": -1, "capabilities": ["gpu"]}]
         assert kept == ([] if name == "torch-smoke" else gpus)
+
+
+def test_buildx_reads_the_file_of_bake_as_it_was_meant(recipes: dict[str, ImageRecipe]) -> None:
+    folders = ("/usr/libexec/docker/cli-plugins", "/usr/lib/docker/cli-plugins", *os.get_exec_path())
+    program = shutil.which("docker-buildx", path=os.pathsep.join(folders))
+    if program is None:
+        pytest.skip("docker-buildx is not there (Debian 13 has it)")
+    top = resources.containers().parent
+    words = [program, "bake", "--file", str(top / "docker-bake.hcl"), "--print"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=top)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["group"]["default"]["targets"] == sorted(recipes)
+    assert {name: target["tags"] for name, target in told["target"].items()} == {
+        name: [recipe.tag] for name, recipe in recipes.items()
+    }
+    assert all((top / target["dockerfile"]).is_file() for target in told["target"].values())
 
 
 def test_bake_and_compose_name_every_image_with_its_files_and_compose_gives_gpus_to_those_of_cuda(
