@@ -175,7 +175,7 @@ class H200(Shelf):
         listed = (RECORDED / "list.txt").read_text().splitlines()[0]
         lines = [listed.replace("GPU 0", f"GPU {number}").replace("60", str(60 + number)) for number in range(GPUS)]
         (programs / "list").write_text("\n".join(lines) + "\n")
-        smi = f'case "$1" in -L) cat {programs}/list ;; --query-gpu=memory.used*) sleep 600 ;;\n'
+        smi = f'case "$1" in -L) cat {programs}/list ;; --query-gpu=memory.used*) exec sleep 600 ;;\n'
         smi += f"--query-gpu=*) cat {programs}/query ;; *) cat {RECORDED}/plain.txt ;; esac\n"
         for name, script in (("nvidia-smi", f"#!/bin/sh\n{smi}"), ("mpiexec", MPIEXEC)):
             (programs / name).write_text(script)
