@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import json
 import os
 import shutil
@@ -21,6 +23,19 @@ from tests.support.shares import dealt
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Thousands of tests are no garbage: looking for some among them costs a fifth of collecting, and some of every test.
 gc.disable()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Each process of a whole run imports other modules first: in a fresh checkout it finds most of them compiled."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    paths = sorted(path.relative_to(session.config.rootpath) for path in Path(__file__).parent.rglob("test_*.py"))
+    first = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in paths[first:] + paths[:first]:
+        # What is wrong with a module is told when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
