@@ -108,7 +108,7 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
         )
     return EnvbuildError(
         "interrupted",
-        f"{name} was interrupted",
+        "the run was interrupted",
         why="what ran has ended; nothing half-built is in use, environments in use and built wheels stay as they are",
         hint="the same command continues where this one stopped",
         details={"nodes": nodes},

@@ -226,6 +226,7 @@ def test_cancel_stops_the_run(tmp_path: Path, way: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
         _run(tmp_path, inventory, [], way=way, cancel=pid_file.exists)
     assert (caught.value.code, caught.value.exit_code) == ("interrupted", ExitCode.INTERRUPTED)
+    assert caught.value.what == "the run was interrupted", "a playbook is a word of ours"
     pid = pid_file.read_text()
     assert not pid or not alive(pid)
 
