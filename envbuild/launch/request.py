@@ -32,13 +32,17 @@ class Order:
         return self.place.source(self.data.source, self.data.folder)
 
     def without_timers(self, stages: int) -> tuple[str, ...]:
-        """Why wall_clock_breakdown must be off: newer DeepSpeeds stop at their timers in a pipeline; else nothing.
+        """Why DeepSpeed's timers must be off: newer ones stop at them in a pipeline; else nothing.
 
-        Seen with 0.18.3 and 0.19.8 ("timer has already been started"). The documents, of 0.6.3 and 0.10.3, have it on.
+        Seen with 0.18.3, 0.19.0 and 0.19.8 ("timer has already been started"), with wall_clock_breakdown as with
+        flops_profiler. The documents, of 0.6.3 and 0.10.3, have them on.
         """
         if stages < 2 or not self._deepspeed_since("0.18"):
             return ()
-        return (f"{stages} pipeline stages: wall_clock_breakdown is off, with it this DeepSpeed stops in backward",)
+        return (
+            f"{stages} pipeline stages: wall_clock_breakdown is off, and flops_profiler where the document has it; "
+            "with either this DeepSpeed stops in backward",
+        )
 
     def takes_mpi_flag(self) -> bool:
         """Whether DeepSpeed knows --deepspeed_mpi: 0.10.3 does, 0.19.0 ends at it, and finds MPI by itself."""
