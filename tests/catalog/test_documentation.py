@@ -20,7 +20,7 @@ def examples(name: str) -> list[str]:
 
 
 def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
-    [text], [conda], [launch] = (examples(name) for name in ("stacks.md", "conda.md", "launch.md"))
+    [text], [conda], [_, launch] = (examples(name) for name in ("stacks.md", "conda.md", "launch.md"))
     path = tmp_path / "my.yaml"
     path.write_text(text.replace("findings:\n", conda + "findings:\n", 1) + launch, encoding="utf-8")
     stack = load_stack(str(path)).stack
