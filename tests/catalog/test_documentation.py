@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ def test_links_of_the_guides_lead_somewhere(name: str) -> None:
 
 
 def test_the_example_of_a_first_step_loads() -> None:
-    [block] = re.findall(r"^    - name: step\n(?:^      .*\n)+", (DOCS / "launch.md").read_text(encoding="utf-8"), re.M)
-    [item] = parse_yaml(textwrap.dedent(block).encode(), "launch.md").data
+    [block, _] = examples("launch.md")
+    [item] = parse_yaml(block.encode(), "launch.md").data
     step = SmokeItem.from_plain(item).step
     assert step is not None and (step.source, step.on_cpu, step.steps) == ("trainer", ("--no-fused-adam",), 10)
