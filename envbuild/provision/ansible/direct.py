@@ -60,6 +60,8 @@ def run_here(
             for role in STEPS[playbook]:
                 if role not in host.steps():
                     continue
+                if watch():
+                    break
                 last = TaskEvent(host.name, SENTENCES[role], "started", role)
                 on_event(last)
                 ended = _step(role, host, watch, {MARKER: marker, CONNECTION: "local"})
