@@ -124,7 +124,7 @@ def test_every_other_answer_is_an_error_with_a_code(
         (401, {"WWW-Authenticate": 'Basic realm="r"'}, "registry-refused", 4),
         (403, {}, "registry-refused", 4),
         (404, {}, "registry-not-a-registry", 4),
-        (429, {}, "registry-busy", 75),
+        (429, {"Retry-After": "0"}, "registry-busy", 75),
         (503, {}, "registry-unreachable", 75),
     ],
 )

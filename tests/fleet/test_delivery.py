@@ -14,7 +14,7 @@ from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.delivery.artifacts import Delivery
 from tests.fleet.nodes import Fleet, Node
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.slow]
 
 
 def test_a_delivery_is_unpacked_into_the_store_of_a_node_by_its_shell_alone(

@@ -15,7 +15,7 @@ from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, write_payload
 from tests.fleet.nodes import Node
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.slow]
 PREFIX = "/opt/it's here/envbuild"
 
 
