@@ -13,6 +13,7 @@ from envbuild.container.builders import Builder
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 from envbuild.node.protocol import PROTOCOL
+from envbuild.text import how_it_ended
 
 _LABEL = "dev.envbuild."
 _READ = 1 << 20
@@ -96,9 +97,9 @@ def _ask(
 
 
 def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
-    return EnvbuildError(
-        "image-does-not-run", f"{what} in a container of {image}", why=(done.err or done.out).strip()[-800:]
-    )
+    said = (done.err or done.out).strip()[-800:]
+    why = said or ("it did not end in time" if done.timed_out else f"it {how_it_ended(done.rc)}")
+    return EnvbuildError("image-does-not-run", f"{what} in a container of {image}", why=why)
 
 
 def diff_images(builder: Builder, one: str, other: str, *, environment: bool = False) -> dict[str, Any]:

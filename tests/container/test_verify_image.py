@@ -17,14 +17,14 @@ LABELS = {"stack": "s", "profile": "p", "lock": "sha256:0", "environment": "/opt
 class Silent:
     """A builder whose containers end with `rc` and print nothing."""
 
-    def __init__(self, rc: int) -> None:
-        self.rc = rc
+    def __init__(self, rc: int, err: str = "no such file") -> None:
+        self.rc, self.err = rc, err
 
     def inspect(self, _image: str) -> dict[str, Any]:
         return {"id": "1", "config": {"Labels": {f"dev.envbuild.{name}": value for name, value in LABELS.items()}}}
 
     def run(self, _image: str, _argv: list[str], _stdin: bytes = b"", **_more: Any) -> proc.Finished:
-        return proc.Finished(self.rc, err="no such file")
+        return proc.Finished(self.rc, err=self.err)
 
 
 @pytest.mark.parametrize("rc", [0, 1])
@@ -36,3 +36,10 @@ def test_an_image_whose_smoke_list_cannot_be_read_is_not_called_tested(rc: int) 
     with pytest.raises(EnvbuildError) as caught:
         verify_image(cast(Builder, Silent(rc)), "team/image:1")
     assert caught.value.code == "image-does-not-run"
+
+
+@pytest.mark.parametrize(("rc", "why"), [(-9, "was killed (signal 9"), (125, "ended without an answer (exit 125)")])
+def test_a_container_that_ends_without_a_word_is_told_by_its_end(rc: int, why: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        smoke_image(cast(Builder, Silent(rc, "")), "team/image:1", gpus=False)
+    assert f"it {why}" in caught.value.why
