@@ -13,7 +13,7 @@ from tests.fleet.fleet_world import PREFIX, FleetWorld
 from tests.fleet.nodes import Node
 from tests.node.wheel_support import filled
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.slow]
 
 
 def test_the_stores_of_a_fleet_are_listed_verified_and_pruned_in_one_contact_each(

@@ -21,12 +21,16 @@ ALICE, BOB, GROUP = 54321, 54322, 54400
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder that every user can reach (pytest's own are private)."""
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that every user can reach (pytest's own are private), in it one for temporary files of all."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     folder = Path(tempfile.mkdtemp(prefix="envbuild-users-"))
     folder.chmod(0o755)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     yield folder
     shutil.rmtree(folder)
 
