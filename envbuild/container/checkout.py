@@ -13,6 +13,8 @@ from pathlib import Path
 from envbuild import resources
 from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run, Stage
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
+from envbuild.model.lock import Variant
+from envbuild.node.protocol import plural
 
 _PROGRAM = "program"
 _SOURCE = ("envbuild/__init__.py", "envbuild/resources.py", "envbuild/node_program.py")
@@ -24,7 +26,9 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
     """The same image, built from the root of a checkout with nothing written there before."""
     fetch = recipe.stage("fetch")
     made = (
-        Comment("What runs in the stages below: a zip file of the standard library and of envbuild/node."),
+        Comment(
+            "Packs envbuild/node, which needs Python's standard library alone, into one file. It does the steps below."
+        ),
         Copy(_SOURCE, "/src/envbuild/"),
         Copy(("envbuild/node",), "/src/envbuild/node"),
         Run(f"PYTHONPATH=/src python3 -m envbuild.node_program /{NODE}"),
@@ -36,7 +40,17 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
         *(replace(each, instructions=tuple(_moved(each, recipe.stack))) for each in rest),
     )
     usage = f"In the root of a checkout: `docker build -f {_folder(recipe)}/Dockerfile .` (podman and buildah alike)."
-    return replace(recipe, stages=stages, notes=(usage, *recipe.notes))
+    return replace(recipe, stages=stages, notes=(_contents(recipe.variant), usage, *recipe.notes))
+
+
+def _contents(variant: Variant) -> str:
+    """A sentence of what is installed: the steps below say only in which files that stands."""
+    torch = f", torch {variant.torch}+{variant.flavour}" if variant.torch else ""
+    sources = [f"{each.name}{' (patched)' if each.patches else ''}" for each in variant.sources]
+    built = f"; from source {', '.join(sources)} (sources.json, build.json)" if sources else ""
+    plain = "" if variant.conda else " The same in plain commands: Dockerfile.plain."
+    packages = plural(len(variant.packages), "package")
+    return f"In it: Python {variant.python}{torch} and the rest of {packages} (packages.json){built}.{plain}"
 
 
 def is_committed(folder: Path, stack: str) -> bool:

@@ -53,9 +53,10 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     """The plain form of a recipe. Raises EnvbuildError `conda-in-a-script` (exit 7), and what `requirement` raises."""
     steps.refuse_conda(recipe.variant)
     maker = _Maker(recipe)
-    usage = (
-        f"`docker build -f {DOCKERFILE} FOLDER_OF_THIS_FILE` (podman, buildah alike); envbuild is not needed for it."
+    needed = (
+        f"Of envbuild only what writes {PATCHES}/ is needed, see there." if patched(recipe) else "It needs no envbuild."
     )
+    usage = f"In this folder: `docker build -f {DOCKERFILE} .` (BuildKit, podman or buildah). {needed}"
     return replace(
         recipe,
         stages=tuple(maker.stages()),
@@ -112,15 +113,18 @@ class _Maker:
     def _tools(self) -> Iterator[Instruction]:
         yield Copy(("uv.txt",), "/")
         yield Comment(
-            "Secrets, here and below, are optional: mirrors and logins (`--secret id=netrc,src=FILE`). No layer keeps "
-            "them."
+            "Optional secrets, here and below, for mirrors and logins: pip.conf, uv.toml, netrc, gitconfig "
+            "(`--secret id=netrc,src=FILE`). No layer keeps them."
         )
         pip = _SECRET.format("pip.conf", "/etc/pip.conf")
         yield Run("pip install --no-cache-dir --no-deps --require-hashes -r /uv.txt", (_WHEELHOUSE, pip, _NETRC))
         folder = self.recipe.requests.python_folder
         if folder is not None:
             build = next(each for each in load_toolchain().builds if each.sha256[:12] == folder[-12:])
-            yield Comment("The base has no such Python: a standalone build of CPython goes in.")
+            yield Comment(
+                f"No image has a fitting Python {self.recipe.variant.python}: CPython of python-build-standalone, "
+                "in a folder named by its sha256."
+            )
             words = (
                 f"curl -fsSL -o /python.tar.gz {shlex.quote(build.url)}"
                 f" && echo '{build.sha256}  /python.tar.gz' | sha256sum -c - && mkdir -p {folder}"
@@ -130,9 +134,11 @@ class _Maker:
 
     def _source(self, source: LockedSource) -> Iterator[Instruction]:
         top = f"/src/{source.name}"
+        branch = f", of {source.ref}" if source.ref else ""
+        below = " Its submodules likewise." if source.submodules else ""
         yield Comment(
-            f"{source.name} at {source.ref or source.commit[:12]}; its tree (git's hash of all its files) has to be "
-            "the locked one. The history is not kept."
+            f"{source.name}: commit {source.commit[:12]}{branch}; git's hash of all files is compared, the history "
+            f"removed.{below}"
         )
         commands = []
         for tree in steps.trees(source):
@@ -150,10 +156,10 @@ class _Maker:
         if source.patches:
             path = f"{PATCHES}/{source.name}.patch"
             for name in source.patches:
-                yield Comment(f"{name}: {load_patch(name).summary}")
+                yield Comment(f"Patch {name}: {load_patch(name).summary}.")
             yield Comment(
-                f"A unified diff has lines of the source, so {path} is in no repository of ours: "
-                f"`envbuild image dockerfile {self.recipe.stack} --plain -o DIR` writes it from the pinned tree."
+                f"A diff quotes the source, so {path} is not committed with this file. `envbuild image dockerfile "
+                f"{self.recipe.stack} --plain -o FOLDER` writes both."
             )
             yield Copy((path,), f"/{PATCHES}/")
             yield Run(f"git -C {top} apply --check /{path} && git -C {top} apply /{path}")
@@ -178,7 +184,7 @@ class _Maker:
         words = f"{_INSTALL} --require-hashes --find-links /wheelhouse"
         every = [f"{words} {self._where(each)} -r /requirements/{name}" for name, each in self._requirements().items()]
         if len(every) > 1 and "requirements-archives.txt" in self._requirements():
-            yield Comment("Wheels first; archives of source last, for they are built with what is there by then.")
+            yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
         if every and self.recipe.slim:
             site = f"{self.recipe.environment}/lib/python{variant.python}/site-packages"
             yield Comment(SLIM)
@@ -207,7 +213,9 @@ class _Maker:
             install = requests.build["args"]["requests"][0]["args"]
             seen = steps.variables(variant, install.get("build") or {})
             yield Comment(
-                "Sources are built with the packages above, not in isolation, and dated 1980: two builds are equal."
+                "The sources are built with the packages above, not in isolation; a fixed date and hash seed keep "
+                "times and chance orders out of them. Then the GPUs' architectures, and variables of the stack and "
+                "its target."
             )
             yield Env(seen)
             if "CUDA_HOME" in seen:
@@ -220,10 +228,7 @@ class _Maker:
         last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
         site = f"{recipe.environment}/lib/python{variant.python}/site-packages"
         last += [f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD", f"rm -f {site}/*.dist-info/uv_cache.json"]
-        yield Comment(
-            "The test: what has to be importable. Then uv's notes of when local files were installed go, in which"
-        )
-        yield Comment("two builds would differ.")
+        yield Comment("The import test. uv_cache.json goes: it has the time of installing, in which two builds differ.")
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
     def _place(self, source: LockedSource) -> str:
@@ -268,12 +273,12 @@ class _Maker:
         recipe = self.recipe
         if recipe.requests.python_folder:
             yield Copy((recipe.requests.python_folder,), recipe.requests.python_folder, "packages")
-        yield Comment("What was built, on the image that runs.")
+        yield Comment("The finished environment, in the image that runs.")
         yield Copy((f"{recipe.prefix}/envs",), f"{recipe.prefix}/envs", "build")
         current = f"{recipe.prefix}/current/{recipe.stack}"
         for name, value in recipe.requests.variables.items():
             if not isinstance(value, str):
-                yield Comment(f"Where {value['path']} exists, set {name} to it.")
+                yield Comment(f"Not set here: {name}. Where {value['path']} exists, run with {name} set to it.")
         who = [each for each in recipe.stage("installed").instructions if isinstance(each, Run)]
         yield Comment(WHO)
         yield from who

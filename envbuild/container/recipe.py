@@ -36,7 +36,7 @@ SLIM = (
     "RECORD names them."
 )
 WHO = "The image runs as this user, not as root; this is its home."
-WRITTEN = "Folders of sources that runs write into; the user of the image may write into no others but its home."
+WRITTEN = "Folders of sources that runs write generated files into; elsewhere the user may write into its home only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ class _Maker:
         return (
             Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
-                "The files that fetch.json lists, by hash; mirrors, logins and certificates only as optional build "
-                "secrets."
+                "Downloads the wheels, uv and Python of fetch.json and compares the sha256 of each. Optional secrets: "
+                "mirrors (pip.conf), logins (netrc), certificates."
             ),
             self._fetching("fetch.json", "pip.conf"),
         )
@@ -201,9 +201,7 @@ class _Maker:
     def _sources(self) -> tuple[Instruction, ...]:
         return (
             Copy((NODE, "sources.json"), self.folder + "/"),
-            Comment(
-                "The commits that sources.json lists, with their trees; what an earlier build fetched is in the cache."
-            ),
+            Comment("Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched."),
             self._fetching("sources.json", "gitconfig"),
         )
 
@@ -226,8 +224,8 @@ class _Maker:
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
             Comment(
-                "Installs what packages.json lists and imports torch, without a network; with ENVBUILD_NETWORK=off "
-                "one is an error."
+                "Installs what packages.json lists and tests it. Needs no network; with ENVBUILD_NETWORK=off it fails "
+                "where one is there."
             ),
             Run(self._building("packages.json")),
         )
@@ -244,8 +242,8 @@ class _Maker:
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
             Comment(
-                "Builds, installs and imports the sources as build.json says, and writes the stamp; what this adds "
-                "becomes a layer."
+                "Builds, installs and tests the sources of build.json, and stamps the environment (the hash of every "
+                "file). What is new goes to `added`, which the image that runs copies."
             ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
@@ -259,7 +257,7 @@ class _Maker:
     def _installed(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = []
         if self.requests.python_folder is not None and self.requests.variant.conda is None:
-            out.append(Comment("The environment's interpreter; the image brings none."))
+            out.append(Comment("The environment's own Python; the image below has none that fits."))
             out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
         out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
         # Nothing of these is of a source, so a changed one leaves this layer as it is.
@@ -271,7 +269,9 @@ class _Maker:
         return (
             Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
             *self._owned(),
-            Comment("For RUN, exec and shells without the entry point; activate.sh knows more (paths that exist)."),
+            Comment(
+                "For RUN, exec and shells, which pass the entry point by; it also sets what depends on a host's files."
+            ),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
             Arg("CREATED", "1980-01-01T00:00:00Z"),

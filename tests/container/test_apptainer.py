@@ -39,7 +39,8 @@ Stage: fetch
 
 %post
     set -eu
-    # The files that fetch.json lists, by hash; mirrors, logins and certificates only as optional build secrets.
+    # Downloads the wheels, uv and Python of fetch.json and compares the sha256 of each. Optional secrets: mirrors
+    # (pip.conf), logins (netrc), certificates.
     python3 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/fetch.json
 
 Bootstrap: docker
@@ -59,10 +60,12 @@ Stage: build
 %post
     set -eu
     export ENVBUILD_NETWORK=any
-    # Installs what packages.json lists and imports torch, without a network; with ENVBUILD_NETWORK=off one is an error.
+    # Installs what packages.json lists and tests it. Needs no network; with ENVBUILD_NETWORK=off it fails where one is
+    # there.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/packages.json
-    # Builds, installs and imports the sources as build.json says, and writes the stamp; what this adds becomes a layer.
+    # Builds, installs and tests the sources of build.json, and stamps the environment (the hash of every file). What is
+    # new goes to `added`, which the image that runs copies.
     ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/build.json
 
@@ -88,7 +91,7 @@ Stage: runtime
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild
     chown 10001:10001 /home/envbuild
-    # For RUN, exec and shells without the entry point; activate.sh knows more (paths that exist).
+    # For RUN, exec and shells, which pass the entry point by; it also sets what depends on a host's files.
 
 %environment
     export VIRTUAL_ENV=/opt/envbuild/current/torch-smoke

@@ -219,9 +219,9 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     recipe = recipe_for(Choice("torch-smoke"))
     made = replace(recipe, stack="s", stages=stages, notes=("A note.",))
     assert render(made).splitlines()[1:] == [
-        f"# s, profile exact, variant {recipe.variant.id}, sha256 {recipe.variant.digest}",
+        f"# s, profile exact, variant {recipe.variant.id}; sha256 of its contents: {recipe.variant.digest}",
         "# A note.",
-        "# `--build-context wheelhouse=DIR` brings files of your own; without it this stage is empty.",
+        "# Optional: `--build-context wheelhouse=DIR`, a folder of wheels and source archives beside the index.",
         "FROM scratch AS wheelhouse",
         "",
         f"# digest: sha256:{DIGEST}",
@@ -229,7 +229,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "COPY a b /x/",
         "RUN --mount=type=cache,target=/c true",
         "",
-        "# digest: not recorded; what this tag is, its registry says on the day of the build",
+        "# digest: not recorded; a later build may get another image under this tag",
         "FROM base:2 AS packages",
         'ARG A="1"',
         "ARG B",
