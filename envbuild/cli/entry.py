@@ -7,7 +7,6 @@ import os
 import sys
 
 from envbuild import __version__
-from envbuild.cli import no_plugins
 
 _INTERRUPTED = 130
 _COMPLETE = "_ENVBUILD_COMPLETE"
@@ -27,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(500_000)
     # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
     if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
+        from envbuild.cli import no_plugins
+
         no_plugins.install()
     if _COMPLETE in os.environ:
         return _completed(os.environ[_COMPLETE])

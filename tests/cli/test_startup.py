@@ -60,6 +60,10 @@ def test_the_version_and_envbuild_alone_do_not_even_need_click(world: World, lin
     assert imported(world, ("click", *HEAVY, *LIBRARIES), line) == {line: [0, []]}
 
 
+def test_the_version_costs_no_more_than_python(world: World) -> None:
+    assert imported(world, ("typing", "envbuild.cli.no_plugins"), "--version") == {"--version": [0, []]}
+
+
 @pytest.mark.parametrize("line", ["--version", "env list --json", "plan --stack ./nothing.yaml", "prob", "stack list"])
 def test_a_process_that_was_forked_says_and_ends_as_an_interpreter_of_its_own(world: World, line: str) -> None:
     assert world.run(*line.split()) == world.run(*line.split(), fresh=True)
