@@ -50,7 +50,7 @@ def files(seen: "Seen") -> "list[tuple[str, os.stat_result]]":
 
 
 def stamped(environment: str, seen: "Seen") -> "Seen":
-    """What was `seen` just before the stamp, with envbuild's own files as they are now: nobody has written others."""
+    """The walk `seen` before the stamp, with envbuild's own files read again: only they have changed since."""
     found = {path: told for path, told in seen.items() if not path.startswith(_OWN)}
     found.update(look(environment, _OWN))
     return found
