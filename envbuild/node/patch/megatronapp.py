@@ -1,11 +1,22 @@
 """Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets,
-transfers without RDMA, gradients that stay what they are, threads that are waited for without Python's lock."""
+transfers without RDMA, gradients that stay what they are, threads that are waited for without Python's lock, labels
+that meet their own microbatch."""
 
 import ast
 import re
 
 from envbuild.node.patch.line_edits import lines
-from envbuild.node.patch.source_text import Change, Source, UnfitError, constant, dotted, mask_c, nothing_left
+from envbuild.node.patch.source_text import (
+    Change,
+    Source,
+    UnfitError,
+    above,
+    constant,
+    dotted,
+    mask_c,
+    nothing_left,
+    parents,
+)
 
 _GPUS = re.compile(r"^constexpr int NUM_GPUS = ([0-9]+);", re.M)
 _IPS = re.compile(r"^std::string ips\[\] = \{[^{};]*\};", re.M)
@@ -336,10 +347,60 @@ def _find_random(source: "Source") -> "list[Change]":
     return out
 
 
+_BATCHES = "_EnvbuildMicrobatches"
+_BATCHES_HELPER = '''\
+class _EnvbuildMicrobatches:
+    """The microbatches of data iterators by their number: they are asked for in any order, an iterator has one."""
+
+    def __init__(self, iterators):
+        self.iterators = iterators
+        self.taken = [0] * len(iterators)
+        self.waiting = {}
+
+    def at(self, chunk, number):
+        """An iterator over this one microbatch alone; None where the rank has no data."""
+        return None if self.iterators[chunk] is None else self._one(chunk, number)
+
+    def _one(self, chunk, number):
+        while self.taken[chunk] <= number:
+            self.waiting[chunk, self.taken[chunk]] = next(self.iterators[chunk])
+            self.taken[chunk] += 1
+        yield self.waiting.pop((chunk, number))
+
+
+'''
+_NUMBER = (
+    "index_to_compute // (num_model_chunks * pipeline_parallel_size) * pipeline_parallel_size"
+    " + index_to_compute % pipeline_parallel_size"
+)
+
+
+def _find_labels(source: "Source") -> "list[Change]":
+    """A forward step of what has arrived (`index_to_compute`), whose data are what its chunk's iterator has next."""
+    parent = parents(source.tree())
+    out = []
+    for call in [node for node in source.every(ast.Call) if dotted(node.func) == "forward_step"]:
+        outer = above(call, parent)
+        loops = [node for node in outer if isinstance(node, ast.While)]
+        next_ones = [each for each in call.args if source.code(each) == "data_iterator[cur_model_chunk_id]"]
+        if not loops or not next_ones or "[index_to_compute]" not in source.code(call):
+            continue
+        function = next(node for node in outer if isinstance(node, ast.FunctionDef))
+        names = {node.id for node in source.every(ast.Name, function)}
+        if function not in source.top(ast.FunctionDef) or not {"num_model_chunks", "pipeline_parallel_size"} <= names:
+            raise UnfitError("the schedule does not number its microbatches", source.span(function)[0])
+        at, top = source.span(loops[-1])[0], source.line_start(source.span(function)[0])
+        made = "microbatches = %s(data_iterator)\n%s" % (_BATCHES, source.indent(at))
+        out += [Change(at, at, made, hit=False), Change(top, top, _BATCHES_HELPER, hit=False)]
+        out += [source.replaced(each, "microbatches.at(cur_model_chunk_id, %s)" % _NUMBER) for each in next_ones]
+    return out
+
+
 EDITS = {
     "megatronapp-addresses": (_find_addresses, nothing_left(_find_addresses, "a fixed address or rank"), 1),
     "megatronapp-gradients": (_find_random, nothing_left(_find_random, "a loop that makes gradients random"), 1),
     "megatronapp-join": (_find_join, nothing_left(_find_join, "a wait that holds Python's lock"), 1),
+    "megatronapp-labels": (_find_labels, nothing_left(_find_labels, "data in the order of computing"), 1),
     "megatronapp-one-node": (_find_one_node, nothing_left(_find_one_node, "RDMA or a fixed CUDA"), 1),
     "megatronapp-semaphores": (_find_shared, nothing_left(_find_shared, "a name that every job shares"), 1),
     "megatronapp-trace-sample": (_find_sample, _check_sample, 1),

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -148,3 +150,56 @@ def test_a_wait_that_gives_up_the_lock_and_another_name_are_left_alone(tmp_path:
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-join")
     assert caught.value.code == "patch-no-hits"
+
+
+def last_stage(file: Path, arriving: list[int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Microbatch and label as the sample's schedule brings them together, of two stages with two chunks each.
+
+    `arriving`: the order in which the inputs come; the last chunk alone reads data, as on a last stage.
+    """
+    queue = list(arriving)
+
+    def arrived(k: int) -> int | None:
+        return queue.pop(0) if queue and k == queue[0] else None
+
+    def step(data: Any, chunk: int, given: int) -> tuple[int, int] | None:
+        return (given // 4 * 2 + given % 2, next(data)) if chunk == 1 else None
+
+    monkeypatch.setitem(sys.modules, "transfer", SimpleNamespace(get_forward_tensor=arrived))
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), SCHEDULES, "exec"), names)
+    data = [iter(range(len(arriving) // 2)), iter(range(len(arriving) // 2))]
+    found = names["pipelining_with_interleaving"](step, data, [0, 1], len(arriving) // 2, 2)
+    return [each for each in found if each is not None]
+
+
+def test_labels_meet_their_own_microbatch_in_whatever_order_it_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, SCHEDULES, sample("megatronapp-labels", 0))
+    in_order, late = [0, 1, 2, 3, 4, 5, 6, 7], [4, 1, 0, 7, 3, 2, 5, 6]
+    before = last_stage(file, in_order, monkeypatch), last_stage(file, late, monkeypatch)
+    assert apply(tmp_path, "megatronapp-labels")["hits"] == 1
+    assert apply(tmp_path, "megatronapp-labels")["already"]
+    after = last_stage(file, in_order, monkeypatch), last_stage(file, late, monkeypatch)
+    assert before == ([(0, 0), (1, 1), (2, 2), (3, 3)], [(3, 0), (1, 1), (0, 2), (2, 3)])
+    assert after == (before[0], [(3, 3), (1, 1), (0, 0), (2, 2)])
+
+
+def test_a_rank_without_data_broadcasts_none(tmp_path: Path) -> None:
+    file = write(tmp_path, SCHEDULES, sample("megatronapp-labels", 0))
+    apply(tmp_path, "megatronapp-labels")
+    helper = file.read_text().split("class ")[1].split("\n\n\n")[0]
+    names: dict[str, Any] = {}
+    exec("class " + helper, names)
+    batches = names["_EnvbuildMicrobatches"]([None, iter("ab")])
+    assert batches.at(0, 1) is None
+    assert [next(batches.at(1, 1)), next(batches.at(1, 0))] == ["b", "a"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-no-hits"), (2, "patch-precondition")])
+def test_another_schedule_keeps_its_order_of_data(tmp_path: Path, number: int, code: str) -> None:
+    write(tmp_path, SCHEDULES, sample("megatronapp-labels", number))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatronapp-labels")
+    assert caught.value.code == code
