@@ -41,8 +41,8 @@ def clean(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
 def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -> int:
     """Ask and, unless `dry_run`, remove what is older than `days`; None: tell of everything."""
     from envbuild.provision.caches import node_caches, own_caches
-    from envbuild.resolve.estimate import size
     from envbuild.schedule.runner import as_login
+    from envbuild.text import size
 
     answers: dict[str, dict[str, Any] | EnvbuildError] = {HERE: own_caches(days or 0.0, dry_run=dry_run)}
     if flags.get("target"):
@@ -66,7 +66,7 @@ def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -
 
 def _rows(answer: dict[str, Any], *, old: bool) -> list[str]:
     """One line a kind: what there is of it, or with `old` what goes."""
-    from envbuild.resolve.estimate import size
+    from envbuild.text import size
 
     lines = []
     for row in answer["places"]:

@@ -46,7 +46,7 @@ def list_(ui: Ui, /, **flags: Any) -> int:
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
     """One line an environment; with the node where there are several."""
     from envbuild.provision.survey.in_use import made_by
-    from envbuild.resolve.estimate import size
+    from envbuild.text import size
 
     lines = [("NODE", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH")]
     for node, item in rows:
@@ -167,7 +167,7 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
     Without `--yes` it only says which. One that a process of its node runs from stays. Only processes of
     yours are seen, unless envbuild runs there as root.
     """
-    from envbuild.resolve.estimate import size
+    from envbuild.text import size
 
     good, errors = sort_out(_environments(ui, flags))
     many = len(good) + len(errors) > 1

@@ -412,7 +412,7 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:
-    from envbuild.report.verdict import plural
+    from envbuild.text import plural
 
     lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
     count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextI
 import click
 
 from envbuild.errors import EnvbuildError
+from envbuild.text import plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -286,5 +287,5 @@ def pruned(count: int, noun: str, size: str, *, yes: bool) -> str:
     """The last line of such a verb."""
     if not count:
         return f"no {noun} is that old"
-    what = f"{count} {noun}{'s' * (count != 1)}, {size}"
+    what = f"{plural(count, noun)}, {size}"
     return f"removed {what}" if yes else f"would remove {what}; `--yes` does it"

@@ -82,7 +82,7 @@ def apply_(
 
 
 def _said(result: dict[str, Any], *, diff: bool) -> str:
-    from envbuild.node.protocol import plural
+    from envbuild.text import plural
 
     done = "already applied" if result["already"] else "would be applied" if result["check"] else "applied"
     lines = [f"{result['name']}: {done}, {plural(result['hits'], 'place')}"]

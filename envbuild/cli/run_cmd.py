@@ -112,7 +112,7 @@ def prune(ui: Ui, keep_days: float, *, yes: bool) -> None:
 
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import old_runs
-    from envbuild.resolve.estimate import size
+    from envbuild.text import size
 
     found = old_runs(load_config().runs_root, keep_days)
     rows = [{**_row(item), "bytes": item.size} for item in found]

@@ -12,6 +12,7 @@ import click
 from envbuild.cli.choose import node_options, options, target_of, target_option
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode, as_dicts, exit_of, gravest, sort_out
+from envbuild.text import plural, size
 
 _store_options = options(
     target_option,
@@ -113,13 +114,13 @@ def _table(result: dict[str, Any]) -> str:
         lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [f"{entry['entry'][:12]}  {entry['state']}: {entry['why']}" for entry in other]
     count = len(result["entries"])
-    total = f"{count} wheel{'s' * (count != 1)}, {_bytes(result['bytes'])}" if count else "no wheels"
+    total = f"{plural(count, 'wheel')}, {size(result['bytes'])}" if count else "no wheels"
     return "\n".join([*lines, total + _quarantine(result)])
 
 
 def _quarantine(result: dict[str, Any]) -> str:
     held = result["quarantine"]
-    return f"; {len(held)} in quarantine, {_bytes(sum(item['size'] for item in held))}" if held else ""
+    return f"; {len(held)} in quarantine, {size(sum(item['size'] for item in held))}" if held else ""
 
 
 def _cells(entry: dict[str, Any]) -> list[str]:
@@ -133,13 +134,9 @@ def _cells(entry: dict[str, Any]) -> list[str]:
         cuda.group(1) if cuda else "none",
         " ".join(entry["arch_list"]) or "none",
         " ".join(compiler.groups()) if compiler else entry["compiler"] or "none",
-        _bytes(entry["size"]),
+        size(entry["size"]),
         _ago(entry["last_used"]),
     ]
-
-
-def _bytes(size: float) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 def _ago(then: float) -> str:
@@ -166,15 +163,12 @@ def _pruned(result: dict[str, Any]) -> str:
     lines += [f"kept {item['name'][:24]}: {item['why']}" for item in result["kept"] if item["why"] != "used since"]
     if not result["removed"]:
         return "\n".join([*lines, "nothing to remove"])
-    return "\n".join([*lines, f"{would} {len(result['removed'])}, {_bytes(result['bytes'])}"])
+    return "\n".join([*lines, f"{would} {len(result['removed'])}, {size(result['bytes'])}"])
 
 
 def _packed(result: dict[str, Any]) -> str:
     count = len(result["packed"])
-    return (
-        f"packed {count} wheel{'s' * (count != 1)} into {result['file']}, {_bytes(result['bytes'])}\n"
-        f"sha256 {result['sha256']}"
-    )
+    return f"packed {plural(count, 'wheel')} into {result['file']}, {size(result['bytes'])}\nsha256 {result['sha256']}"
 
 
 def _unpacked(result: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from envbuild import resources
 from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run, Stage
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
 from envbuild.model.lock import Variant
-from envbuild.node.protocol import plural
+from envbuild.text import plural
 
 _PROGRAM = "program"
 _SOURCE = ("envbuild/__init__.py", "envbuild/resources.py", "envbuild/node_program.py")

@@ -8,6 +8,7 @@ from envbuild.catalog.patches import RecipeEffect, load_patch, recipe_effect
 from envbuild.errors import EnvbuildError
 from envbuild.model.patch import Patch, Recipe
 from envbuild.model.stack import Source, Stack
+from envbuild.text import plural
 
 if TYPE_CHECKING:
     from envbuild.lock.readers.git_read import GitReader
@@ -37,7 +38,7 @@ class RecipeRun(NamedTuple):
             return ""
         if not self.effect.hits:
             return f"changes nothing in {self.file} at {self.commit[:8]}"
-        lines = f"changes {self.effect.hits} line{'s' * (self.effect.hits > 1)} of {self.file} at {self.commit[:8]}"
+        lines = f"changes {plural(self.effect.hits, 'line')} of {self.file} at {self.commit[:8]}"
         return (
             lines
             + {None: "", True: ", which still compiles", False: ", which no longer compiles"}[self.effect.compiles]

@@ -16,7 +16,7 @@ from envbuild.lock.unpinned import CODE
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.node.paths import EPOCH
-from envbuild.text import grouped
+from envbuild.text import grouped, plural
 
 _HEADER = """\
 #!/usr/bin/env bash
@@ -202,7 +202,7 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
             options = f"--no-build-isolation --no-binary {quote(package.name)}"
         else:
             where = f"the index {each.index}" if each.index else "the index that uv is configured with"
-            count = f"{len(each.packages)} package{'s' * (len(each.packages) != 1)}"
+            count = plural(len(each.packages), "package")
             said, options = f"{count} from {where}; each file must have one of these hashes.", "--no-build"
         lines += ["", f"  # {said}", "  cat > \"$work/requirements.txt\" <<'EOF'"]
         lines += [*map(steps.requirement, each.packages), "EOF"]

@@ -20,6 +20,8 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from envbuild.text import plural
+
 if TYPE_CHECKING:
     from envbuild.errors import EnvbuildError
     from envbuild.model.target import Target
@@ -94,7 +96,7 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
         some = place.model_copy(update={"hosts": tuple(nodes), "prefix": prefix})
         codes += _each(some, "files", lambda _, path=path: {"environment": path}, put)  # type: ignore[misc]
     found = sum(len(nodes) for nodes in wanted.values())
-    _say(f"{found} environment{'s' * (found != 1)} in use; their stamps are in {to}")
+    _say(f"{plural(found, 'environment')} in use; their stamps are in {to}")
     _end(codes)
 
 

@@ -10,8 +10,9 @@ from envbuild.model.evidence import Check, Evidence
 from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
 from envbuild.report.sections.claims import Claim, claims
-from envbuild.report.verdict import all_checks, plural
+from envbuild.report.verdict import all_checks
 from envbuild.report.view import make_view
+from envbuild.text import plural
 
 UNKNOWN = "not measured"
 

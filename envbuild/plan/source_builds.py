@@ -17,6 +17,7 @@ from envbuild.resolve.arch import given_codes
 from envbuild.resolve.rules.build import cxx_of
 from envbuild.resolve.variant_checks import needs_nvcc, stack_arch_list
 from envbuild.resolve.wheel_providers import NVCC, TOOLS
+from envbuild.text import plural
 
 # CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
 COMPILE_CPU_SECONDS = 1110.0
@@ -110,14 +111,10 @@ def compile_text(variant: Variant, jobs: int | None) -> str:
 
 
 def _one(name: str, build: Build, codes: str) -> str:
-    said = [_count(len(build.modules), "kernel")] if build.modules else []
-    said += [_count(len(build.flags), "flag")] if build.flags else []
+    said = [plural(len(build.modules), "kernel")] if build.modules else []
+    said += [plural(len(build.flags), "flag")] if build.flags else []
     said += [f"for {codes}"] if codes else []
     return f"{name} ({', '.join(said)})" if said else name
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 @lru_cache

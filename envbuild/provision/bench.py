@@ -17,7 +17,6 @@ from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
-from envbuild.node.protocol import plural
 from envbuild.provision.bench_ways import Way, narrowed, way
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
@@ -29,7 +28,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
-from envbuild.text import last_lines
+from envbuild.text import last_lines, plural
 
 CHECK = "bench"
 _LAST = 12  # lines of a run that failed, in the evidence

@@ -23,6 +23,7 @@ from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.survey import plan_run
 from envbuild.provision.survey.in_use import Current, current_of
+from envbuild.text import plural
 
 
 class Environments:
@@ -214,7 +215,7 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
     answers: dict[str, ContactResult] = {}
     if requests:
         with (
-            work.phase(verb, f"{verb} on {len(requests)} node{'s' * (len(requests) != 1)}"),
+            work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
             _told(verb, requests, work) as asked,
         ):
             answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline)

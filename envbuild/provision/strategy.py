@@ -18,7 +18,6 @@ from envbuild.launch.benchmark import metric, samples
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
-from envbuild.node.protocol import plural
 from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environments_in_use, facts_of, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
@@ -31,6 +30,7 @@ from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
 from envbuild.strategy.problem import Problem, as_row
 from envbuild.strategy.search import Answer, Ranked, Search, Trial
+from envbuild.text import plural
 from envbuild.transport.processes import marker_value
 
 CHECK = "strategy"

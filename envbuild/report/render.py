@@ -18,9 +18,10 @@ from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
 from envbuild.model.evidence import Evidence
 from envbuild.redact import redact_data
-from envbuild.report import equality, page, verdict, view
+from envbuild.report import equality, page, view
 from envbuild.report.sections import every
 from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, visible_data
+from envbuild.text import plural
 
 if TYPE_CHECKING:
     import jinja2
@@ -159,7 +160,7 @@ def _templates() -> jinja2.Environment:
         view.number,
         view.seconds,
         view.gibibytes,
-        verdict.plural,
+        plural,
         view.below_floor,
         view.failures,
         view.output,

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.report.verdict import plural
-from envbuild.text import minutes
+from envbuild.text import minutes, plural
 
 DiffKind = Literal["add", "del", "hunk", "file", ""]
 DIFF_LINES = 2000

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality, images, sources, view
 from envbuild.report.render import harmless
-from envbuild.report.verdict import make_verdict, plural, reason
+from envbuild.report.verdict import make_verdict, reason
+from envbuild.text import plural
 
 WIDTH = 80
 HEIGHT = 23  # the last line is the shell's

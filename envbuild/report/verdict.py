@@ -7,6 +7,7 @@ from typing import Literal
 
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
+from envbuild.text import plural
 
 Tone = Literal["good", "partial", "bad"]
 GOOD = frozenset({"ok", "unchanged"})
@@ -21,11 +22,6 @@ class Verdict:
     sentence: str
     detail: str
     tone: Tone
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def all_checks(evidence: Evidence) -> list[Check]:

@@ -17,8 +17,8 @@ from envbuild.model.resolution import Decision
 from envbuild.report import images, root
 from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
-from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, plural
-from envbuild.text import few, grouped, minutes
+from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict
+from envbuild.text import few, grouped, minutes, plural
 
 _SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}

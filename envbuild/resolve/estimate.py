@@ -12,7 +12,7 @@ from envbuild.model.conda import CondaPackage
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, fitting_file
-from envbuild.text import few
+from envbuild.text import few, size
 
 # What is there besides packages: the virtual environment itself, what uv notes of a package and its programs in `bin`,
 # and the hashes of files in files.json (measured; docs/benchmarks.md).
@@ -84,13 +84,6 @@ def fetch_words(count: int, unsized: Sequence[str]) -> str:
     if unsized and not count:
         return "an unknown amount to fetch"
     return f"{'at least ' if unsized else ''}{size(count)} to fetch"
-
-
-def size(count: int) -> str:
-    """Bytes for people: `808 MB`, `1.9 GB` (decimal units)."""
-    if count >= 1e9:
-        return f"{count / 1e9:.1f} GB"
-    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 def estimate(variant: Variant, platform: Platform) -> Estimate:

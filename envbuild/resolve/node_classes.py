@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.request import physical_gpus, visible_gpus
-from envbuild.text import grouped
+from envbuild.text import grouped, plural
 
 # What virtual machines and boards without a name of their own say.
 _NO_PRODUCT = re.compile(
@@ -98,8 +98,7 @@ def gpus_text(facts: NodeFacts) -> str:
     if seen < there:
         text = f"{seen} of {there} x {names[0]}" if len(counts) == 1 else f"{text} ({seen} of {there} visible)"
     if any(gpu.mig_enabled for gpu in facts.gpus):
-        count = mig_instances(facts)
-        text += f" with {count} MIG instance{'s' * (count != 1)}"
+        text += f" with {plural(mig_instances(facts), 'MIG instance')}"
     return text
 
 

@@ -19,11 +19,12 @@ from envbuild.model.target import Target
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.decision import OURS, Decisions, decision, refused
-from envbuild.resolve.estimate import Estimate, disk_words, size
+from envbuild.resolve.estimate import Estimate, disk_words
 from envbuild.resolve.inside_image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import Request
 from envbuild.resolve.rules.packages import from_source, meets, scanned, traits_of
 from envbuild.resolve.versions import minor, numbers, split_local
+from envbuild.text import size
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 LOCKED = Note("the lock", "its digest holds")

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
 from envbuild.model.target import Modules
+from envbuild.text import plural
 
 # A word of a directive line (`#SBATCH`, `#PBS`): schedulers read those with rules of their own, so that nothing that
 # could need quoting gets in.
@@ -108,7 +109,7 @@ class Job(StrictModel):
 
     def cost(self) -> str:
         """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours`."""
-        words = f"{self.nodes} node{'s' * (self.nodes != 1)}" + (f" of {self.queue}" if self.queue else "")
+        words = f"{plural(self.nodes, 'node')}" + (f" of {self.queue}" if self.queue else "")
         if self.time_limit is None:
             return f"{words} for as long as the site allows"
         words += f" for at most {clock_text(self.time_limit)}"

@@ -10,6 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits
 from envbuild.schedule.job import Gres, clock_text, seconds_of
 from envbuild.schedule.pbs_answers import unfolded
+from envbuild.text import plural
 
 # States of pbsnodes that keep jobs away (pbsnodes(1B)); a node may have several.
 _OUT = frozenset(("down", "offline", "stale", "state-unknown", "unknown", "unresolvable", "maintenance", "sleep"))
@@ -57,7 +58,7 @@ class Queues:
                 return limit.name
         raise EnvbuildError(
             "queue-none-fits",
-            f"no queue takes a job of {nodes} node{'s' * (nodes != 1)} for {clock_text(seconds)}",
+            f"no queue takes a job of {plural(nodes, 'node')} for {clock_text(seconds)}",
             why="; ".join(map(_told, self.limits)),
             hint="change `scheduler: {nodes: ..., time_limit: ...}`, or name a queue: `scheduler: {queue: ...}`",
         )

@@ -30,9 +30,9 @@ def test_a_list_has_a_line_for_each_wheel_whatever_the_width(stored: tuple[World
     world.env["COLUMNS"] = "40"
     heading, row, total = world.good("wheels", "list").out.splitlines()
     assert heading.split()[:4] == ["key", "source", "commit", "torch"]
-    words = [key[:12], "apex", "a" * 12, "2.4.1+cu124", "12.4", "8.0", "9.0", "c++", "12.2.0", "0.8", "kB", "today"]
+    words = [key[:12], "apex", "a" * 12, "2.4.1+cu124", "12.4", "8.0", "9.0", "c++", "12.2.0", "1", "kB", "today"]
     assert row.split() == words
-    assert total == "1 wheel, 0.8 kB"
+    assert total == "1 wheel, 1 kB"
 
 
 def test_a_prefix_without_a_store_has_no_wheels_and_gets_none_by_looking(world: World) -> None:
@@ -59,9 +59,9 @@ def test_prune_says_first_and_then_does(stored: tuple[World, Path, str]) -> None
     then = time.time() - 100 * 86400
     os.utime(store / key / "build.json", (then, then))
     assert "100 days ago" in world.good("wheels", "list").out
-    assert "would remove 1, 0.8 kB" in world.good("wheels", "prune", "--dry-run").out
+    assert "would remove 1, 1 kB" in world.good("wheels", "prune", "--dry-run").out
     assert world.good("wheels", "prune", "--keep-days", "101").out == "nothing to remove\n"
-    assert f"removed apex {key[:24]}\nremoved 1, 0.8 kB" in world.good("wheels", "prune").out
+    assert f"removed apex {key[:24]}\nremoved 1, 1 kB" in world.good("wheels", "prune").out
     assert Store(str(store)).folders() == []
 
 

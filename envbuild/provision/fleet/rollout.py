@@ -18,6 +18,7 @@ from envbuild.provision.run.evidence import NOT_BEGUN
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.plan_run import plan_of
+from envbuild.text import plural
 
 Wave = Callable[[Work, Plan], tuple[Plan, Outcome]]
 
@@ -44,7 +45,7 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
         part = plan
         if len(waves) > 1:
             work.journal.append(EventKind.WAVE_STARTED, number=number + 1, of=len(waves), nodes=list(names))
-            work.progress.stage(f"wave {number + 1} of {len(waves)}: {len(names)} node{'s' * (len(names) != 1)}")
+            work.progress.stage(f"wave {number + 1} of {len(waves)}: {plural(len(names), 'node')}")
             work.only = frozenset(names) | work.done
             part = replan(work)
         lacking = {name: error for name, error in work.lacking.items() if name in names}

@@ -16,6 +16,7 @@ from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.run.findings import Prepared
 from envbuild.resolve.request import visible_gpus
+from envbuild.text import plural
 
 IMAGE = "{image}"
 # The runtimes that run a file which all nodes of a job see, with its ending.
@@ -134,7 +135,7 @@ def make_plan(
 def _folded(nodes: Mapping[str, NodeImage]) -> list[str]:
     """Warnings of nodes, each once with how many nodes it is about."""
     counted = Counter(text for node in nodes.values() for text in node.chosen.warnings)
-    return [f"{text} (on {count} node{'s' * (count != 1)})" for text, count in counted.items()]
+    return [f"{text} (on {plural(count, 'node')})" for text, count in counted.items()]
 
 
 def install_args(

@@ -16,7 +16,6 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import trusted_files
 from envbuild.model.plan import Plan
 from envbuild.node import identity
-from envbuild.node.protocol import plural
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.fleet.multi_node_smoke import VERB
@@ -30,6 +29,7 @@ from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.survey.smoke_choice import as_asked
+from envbuild.text import plural
 
 ASK_DEADLINE = 2 * 3600.0
 

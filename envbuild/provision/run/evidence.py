@@ -11,6 +11,7 @@ from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
+from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
 Responses = Mapping[str, Mapping[str, Any]]
@@ -134,7 +135,7 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     count = len({(file.file, file.sha256) for node in nodes for file in node.first_use})
     if count:
         those = "it" if count == 1 else "them"
-        told.append(f"{count} file{'s' * (count != 1)} trusted on first use: the lock has no hash of {those}")
+        told.append(f"{plural(count, 'file')} trusted on first use: the lock has no hash of {those}")
     slim = {check.says for node in nodes for check in node.checks if check.details.get("deviation")}
     return (*told, *sorted(slim))
 
@@ -178,9 +179,7 @@ def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _wanted(asked: int, required: int) -> str:
-    return (
-        f"{asked} package{'s' * (asked != 1)} for the stack, {required} that these require; nothing else is in the lock"
-    )
+    return f"{plural(asked, 'package')} for the stack, {required} that these require; nothing else is in the lock"
 
 
 def _checks(responses: Responses) -> Iterable[Check]:
@@ -220,7 +219,7 @@ def _conda_checks(told: Mapping[str, Any]) -> Iterable[Check]:
         says = f"the post-link scripts of {', '.join(skipped)} were not run: `link_scripts` does not list them"
         yield Check(name="post-link", status="skipped", says=says)
     if shared:
-        says = f"{len(shared)} file{'s' * (len(shared) != 1)} of two conda packages, with equal contents"
+        says = f"{plural(len(shared), 'file')} of two conda packages, with equal contents"
         yield Check(
             name="clobbered", status="passed", says=says, level="measured", details={"files": list(shared)[:20]}
         )

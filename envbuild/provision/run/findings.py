@@ -14,6 +14,7 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
+from envbuild.text import plural
 
 if TYPE_CHECKING:
     from envbuild.provision.contact.first_contact import ContactResult
@@ -41,7 +42,7 @@ class Selection(NamedTuple):
 
     def __str__(self) -> str:
         """`3 of 8 nodes, by --limit`."""
-        return f"{self.chosen} of {self.total} node{'s' * (self.total != 1)}, by {' and '.join(self.by)}"
+        return f"{self.chosen} of {plural(self.total, 'node')}, by {' and '.join(self.by)}"
 
     def as_dict(self) -> dict[str, Any]:
         """The same for `--json`."""

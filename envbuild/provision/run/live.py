@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from envbuild.text import plural, size
+
 STEPS = {
     "toolchain": "toolchain",
     "deliver": "delivering files",
@@ -152,8 +154,8 @@ def doing(row: Row, now: float) -> str:
     words = [str(row.now.get("phase", ""))]
     if done is not None and unit == "bytes":
         since, before = row.phase
-        words.append(f"{_bytes(done)} of about {_bytes(total)}" if total else _bytes(done))
-        words += [f"({_bytes((done - before) / (now - since))}/s)"] if now - since >= 1 and done > before else []
+        words.append(f"{size(done)} of about {size(total)}" if total else size(done))
+        words += [f"({size((done - before) / (now - since))}/s)"] if now - since >= 1 and done > before else []
     elif done is not None and total:
         words.append(f"{done} of {total} {unit}")
     what = str(row.now.get("what", ""))
@@ -205,7 +207,7 @@ def rows(view: View, now: float, most: int = MOST_ROWS) -> list[str]:
 def _class(names: Sequence[str], view: View, now: float) -> str:
     last = _slowest(names, view, now)
     row = view.rows[last]
-    count = f"{len(names)} node{'s' * (len(names) != 1)}"
+    count = plural(len(names), "node")
     if not row.running:
         return f"{count}: {row.label} {row.state}"
     work = doing(row, now)
@@ -256,7 +258,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -15,7 +15,7 @@ from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
 from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.supported import NODE_FILE, refuse_unsupported
-from envbuild.text import last_lines
+from envbuild.text import last_lines, plural
 
 # Cloud tools page through an interface; longer than this is one that waits for an answer.
 COMMAND_DEADLINE = 60.0
@@ -194,7 +194,7 @@ def _known(lists: Sequence[str], known: set[str], names: Sequence[str], option: 
         raise EnvbuildError(
             "host-unknown",
             f"`{option}` names {unknown[0]}{more}, which {'are' if more else 'is'} not of {whose}",
-            why=f"its {len(names)} host{'s' * (len(names) != 1)}: {first}",
+            why=f"its {plural(len(names), 'host')}: {first}",
             hint=f"did you mean `{near}`?" if near else "",
         )
     return set(said)

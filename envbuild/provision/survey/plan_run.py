@@ -20,6 +20,7 @@ from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 from envbuild.provision.survey.ask import decide, note_refusals, survey_nodes
 from envbuild.provision.survey.errors import python_broken
+from envbuild.text import plural
 
 
 def look(work: Work, *, bring_python: bool) -> None:
@@ -29,7 +30,7 @@ def look(work: Work, *, bring_python: bool) -> None:
     nodes are errors (`node-without-python`).
     """
     nodes = expand_hosts(work.prepared.target.hosts)
-    meant = work.prepared.selection or f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    meant = work.prepared.selection or plural(len(nodes), "node")
     with work.phase("probe", f"asking {meant}"):
         work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
     if bring_python and work.survey.without_python:

@@ -9,7 +9,8 @@ from envbuild.model.evidence import Evidence
 from envbuild.report import equality, render
 from envbuild.report.diff.compare import Change, compare
 from envbuild.report.text import visible
-from envbuild.report.verdict import make_verdict, plural
+from envbuild.report.verdict import make_verdict
+from envbuild.text import plural
 
 _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", "")}
 

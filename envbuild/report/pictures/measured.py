@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from envbuild.model.evidence import Evidence, Metric
 from envbuild.report.pictures.draw import Bar, Dot, Label, Picture, Row, Shape, Table, share, short
-from envbuild.report.verdict import plural
 from envbuild.report.view import below_floor, figure, number, of_smaller_size
+from envbuild.text import plural
 
 HIGH = 62
 TABLE = 400

@@ -8,8 +8,8 @@ from typing import Any
 from envbuild.model.evidence import Evidence
 from envbuild.report.pictures.draw import Label, Picture, Row, Shape, Table, short
 from envbuild.report.pictures.gpus import KEYS, LEFT, cell
-from envbuild.report.verdict import plural
 from envbuild.report.view import number
+from envbuild.text import plural
 
 MOST = 4
 TABLE = 400

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from envbuild.model.evidence import Evidence, NodeEvidence, StepTime
 from envbuild.report.pictures.draw import Bar, Label, Picture, Row, Shape, Table, axis, share, short
-from envbuild.report.verdict import GOOD, plural
+from envbuild.report.verdict import GOOD
+from envbuild.text import plural
 
 MOST = 12
 TABLE = 400

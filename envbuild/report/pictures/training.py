@@ -11,8 +11,7 @@ from typing import Any
 from envbuild.model.evidence import Evidence
 from envbuild.report.equality import names
 from envbuild.report.pictures.draw import Curve, Label, Picture, Row, Shape, Table, polyline
-from envbuild.report.verdict import plural
-from envbuild.text import grouped
+from envbuild.text import grouped, plural
 
 MOST = 6
 _HIGH = 130

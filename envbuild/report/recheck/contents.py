@@ -18,8 +18,9 @@ from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.sections.pins import is_equal
 from envbuild.report.sources import mapping
-from envbuild.report.verdict import GOOD, plural
+from envbuild.report.verdict import GOOD
 from envbuild.resolve.built import built
+from envbuild.text import plural
 
 
 def check_contents(evidence: Evidence, attached: Attached) -> Iterator[Finding]:

@@ -13,7 +13,8 @@ from envbuild.model.evidence import Evidence, NodeEvidence, checks_exit, run_exi
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.timeline import steps
-from envbuild.report.verdict import GOOD, plural
+from envbuild.report.verdict import GOOD
+from envbuild.text import plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
 _VERBS = frozenset({"provision", "verify", "smoke", "bench", "strategy"})

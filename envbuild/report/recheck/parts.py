@@ -11,7 +11,7 @@ from envbuild.report.merge.evidence import PartEvidence, merged, part_of, share
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.recheck.opened import Opened, open_report
 from envbuild.report.sections.gaps import UNSHOWN
-from envbuild.report.verdict import plural
+from envbuild.text import plural
 
 _TOPIC = "parts"
 Check = Callable[[Opened], list[Finding]]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from envbuild.model.evidence import Evidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
-from envbuild.report.verdict import GOOD, all_checks, plural
+from envbuild.report.verdict import GOOD, all_checks
+from envbuild.text import plural
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
-from envbuild.report.verdict import plural
 from envbuild.report.view import below_floor, number, of_smaller_size
+from envbuild.text import plural
 
 Tone = str
 _VERDICTS = {

@@ -12,8 +12,8 @@ from envbuild.report.sections.claims import Claim, claims
 from envbuild.report.sections.gaps import Gap, gaps
 from envbuild.report.sections.outliers import Outliers, outliers
 from envbuild.report.sections.pins import Pin, pins
-from envbuild.report.verdict import plural
 from envbuild.report.view import NodeClass, classes
+from envbuild.text import plural
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
-from envbuild.report.verdict import plural
 from envbuild.report.view import figure
+from envbuild.text import plural
 
 # What no merging of reports can tell.
 UNSHOWN = (
