@@ -17,8 +17,11 @@ from envbuild.launch.request import Order
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
+from envbuild.node import program_files
 
 PORT = 5432
+_RANKS = ("envbuild.node.smoke.programs", "mpi_ranks")
+_PORT = ("alcf-deepspeed-port", "RANK and LOCAL_RANK from MPI's variables, so that DeepSpeed takes MASTER_PORT")
 
 
 class AlcfParameters(Parameters):
@@ -82,9 +85,12 @@ def make(order: Order) -> Launch:
     values = _values(order, given, model, degrees, flash)
     config = "zero-3" if given.zero_stage == 3 else "zero"
     text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
+    python, ranks = order.place.program("python3"), f"{order.place.output}/mpi_ranks.py"
+    told = () if order.takes_mpi_flag() else (LaunchFile(path=ranks, text=program_files.text(*_RANKS)),)
     argv = (
         *fill(order.data.before[given.launcher], values),
-        order.place.program("python3"),
+        *((python, ranks) if told else ()),
+        python,
         f"{order.directory()}/pretrain_{given.model_type}.py",
         *fill(order.data.arguments, values),
     )
@@ -110,10 +116,10 @@ def make(order: Order) -> Launch:
             "global-batch": degrees.global_batch,
             "micro-batch": given.micro_batch,
         },
-        files=(LaunchFile(path=str(values["config"]), text=text),),
+        files=(LaunchFile(path=str(values["config"]), text=text), *told),
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *degrees.computed),
-        deviations=_deviations(order),
+        deviations=(*_deviations(order), *(order.deviations(_PORT) if told else ())),
         notes=(*_notes(order, given), *order.without_timers(degrees.pipeline)),
     )
 

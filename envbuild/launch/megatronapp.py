@@ -47,8 +47,8 @@ def make(order: Order) -> Launch:
     given, taken = read(AppParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model, "model")
     place = order.place
-    chunks = given.model_chunks or int(order.data.defaults["chunks_of_many" if place.nodes > 1 else "chunks_of_one"])
-    computed = () if given.model_chunks else (_chunks_default(chunks, place.nodes),)
+    usual = _chunks_default(order, given.pipeline_parallel)
+    chunks, computed = given.model_chunks or int(usual.value), () if given.model_chunks else (usual,)
     data, microbatches = _bounds(order, given, model, chunks)
     address, port = place.rendezvous(PORT)
     values: dict[str, Value] = {
@@ -65,6 +65,7 @@ def make(order: Order) -> Launch:
         "iterations": given.train_iters,
         "pipeline_parallel": given.pipeline_parallel,
         "tensor_parallel": given.tensor_parallel,
+        "virtual": given.pipeline_parallel > 1,
         "virtual_layers": model.layers // (given.pipeline_parallel * chunks),
         "data": (given.data or f"{place.output}/datasets").rstrip("/"),
         "checkpoints": (given.checkpoints or f"{place.output}/checkpoints").rstrip("/"),
@@ -86,14 +87,18 @@ def make(order: Order) -> Launch:
         },
         commands=tuple(_command(order, given, values, rank) for rank in range(place.nodes)),
         defaults=(*taken, *computed),
-        deviations=_deviations(order),
+        deviations=_deviations(order, given.pipeline_parallel),
         notes=_notes(order, given),
     )
 
 
-def _chunks_default(chunks: int, nodes: int) -> Default:
-    where = "run_master.sh and run_worker.sh (4 layers a virtual stage)" if nodes > 1 else "run_single.sh"
-    return Default(name="model_chunks", value=str(chunks), why=f"what {where} starts")
+def _chunks_default(order: Order, stages: int) -> Default:
+    if stages == 1:
+        return Default(name="model_chunks", value="1", why="one stage has no virtual ones")
+    many = order.place.nodes > 1
+    where = "run_master.sh and run_worker.sh (4 layers a virtual stage)" if many else "run_single.sh"
+    chunks = order.data.defaults["chunks_of_many" if many else "chunks_of_one"]
+    return Default(name="model_chunks", value=chunks, why=f"what {where} starts")
 
 
 def _command(order: Order, given: AppParameters, values: dict[str, Value], rank: int) -> Command:
@@ -128,10 +133,10 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
         hint="stages x chunks of " + ", ".join(str(n) for n in range(1, model.layers + 1) if model.layers % n == 0),
     )
     require(
-        stages > 2,
-        f"{stages} pipeline stages are too few for virtual stages",
+        stages > 2 or stages == chunks == 1,
+        f"{stages} pipeline stage{'s' if stages > 1 else ''} are too few for virtual stages",
         why="megatron/arguments.py asserts more than 2 where virtual stages are given (finding app-two-stages)",
-        hint="pipeline_parallel=4",
+        hint="pipeline_parallel=4; or pipeline_parallel=1 without model_chunks, which is no pipeline",
     )
     data = require_shape(model, order.place.gpus, given.tensor_parallel, stages)
     step = given.micro_batch * data
@@ -154,6 +159,8 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
 
 def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
     notes = []
+    if given.pipeline_parallel == 1:
+        notes.append("one stage: no pipeline, no virtual stages and no transfers; the document's run has four stages")
     if order.place.nodes > 1 and not given.addresses:
         notes.append(
             "no InfiniBand addresses (addresses=A,B): all ranks take shared memory, which works within one node only"
@@ -165,11 +172,12 @@ def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _deviations(order: Order) -> tuple[Deviation, ...]:
+def _deviations(order: Order, stages: int) -> tuple[Deviation, ...]:
+    few = "one stage, without virtual ones" if stages == 1 else "three stages at least"
     return order.deviations(
         ("app-master-address", "the master's address is an argument, on the workers too"),
         ("app-layers-divide", "stages x chunks must divide the layers"),
-        ("app-two-stages", "three stages at least, and microbatches that the stages divide"),
+        ("app-two-stages", f"{few}, and microbatches that the stages divide"),
         ("app-infiniband-addresses", "addresses and GPUs a node are variables, not constants of a build"),
         ("app-semaphores", "shared memory is named by job and removed by its own run only"),
         ("app-two-pods", "nothing in the sources is edited; data and checkpoints lie in the output folder"),

@@ -1,4 +1,7 @@
-"""Metaseq's opt-baselines: nodes and trials the right way round, a prefix of its own, and the least number of nodes."""
+"""Metaseq's opt-baselines: nodes and trials the right way round, a prefix of its own, and the least number of nodes.
+
+On one GPU, which opt-baselines refuses, what it would start: metaseq/cli/train.py with its words.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,31 @@ from envbuild.launch.parameters import Count, Parameters, model_row, read, requi
 from envbuild.launch.request import Order
 from envbuild.launch.topology import Place
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Launch
+from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
 
 END = "done training in"
 # What the pinned scaled_upper_triang_masked_softmax.h counts in 32 bits: scores of a layer on a GPU.
 _SCORES = 2**31
+PORT = 29500
+_ONE_GPU = '''\
+"""Train as opt-baselines would have it, on the one GPU that it refuses: its own words, then those of the command."""
+
+import runpy
+import sys
+from types import SimpleNamespace
+
+from metaseq.launcher.opt_baselines import get_grid
+from metaseq.launcher.opt_job_constants import MODEL_SIZES
+
+model, script, *ours = sys.argv[1:]
+asked = dict(model_size=model, benchmark=True, num_nodes=1, num_gpus=max(2, MODEL_SIZES[model].model_parallel))
+unset = dict.fromkeys(("data", "profile", "max_update", "max_epoch", "restore_file", "reset_dataloader"))
+grid = get_grid(SimpleNamespace(**asked, **unset, no_save_dir=True, disable_validation=False, circleci=False))
+words = [word for each in grid for word in ([each.name] if each.binary_flag else [each.name, str(each.values[0])])]
+sys.argv = [script, *words, *ours]
+runpy.run_path(script, run_name="__main__")
+'''
 
 
 class MetaseqParameters(Parameters):
@@ -44,6 +66,8 @@ def make(order: Order) -> Launch:
     given, taken = read(MetaseqParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model_size, "model_size")
     place = order.place
+    if place.gpus == 1:
+        return _one_gpu(order, given, taken, model)
     copies, batch = _bounds(order, model, given.gpu_gb)
     submit, whence = _submit(given, place)
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
@@ -85,6 +109,53 @@ def make(order: Order) -> Launch:
     )
 
 
+def _one_gpu(order: Order, given: MetaseqParameters, taken: tuple[Default, ...], model: ModelSize) -> Launch:
+    """The one rank, without model parallelism; a step's tokens in as many parts as the softmax needs."""
+    place = order.place
+    sequences = (model.batch_tokens or 0) // (model.sequence or 1)
+    most = _SCORES // (model.heads * (model.sequence or 1) ** 2)
+    batch = max(n for n in range(1, min(sequences, most) + 1) if sequences % n == 0)
+    address, port = place.rendezvous(PORT)
+    own = f"{place.output}/one_gpu.py"
+    checkpoints = given.checkpoints or f"{place.output}/checkpoints"
+    ours = {"--model-parallel-size": 1, "--batch-size": batch, "--update-freq": sequences // batch}
+    argv = (
+        *(*place.torchrun(), "--nproc_per_node", "1", "--master_addr", address, "--master_port", str(port)),
+        *(own, model.name, f"{place.source(order.data.source)}/metaseq/cli/train.py", "--save-dir", checkpoints),
+        *(str(word) for pair in ours.items() for word in pair),
+    )
+    return Launch(
+        stack=order.stack,
+        profile=order.profile_name,
+        nodes=1,
+        gpus_per_node=1,
+        model=model.name,
+        degrees={"tensor": 1, "data": 1, "sequences-a-rank": batch, "parts-of-a-step": sequences // batch},
+        files=(LaunchFile(path=own, text=_ONE_GPU),),
+        commands=(
+            Command(
+                node=0,
+                argv=argv,
+                environment={**order.data.environment, "OMP_NUM_THREADS": "2"},
+                directory=place.output,
+                ends=END,
+            ),
+        ),
+        defaults=taken,
+        deviations=_one_gpu_deviations(order, model),
+        notes=("whether the model fits one GPU is not known; of 8m and 125m it is",),
+    )
+
+
+def _one_gpu_deviations(order: Order, model: ModelSize) -> tuple[Deviation, ...]:
+    parallel = model.model_parallel or 1
+    instead = f", not {parallel}" if parallel > 1 else ""
+    return order.deviations(
+        ("opt-one-gpu", f"metaseq/cli/train.py with opt-baselines' words; model parallel 1{instead}; tokens in parts"),
+        ("opt-exit-code", "success is read from the log"),
+    )
+
+
 def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
     """How the run is submitted, and from what that follows."""
     if place.nodes == 1:
@@ -103,7 +174,7 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
 def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> tuple[int, int]:
     """Copies of the model and sequences of each rank; refuses what opt_baselines.py refuses, or lets become 0."""
     place, parallel = order.place, model.model_parallel or 1
-    require(place.gpus_per_node >= 2, "opt-baselines wants two GPUs a node at least", hint="a node with more GPUs")
+    require(place.gpus_per_node >= 2, "opt-baselines wants two GPUs a node at least", hint="--nodes 1, or more GPUs")
     require(
         place.gpus % parallel == 0,
         f"{model.name} wants a multiple of {parallel} GPUs, and {place.gpus} are there",

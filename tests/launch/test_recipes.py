@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +20,29 @@ from envbuild.launch.topology import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started
+from tests.node.patch_support import write
 
 ALCF, APP, OPT = "megatron-deepspeed-alcf", "megatronapp", "opt-175b"
 SLURM, ALPA = "megatron-deepspeed-slurm", "megatron-alpa"
 WITH_RECIPE = [name for name in list_stacks() if name != "torch-smoke"]
 MANUAL = [(table, row) for table in stack(ALPA).reference.manual for row in range(1, len(table.cases) + 1)]  # type: ignore[union-attr]
+
+
+SIZES = """from types import SimpleNamespace
+MODEL_SIZES = dict.fromkeys(("8m", "125m", "350m"), SimpleNamespace(model_parallel=2, lr=1e-3))
+"""
+BASELINES = """from types import SimpleNamespace
+from metaseq.launcher.opt_job_constants import MODEL_SIZES
+
+def get_grid(args):
+    if args.num_gpus < 2:
+        raise ValueError("Need at least two gpus to run model parallel code")
+    assert args.benchmark and args.max_update is None and not args.disable_validation
+    flag = SimpleNamespace(name="--full-megatron-init", values=[True], binary_flag=True)
+    others = {"--task": "dummy_lm", "--lr": MODEL_SIZES[args.model_size].lr}
+    first, last = [SimpleNamespace(name=n, values=[v], binary_flag=False) for n, v in others.items()]
+    return [first, flag, last]
+"""
 
 
 def refusal(name: str, where: Place, **values: str) -> EnvbuildError:
@@ -212,6 +234,16 @@ def test_megatronapp_refuses_what_does_not_divide(values: dict[str, str], words:
     assert words in found.what
 
 
+def test_megatronapp_on_one_gpu_has_no_virtual_stages_and_says_so() -> None:
+    one, four = started(APP, place(1, 1), pipeline_parallel="1"), started(APP, place(1, 4))
+    assert "--num-layers-per-virtual-pipeline-stage" not in one.commands[0].argv
+    assert "--num-layers-per-virtual-pipeline-stage" in four.commands[0].argv
+    assert (one.degrees["pipeline"], one.degrees["chunks"], one.degrees["microbatches"]) == (1, 1, 16)
+    assert any(note.startswith("one stage: no pipeline") for note in one.notes)
+    assert ["one stage" in each.does for each in one.deviations if each.finding == "app-two-stages"] == [True]
+    assert "too few" in refusal(APP, place(1, 1), pipeline_parallel="1", model_chunks="2").what
+
+
 def test_a_batch_that_is_offered_instead_is_accepted() -> None:
     hint = refusal(APP, place(1, 4), global_batch="10").hint
     key, _, value = hint.partition("=")
@@ -259,7 +291,7 @@ def test_success_of_opt_is_read_from_the_log() -> None:
 @pytest.mark.parametrize(
     ("where", "values", "words"),
     [
-        (place(1, 1), {}, "two GPUs"),
+        (place(2, 1), {}, "two GPUs"),
         (place(1, 4), {"model_size": "66b"}, "multiple of 8 GPUs"),
         (place(128), {}, "a batch of 0"),
         (place(2), {"submit": "local"}, "submit=local"),
@@ -306,6 +338,39 @@ def test_more_scores_than_the_pinned_softmax_counts_are_told() -> None:
     [note] = [note for note in two.notes if "32 bits" in note]
     assert "256 sequences a rank are 3.0 times" in note and "fewer than 6 GPUs" in note
     assert not any("32 bits" in note for note in eight.notes)
+
+
+@pytest.mark.parametrize(("model", "batch", "parts"), [("8m", 64, 1), ("125m", 32, 8), ("350m", 32, 8)])
+def test_opt_on_one_gpu_is_what_opt_baselines_would_start(
+    model: str, batch: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = started(OPT, place(1, 1), model_size=model)
+    [command], [file] = made.commands, made.files
+    train = f"{ENVIRONMENT}/src/metaseq/metaseq/cli/train.py"
+    assert command.argv[-11:-6] == (file.path, model, train, "--save-dir", f"{OUTPUT}/checkpoints")
+    assert command.ends == "done training in"
+    assert "opt-one-gpu" in {each.finding for each in made.deviations}
+    # The sweep's own words, from a launcher in the shape of metaseq's, and after them what one GPU needs.
+    script = write(tmp_path, "train.py", "import sys\nprint(*sys.argv[1:])\n")
+    write(tmp_path, "metaseq/launcher/opt_job_constants.py", SIZES)
+    write(tmp_path, "metaseq/launcher/opt_baselines.py", BASELINES)
+    own = write(tmp_path, "one_gpu.py", file.text)
+    words = [str(script) if word == train else word for word in command.argv[-10:]]
+    ran = subprocess.run(
+        [sys.executable, str(own), *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    ours = f"--model-parallel-size 1 --batch-size {batch} --update-freq {parts}"
+    assert ran.stdout == f"--task dummy_lm --full-megatron-init --lr 0.001 --save-dir {OUTPUT}/checkpoints {ours}\n"
+
+
+def test_opt_on_two_gpus_is_opt_baselines_itself() -> None:
+    made = started(OPT, place(1, 2))
+    assert made.commands[0].argv[0] == f"{ENVIRONMENT}/bin/opt-baselines"
+    assert not made.files
 
 
 def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
@@ -461,3 +526,36 @@ def test_alcf_with_a_new_deepspeed_has_no_timers_in_a_pipeline(profile: str, sta
     # The profiler starts the same timers: with it on, and the breakdown off, the first backward pass stopped on a GPU.
     assert config["wall_clock_breakdown"] is config["flops_profiler"]["enabled"] is timers
     assert any("wall_clock_breakdown is off" in note for note in made.notes) is not timers
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1"}, "3 1"),
+        ({"PALS_RANKID": "5", "PMI_RANK": "5", "PALS_LOCAL_RANKID": "0"}, "5 0"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "0 0"),
+        ({"PMI_RANK": "3"}, "None None"),
+    ],
+)
+def test_alcf_tells_deepspeed_its_rank_so_that_it_takes_the_port(
+    variables: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    made = started(ALCF, place(1, 4), profile="ported-cu130", MODEL_SIZE_KEY="GPT125M")
+    argv, [_, file] = made.commands[0].argv, made.files
+    at = argv.index(file.path)
+    assert argv[at - 1] == argv[at + 1] == f"{ENVIRONMENT}/bin/python3"
+    assert argv[at + 2].endswith("/pretrain_gpt.py")
+    assert {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} <= set(made.commands[0].environment)
+    assert "alcf-deepspeed-port" in {each.finding for each in made.deviations}
+    own = write(tmp_path, "mpi_ranks.py", file.text)
+    say = "import os; print(os.environ.get('RANK'), os.environ.get('LOCAL_RANK'))"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "MPI", "PALS", "OMPI"))}
+    ran = subprocess.run(
+        [sys.executable, str(own), sys.executable, "-c", say],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**clean, **variables},
+    )
+    assert ran.stdout == told + "\n"
+    assert len(started(ALCF, place(1, 4), profile="exact").files) == 1, "0.10.3 is told --deepspeed_mpi"

@@ -1,7 +1,7 @@
 """Smoke program `step`: one rank of the stack's own training script, with its arguments, as `__main__`.
 
-The ranks of MPI share one request, `ENVBUILD_SMOKE_REQUEST`, and append to one file of events; every other rank has a
-request of its own on stdin, with the variables that torchrun would set.
+The ranks of MPI share one request, `ENVBUILD_SMOKE_REQUEST`, and append to one file of events; each takes its number
+from MPI's variables. Every other rank has a request of its own on stdin, with the variables that torchrun would set.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 import traceback
 from typing import Any
 
+from . import mpi_ranks
 from .common import Request, arm, begin
 
 
@@ -18,6 +19,7 @@ def _request() -> Request:
     shared = os.environ.get("ENVBUILD_SMOKE_REQUEST")
     if shared is None:
         return begin()
+    mpi_ranks.tell()
     with open(shared, encoding="utf-8") as file:
         return arm(dict(json.load(file)), 2)
 
