@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git_read import git_reader
 from envbuild.model.stack import Document, Stack
+from envbuild.node import paths
 
 _LARGEST = 2_000_000
 
@@ -95,9 +95,7 @@ def _keep(document: Document, text: str) -> None:
         return
     with suppress(OSError):  # a cache that cannot be written costs the next run a fetch
         place.parent.mkdir(parents=True, exist_ok=True)
-        half = place.with_name(f".{place.name}.{os.getpid()}")
-        half.write_text(text, encoding="utf-8")
-        half.replace(place)
+        paths.write_whole(str(place), text.encode())
 
 
 def _given(file: Path, document: Document | None, *, other: bool) -> DocumentText:

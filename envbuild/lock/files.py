@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +12,7 @@ from envbuild.catalog.yaml_load import parsed_file
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile
+from envbuild.node import paths
 
 if TYPE_CHECKING:
     from tomlkit.items import AoT, Array, InlineTable, Table
@@ -226,24 +224,10 @@ def _array(items: list[Any]) -> Array:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock file atomically: temporary file beside it, fsync, rename.
-
-    Raises EnvbuildError `lock-unwritable` (exit 2).
-    """
-    text = render_lock(lock)
-    temporary: str | None = None
+    """Write a lock file, whole or not at all. Raises EnvbuildError `lock-unwritable` (exit 2)."""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        paths.write_whole(str(path), render_lock(lock).encode())
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
         raise EnvbuildError("lock-unwritable", f"{path} cannot be written", why=error.strerror or str(error)) from error
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedPackage, Variant
+from envbuild.node import paths
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -114,16 +113,7 @@ def _write(path: Path, uses: Mapping[str, FirstUse]) -> None:
             table.add(key, value)
         tables.append(table)
     document.add("file", tables)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(tomlkit.dumps(document))
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    paths.write_whole(str(path), tomlkit.dumps(document).encode(), 0o600)
 
 
 def fill(lock: Lock, uses: Mapping[str, FirstUse]) -> Lock:

@@ -206,28 +206,33 @@ def umask() -> int:
     return mask
 
 
-def write_atomic(path: str, data: bytes, mode: int = 0o666) -> None:
+def write_whole(path: str, data: bytes, mode: int = 0o666) -> None:
     """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file.
 
-    `mode`: its permissions, before the umask.
+    `mode`: its permissions, before the umask. Raises OSError.
     """
     import tempfile
 
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
+    folder = os.path.dirname(path) or "."
     handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, mode & ~umask())
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    sync_dir(folder)
+
+
+def write_atomic(path: str, data: bytes, mode: int = 0o666) -> None:
+    """`write_whole`, its folder made when missing; raises NodeError, as `os_error` has it, where the disk is full."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     with coded_errors(path):
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(temporary, mode & ~umask())
-            os.rename(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        sync_dir(folder)
+        write_whole(path, data, mode)
 
 
 def write_json(path: str, data: object, mode: int = 0o666) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
 from envbuild.model.evidence import Evidence
+from envbuild.node import paths
 from envbuild.redact import redact_data
 from envbuild.report import equality, page, view
 from envbuild.report.sections import every
@@ -51,9 +52,7 @@ def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.{os.getpid()}")
-            partial.write_bytes(data)
-            partial.replace(path)
+            paths.write_whole(str(path), data)
     except OSError as error:
         raise _not_written(directory, error) from error
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.errors import EnvbuildError
-from envbuild.node import identity
+from envbuild.node import identity, paths
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
@@ -92,20 +91,13 @@ class RunDir:
         self.write_bytes(path, (json.dumps(data, separators=(",", ":"), ensure_ascii=False) + "\n").encode())
 
     def write_bytes(self, path: Path, data: bytes) -> None:
-        """Write `data` whole or not at all (temporary name, fsync, rename), mode 0600.
+        """Write `data` whole or not at all, mode 0600.
 
         Raises EnvbuildError `run-directory-unwritable` (exit 75).
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            temporary.replace(path)
+            paths.write_whole(str(path), data, 0o600)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise _unwritable(f"cannot write {path}", error) from error
 
     @cached_property
