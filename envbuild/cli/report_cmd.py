@@ -53,9 +53,8 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
         written, left = copy_report(path, output, publish=publish)
         for each in written:
             ui.note(f"written: {each}")
-        why = "does not go with it: it may name somebody" if publish else "is not there"
-        for name in left:
-            ui.warn(f"{name} belongs to the report and {why}")
+        for said in left:
+            ui.warn(said)
     if form == "summary":
         ui.lines(evidence.to_json_dict(), lambda width: terminal.summary_lines(evidence, width=width))
     else:

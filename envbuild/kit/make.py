@@ -72,9 +72,7 @@ def make_kit(path: Path, output: Path, wanted: Wanted) -> tuple[dict[str, bytes]
 
 def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes], list[str]]:
     folder = scratch / REPORT
-    _, behind = copy_report(path, folder, publish=wanted.publish)
-    why = "does not go with it: it may name somebody" if wanted.publish else "is not there"
-    left = [f"{name} belongs to the report and {why}" for name in behind]
+    _, left = copy_report(path, folder, publish=wanted.publish)
     if wanted.key is not None:
         sign_report(folder, wanted.key)
     report = open_report(folder)

@@ -15,9 +15,10 @@ from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
 from envbuild.report.formats.every import FORMATS
+from envbuild.report.page import SIGNATURE
 from envbuild.report.publish import is_published
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
-from envbuild.report.recheck.opened import SIGNATURE, Opened, read_attachment
+from envbuild.report.recheck.opened import Opened, read_attachment
 from envbuild.report.recheck.verify import verify_report
 
 

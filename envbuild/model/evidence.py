@@ -1,5 +1,6 @@
 """Evidence: what was observed, the only input of a report. The JSON schema in docs is generated from this."""
 
+import hashlib
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -176,6 +177,12 @@ class Attachment(StrictModel):
     sha256: Sha256
     bytes: Annotated[int, Field(ge=0)]
     of: Sha256 | None = None
+
+
+def attachment(kind: str, path: str, data: bytes, of: str | None) -> Attachment:
+    """The row of a file with these contents."""
+    plain = {"kind": kind, "path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "of": of}
+    return Attachment.from_plain(plain)
 
 
 class Part(StrictModel):

@@ -7,12 +7,12 @@ from pathlib import Path
 from envbuild.report.formats.every import FORMATS
 from envbuild.report.publish import may_go, published
 from envbuild.report.recheck.attached import LIMIT
-from envbuild.report.recheck.opened import SIGNATURE, Opened, open_report, read_attachment
-from envbuild.report.render import render_html, render_json, render_markdown, write_whole
+from envbuild.report.recheck.opened import Opened, open_report, read_attachment
+from envbuild.report.render import render_json, report_files, write_whole
 
 
 def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[list[Path], list[str]]:
-    """Evidence, signature and attachments as they are, pages made anew; what was written, and attachments left behind.
+    """Evidence, signature and attachments as they are, pages made anew; what was written, and texts of what was left.
 
     `publish`: without the names that envbuild knows, so without the signature, which is over those.
     Raises EnvbuildError as `open_report` does, and `report-not-written`.
@@ -24,14 +24,11 @@ def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[lis
         whole = published(evidence)
         evidence = whole.model_copy(update={"attachments": tuple(a for a in whole.attachments if a.path in found)})
         text, envelope = render_json(evidence).encode(), None
-    files = {"evidence.json": text}
-    if envelope is not None:
-        files[SIGNATURE] = envelope
-    files["report.html"] = render_html(evidence, text, envelope).encode()
-    files["report.md"] = render_markdown(evidence).encode()
+    files = report_files(evidence, text, envelope)
     files |= {name: render(evidence).encode() for name, render in FORMATS.values()} | found
     write_whole(output, files)
-    return [output / name for name in files], left
+    why = "does not go with it: it may name somebody" if publish else "is not there"
+    return [output / name for name in files], [f"{name} belongs to the report and {why}" for name in left]
 
 
 def _attachments(report: Opened, *, publish: bool) -> tuple[dict[str, bytes], list[str]]:

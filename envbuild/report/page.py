@@ -10,6 +10,8 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError
 from envbuild.report.evidence_file import LIMIT
 
+SIGNATURE = "evidence.dsse.json"
+"""the file of the signature, beside the evidence"""
 JSON, PACKED = "application/json", "application/x-xz;base64"
 # Evidence beyond this is packed, so that a page of many nodes stays small.
 _LARGE = 512 * 1024

@@ -35,12 +35,17 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
     Each file appears whole or not at all. Secrets are redacted first. Raises EnvbuildError `report-not-written`.
     """
     clean = Evidence.from_plain(redact_data(evidence.to_json_dict()))
-    texts = {"json": ("evidence.json", render_json(clean))}
-    if pages:
-        texts["html"] = ("report.html", render_html(clean))
-        texts["md"] = ("report.md", render_markdown(clean))
-    write_whole(directory, {name: text.encode() for name, text in texts.values()})
-    return {form: directory / name for form, (name, _) in texts.items()}
+    text = render_json(clean).encode()
+    files = report_files(clean, text) if pages else {"evidence.json": text}
+    write_whole(directory, files)
+    return {name.rpartition(".")[2]: directory / name for name in files}
+
+
+def report_files(evidence: Evidence, text: bytes, envelope: bytes | None = None) -> dict[str, bytes]:
+    """What lies in the folder of a report, by name: `text`, the evidence as bytes, its signature, and both pages."""
+    signature = {} if envelope is None else {page.SIGNATURE: envelope}
+    html, markdown = render_html(evidence, text, envelope), render_markdown(evidence)
+    return {"evidence.json": text, **signature, "report.html": html.encode(), "report.md": markdown.encode()}
 
 
 def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError
 from envbuild.report import page, ssh_signature
-from envbuild.report.recheck.opened import SIGNATURE, Opened
+from envbuild.report.recheck.opened import Opened
 from envbuild.report.recheck.verify import verify_report
-from envbuild.report.render import render_html, render_markdown, write_whole
+from envbuild.report.render import report_files, write_whole
 from envbuild.report.statement import pae, seal, statement
 
 
@@ -43,11 +43,5 @@ def sign_report(folder: Path, key: Path) -> Path:
     if signed is None:
         raise EnvbuildError("report-not-signed", f"{key} made a signature that is not right", why="see `ssh-keygen -Y`")
     envelope = seal(payload, signed.key, signature)
-    written = {
-        "evidence.json": text,
-        "report.html": render_html(report.evidence, text, envelope).encode(),
-        "report.md": render_markdown(report.evidence).encode(),
-        SIGNATURE: envelope,
-    }
-    write_whole(folder, written)
-    return folder / SIGNATURE
+    write_whole(folder, report_files(report.evidence, text, envelope))
+    return folder / page.SIGNATURE

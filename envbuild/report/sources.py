@@ -5,6 +5,7 @@ A source in the evidence is what the node told (`install`, result `sources`), so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -273,6 +274,13 @@ def _text(value: object) -> str:
 def texts(value: object) -> list[str]:
     """What a node told as a list, as texts; else none."""
     return [str(each) for each in value] if isinstance(value, (list, tuple)) else []
+
+
+def numbers(value: object) -> list[float]:
+    """What a node told as a list of numbers; none where one of them is anything else."""
+    told = value if isinstance(value, list) else []
+    good = all(isinstance(each, (int, float)) and math.isfinite(each) for each in told)
+    return [float(each) for each in told] if good else []
 
 
 def _count(value: object) -> int | None:

@@ -10,7 +10,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.model.lock import canonical_json
 from envbuild.report import strict_json
 from envbuild.report.ssh_signature import is_canonical
-from envbuild.report.verdict import make_verdict
+from envbuild.report.verdict import make_verdict, node_checks
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
@@ -24,9 +24,8 @@ _OWN_FIELDS = {"envbuild", "verb", "run", "started", "finished", "stack", "profi
 def statement(text: bytes, evidence: Evidence) -> bytes:
     """The statement about evidence whose bytes are `text`: the same for everybody who makes it."""
     tests: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": [], "not-run": []}
-    for node in evidence.nodes:
-        for check in node.checks:
-            tests[check.status].append(f"{node.node}/{check.name}")
+    for node, check in node_checks(evidence):
+        tests[check.status].append(f"{node.node}/{check.name}")
     predicate = {
         "result": _RESULTS[make_verdict(evidence).tone],
         "configuration": [

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality, images, sources, view
 from envbuild.report.render import harmless
-from envbuild.report.verdict import make_verdict, reason
+from envbuild.report.verdict import GOOD, make_verdict, reason
 from envbuild.text import plural
 
 WIDTH = 80
@@ -100,7 +100,7 @@ def failure_lines(evidence: Evidence) -> list[Line]:
     """The last lines of what the first node that failed said, where there are more than stand in the summary."""
     for node in view.make_view(evidence).nodes_by_need[:1]:
         said = [line.rstrip() for line in str((node.error or {}).get("why", "")).splitlines() if line.strip()]
-        if not _good(node) and len(said) > _MAX_WHY:
+        if node.status not in GOOD and len(said) > _MAX_WHY:
             shown = said[-_MAX_LAST:]
             head = ("", ""), (f"  the last {plural(len(shown), 'line')} from {node.node}", "red")
             return [*head, *((f"    {_cut(line, _LONGEST)}", "") for line in shown)]
@@ -109,7 +109,9 @@ def failure_lines(evidence: Evidence) -> list[Line]:
 
 def _next(evidence: Evidence) -> list[tuple[str, str]]:
     """One line that activates what has been provisioned, and one that looks at every file of it again."""
-    node = next((node for node in evidence.nodes if _good(node) and node.environment and node.image is None), None)
+    node = next(
+        (node for node in evidence.nodes if node.status in GOOD and node.environment and node.image is None), None
+    )
     if evidence.verb != "provision" or node is None or node.environment is None:
         return []
     prefix = posixpath.dirname(posixpath.dirname(node.environment))
@@ -159,10 +161,6 @@ def _trusted(evidence: Evidence) -> list[Line]:
     return lines
 
 
-def _good(node: NodeEvidence) -> bool:
-    return node.status in ("ok", "unchanged")
-
-
 def _reason(node: NodeEvidence, width: int) -> list[Line]:
     """Why a node failed and what to do next."""
     error = node.error or {}
@@ -176,7 +174,7 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
     nodes = view.make_view(evidence).nodes_by_need
     lines: list[Line] = [("", "")]
     for index, node in enumerate(nodes[:_MAX_NODES]):
-        good = _good(node)
+        good = node.status in GOOD
         what = (node.environment or "") if good else reason(node)
         style = "" if good else "red"
         lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
@@ -184,7 +182,7 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
         lines += _reason(node, width) if not good and not index else []
     rest = nodes[_MAX_NODES:]
     if rest:
-        bad = sum(not _good(node) for node in rest)
+        bad = sum(node.status not in GOOD for node in rest)
         note = f", {bad} of them failed" if bad else ""
         lines.append((f"    and {plural(len(rest), 'more node')}{note}", "red" if bad else "dim"))
     return lines

@@ -24,9 +24,14 @@ class Verdict:
     tone: Tone
 
 
+def node_checks(evidence: Evidence) -> list[tuple[NodeEvidence, Check]]:
+    """The checks of all nodes, each with its node."""
+    return [(node, check) for node in evidence.nodes for check in node.checks]
+
+
 def all_checks(evidence: Evidence) -> list[Check]:
     """The checks of all nodes."""
-    return [check for node in evidence.nodes for check in node.checks]
+    return [check for _, check in node_checks(evidence)]
 
 
 def make_verdict(evidence: Evidence) -> Verdict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Hashable, Sequence
@@ -17,7 +16,7 @@ from envbuild.model.resolution import Decision
 from envbuild.report import images, root
 from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
-from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict
+from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, node_checks
 from envbuild.text import few, grouped, minutes, plural
 
 _SHOWN = 4  # parts of a merged report
@@ -318,18 +317,32 @@ def figure(name: str) -> str:
     return next((match.expand(words) for form, words in _FIGURES if (match := form.fullmatch(name))), name)
 
 
-_SIZED = re.compile(r"(gemm_\w+?|all_reduce)(?:_(\d+)(?:_mib)?)?_(?:tflops|busbw_gbps)")
+_SIZED = re.compile(r"(gemm_(?:cpu|cuda)_[a-z0-9]{1,12}|all_reduce)(?:_([0-9]{1,9})(?:_mib)?)?_(?:tflops|busbw_gbps)")
 
 
 def of_smaller_size(metric: Metric, check: Check) -> bool:
     """Whether a figure of a check is of a smaller size than another one of its kind there; no size is the largest."""
-    kind, size = _kind_and_size(metric)
-    return any(theirs == kind and size < other for theirs, other in map(_kind_and_size, check.metrics))
+    own = kind_and_size(metric)
+    if own is None or (size := own[1]) is None:
+        return False
+    others = filter(None, map(kind_and_size, check.metrics))
+    return any(kind == own[0] and (other is None or size < other) for kind, other in others)
 
 
-def _kind_and_size(metric: Metric) -> tuple[str, float]:
+def kind_and_size(metric: Metric) -> tuple[str, int | None] | None:
+    """Kind of a product or all-reduce, and the size in its name (rows, MiB) unless it is the largest one."""
     match = _SIZED.fullmatch(metric.name)
-    return (match[1], float(match[2] or "inf")) if match else (metric.name, math.inf)
+    return (match[1], int(match[2]) if match[2] else None) if match else None
+
+
+def largest(evidence: Evidence) -> dict[str, list[tuple[str, Metric, Check]]]:
+    """Node, metric and check of every figure by its name, but for smaller sizes without a floor."""
+    found: dict[str, list[tuple[str, Metric, Check]]] = {}
+    for node, check in node_checks(evidence):
+        for metric in check.metrics:
+            if metric.floor is not None or not of_smaller_size(metric, check):
+                found.setdefault(metric.name, []).append((node.node, metric, check))
+    return found
 
 
 def below_floor(metric: Metric) -> bool:

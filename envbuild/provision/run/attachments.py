@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild.model.evidence import Attachment, NodeEvidence
+from envbuild.model.evidence import Attachment, NodeEvidence, attachment
 from envbuild.model.file_list import Files, pack
 from envbuild.model.lock import Variant, canonical_json
 from envbuild.provision.run.context import Work
@@ -60,11 +60,7 @@ def _there(run: RunDir) -> tuple[tuple[str, Path], ...]:
 
 
 def _attachment(run: RunDir, kind: str, path: Path, of: str | None = None) -> Attachment:
-    data = path.read_bytes()
-    where = path.relative_to(run.path).as_posix()
-    return Attachment.from_plain(
-        {"kind": kind, "path": where, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "of": of}
-    )
+    return attachment(kind, path.relative_to(run.path).as_posix(), path.read_bytes(), of)
 
 
 def variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from envbuild import __version__
-from envbuild.model.evidence import Attachment, Evidence
+from envbuild.model.evidence import Attachment, Evidence, attachment
 from envbuild.report.merge.evidence import merged, part_of
+from envbuild.report.page import SIGNATURE
 from envbuild.report.recheck.attached import LIMIT
-from envbuild.report.recheck.opened import SIGNATURE, Opened, read_attachment
-from envbuild.report.render import render_html, render_json, render_markdown, write_new
+from envbuild.report.recheck.opened import Opened, read_attachment
+from envbuild.report.render import render_json, report_files, write_new
 from envbuild.report.sign import require_holding
 
 # What stands for all parts; plan and journal are of one part each, and stay there.
@@ -34,9 +34,8 @@ def merge_reports(paths: Sequence[Path], output: Path | None = None) -> tuple[Pa
                 files[item.path] = data
     evidence = made.model_copy(update={"attachments": tuple(attachments)})
     text = render_json(evidence).encode()
-    pages = {"report.html": render_html(evidence, text), "report.md": render_markdown(evidence)}
     output = output or Path(f"merged-{evidence.stack}-{evidence.run}")
-    write_new(output, {"evidence.json": text, **{name: page.encode() for name, page in pages.items()}, **files})
+    write_new(output, report_files(evidence, text) | files)
     return output, evidence
 
 
@@ -58,5 +57,4 @@ def _contents(report: Opened, run: str, sha256: str) -> list[tuple[Attachment, b
 
 
 def _file(kind: str, path: str, data: bytes, of: str | None) -> tuple[Attachment, bytes]:
-    plain = {"kind": kind, "path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "of": of}
-    return Attachment.from_plain(plain), data
+    return attachment(kind, path, data, of), data

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Row = tuple[str, ...]
+_ROWS = 400
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class Table:
     numbers: int = 1
     left_out: int = 0
 
+    @classmethod
+    def of(cls, headers: Row, rows: Sequence[Row], numbers: int = 1) -> Table:
+        """The first 400 rows, and how many are left out."""
+        return cls(headers, tuple(rows[:_ROWS]), numbers, max(0, len(rows) - _ROWS))
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -98,8 +104,8 @@ def short(name: str, most: int = 36) -> str:
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 + 1 :]}"
 
 
-def axis(most: float, y: float, height: float, unit: str = "") -> list[Shape]:
-    """Ticks at round numbers from 0 to `most`, with thin lines of `height` pixels down from `y`."""
+def axis(most: float, height: float) -> list[Shape]:
+    """Ticks at round numbers of seconds from 0 to `most`, with thin lines of `height` pixels."""
     if not 0 < most < math.inf:
         return []
     step = 10.0 ** math.floor(math.log10(most))
@@ -107,13 +113,13 @@ def axis(most: float, y: float, height: float, unit: str = "") -> list[Shape]:
     out: list[Shape] = []
     for index in range(int(most / step + 1e-9) + 1):
         x = share(index * step, most)
-        out.append(Bar(x, y, 0, height, "grid"))
+        out.append(Bar(x, 0, 0, height, "grid"))
         anchor: Literal["start", "middle", "end"] = "start" if not index else "end" if x > 92 else "middle"
-        out.append(Label(x, y + height + 14, f"{index * step:,.4g}{unit if index else ''}", "quiet", anchor))
+        out.append(Label(x, height + 14, f"{index * step:,.4g}{' s' if index else ''}", "quiet", anchor))
     return out
 
 
-def polyline(values: Sequence[float], least: float, most: float) -> str:
-    """Points for a Curve: one after the other from the left, `most` at the top."""
-    wide, high = max(1, len(values) - 1), (most - least) or 1.0
+def polyline(values: Sequence[float], most: float) -> str:
+    """Points for a Curve: one after the other from the left, 0 at the bottom and `most` at the top."""
+    wide, high = max(1, len(values) - 1), most or 1.0
     return " ".join(f"{1000 * i / wide:.0f},{1000 * (most - v) / high:.0f}" for i, v in enumerate(values))

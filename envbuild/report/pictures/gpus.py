@@ -62,9 +62,9 @@ def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     if len(nodes) > MOST:
         says += f" Shown are the {MOST} nodes with the slowest GPUs of {len(nodes)}."
     rows: list[Row] = [
-        (who, *(number(nodes[who][gpu]) if gpu in nodes[who] else "–" for gpu in range(count))) for who in slowest[:400]
+        (who, *(number(nodes[who][gpu]) if gpu in nodes[who] else "–" for gpu in range(count))) for who in slowest
     ]
-    table = Table(("Node", *(f"GPU {gpu}" for gpu in range(count))), tuple(rows), 1, max(0, len(nodes) - 400))
+    table = Table.of(("Node", *(f"GPU {gpu}" for gpu in range(count))), rows)
     title = f"Matrix products of every GPU, {kind}, TFLOP/s"
     return Picture(f"gpus-{kind}", title, says, _LINE * min(MOST, len(nodes)), tuple(shapes), table, KEYS)
 

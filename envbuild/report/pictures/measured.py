@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envbuild.model.evidence import Evidence, Metric
-from envbuild.report.pictures.draw import Bar, Dot, Label, Picture, Row, Shape, Table, share, short
-from envbuild.report.view import below_floor, figure, number, of_smaller_size
+from envbuild.report.pictures.draw import Bar, Dot, Label, Picture, Shape, Table, share, short
+from envbuild.report.view import below_floor, figure, largest, number
 from envbuild.text import plural
 
 HIGH = 62
-TABLE = 400
 Found = tuple[str, Metric]
 
 
 def picture(evidence: Evidence) -> Picture | None:
     """One line for each figure, from 0 to the greatest that was seen or asked for."""
-    by_name: dict[str, list[Found]] = {}
-    for node in evidence.nodes:
-        for check in node.checks:
-            for metric in check.metrics:
-                # Smaller sizes have a picture of their own.
-                if metric.floor is not None or not of_smaller_size(metric, check):
-                    by_name.setdefault(metric.name, []).append((node.node, metric))
+    by_name = {name: [(who, metric) for who, metric, _ in found] for name, found in largest(evidence).items()}
     if not by_name:
         return None
     shapes = [shape for index, found in enumerate(by_name.values()) for shape in line(found, index * HIGH)]
@@ -34,17 +27,27 @@ def picture(evidence: Evidence) -> Picture | None:
     else:
         verdict = f"{plural(floors, 'floor')}, none missed." if floors else "No floor was asked for."
     says = f"{plural(len(by_name), 'figure')} from least to greatest, a dot for the median of each node. {verdict}"
-    rows: list[Row] = [
-        (who, m.name, number(m.median), number(m.least), number(m.greatest), floor_text(m), str(m.n), m.unit)
-        for who, m in every
+    table = table_of("Figure", [(who, metric.name, metric) for who, metric in every])
+    height = HIGH * len(by_name)
+    return Picture("measured", "Measured, beside the floors", says, height, tuple(shapes), table, keys(floors > 0))
+
+
+def keys(floors: bool) -> tuple[tuple[str, str], ...]:
+    """What the shapes of `line` mean; `floors`: there are some."""
+    return ("range", "least to greatest"), ("median", "median of a node"), *((("floor", "floor"),) if floors else ())
+
+
+def table_of(of: str, rows: Sequence[tuple[str, str, Metric]]) -> Table:
+    """The metrics of (node, what, metric); `of` heads the column of what they are."""
+    headers = ("Node", of, "Median", "Least", "Greatest", "Floor", "n", "Unit")
+    cells = [
+        (who, what, number(m.median), number(m.least), number(m.greatest), _floor(m), str(m.n), m.unit)
+        for who, what, m in rows
     ]
-    headers = ("Node", "Figure", "Median", "Least", "Greatest", "Floor", "n", "Unit")
-    table = Table(headers, tuple(rows[:TABLE]), 2, max(0, len(rows) - TABLE))
-    keys = (("range", "least to greatest"), ("median", "median of a node"), *((("floor", "floor"),) if floors else ()))
-    return Picture("measured", "Measured, beside the floors", says, HIGH * len(by_name), tuple(shapes), table, keys)
+    return Table.of(headers, cells, 2)
 
 
-def floor_text(metric: Metric) -> str:
+def _floor(metric: Metric) -> str:
     """The floor and whether it is held."""
     return "–" if metric.floor is None else f"{number(metric.floor)} {'✗' if below_floor(metric) else '✓'}"
 

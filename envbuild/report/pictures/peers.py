@@ -8,11 +8,11 @@ from typing import Any
 from envbuild.model.evidence import Evidence
 from envbuild.report.pictures.draw import Label, Picture, Row, Shape, Table, short
 from envbuild.report.pictures.gpus import KEYS, LEFT, cell
+from envbuild.report.verdict import node_checks
 from envbuild.report.view import number
 from envbuild.text import plural
 
 MOST = 4
-TABLE = 400
 _LINE = 26
 Rates = list[list[float | None]]
 
@@ -20,10 +20,7 @@ Rates = list[list[float | None]]
 def picture(evidence: Evidence) -> Picture | None:
     """A square of rows (from) and columns (to) for each node, those with the slowest pair first."""
     found = {
-        node.node: rates
-        for node in evidence.nodes
-        for check in node.checks
-        if (rates := _rates(check.details.get("peer_gbps")))
+        node.node: rates for node, check in node_checks(evidence) if (rates := _rates(check.details.get("peer_gbps")))
     }
     if not found:
         return None
@@ -42,10 +39,7 @@ def picture(evidence: Evidence) -> Picture | None:
         says += f" Shown are the {MOST} nodes with the slowest pairs of {len(found)}."
     count = max(map(len, found.values()))
     rows = [_row(who, index, rates, count) for who in slowest for index, rates in enumerate(found[who])]
-    table = Table(
-        ("Node", "From", *(f"to GPU {index}" for index in range(count))),
-        tuple(rows[:TABLE]), 2, max(0, len(rows) - TABLE),
-    )  # fmt: skip
+    table = Table.of(("Node", "From", *(f"to GPU {index}" for index in range(count))), rows, 2)
     return Picture("peers", "Copies between GPUs, GB/s", says, y, tuple(shapes), table, KEYS)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from envbuild.model.evidence import Check, Evidence, Metric
-from envbuild.report.pictures.draw import Picture, Row, Shape, Table
-from envbuild.report.pictures.measured import HIGH, TABLE, Found, floor_text, line
-from envbuild.report.view import below_floor, figure, number
-
-_NAME = re.compile(r"(gemm_(?:cpu|cuda)_[a-z0-9]{1,12}|all_reduce)(?:_([0-9]{1,9})(?:_mib)?)?_(?:tflops|busbw_gbps)")
+from envbuild.report.pictures.draw import Picture, Shape
+from envbuild.report.pictures.measured import HIGH, Found, keys, line, table_of
+from envbuild.report.verdict import node_checks
+from envbuild.report.view import below_floor, figure, kind_and_size, number
 
 _LARGEST = {"gemm_cud": "size", "gemm_cpu": "cpu_size", "all_redu": "bytes"}
 
@@ -18,12 +16,11 @@ _LARGEST = {"gemm_cud": "size", "gemm_cpu": "cpu_size", "all_redu": "bytes"}
 def pictures(evidence: Evidence) -> Iterator[Picture]:
     """One for each kind of product, and one for the all-reduce, where several sizes were measured."""
     kinds: dict[str, dict[int, list[Found]]] = {}
-    for node in evidence.nodes:
-        for check in node.checks:
-            for metric in check.metrics:
-                if (sized := _sized(check, metric)) is not None:
-                    kind, size = sized
-                    kinds.setdefault(kind, {}).setdefault(size, []).append((node.node, metric))
+    for node, check in node_checks(evidence):
+        for metric in check.metrics:
+            if (sized := _sized(check, metric)) is not None:
+                kind, size = sized
+                kinds.setdefault(kind, {}).setdefault(size, []).append((node.node, metric))
     for kind, by_size in sorted(kinds.items()):
         if len(by_size) > 1:
             yield _picture(kind, dict(sorted(by_size.items())))
@@ -31,15 +28,16 @@ def pictures(evidence: Evidence) -> Iterator[Picture]:
 
 def _sized(check: Check, metric: Metric) -> tuple[str, int] | None:
     """Kind and size (rows of a product, MiB) of a figure; the size of the largest one is in the check's details."""
-    match = _NAME.fullmatch(metric.name)
-    if match is None:
+    named = kind_and_size(metric)
+    if named is None:
         return None
-    if match[2] is not None:
-        return match[1], int(match[2])
-    told = check.details.get(_LARGEST[match[1][:8]])
+    kind, size = named
+    if size is not None:
+        return kind, size
+    told = check.details.get(_LARGEST[kind[:8]])
     size = told if isinstance(told, int) and 0 < told < 2**62 else 0
-    size = size >> 20 if match[1] == "all_reduce" else size
-    return (match[1], size) if size else None
+    size = size >> 20 if kind == "all_reduce" else size
+    return (kind, size) if size else None
 
 
 def _size(kind: str, size: int) -> str:
@@ -64,13 +62,7 @@ def _picture(kind: str, by_size: dict[int, list[Found]]) -> Picture:
     )
     missed = "A floor is missed." if any(map(below_floor, floors)) else "The floor is held."
     says += missed if floors else "No floor was asked for."
-    rows: list[Row] = [
-        (who, _size(kind, size), number(m.median), number(m.least), number(m.greatest), floor_text(m), str(m.n), m.unit)
-        for size, found in by_size.items()
-        for who, m in found
-    ]
-    headers = ("Node", "Size", "Median", "Least", "Greatest", "Floor", "n", "Unit")
-    table = Table(headers, tuple(rows[:TABLE]), 2, max(0, len(rows) - TABLE))
-    keys = (("range", "least to greatest"), ("median", "median of a node"), *((("floor", "floor"),) if floors else ()))
+    table = table_of("Size", [(who, _size(kind, size), m) for size, found in by_size.items() for who, m in found])
     title = f"{figure(kind + ('_busbw_gbps' if kind == 'all_reduce' else '_tflops'))}, by size"
-    return Picture(f"sizes-{kind.replace('_', '-')}", title, says, HIGH * len(by_size), tuple(shapes), table, keys)
+    name, height = f"sizes-{kind.replace('_', '-')}", HIGH * len(by_size)
+    return Picture(name, title, says, height, tuple(shapes), table, keys(bool(floors)))

@@ -10,7 +10,6 @@ from envbuild.report.verdict import GOOD
 from envbuild.text import plural
 
 MOST = 12
-TABLE = 400
 _KINDS = {"toolchain": "k1", "deliver": "k2", "install": "k3", "unpack": "k3", "ensure": "k3", "smoke": "k4"}
 _KINDS |= {"activate": "k5", "meet": "k6"}
 _LINE = 40
@@ -23,7 +22,7 @@ def picture(evidence: Evidence) -> Picture | None:
         return None
     end = max(_end(step) for node in nodes for step in node.steps)
     shown = sorted(nodes, key=lambda node: (node.status in GOOD, -_end(node.steps[-1])))[:MOST]
-    shapes: list[Shape] = [*axis(end, 0, _LINE * len(shown), " s")]
+    shapes: list[Shape] = [*axis(end, _LINE * len(shown))]
     for index, node in enumerate(shown):
         shapes += _line(node, index * _LINE, end)
     names = dict.fromkeys(step.name for node in shown for step in node.steps)
@@ -34,7 +33,7 @@ def picture(evidence: Evidence) -> Picture | None:
     if len(shown) < len(nodes):
         says += f" Shown are {len(shown)} of {plural(len(nodes), 'node')}: those that failed or took longest."
     rows = [row for node in nodes for row in _rows(node)]
-    table = Table(("Node", "Step", "Ended", "Began", "Took"), tuple(rows[:TABLE]), 3, max(0, len(rows) - TABLE))
+    table = Table.of(("Node", "Step", "Ended", "Began", "Took"), rows, 3)
     keys = tuple((_KINDS.get(name, "k6"), name) for name in names)
     return Picture("timeline", "Where the time went", says, _LINE * len(shown) + 20, tuple(shapes), table, keys)
 

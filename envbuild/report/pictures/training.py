@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.model.evidence import Evidence
 from envbuild.report.equality import names
 from envbuild.report.pictures.draw import Curve, Label, Picture, Row, Shape, Table, polyline
+from envbuild.report.sources import numbers
+from envbuild.report.verdict import node_checks
 from envbuild.text import grouped, plural
 
 MOST = 6
@@ -28,19 +28,11 @@ class _Run:
 def pictures(evidence: Evidence) -> list[Picture]:
     """Loss, then seconds, of each check that tells them."""
     by_check: dict[str, list[_Run]] = {}
-    for node in evidence.nodes:
-        for check in node.checks:
-            found = _Run(node.node, _numbers(check.details.get("losses")), _numbers(check.details.get("step_seconds")))
-            if len(found.losses) > 1:
-                by_check.setdefault(check.name, []).append(found)
+    for node, check in node_checks(evidence):
+        found = _Run(node.node, *(tuple(numbers(check.details.get(name))) for name in ("losses", "step_seconds")))
+        if len(found.losses) > 1:
+            by_check.setdefault(check.name, []).append(found)
     return [each for name, runs in by_check.items() for each in (_loss(name, runs), _time(name, runs)) if each]
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    """What a node told as a list of numbers; nothing where one of them is none."""
-    told = value if isinstance(value, list) else []
-    good = all(isinstance(each, (int, float)) and math.isfinite(each) for each in told)
-    return tuple(float(each) for each in told) if good else ()
 
 
 def _loss(name: str, runs: Sequence[_Run]) -> Picture:
@@ -77,7 +69,7 @@ def _curves(id_: str, title: str, says: str, runs: Sequence[_Values], begin: int
     shapes: list[Shape] = [Label(0, 11, f"{most:.4g}{unit}", "quiet")]
     shapes.append(Curve(18, _HIGH, "0,1000 1000,1000", "ground"))
     for index, (_, values) in enumerate(shown):
-        shapes.append(Curve(18, _HIGH, polyline(values, 0.0, most), f"c{index + 1}"))
+        shapes.append(Curve(18, _HIGH, polyline(values, most), f"c{index + 1}"))
     under = 18 + _HIGH + 15
     count = max(len(values) for _, values in shown)
     shapes += [Label(0, under, f"0{unit}, step {begin}", "quiet")]
@@ -88,6 +80,6 @@ def _curves(id_: str, title: str, says: str, runs: Sequence[_Values], begin: int
         (str(at + begin), *(f"{values[at]:.5g}" if at < len(values) else "–" for _, values in shown))
         for at in range(count)
     ]
-    table = Table(("Step", *(who for who, _ in shown)), tuple(rows[:400]), 0, max(0, len(rows) - 400))
+    table = Table.of(("Step", *(who for who, _ in shown)), rows, 0)
     keys = tuple((f"c{index + 1}", who) for index, (who, _) in enumerate(shown)) if len(shown) > 1 else ()
     return Picture(id_, title, says, under + 6, tuple(shapes), table, keys)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from envbuild.errors import ExitCode, gravest
-from envbuild.model.evidence import Evidence, NodeEvidence, checks_exit, run_exit
+from envbuild.model.evidence import Equality, Evidence, NodeEvidence, checks_exit, run_exit
+from envbuild.report.fleet_equality import equality_of
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.timeline import steps
-from envbuild.report.verdict import GOOD
+from envbuild.report.verdict import GOOD, all_checks
 from envbuild.text import plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
@@ -126,23 +127,22 @@ def _code(number: object) -> ExitCode:
 
 
 def _equality(evidence: Evidence) -> Iterator[Finding]:
-    rooted = [node for node in evidence.nodes if node.root]
-    counts = Counter(str(node.root) for node in rooted if not node.drift_count)
-    found = evidence.equality
-    if len(rooted) < 2 or not counts:
-        if found is not None:
-            yield problem("report-equality-differs", "equality", "there are no two nodes with a root to compare")
-        return
-    if found is None:
-        yield problem("report-equality-differs", "equality", "nodes have roots, and nothing is said of their equality")
-        return
-    root = counts.most_common(1)[0][0]
-    equal = {node.node for node in rooted if node.root == root and not node.drift_count}
-    rest = {node.node for node in rooted} - equal
-    told = [name for each in found.deviating for name in each.nodes]
-    if found.root != root or set(found.nodes) != equal or sorted(told) != sorted(rest):
-        says = f"{len(equal)} nodes have the root {root[:12]} and {len(rest)} deviate; another thing is said"
+    found, due = evidence.equality, equality_of(evidence.nodes, None)
+    says = ""
+    if due is None:
+        says = "there are no two nodes with a root to compare" if found is not None else ""
+    elif found is None:
+        says = "nodes have roots, and nothing is said of their equality"
+    elif _who_is_equal(found) != _who_is_equal(due):
+        count = len(_who_is_equal(due)[2])
+        says = f"{len(due.nodes)} nodes have the root {due.root[:12]} and {count} deviate; another thing is said"
+    if says:
         yield problem("report-equality-differs", "equality", says)
+
+
+def _who_is_equal(found: Equality) -> tuple[str, set[str], list[str]]:
+    """The root, the nodes that have it, and those that deviate."""
+    return found.root, set(found.nodes), sorted(name for each in found.deviating for name in each.nodes)
 
 
 def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -210,7 +210,10 @@ def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     trusted = any(node.first_use for node in evidence.nodes)
     if trusted and not any("trusted on first use" in text for text in evidence.deviations):
         missing.append("files trusted on first use")
-    checks = [check for node in evidence.nodes for check in node.checks]
-    missing += [each.says for each in checks if each.details.get("deviation") and each.says not in evidence.deviations]
+    missing += [
+        each.says
+        for each in all_checks(evidence)
+        if each.details.get("deviation") and each.says not in evidence.deviations
+    ]
     problems = [problem("report-deviation-missing", "deviations", f"not told: {text}") for text in missing]
     yield from judged("deviations", f"{len(wanted)} of the stack are told", problems)

@@ -6,15 +6,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any
 
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric
 from envbuild.model.reference import Reference
 from envbuild.report.claimed import percent_of, verdict_of
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
-from envbuild.report.sources import mapping
-from envbuild.report.verdict import all_checks
+from envbuild.report.sources import mapping, numbers
+from envbuild.report.verdict import all_checks, node_checks
 
 # Curves have five digits.
 _ROUNDED = 1e-3
@@ -26,14 +25,13 @@ def check_figures(evidence: Evidence) -> Iterator[Finding]:
     """All findings about what was measured, claimed, and found in the document."""
     yield from _findings(evidence)
     problems, compared = list[Finding](), list[Comparison]()
-    for node in evidence.nodes:
-        for check in node.checks:
-            said = [("figure", each) for found in _MADE_FROM for each in found(check)]
-            if check.comparison is not None:
-                compared.append(check.comparison)
-                said += [("claim", each) for each in _comparison(check, check.comparison)]
-            where = f"{node.node}: {check.name}"
-            problems += [problem(f"report-{kind}-differs", "figures", f"{where}: {each}") for kind, each in said]
+    for node, check in node_checks(evidence):
+        said = [("figure", each) for found in _MADE_FROM for each in found(check)]
+        if check.comparison is not None:
+            compared.append(check.comparison)
+            said += [("claim", each) for each in _comparison(check, check.comparison)]
+        where = f"{node.node}: {check.name}"
+        problems += [problem(f"report-{kind}-differs", "figures", f"{where}: {each}") for kind, each in said]
     if problems or any(check.metrics for check in all_checks(evidence)):
         yield from judged("figures", "each follows from the values beside it, where there are any", problems)
     if compared:
@@ -47,7 +45,7 @@ def _twice(check: Check) -> Iterator[str]:
 
 
 def _curve(check: Check) -> Iterator[str]:
-    losses = _numbers(check.details.get("losses"))
+    losses = numbers(check.details.get("losses"))
     last = sorted(losses[-5:])[len(losses[-5:]) // 2] if losses else 0.0
     for name, at in (("loss_first", losses[:1]), ("loss_last", [last] if losses else [])):
         told = check.details.get(name)
@@ -57,15 +55,15 @@ def _curve(check: Check) -> Iterator[str]:
 
 def _speed(check: Check) -> Iterator[str]:
     """Tokens a second from the times of all steps but the first."""
-    shape, times = mapping(check.details.get("shape")), _numbers(check.details.get("step_seconds"))[1:]
-    tokens = _numbers([shape.get("batch"), shape.get("length")])
+    shape, times = mapping(check.details.get("shape")), numbers(check.details.get("step_seconds"))[1:]
+    tokens = numbers([shape.get("batch"), shape.get("length")])
     for metric in check.metrics:
         if metric.name == "training_tokens_per_second" and len(tokens) == 2 and times and min(times) > 0:
             yield from _sample(metric, [tokens[0] * tokens[1] / seconds for seconds in times])
 
 
 def _values(check: Check) -> Iterator[str]:
-    values = _numbers(check.details.get("values"))
+    values = numbers(check.details.get("values"))
     if values and len(check.metrics) == 1:
         yield from _sample(check.metrics[0], values)
 
@@ -81,7 +79,7 @@ def _gpus(check: Check) -> Iterator[str]:
     """The median of each GPU lies within all that was measured, and that of all about between those of the GPUs."""
     for metric in check.metrics:
         kind = metric.name.removeprefix("gemm_cuda_")
-        each = _numbers([value for name, value in check.details.items() if name.endswith(f"_{kind}")])
+        each = numbers([value for name, value in check.details.items() if name.endswith(f"_{kind}")])
         if each and metric.name != kind:
             row = (metric.least, min(each), max(each), metric.greatest)
             within = min(each) * (1 - _MIDDLES) <= metric.median <= max(each) * (1 + _MIDDLES)
@@ -98,7 +96,7 @@ def _comparison(check: Check, told: Comparison) -> Iterator[str]:
         yield f"{told.measured:g} {told.unit} is compared, and was not measured"
         return
     launch = mapping(check.details.get("launch"))
-    ranks = _numbers([launch.get("nodes"), launch.get("gpus_per_node")])
+    ranks = numbers([launch.get("nodes"), launch.get("gpus_per_node")])
     if len(ranks) == 2 and ranks[0] * ranks[1] != told.gpus:
         yield f"it is said to have run on {told.gpus} GPUs, and was launched on {ranks[0] * ranks[1]:g}"
     try:
@@ -149,12 +147,6 @@ def _claims(reference: Reference | None) -> Iterator[tuple[object, ...]]:
         yield figure.value, figure.source, figure.gpu, figure.gpus
     for case in reference.cases if reference else ():
         yield case.tflops, case.source, case.gpu, case.gpus
-
-
-def _numbers(value: Any) -> list[float]:
-    """What is a list of numbers; of anything else nothing."""
-    good = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
-    return [float(each) for each in value] if good else []
 
 
 def _near(one: float, other: float) -> bool:

@@ -11,8 +11,6 @@ from envbuild.model.evidence import Evidence
 from envbuild.report import page
 from envbuild.report.evidence_file import read_bytes, read_evidence
 
-SIGNATURE = "evidence.dsse.json"
-
 
 @dataclass(frozen=True)
 class Opened:
@@ -43,7 +41,7 @@ def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -
     path = path or folder / "evidence.json"
     text = read_bytes(path) if data is None else data
     pages = {name: _page(folder / name) for name in ("report.html", "report.md")}
-    signature = folder / SIGNATURE
+    signature = folder / page.SIGNATURE
     envelope = read_bytes(signature) if os.path.lexists(signature) else None
     return Opened(path, folder, text, read_evidence(text, path), envelope, pages["report.html"], pages["report.md"])
 

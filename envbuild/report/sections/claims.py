@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
-from envbuild.report.view import below_floor, number, of_smaller_size
+from envbuild.model.evidence import Check, Comparison, Evidence, Metric
+from envbuild.report.verdict import node_checks
+from envbuild.report.view import below_floor, largest, number
 from envbuild.text import plural
 
 Tone = str
@@ -38,14 +38,10 @@ class Claim:
 
 def claims(evidence: Evidence) -> tuple[Claim, ...]:
     """Claims first, then what has a floor, then the other figures; equal figures of several nodes are one line."""
-    found = [_claim(node.node, check, check.comparison) for node, check in _checks(evidence) if check.comparison]
-    return (*found, *sorted(_figures(evidence), key=lambda each: not each.compared))
-
-
-def _checks(evidence: Evidence) -> Iterator[tuple[NodeEvidence, Check]]:
-    for node in evidence.nodes:
-        for check in node.checks:
-            yield node, check
+    found = [_claim(node.node, check, check.comparison) for node, check in node_checks(evidence) if check.comparison]
+    # Smaller sizes are in the table behind their picture.
+    figures = (_figure(name, each) for name, each in largest(evidence).items())
+    return (*found, *sorted(figures, key=lambda each: not each.compared))
 
 
 def _claim(node: str, check: Check, it: Comparison) -> Claim:
@@ -64,18 +60,6 @@ def _claim(node: str, check: Check, it: Comparison) -> Claim:
 
 def _on(count: int, gpu: str | None, share: float | None) -> str:
     return f"{count} × {gpu or 'no GPU'}" + (f" ({number(share)} % of peak)" if share is not None else "")
-
-
-def _figures(evidence: Evidence) -> Iterator[Claim]:
-    by_name: dict[str, list[tuple[str, Metric, Check]]] = {}
-    for node in evidence.nodes:
-        for check in node.checks:
-            for metric in check.metrics:
-                if metric.floor is None and of_smaller_size(metric, check):
-                    continue  # in the table behind their picture
-                by_name.setdefault(metric.name, []).append((node.node, metric, check))
-    for name, found in by_name.items():
-        yield _figure(name, found)
 
 
 def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:
