@@ -48,7 +48,7 @@ ROOMS = {
     "images": (r"image (build|verify) .*torch-smoke", "test_snippets_shipped.py"),
     "nodes": (r"--target T$", "fleet/test_containers.py"),
     "document": (r"--html opt\.html", "test_snippets_shipped.py"),
-    "planned": (r"(provision|bench opt-175b) --target azure-nd96", "test_snippets_shipped.py"),
+    "nd96": (r"(provision|bench opt-175b) --target azure-nd96", "slurm/test_snippets.py"),
     "gpus": (
         r"^(?!envbuild wheels ).*h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
         r"data megatron-deepspeed-slurm",

@@ -32,7 +32,7 @@ NODES = 4
 PYXIS = "ENVBUILD_TEST_PYXIS"
 _PORT = 6818
 
-# `gpu` and `low` share nodes, and what runs in `gpu` preempts; `bare` has no GPUs that Slurm knows of; the nodes of
+# `gpu`, `hpc` (without a limit of time) and `low` share nodes, and what runs in the first two preempts; `bare` has no GPUs that Slurm knows of; the nodes of
 # `cloud` are powered up by a program that starts their slurmd.
 _CONF = """\
 ClusterName=probe
@@ -79,6 +79,7 @@ TreeWidth=65533
 NodeName=DEFAULT CPUs=8 RealMemory=2000
 {lines}
 PartitionName=gpu Nodes=gpu[1-{nodes}] Default=YES MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=hpc Nodes=gpu[1-{nodes}] State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=low Nodes=gpu[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 PreemptMode=CANCEL
 PartitionName=bare Nodes=bare1 MaxTime=60 State=UP
 PartitionName=cloud Nodes=cloud1 MaxTime=60 State=UP

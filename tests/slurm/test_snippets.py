@@ -10,8 +10,9 @@ import pytest
 from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
-from tests.support.small_stacks import MEGATRON, Shelf
-from tests.test_snippets import run_all
+from tests.support.small_stacks import MEGATRON, Machine, Shelf
+from tests.test_snippets import of, run, run_all
+from tests.test_snippets_shipped import wrong
 
 # As torchrun's ranks do: the first one listens on the port that it was told, and the others come to it and train.
 TORCHRUN = """
@@ -55,3 +56,19 @@ def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluste
         before=shelf.before,
         **{"2h": "5m", "./my-cluster.yaml --print-prolog": "./local.yaml --print-prolog"},
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_on_the_document_s_own_cluster_run_as_they_are_written(cluster: Cluster, tmp_path: Path) -> None:
+    """The shipped target; its login host and folders are those of the tests, its GPUs are printed ones."""
+    world = JobWorld(tmp_path, cluster)
+    machine = Machine(world, "a100")
+    machine.small("opt-175b", "exact")
+    machine.site("azure-nd96", connection={"kind": "job"}, prefix=str(world.prefix), tmp=str(world.prefix / "tmp"))
+    jobs = []
+    for _, command, code in of("nd96"):
+        done = run(world, command, before=machine.before)
+        assert wrong(command, code, done) == ""
+        jobs += [job["name"] for job in world.submitted()]
+    assert jobs == ["envbuild-probe", "envbuild-provision", "launch-opt-175b"]

@@ -1,13 +1,14 @@
 """The shipped stacks with small contents, for commands that name the shipped ones.
 
 Names, profiles, references and targets are the shipped ones; the contents of each profile are wheels and sources that
-are made here, with programs in the shapes of the documents' own. On the machine of `H200`, nvidia-smi prints a
-recording of eight, and the interpreter on PATH has a torch that is a name and a version.
+are made here, with programs in the shapes of the documents' own. On the machine of `Machine`, nvidia-smi prints a
+recording of eight GPUs, and the interpreter on PATH has a torch that is a name and a version.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.node.forge import need_compiler
 from tests.support.often import ask_often
 from tests.support.wheels import write_wheel
 
-RECORDED = Path(__file__).parents[1] / "node" / "data" / "h200"
+RECORDED = Path(__file__).parents[1] / "node" / "data"
 GPUS = 8
 BASES = [{"kind": "none"}, {"kind": "system", "provides": ["torch>=2.11,<2.12"]}]
 
@@ -109,6 +110,15 @@ class Shelf:
                     (made / part.name).symlink_to(part)
         (self.catalog / "stacks").mkdir()
 
+    def site(self, name: str, **changed: Any) -> None:
+        """The shipped target of that name, with other values of some keys."""
+        targets = self.catalog / "targets"
+        if targets.is_symlink():
+            targets.unlink()
+            shutil.copytree(resources.catalog() / "targets", targets)
+        path = targets / f"{name}.yaml"
+        path.write_text(json.dumps(read_yaml(path).data | changed))
+
     def put(self, name: str, **changed: Any) -> None:
         """The shipped stack of that name, with other values of some keys; None takes a key away."""
         told = read_yaml(resources.catalog() / "stacks" / f"{name}.yaml").data | changed
@@ -124,13 +134,13 @@ class Shelf:
         return path
 
 
-class H200(Shelf):
-    """The small stacks on a machine with GPUs; `compiled`: the one with a source to compile."""
+class Machine(Shelf):
+    """The small stacks on a machine with GPUs of one kind; `compiled`: the stack with a source to compile."""
 
-    def __init__(self, world: World, compiled: str) -> None:
+    def __init__(self, world: World, gpus: str, compiled: str = "") -> None:
         super().__init__(world)
         self.compiled = compiled
-        self._machine()
+        self._machine(RECORDED / gpus)
         self.pins = {name: world.repository(name, files) for name, files in {**PROGRAMS, "quick": EXTENSION}.items()}
         launch = {f"torch/distributed/{name}.py": LAUNCH.encode() for name in ("run", "launch")}
         files = {"torch/__init__.py": b"", "torch/distributed/__init__.py": b"", **launch}
@@ -153,7 +163,7 @@ class H200(Shelf):
         packages = {"python": [MINOR], "bases": BASES, "packages": ["own-runs==1.0"], "sources": sources}
         return {**packages, "smoke": [{"name": "sound"}]}
 
-    def _machine(self) -> None:
+    def _machine(self, recorded: Path) -> None:
         """nvidia-smi with eight GPUs, mpiexec, and the interpreter with torch, first on PATH."""
         programs = self.world.top / "programs"
         subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(programs.parent / "torch")], check=True)
@@ -165,18 +175,21 @@ class H200(Shelf):
         text = "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0+cu130\n"
         (packages / "torch-2.11.0+cu130.dist-info" / "METADATA").write_text(text)
         programs.mkdir()
-        first, second = (RECORDED / "query.txt").read_text().splitlines()
-        rows = [
-            first.replace("60", str(60 + number)).replace(":06.0", f":{6 + number:02x}.0") for number in range(GPUS)
-        ]
-        rows = [str(number) + row[1:] for number, row in enumerate(rows)]
-        assert rows[1] == second, "the recording of two has the second GPU so"
+        rows, listed = ((recorded / name).read_text().splitlines() for name in ("query.txt", "list.txt"))
+        if len(rows) == 2:  # the H200; the second GPU shows what differs
+            made = [f"{number}{rows[0][1:]}" for number in range(GPUS)]
+            made = [
+                row.replace("60", str(60 + number)).replace(":06.0", f":{6 + number:02x}.0")
+                for number, row in enumerate(made)
+            ]
+            assert made[1] == rows[1]
+            line = listed[0]
+            listed = [line.replace("GPU 0", f"GPU {number}").replace("60", str(60 + number)) for number in range(GPUS)]
+            rows = made
         (programs / "query").write_text("\n".join(rows) + "\n")
-        listed = (RECORDED / "list.txt").read_text().splitlines()[0]
-        lines = [listed.replace("GPU 0", f"GPU {number}").replace("60", str(60 + number)) for number in range(GPUS)]
-        (programs / "list").write_text("\n".join(lines) + "\n")
+        (programs / "list").write_text("\n".join(listed) + "\n")
         smi = f'case "$1" in -L) cat {programs}/list ;; --query-gpu=memory.used*) exec sleep 600 ;;\n'
-        smi += f"--query-gpu=*) cat {programs}/query ;; *) cat {RECORDED}/plain.txt ;; esac\n"
+        smi += f"--query-gpu=*) cat {programs}/query ;; *) cat {recorded}/plain.txt ;; esac\n"
         for name, script in (("nvidia-smi", f"#!/bin/sh\n{smi}"), ("mpiexec", MPIEXEC)):
             (programs / name).write_text(script)
             (programs / name).chmod(0o755)
