@@ -32,8 +32,8 @@ NODES = 4
 PYXIS = "ENVBUILD_TEST_PYXIS"
 _PORT = 6818
 
-# `gpu`, `hpc` (without a limit of time) and `low` share nodes, and what runs in the first two preempts; `bare` has no GPUs that Slurm knows of; the nodes of
-# `cloud` are powered up by a program that starts their slurmd.
+# `gpu`, `hpc` (without a limit of time) and `low` share nodes, and what runs in the first two preempts; `bare` has no
+# GPUs that Slurm knows of; the nodes of `cloud` are powered up by a program that starts their slurmd.
 _CONF = """\
 ClusterName=probe
 SlurmctldHost={host}({gateway})
