@@ -249,7 +249,7 @@ def test_a_job_cancelled_by_somebody_else_fails_and_the_same_command_does_the_re
 
 def test_an_unknown_partition_and_a_host_without_slurm_are_told_before_anything(world: JobWorld) -> None:
     world.tiny()
-    world.target(hosts={"slurm": "hpc"})
+    world.target(hosts={"slurm": "htc"})
     done = world.job()
     assert (done.rc, done.code) == (2, "partition-unknown")
     done = world.job(env={"PATH": "/nonexistent"})

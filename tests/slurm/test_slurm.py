@@ -84,9 +84,9 @@ def test_sinfo_says_how_gpus_are_asked_for(slurm: Slurm) -> None:
 
 def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: Slurm) -> None:
     with pytest.raises(EnvbuildError) as caught:
-        slurm.partition("hpc")
+        slurm.partition("htc")
     assert caught.value.code == "partition-unknown"
-    assert "bare, cloud, gpu, low" in caught.value.why
+    assert "bare, cloud, gpu, hpc, low" in caught.value.why
 
 
 def test_without_gres_whole_nodes_are_taken(cluster: Cluster, slurm: Slurm) -> None:
