@@ -1,4 +1,8 @@
-"""Commands of the pages that are no envbuild: what they name is there, and their programs take their options."""
+"""Commands of the pages that are no envbuild run as written in the tests of `ELSEWHERE`, which take them from here.
+
+Of those that would build everything, train for hours or need a builder's daemon, what they name is there, and their
+programs take their options.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.test_snippets import LINE, TOP, texts
+from tests.e2e.world import World
+from tests.test_snippets import LINE, TOP, run, texts, user
+
+__all__ = ["user"]
 
 MORE = [TOP / "CONTRIBUTING.md", *(TOP / "playbooks").glob("*.md")]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -114,14 +121,32 @@ CHECKS = (
     (r"docker compose run --rm ", compose),
     (r"ssh |pip |python3 -m |export |for |git config", shell),
 )
-# What is checked elsewhere, as it is written or, with words in it for what a reader has, alike.
+# What runs as it is written, with words in it for what a reader has, and where.
 ELSEWHERE = {
     r"srun --ntasks-per-node=1 <prefix>/bin/<stack> torchrun": "slurm/test_image_job.py",
     r"python3 -c .*evidence\.dsse|\(printf 'DSSEv1|grep -q \$\(sha256sum": "report/test_sign.py",
-    r"module (use|load) ": "node/env/test_activate.py",
-    r"docker build -t torch-smoke image$": "container/test_two_forms.py",
+    r"module (use|load) ": "test_snippets_others.py",
+    r"docker build -t torch-smoke image$": "test_snippets_shipped.py",
     r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
 }
+# environment-modules, as a login shell has it.
+MODULES = Path("/usr/share/modules/init/bash")
+
+
+def shown(name: str, begin: str) -> list[str]:
+    """The commands of a page that begin so, for the test that runs them."""
+    found = [command for page, command in ALL if page == name and command.startswith(begin)]
+    assert found, (name, begin)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODULES.is_file(), reason="no environment-modules (apt-get install environment-modules)")
+def test_a_module_is_loaded_as_the_page_has_it(user: World) -> None:
+    said = "python -c \"import alpha, os; print(alpha.VERSION, os.environ['ENVBUILD_STACK'])\""
+    lines = [f"source {MODULES}", *shown("use-an-environment.md", "module "), said]
+    done = run(user, "; ".join(lines), PREFIX=str(user.prefix))
+    assert (done.rc, done.out) == (0, "1.0 my\n"), done.err
 
 
 @pytest.mark.parametrize(("page", "command"), ALL, ids=[f"{page}: {command[:40]}" for page, command in ALL])

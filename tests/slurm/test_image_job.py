@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -22,9 +23,16 @@ from tests.fleet.test_containers import _registry as one_registry
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.pyxis_programs import stand_ins, why_no_real
+from tests.test_snippets_others import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 LONG = 500.0
+ALPHA = b"""
+import os, sys
+VERSION = "1.0"
+def main():
+    print(VERSION, *sys.argv[1:], os.environ["SLURMD_NODENAME"])
+"""
 
 APPTAINER = """#!/usr/bin/python3
 import fcntl, hashlib, json, os, shutil, subprocess, sys, tarfile
@@ -76,7 +84,7 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     (programs / "apptainer").chmod(0o755)
     storage.house(tmp_path)
     world.env |= {**storage.env, "PATH": os.pathsep.join((str(programs), world.env["PATH"]))}
-    world.wheel("alpha", "1.0")
+    world.wheel(files={"alpha/__init__.py": ALPHA}, scripts={"torchrun": "alpha:main"})
     world.lock(world.stack(python=[PYTHON], imports=["alpha"]))
     yield world
     shutil.rmtree(programs)
@@ -199,6 +207,17 @@ def _in_job(world: JobWorld, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, env=world.env, check=False, timeout=120)
 
 
+def _in_a_users_job(world: JobWorld) -> list[str]:
+    """What the page's own line prints in a job of two nodes."""
+    (line,) = shown("images-in-jobs.md", "srun ")
+    for word, filled in (("<prefix>", shlex.quote(str(world.prefix))), ("<stack>", "tiny"), ("...", "train.py")):
+        line = line.replace(word, filled)
+    words = ["salloc", "--quiet", "--nodes=2", "--exclusive", "bash", "-ec", line]
+    return subprocess.run(
+        words, capture_output=True, text=True, env=world.env, check=True, timeout=120
+    ).stdout.splitlines()
+
+
 def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> None:
     world = with_pyxis
     _target(world, runtime="pyxis")
@@ -214,9 +233,7 @@ def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> Non
     )
     assert (record["runtime"], record["nodes"]) == ("pyxis", ["gpu1", "gpu2"])
     launcher = str(world.prefix / "bin" / "tiny")
-    code = "import alpha, os; print(alpha.VERSION, os.environ['SLURMD_NODENAME'])"
-    said = _in_job(world, launcher, "python", "-c", code)
-    assert sorted(said.stdout.splitlines()) == ["0: 1.0 gpu1", "1: 1.0 gpu2"], said.stderr
+    assert sorted(_in_a_users_job(world)) == ["1.0 train.py gpu1", "1.0 train.py gpu2"]
     alone = subprocess.run([launcher, "true"], capture_output=True, text=True, env=world.env, check=False)
     assert (alone.returncode, alone.stdout) == (7, "") and "jobs of Slurm alone" in alone.stderr
 

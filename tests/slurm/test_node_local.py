@@ -6,6 +6,7 @@ import json
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from envbuild.hashing import sha256_of
 from tests.e2e.world import snapshot
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.test_snippets import TOP
+from tests.test_snippets_others import CONSOLE
 
 pytestmark = pytest.mark.slow
 
@@ -106,24 +109,31 @@ def test_one_node_builds_all_others_take_the_pack_and_every_later_job_finds_it(w
 
 
 def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> Path:
-    """Through a TaskProlog, which is returned, and through the script alone."""
-    shutil.rmtree(world.disk("gpu1"))
-    told = world.run("provision", "--target", "./cluster.yaml", "--print-prolog")
-    assert told.rc == 0, told.err
-    prolog = world.cluster.shared / "prolog of a user.sh"
-    prolog.write_text(told.out)
-    prolog.chmod(0o755)
-    code = "import alpha, os, sys; print(sys.prefix, os.environ['GREETING'], os.environ['ENVBUILD_STACK'])"
-    printed = world.submit("python", "-c", code, prolog=prolog)
-    environment = next((world.disk("gpu1") / "envs").iterdir()).name
-    assert printed == f"{world.prefix}/envs/{environment} it's $(id) here tiny\n"
-    stamped = json.loads((world.disk("gpu1") / "envs" / environment / ".envbuild" / "stamp.json").read_text())
-    assert stamped["root"] == root
-    shutil.rmtree(world.disk("gpu1"))
+    """Through a TaskProlog as the page has it, which is returned, and through the script alone."""
+    for name in world.cluster.names:
+        shutil.rmtree(world.disk(name), ignore_errors=True)
+    folder = world.cluster.shared / "a-user"
+    folder.mkdir()
+    shutil.copy(world.work / "cluster.yaml", folder / "my-cluster.yaml")
+    for name in ("tiny.yaml", "tiny.lock.toml"):
+        shutil.copy(world.work / name, folder)
+    code = "import alpha, os, sys\nprint(sys.prefix, os.environ['GREETING'], os.environ['ENVBUILD_STACK'])\n"
+    (folder / "train.py").write_text(code)
+    page = (TOP / "docs" / "node-local.md").read_text(encoding="utf-8")
+    (block,) = (each for each in CONSOLE.findall(page) if "prolog" in each)
+    env = {**world.env, "PATH": f"{Path(sys.executable).parent}:{world.env['PATH']}"}
+    lines = "\n".join(line.removeprefix("$ ") for line in block.splitlines())
+    done = subprocess.run(
+        ["bash", "-ec", lines], cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    (found,) = (path for name in world.cluster.names for path in world.disk(name).glob("envs/*"))
+    assert done.stdout == f"{world.prefix}/envs/{found.name} it's $(id) here tiny\n", done.stderr
+    assert json.loads((found / ".envbuild" / "stamp.json").read_text())["root"] == root
+    shutil.rmtree(world.disk("gpu1"), ignore_errors=True)
     script = world.shared / "ensure" / "tiny.sh"
     assert json.loads(world.submit("/bin/sh", str(script)))["result"]["root"] == root
     assert json.loads(world.submit("/bin/sh", str(script)))["changed"] is False
-    return prolog
+    return (folder / "prolog.sh").rename(folder / "prolog of a user.sh")
 
 
 def the_login_host_checks_the_pack(world: LocalWorld, pack: Path) -> None:
