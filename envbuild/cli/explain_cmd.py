@@ -15,10 +15,9 @@ from envbuild.errors import EnvbuildError, ExitCode
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.explain.checks import CheckResult
-    from envbuild.explain.decisions import Decided
     from envbuild.explain.recipes import RecipeRun
     from envbuild.explain.source import DocumentText
-    from envbuild.explain.view import Explanation
+    from envbuild.explain.view import Decided, Explanation
     from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
 
@@ -80,9 +79,7 @@ def explain(
         loaded.stack,
         name,
         results=results,
-        resolutions=decided.resolutions,
-        note=decided.note,
-        others=decided.others,
+        decided=decided,
         recipes=recipes,
         profile_why=chosen.why,
     )
@@ -108,7 +105,8 @@ def _compat() -> Compat:
 
 
 def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:
-    from envbuild.explain.decisions import Decided, decide
+    from envbuild.explain.decisions import decide
+    from envbuild.explain.view import Decided
 
     if facts is None or compat is None:
         return Decided(note="decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from envbuild.explain.view import OtherProfile
+from envbuild.explain.view import Decided, OtherProfile
 from envbuild.model.facts import NodeFacts
 
 if TYPE_CHECKING:
@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from envbuild.model.resolution import Resolution
     from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
-
-
-class Decided(NamedTuple):
-    """One resolution a node.
-
-    `note` says what they rest on when that is no lock, or why there are none; `others` are the other profiles, asked
-    for only where this one does not fit.
-    """
-
-    resolutions: tuple[Resolution, ...] = ()
-    note: str = ""
-    others: tuple[OtherProfile, ...] = ()
 
 
 def decide(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from envbuild.explain.checks import CheckResult, Outcome, outcome_of
@@ -44,12 +44,23 @@ class OtherProfile(NamedTuple):
     why: str = ""
 
 
+class Decided(NamedTuple):
+    """One resolution a node.
+
+    `note` says what they rest on when that is no lock, or why there are none; `others` are the other profiles, asked
+    for only where this one does not fit.
+    """
+
+    resolutions: tuple[Resolution, ...] = ()
+    note: str = ""
+    others: tuple[OtherProfile, ...] = ()
+
+
 class Explanation(NamedTuple):
     """Everything `explain` says of a stack and profile.
 
-    `note` says why there are no decisions, or what they rest on when that is not a lock; `others` are the other
-    profiles, where this one does not fit; `recipes` are the document's own edits beside the patches; `profile_why` says
-    why this profile, where nobody asked for it and it is not the default.
+    `resolutions`, `note` and `others` as `Decided` has them; `recipes` are the document's own edits beside the patches;
+    `profile_why` says why this profile, where nobody asked for it and it is not the default.
     """
 
     stack: Stack
@@ -106,9 +117,7 @@ def explain(
     profile: str,
     *,
     results: Iterable[CheckResult] = (),
-    resolutions: Sequence[Resolution] = (),
-    note: str = "",
-    others: tuple[OtherProfile, ...] = (),
+    decided: Decided | None = None,
     recipes: tuple[RecipeRun, ...] = (),
     profile_why: str = "",
 ) -> Explanation:
@@ -118,11 +127,9 @@ def explain(
         stack=stack,
         profile=profile,
         findings=tuple(Explained(f, tuple(by_finding.get(f.id, ()))) for f in stack.findings),
-        resolutions=tuple(resolutions),
+        **(decided or Decided())._asdict(),
         deviations=stack.profiles[profile].deviations,
         least_nodes=least_nodes(stack.reference),
-        note=note,
-        others=others,
         recipes=recipes,
         profile_why=profile_why,
     )

@@ -146,11 +146,11 @@ def _annotated(evidence: Evidence, loaded: LoadedStack, document: Path | None) -
     from envbuild.explain.page import render_page
     from envbuild.explain.recipes import document_recipes
     from envbuild.explain.source import read_document
-    from envbuild.explain.view import explain
+    from envbuild.explain.view import Decided, explain
 
     text = read_document(stack, document)
     recipes = document_recipes(stack, evidence.profile)
-    explained = explain(stack, evidence.profile, recipes=recipes, resolutions=_decided(harmless(evidence)))
+    explained = explain(stack, evidence.profile, recipes=recipes, decided=Decided(tuple(_decided(harmless(evidence)))))
     return render_page(explained, text.text, text.doubt), stack.document
 
 

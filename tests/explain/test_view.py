@@ -11,7 +11,7 @@ from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.explain.checks import CheckResult
 from envbuild.explain.memory import least_nodes, parameters
 from envbuild.explain.text import render_text
-from envbuild.explain.view import explain
+from envbuild.explain.view import Decided, explain
 from envbuild.model.reference import ModelSize, Reference
 from envbuild.model.resolution import Candidate, Decision, Resolution
 from envbuild.model.stack import Stack
@@ -42,7 +42,7 @@ def two(make_stack: Make) -> Stack:
 
 def test_json_holds_findings_decisions_and_deviations_as_lists(make_stack: Make) -> None:
     result = CheckResult("first", "zero-stage-refused", "q", "holds", "d")
-    data = explain(two(make_stack), "exact", results=[result], resolutions=[RESOLUTION]).as_dict()
+    data = explain(two(make_stack), "exact", results=[result], decided=Decided((RESOLUTION,))).as_dict()
     assert json.loads(json.dumps(data)) == data
     assert [f["id"] for f in data["findings"]] == ["later", "first"]
     assert [f["outcome"] for f in data["findings"]] == [None, "holds"]
@@ -53,13 +53,13 @@ def test_json_holds_findings_decisions_and_deviations_as_lists(make_stack: Make)
 
 
 def test_without_facts_the_reason_is_said(make_stack: Make) -> None:
-    explanation = explain(two(make_stack), "exact", note="no facts")
+    explanation = explain(two(make_stack), "exact", decided=Decided(note="no facts"))
     assert explanation.as_dict()["why_no_decisions"] == "no facts"
     assert "no decisions: no facts" in render_text(explanation)
 
 
 def test_text_groups_by_severity_the_gravest_first(make_stack: Make) -> None:
-    text = render_text(explain(two(make_stack), "exact", resolutions=[RESOLUTION]))
+    text = render_text(explain(two(make_stack), "exact", decided=Decided((RESOLUTION,))))
     assert text.index("Wrong (1)") < text.index("first") < text.index("Traps (1)") < text.index("later")
     assert "refuse  driver-floor: too old (440 against 450.80)" in text
     assert "instead: a newer driver" in text

@@ -6,9 +6,8 @@ nodes said of themselves is kept for a week, as for environments: a run with not
 
 from __future__ import annotations
 
-import json
+import contextlib
 import posixpath
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,24 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.node import identity, paths
-from envbuild.node.protocol import NodeError
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.images import multi_node_smoke, plan
+from envbuild.provision.images import multi_node_smoke
 from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
 from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import FILES, NodeImage
 from envbuild.provision.images.provision import InImages
-from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
+from envbuild.provision.images.state import (
+    Images,
+    args_of,
+    decide_images,
+    files_for,
+    look_request,
+    no_room,
+    planned,
+    told_of,
+)
 from envbuild.provision.jobs.ask import ask_in_job
-from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file
+from envbuild.provision.jobs.facts_cache import facts_file, keep, read_recent
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.stage import login_work, on_login
 from envbuild.provision.run.context import Work
@@ -51,7 +57,7 @@ class InJobs(InImages):
             found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
             if not known:
                 folder = _folder(images.login, work)
-                answers = ask_in_job(work, site, "envbuild-probe", {"look": _look(work)}, folder, PROBE_LIMIT)
+                answers = ask_in_job(work, site, "envbuild-probe", {"look": look_request(work)}, folder, PROBE_LIMIT)
                 found = {node: _told(each["look"]) for node, each in answers.items()}
         _take_in(work, images, found)
         decide_images(work, images)
@@ -83,12 +89,7 @@ class InJobs(InImages):
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
-    return told_of(contact([site.login], lambda _: _look(work, site.login), site.connection)[site.login])
-
-
-def _look(work: Work, node: str | None = None) -> dict[str, Any]:
-    args = {"action": "look", "node": node, "stack": work.prepared.stack.name}
-    return node_request("container", work.prepared.target.prefix, args, work.run.id)
+    return told_of(contact([site.login], lambda _: look_request(work, site.login), site.connection)[site.login])
 
 
 def _folder(login: Mapping[str, Any], work: Work) -> str:
@@ -127,9 +128,12 @@ def shared_record(node: str, own: Mapping[str, Any], login: Mapping[str, Any]) -
     return {**own, "record": record, "present": present, "launcher": bool(login.get("launcher"))}
 
 
-def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError]) -> None:
-    """Take out the nodes that would run the image otherwise than the first: there is one launcher for all."""
-    first = next(iter(nodes.values()), None)
+def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], first: NodeImage | None = None) -> None:
+    """Take out the nodes that would run the image otherwise than the first: there is one launcher for all.
+
+    `first`: the node that the job was made for, where it is known.
+    """
+    first = first or next(iter(nodes.values()), None)
     for node, each in list(nodes.items()):
         if first is not None and (each.command, each.cuda) != (first.command, first.cuda):
             del nodes[node]
@@ -145,7 +149,7 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError]) -> N
 
 def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
     """Get the image into the shared folder, test it through one job, and accept it; the plan is of the job's nodes."""
-    first = next(iter(images.nodes.values()))
+    name, first = next(iter(images.nodes.items()))
     site, prefix = JobSite.of(work.prepared.target), images.login["facts"]["prefix"]["path"]
     record = images.login["containers"].get("record") or {}
     there = bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
@@ -165,7 +169,7 @@ def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
     file = record["file"] if made and record["id"] == got.id else None
     try:
         with work.phase("stage", f"staging on {site.login}"):
-            args = _args(work, images, got, first, archive)
+            args = args_of(work, images, name, got, archive)
             file = file or _stage(work, site, images, got, args, prefix)
         if not got.id:
             with work.phase("build", "building the image in a job"):
@@ -182,15 +186,6 @@ def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
             got.archive.unlink(missing_ok=True)
         if archive is not None:
             site.runner.run(["rm", "-f", "--", archive])
-
-
-def _args(work: Work, images: Images, got: Obtained, first: NodeImage, archive: str | None) -> dict[str, Any]:
-    """The arguments of `take`, `try` and `accept`, which are those of an install."""
-    told = next(images.told[node] for node, each in images.nodes.items() if each is first)
-    return plan.install_args(
-        work.prepared, images.wanted, got, first, told["containers"], archive=archive,
-        controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
-    )  # fmt: skip
 
 
 def _stage(
@@ -227,7 +222,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
         return node_request("container", prefix, {**args, "action": action}, work.run.id)
 
     once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
-    asked = {"look": _look(work), "container": request("try")}
+    asked = {"look": look_request(work), "container": request("try")}
     joint = multi_node_smoke.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
     answers = ask_in_job(
         work, site, "envbuild-provision", asked, _folder(images.login, work),
@@ -241,7 +236,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
     _take_in(work, images, found)
     images.nodes = {}
     decide_images(work, images)
-    one_kind_as(images.nodes, next(iter(before.values())), work.survey.errors)
+    one_kind(images.nodes, work.survey.errors, next(iter(before.values())))
     images.why = dict.fromkeys(images.nodes, "the job tests on every node")
     outcome = Outcome()
     for node in images.nodes:
@@ -252,14 +247,6 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
     good = not outcome.errors and not work.survey.errors
     write_told(told_file(work, site), {node: images.told[node] for node in images.nodes} if good else {})
     return planned(work, images), outcome
-
-
-def one_kind_as(nodes: dict[str, NodeImage], first: NodeImage, errors: dict[str, EnvbuildError]) -> None:
-    """As `one_kind`, compared with the node that the job was made for."""
-    compared = {"": first, **nodes}
-    one_kind(compared, errors)
-    for node in set(nodes) - set(compared):
-        del nodes[node]
 
 
 def _made(answer: ContactResult | None, meant: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,10 +310,7 @@ def told_file(work: Work, site: JobSite) -> Path:
 def read_told(path: Path) -> Told:
     """What nodes said in the last week; empty when there is nothing, or nothing that can be read."""
     try:
-        written = path.stat().st_mtime
-        if not 0 <= time.time() - written < MAX_AGE:
-            return {}
-        found: Told = json.loads(path.read_bytes())
+        found: Told = read_recent(path) or {}
         for each in found.values():
             NodeFacts.from_plain(each["facts"])
             each["containers"]["runtimes"].keys()
@@ -337,11 +321,8 @@ def read_told(path: Path) -> Told:
 
 def write_told(path: Path, told: Told) -> None:
     """Keep it; forget what was kept where `told` is empty. A cache that cannot be written is no error."""
-    try:
-        if not told:
-            path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths.write_json(str(path), told)
-    except (OSError, NodeError):
-        pass
+    if told:
+        keep(path, told)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

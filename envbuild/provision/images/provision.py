@@ -15,7 +15,6 @@ from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import trusted_files
 from envbuild.model.plan import Plan
-from envbuild.node import identity
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.fleet.multi_node_smoke import VERB
@@ -24,7 +23,16 @@ from envbuild.provision.images import plan as container_plan
 from envbuild.provision.images.multi_node_smoke import meet_asked, meet_images
 from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import NodeImage
-from envbuild.provision.images.state import Images, decide_images, files_for, no_room, planned, told_of
+from envbuild.provision.images.state import (
+    Images,
+    args_of,
+    decide_images,
+    files_for,
+    look_request,
+    no_room,
+    planned,
+    told_of,
+)
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
@@ -116,12 +124,8 @@ class OverSsh(InImages):
 
 
 def _look(work: Work, images: Images, names: list[str]) -> None:
-    target, stack = work.prepared.target, work.prepared.stack.name
-
-    def request_for(node: str) -> dict[str, Any]:
-        return node_request("container", target.prefix, {"action": "look", "node": node, "stack": stack}, work.run.id)
-
-    for node, answer in contact(names, request_for, target.connection).items():
+    answers = contact(names, lambda node: look_request(work, node), work.prepared.target.connection)
+    for node, answer in answers.items():
         try:
             images.told[node] = told_of(answer)
             work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
@@ -152,10 +156,7 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
             full[node] = error
             continue
         archive = posixpath.join(store, got.archive.name) if got.archive is not None and carried else None
-        args = container_plan.install_args(
-            work.prepared, images.wanted, got, one, told["containers"], archive=archive,
-            controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
-        )  # fmt: skip
+        args = args_of(work, images, node, got, archive)
         images.used[node] = args
         requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
         files[node] = files_for(work, facts, told["python"], got if carried else None, store)

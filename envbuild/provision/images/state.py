@@ -9,7 +9,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError, as_dicts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.node import identity
+from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.contact.toolchain import runner_tools
 from envbuild.provision.delivery.node_files import files_with
 from envbuild.provision.images import plan as container_plan
@@ -64,6 +65,20 @@ def planned(work: Work, images: Images) -> Plan:
     delivery = "pull" if settings.image or settings.registry else _BROUGHT[settings.build]
     given = (work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions)
     return work.planned(container_plan.make_plan(*given, delivery=delivery))
+
+
+def look_request(work: Work, node: str | None = None) -> dict[str, Any]:
+    """What asks a node about containers; None: a node of a job, which says its own name."""
+    args = {"action": "look", "node": node, "stack": work.prepared.stack.name}
+    return node_request("container", work.prepared.target.prefix, args, work.run.id)
+
+
+def args_of(work: Work, images: Images, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
+    """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
+    return container_plan.install_args(
+        work.prepared, images.wanted, got, images.nodes[node], images.told[node]["containers"], archive=archive,
+        controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
+    )  # fmt: skip
 
 
 def told_of(answer: ContactResult) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -34,19 +36,26 @@ def facts_file(target: Target, login: str) -> Path:
 def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
     """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
     try:
-        written = path.stat().st_mtime
-        if not 0 <= (time.time() if now is None else now) - written < MAX_AGE:
-            return {}
-        found = [NodeFacts.from_plain(item) for item in json.loads(path.read_bytes())]
+        found = [NodeFacts.from_plain(item) for item in read_recent(path, now) or ()]
     except (OSError, ValueError, TypeError):
         return {}
     return {facts.node: facts for facts in found}
 
 
 def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
-    """Keep them, whole or not at all; a cache that cannot be written is no error."""
-    try:
+    """Keep them, as `keep` does."""
+    keep(path, [item.to_json_dict() for item in facts.values()])
+
+
+def read_recent(path: Path, now: float | None = None) -> Any:
+    """What was kept in the last week, None where it is older. Raises OSError, ValueError."""
+    written = path.stat().st_mtime  # before the clock: another run may write it meanwhile
+    age = (time.time() if now is None else now) - written
+    return json.loads(path.read_bytes()) if 0 <= age < MAX_AGE else None
+
+
+def keep(path: Path, data: object) -> None:
+    """Keep JSON data, whole or not at all; a cache that cannot be written is no error."""
+    with contextlib.suppress(OSError, NodeError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths.write_json(str(path), [item.to_json_dict() for item in facts.values()])
-    except (OSError, NodeError):
-        pass
+        paths.write_json(str(path), data)
