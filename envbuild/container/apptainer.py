@@ -12,7 +12,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from envbuild.container.dockerfile import comment_lines
-from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
+from envbuild.container.instructions import (
+    Added,
+    Arg,
+    Comment,
+    Copy,
+    Env,
+    Folder,
+    Instruction,
+    Labels,
+    Run,
+    Stage,
+    Start,
+)
 from envbuild.container.recipe import NODE, ImageRecipe, pretty
 from envbuild.model.container import without_tag
 from envbuild.node.protocol import PROTOCOL
@@ -129,6 +141,8 @@ def _post(instruction: Instruction) -> list[str]:
             return [f"    {line}" for line in comment_lines(text)]
         case Arg(name, default) if default and name.startswith("ENVBUILD_"):
             return [f"    export {name}={shlex.quote(default)}"]
+        case Folder(path):
+            return [f"    cd {shlex.quote(path)}"]
         case Run(line):
             return [f"    {part}" for part in line.split(" && ")]
         case _:

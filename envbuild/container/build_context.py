@@ -20,7 +20,7 @@ from envbuild.errors import EnvbuildError
 LIMIT = 100_000_000
 UNCOMMITTED = (NODE, INDEXES)
 # What the plain form adds to the folder.
-_PLAIN = ("uv.txt", "requirements*.txt", "patches")
+_PLAIN = ("requirements*.txt", "patches")
 _COPIED = re.compile(r"^COPY (?!--from=)(.+) \S+$", re.MULTILINE)
 _DIFF_LINES = 60
 

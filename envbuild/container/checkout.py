@@ -13,8 +13,6 @@ from pathlib import Path
 from envbuild import resources
 from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run, Stage
 from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
-from envbuild.model.lock import Variant
-from envbuild.text import plural
 
 _PROGRAM = "program"
 _SOURCE = ("envbuild/__init__.py", "envbuild/resources.py", "envbuild/node_program.py")
@@ -40,17 +38,9 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
         *(replace(each, instructions=tuple(_moved(each, recipe.stack))) for each in rest),
     )
     usage = f"In the root of a checkout: `docker build -f {_folder(recipe)}/Dockerfile .` (podman and buildah alike)."
-    return replace(recipe, stages=stages, notes=(_contents(recipe.variant), usage, *recipe.notes))
-
-
-def _contents(variant: Variant) -> str:
-    """A sentence of what is installed: the steps below say only in which files that stands."""
-    torch = f", torch {variant.torch}+{variant.flavour}" if variant.torch else ""
-    sources = [f"{each.name}{' (patched)' if each.patches else ''}" for each in variant.sources]
-    built = f"; from source {', '.join(sources)} (sources.json, build.json)" if sources else ""
-    plain = "" if variant.conda else " The same in plain commands: Dockerfile.plain."
-    packages = plural(len(variant.packages), "package")
-    return f"In it: Python {variant.python}{torch} and the rest of {packages} (packages.json){built}.{plain}"
+    plain = "" if recipe.variant.conda else " The same in plain commands: Dockerfile.plain."
+    read = "The steps of a stage are in the .json of its name; variant.json is all of it, as locked."
+    return replace(recipe, stages=stages, notes=(f"In it: {recipe.contents}.{plain}", read, usage, *recipe.notes))
 
 
 def is_committed(folder: Path, stack: str) -> bool:

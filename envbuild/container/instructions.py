@@ -44,6 +44,13 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder that later commands of the stage, and of those above it, run in."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One shell line of ours; `mounts` are values of `--mount`, `ignore` hadolint rules that it breaks on purpose."""
 
@@ -54,10 +61,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """Variables. A value holds nothing to expand, except with `prepend`: then `:$NAME` follows."""
+    """Variables. A value holds nothing to expand, except with `prepend`: then `:$NAME` follows.
+
+    `within`: a variable, set before, that names the folder which the values are in.
+    """
 
     values: Mapping[str, str]
     prepend: bool = False
+    within: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,7 @@ class Start:
     command: tuple[str, ...]
 
 
-Instruction = Comment | Arg | Copy | Added | Run | Env | Labels | Start
+Instruction = Comment | Arg | Copy | Added | Folder | Run | Env | Labels | Start
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,19 @@ from packaging.version import Version
 from envbuild.catalog.patches import load_patch
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container.dockerfile import render
-from envbuild.container.instructions import Added, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
-from envbuild.container.recipe import SLIM, WHO, WRITTEN, ImageRecipe
+from envbuild.container.instructions import (
+    Arg,
+    Comment,
+    Copy,
+    Env,
+    Folder,
+    Instruction,
+    Labels,
+    Run,
+    Stage,
+    Start,
+)
+from envbuild.container.recipe import GIVEN, SLIM, USER, WHO, WRITTEN, ImageRecipe, written
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.node import git_source
@@ -30,11 +41,16 @@ from envbuild.node.protocol import NodeError
 
 DOCKERFILE = "Dockerfile.plain"
 PATCHES = "patches"
+UV = "requirements-uv.txt"
 _WHEELHOUSE = "type=bind,from=wheelhouse,target=/wheelhouse"
 _SECRET = "type=secret,id={},target={}"  # noqa: S105 - the words of a mount
 _NETRC = _SECRET.format("netrc", "/root/.netrc")
 _INSTALL = "uv pip install --no-deps"
 _UV = {"UV_NO_CACHE": "1", "UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
+# The environment, in commands after the variable is set.
+_HERE = '"$VIRTUAL_ENV"'
+# What communication libraries, drivers and trackers read when a run starts, and no compiler.
+_AT_RUN = ("CUDA_DEVICE_", "FI_", "GLOO_", "NCCL_", "OMPI_", "UCX_", "WANDB_")
 # An older setuptools cannot make an editable wheel.
 _EDITABLE_WHEELS = Version("64")
 # What `node/image/slim.py` takes out, in the layer that brought it.
@@ -53,6 +69,13 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     """The plain form of a recipe. Raises EnvbuildError `conda-in-a-script` (exit 7), and what `requirement` raises."""
     steps.refuse_conda(recipe.variant)
     maker = _Maker(recipe)
+    contents = f"In it: {recipe.contents}; every package with version and sha256 in requirements*.txt."
+    downloads = "`tools` and `sources` download" if recipe.variant.sources else "`tools` downloads"
+    compiles = "builds the sources and tests" if recipe.variant.sources else "tests"
+    stages = (
+        f"Stages: {downloads}, `packages` installs, `build` {compiles}, `runtime` is the image. Paths are those of the "
+        "other form, Dockerfile, so that both give the same environment."
+    )
     needed = (
         f"Of envbuild only what writes {PATCHES}/ is needed, see there." if patched(recipe) else "It needs no envbuild."
     )
@@ -62,7 +85,7 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
         stages=tuple(maker.stages()),
         files=maker.files(),
         options=f"{recipe.options} --plain",
-        notes=(usage, *recipe.notes),
+        notes=(contents, stages, usage, *recipe.notes),
     )
 
 
@@ -79,7 +102,7 @@ class _Maker:
         variant = self.recipe.variant
         machine = variant.platform.removeprefix("linux_")
         uv = next(each for each in load_toolchain().uv if each.arch == machine)
-        found = {"uv.txt": f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
+        found = {UV: f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
         # On a base one line a package, so that a line can be taken out.
         between = " " if variant.base.kind != "none" else " \\\n    "
         for name, packages in self._requirements().items():
@@ -100,8 +123,7 @@ class _Maker:
         yield names["wheelhouse"]
         yield replace(names["fetch"], name="tools", instructions=tuple(self._tools()))
         if recipe.variant.sources:
-            sources = tuple(each for source in recipe.variant.sources for each in self._source(source))
-            yield replace(names["fetch"], name="sources", instructions=sources, above="tools")
+            yield replace(names["fetch"], name="sources", instructions=tuple(self._sources()), above="tools")
         yield from (names[name] for name in ("compilers", "libraries") if name in names)
         yield replace(names["packages"], instructions=tuple(self._packages()))
         yield replace(names["build"], instructions=tuple(self._build()))
@@ -111,48 +133,50 @@ class _Maker:
         yield replace(last, name="runtime", instructions=tuple(self._runtime()))
 
     def _tools(self) -> Iterator[Instruction]:
-        yield Copy(("uv.txt",), "/")
+        yield Comment(f"uv, which makes the environment and installs into it: the version and sha256 of {UV}.")
+        yield Copy((UV,), "/")
         yield Comment(
             "Optional secrets, here and below, for mirrors and logins: pip.conf, uv.toml, netrc, gitconfig "
             "(`--secret id=netrc,src=FILE`). No layer keeps them."
         )
         pip = _SECRET.format("pip.conf", "/etc/pip.conf")
-        yield Run("pip install --no-cache-dir --no-deps --require-hashes -r /uv.txt", (_WHEELHOUSE, pip, _NETRC))
+        yield Run(f"pip install --no-cache-dir --no-deps --require-hashes -r /{UV}", (_WHEELHOUSE, pip, _NETRC))
         folder = self.recipe.requests.python_folder
         if folder is not None:
             build = next(each for each in load_toolchain().builds if each.sha256[:12] == folder[-12:])
             yield Comment(
-                f"No image has a fitting Python {self.recipe.variant.python}: CPython of python-build-standalone, "
-                "in a folder named by its sha256."
+                f"Python {self.recipe.variant.python}, which no image has that fits: CPython of "
+                "python-build-standalone, in a folder named by its sha256."
             )
-            words = (
+            yield Run(
                 f"curl -fsSL -o /python.tar.gz {shlex.quote(build.url)}"
-                f" && echo '{build.sha256}  /python.tar.gz' | sha256sum -c - && mkdir -p {folder}"
-                f" && tar -xzf /python.tar.gz -C {folder} && rm /python.tar.gz"
+                f" && echo '{build.sha256}  /python.tar.gz' > /python.sha256 && sha256sum -c /python.sha256"
+                f" && mkdir -p {folder} && tar -xzf /python.tar.gz -C {folder} && rm /python.*"
             )
-            yield Run(words, ignore=("DL4006",))
+
+    def _sources(self) -> Iterator[Instruction]:
+        yield Comment(
+            "Each source is one commit. Its tree, which is git's hash of all its files, is compared; then git's own "
+            "folder goes."
+        )
+        for source in self.recipe.variant.sources:
+            yield from self._source(source)
 
     def _source(self, source: LockedSource) -> Iterator[Instruction]:
-        top = f"/src/{source.name}"
-        branch = f", of {source.ref}" if source.ref else ""
-        below = " Its submodules likewise." if source.submodules else ""
-        yield Comment(
-            f"{source.name}: commit {source.commit[:12]}{branch}; git's hash of all files is compared, the history "
-            f"removed.{below}"
-        )
-        commands = []
+        top, mounts = f"/src/{source.name}", (_SECRET.format("gitconfig", "/root/.gitconfig"), _NETRC)
         for tree in steps.trees(source):
-            folder = f"{top}/{tree.path}" if tree.path else top
-            git = f"git -C {shlex.quote(folder)}"
-            commands += [
-                f"git init --quiet {shlex.quote(folder)}",
-                f"{git} fetch --quiet --depth 1 {shlex.quote(tree.git)} {tree.commit}",
-                f"{git} checkout --quiet --detach {tree.commit}",
-                f"test \"$({git} rev-parse 'HEAD^{{tree}}')\" = {tree.tree}",
+            branch = f" (branch or tag {source.ref})" if source.ref else ""
+            below = f"{tree.path.rpartition('/')[2]}, a submodule of {source.name}"
+            yield Comment(below if tree.path else f"{source.name}{branch}")
+            yield Folder(f"{top}/{tree.path}" if tree.path else top)
+            commands = [
+                "git init --quiet",
+                f"git fetch --quiet --depth 1 {shlex.quote(tree.git)} {tree.commit}",
+                "git checkout --quiet FETCH_HEAD",
+                f"test \"$(git rev-parse 'HEAD^{{tree}}')\" = {tree.tree}",
+                "rm -rf .git",
             ]
-        commands.append(f"find {top} -name .git -prune -exec rm -rf {{}} +")
-        gitconfig = _SECRET.format("gitconfig", "/root/.gitconfig")
-        yield Run(" && ".join(commands), (gitconfig, _NETRC))
+            yield Run(" && ".join(commands), mounts)
         if source.patches:
             path = f"{PATCHES}/{source.name}.patch"
             for name in source.patches:
@@ -161,8 +185,10 @@ class _Maker:
                 f"A diff quotes the source, so {path} is not committed with this file. `envbuild image dockerfile "
                 f"{self.recipe.stack} --plain -o FOLDER` writes both."
             )
+            if source.submodules:
+                yield Folder(top)
             yield Copy((path,), f"/{PATCHES}/")
-            yield Run(f"git -C {top} apply --check /{path} && git -C {top} apply /{path}")
+            yield Run(f"git apply --check /{path} && git apply /{path}")
 
     def _packages(self) -> Iterator[Instruction]:
         requests, variant = self.recipe.requests, self.recipe.variant
@@ -171,32 +197,44 @@ class _Maker:
             yield Copy((requests.python_folder,), requests.python_folder, "tools")
         if variant.packages:
             yield Copy(tuple(self._requirements()), "/requirements/")
+        yield Comment(
+            "uv keeps no cache, copies files instead of linking them, and gets no other Python; Python writes no byte "
+            "code."
+        )
         yield Env(_UV)
-        create = f"uv venv --no-project --python {requests.runner} {self.recipe.environment}"
         if variant.base.kind != "none":
             yield Comment("What the base has stays as it is, its torch above all: it is taken out of the requirements.")
-            there = f'{requests.runner} -c "{_OF_BASE}" > /base.sed && sed -i -f /base.sed /requirements/*.txt'
-            create = f"{there} && {create} --system-site-packages"
-        yield Run(create)
+            yield Run(f'{requests.runner} -c "{_OF_BASE}" > /base.sed && sed -i -f /base.sed /requirements/*.txt')
+        yield Comment("The environment, in a folder named by a hash of its packages; the `python` below is its own.")
         yield Env({"VIRTUAL_ENV": self.recipe.environment})
-        yield Env({"PATH": f"{self.recipe.environment}/bin"}, prepend=True)
+        yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+        site_packages = " --system-site-packages" if variant.base.kind != "none" else ""
+        create = f"uv venv --no-project --python {requests.runner} {_HERE}{site_packages}"
         mounts = (_WHEELHOUSE, _SECRET.format("uv.toml", "/etc/uv/uv.toml"), _NETRC)
         words = f"{_INSTALL} --require-hashes --find-links /wheelhouse"
         every = [f"{words} {self._where(each)} -r /requirements/{name}" for name, each in self._requirements().items()]
+        yield Run(create)
+        if every:
+            yield Comment("The lists are complete, so uv looks for no dependencies.")
         if len(every) > 1 and "requirements-archives.txt" in self._requirements():
             yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
+        if any("--torch-backend" in each for each in every):
+            yield Comment("--torch-backend: PyTorch's own index of that flavour.")
         if every and self.recipe.slim:
-            site = f"{self.recipe.environment}/lib/python{variant.python}/site-packages"
             yield Comment(SLIM)
-            every += [line.format(site) for line in _SLIM]
+            every += [line.format(self._site) for line in _SLIM]
         if every:
             yield Run(" && ".join(every), mounts)
+
+    @property
+    def _site(self) -> str:
+        return f"{_HERE}/lib/python{self.recipe.variant.python}/site-packages"
 
     def _where(self, packages: tuple[LockedPackage, ...]) -> str:
         """Options of uv: from which index, and whether anything is built."""
         first = packages[0]
         if not any(file.file.endswith(".whl") for file in first.files):
-            return " ".join(["--no-build-isolation", *(f"--no-binary {each.name}" for each in packages)])
+            return "--no-build-isolation --no-binary :all:"
         index = self.recipe.requests.indexes.get(first.index)
         if index is None or not index["url"]:
             return "--no-build"
@@ -207,37 +245,45 @@ class _Maker:
         return f"--no-build --default-index {shlex.quote(index['url'])}"
 
     def _build(self) -> Iterator[Instruction]:
-        recipe = self.recipe
-        variant, requests = recipe.variant, recipe.requests
+        variant, requests = self.recipe.variant, self.recipe.requests
         if variant.sources:
             install = requests.build["args"]["requests"][0]["args"]
-            seen = steps.variables(variant, install.get("build") or {})
+            every = steps.variables(variant, install.get("build") or {})
+            seen = {name: value for name, value in every.items() if not name.startswith(_AT_RUN)}
+            gpus = " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability."
             yield Comment(
-                "The sources are built with the packages above, not in isolation; a fixed date and hash seed keep "
-                "times and chance orders out of them. Then the GPUs' architectures, and variables of the stack and "
-                "its target."
+                "The sources, each built by its own setup.py or pyproject.toml with the packages above, not in "
+                "isolation, and imported. A fixed date and hash seed keep times and chance orders out of what is built."
+                + gpus
+                * ("TORCH_CUDA_ARCH_LIST" in seen)
             )
             yield Env(seen)
             if "CUDA_HOME" in seen:
-                yield Env({"PATH": f"{recipe.environment}/bin:{seen['CUDA_HOME']}/bin"}, prepend=True)
+                yield Env({"PATH": f"bin:{seen['CUDA_HOME']}/bin"}, prepend=True, within="VIRTUAL_ENV")
         for source in variant.sources:
-            yield Copy((f"/src/{source.name}",), self._place(source), "sources")
-            if modules := ", ".join(steps.kernels(source)):
-                yield Comment(f"{modules}: compiled at the first start, so the image that runs has the compilers.")
-            yield Run(" && ".join(self._commands(source)))
+            yield from self._built(source)
         last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
-        site = f"{recipe.environment}/lib/python{variant.python}/site-packages"
-        last += [f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD", f"rm -f {site}/*.dist-info/uv_cache.json"]
+        last += [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
+        last += [f"rm -f {self._site}/*.dist-info/uv_cache.json"]
         yield Comment("The import test. uv_cache.json goes: it has the time of installing, in which two builds differ.")
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
-    def _place(self, source: LockedSource) -> str:
-        return f"/src/{source.name}" if source.install == "wheel" else f"{self.recipe.environment}/src/{source.name}"
+    def _built(self, source: LockedSource) -> Iterator[Instruction]:
+        if source.install == "editable" and self._old():
+            yield Comment(f"{source.name} is used where it lies: `develop` is `pip install -e` of its old setuptools.")
+        elif source.install != "wheel":
+            yield Comment(f"{source.name} is used where it lies, in the environment.")
+        if modules := ", ".join(steps.kernels(source)):
+            yield Comment(f"{modules}: compiled at the first start, so the image that runs has the compilers.")
+        below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
+        yield Copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
+        yield Run(" && ".join(self._commands(source)))
 
     def _commands(self, source: LockedSource) -> list[str]:
         """From the tree of a source to modules that can be imported."""
-        place = self._place(source)
-        project = shlex.quote(f"{place}/{source.path}" if source.path else place)
+        below = "" if source.install == "wheel" else _HERE
+        project = "/".join(shlex.quote(part) for part in ("src", source.name, source.path) if part)
+        project = f"{below}/{project}"
         own = (source.build.environment if source.build else None) or {}
         more = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(own.items()))
         flags = "".join(f" {shlex.quote(flag)}" for flag in steps.flags(source))
@@ -248,8 +294,7 @@ class _Maker:
         if source.build is not None and source.build.kind == "inplace":
             commands.append(f"{setup} build_ext --inplace{flags}")
         if source.install == "path":
-            site = f"{self.recipe.environment}/lib/python{self.recipe.variant.python}/site-packages"
-            commands.append(f"echo {project} > {site}/envbuild-source-{source.name}.pth")
+            commands.append(f"echo {project} > {self._site}/envbuild-source-{source.name}.pth")
         elif source.install == "editable":
             wheel = f"{uv} {pip} --no-build-isolation -e {project}"
             commands.append(f"{setup} develop --no-deps" if self._old() else wheel)
@@ -272,33 +317,47 @@ class _Maker:
     def _runtime(self) -> Iterator[Instruction]:
         recipe = self.recipe
         if recipe.requests.python_folder:
+            yield Comment("Python itself, of which the environment has only a link, and the finished environment.")
             yield Copy((recipe.requests.python_folder,), recipe.requests.python_folder, "packages")
-        yield Comment("The finished environment, in the image that runs.")
+        else:
+            yield Comment("The finished environment, in the image that runs.")
         yield Copy((f"{recipe.prefix}/envs",), f"{recipe.prefix}/envs", "build")
-        current = f"{recipe.prefix}/current/{recipe.stack}"
-        for name, value in recipe.requests.variables.items():
-            if not isinstance(value, str):
-                yield Comment(f"Not set here: {name}. Where {value['path']} exists, run with {name} set to it.")
         who = [each for each in recipe.stage("installed").instructions if isinstance(each, Run)]
         yield Comment(WHO)
         yield from who
+        for name, value in recipe.requests.variables.items():
+            if not isinstance(value, str):
+                yield Comment(f"Not set here: {name}. Where {value['path']} exists, run with {name} set to it.")
         for each in recipe.stage("runtime").instructions:
             match each:
-                case Env(values, prepend):
-                    moved = {name: value.replace(current, recipe.environment) for name, value in values.items()}
-                    moved.pop("ENVBUILD_STACK", None)
-                    yield Env(moved, prepend)
+                case Env(_, prepend=True):
+                    yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+                    yield from self._written()
+                case Env(values):
+                    yield Comment(self._about(values))
+                    mine = {name: value for name, value in values.items() if name != "ENVBUILD_STACK"}
+                    yield Env({**mine, "VIRTUAL_ENV": recipe.environment})
                 case Labels(values, given):
                     yield Labels({**values, "dev.envbuild.form": "plain"}, given)
+                case Arg(name):
+                    if name == "CREATED":
+                        yield Comment(GIVEN)
+                    yield each
                 case Start():
                     yield replace(each, entry=())
-                case Added() | Copy() | Comment():
-                    pass
-                case Run():
-                    yield Comment(WRITTEN)
-                    yield each
                 case _:
-                    yield each
+                    pass
+
+    def _about(self, values: Mapping[str, str]) -> str:
+        gpus = " NVIDIA_*: the container runtime hands in the GPUs and their driver."
+        target = f"Variables of the stack and of machines as in the target {self.recipe.target}; a run may set others."
+        return target + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
+
+    def _written(self) -> Iterator[Instruction]:
+        folders = " ".join(f"{_HERE}/{shlex.quote(path)}" for path in written(self.recipe.variant))
+        if folders:
+            yield Comment(WRITTEN)
+            yield Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}")
 
 
 def texts(recipe: ImageRecipe) -> dict[str, str]:

@@ -20,11 +20,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.container.base_images import AskedDigest, SystemPackages
-from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Instruction, Labels, Run, Stage, Start
+from envbuild.container.instructions import (
+    Added,
+    Arg,
+    Comment,
+    Copy,
+    Env,
+    Folder,
+    Instruction,
+    Labels,
+    Run,
+    Stage,
+    Start,
+)  # fmt: skip
 from envbuild.container.node_requests import ImageInputs, Requests, make_requests
 from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
+from envbuild.text import plural
 
 NODE = "envbuild-node.pyz"
 INDEXES = "indexes.json"
@@ -35,6 +48,8 @@ SLIM = (
     "Slim, a deviation: folders `test` and `tests` of packages, and test programs in their `bin`, are left out, though "
     "RECORD names them."
 )
+NETWORK = "What follows needs no network; with ENVBUILD_NETWORK=off it is an error that there is one."
+GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
 WHO = "The image runs as this user, not as root; this is its home."
 WRITTEN = "Folders of sources that runs write generated files into; elsewhere the user may write into its home only."
 
@@ -55,6 +70,7 @@ class ImageRecipe:
     files: Mapping[str, str]
     requests: Requests
     options: str = ""
+    target: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     uncommitted: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +84,15 @@ class ImageRecipe:
     def slim(self) -> bool:
         """Whether tests of packages are left out."""
         return bool(self.requests.packages["args"].get("slim"))
+
+    @property
+    def contents(self) -> str:
+        """What is installed, in a few words."""
+        variant = self.variant
+        torch = f", torch {variant.torch}+{variant.flavour}" if variant.torch else ""
+        sources = [f"{each.name}{' (patched)' if each.patches else ''}" for each in variant.sources]
+        built = f"; from source {', '.join(sources)}" if sources else ""
+        return f"Python {variant.python}{torch} and the rest of {plural(len(variant.packages), 'package')}{built}"
 
     def stage(self, name: str) -> Stage:
         """One stage by name."""
@@ -110,11 +135,22 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
         files=maker.files(),
         requests=requests,
         options=" --slim" * given.slim,
+        target=given.target.name,
         notes=(*place.notes, *([SLIM] if given.slim else [])),
         warnings=tuple(dict.fromkeys(warnings)),
         # Addresses appear only in what is made on request.
         uncommitted={INDEXES: pretty(requests.indexes)},
     )
+
+
+def written(variant: Variant) -> list[str]:
+    """The folders of sources, in the environment, into which runs write; the stamp leaves out what they write there."""
+    found = set()
+    for source in variant.sources:
+        for path in source.generated if source.install != "wheel" else ():
+            above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
+            found.add("/".join(["src", source.name, *above]))
+    return sorted(found)
 
 
 def _refuse_unrecorded(variant: Variant) -> None:
@@ -190,6 +226,7 @@ class _Maker:
 
     def _fetch(self) -> tuple[Instruction, ...]:
         return (
+            Folder(self.folder),
             Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
                 "Downloads the wheels, uv and Python of fetch.json and compares the sha256 of each. Optional secrets: "
@@ -200,6 +237,7 @@ class _Maker:
 
     def _sources(self) -> tuple[Instruction, ...]:
         return (
+            Folder(self.folder),
             Copy((NODE, "sources.json"), self.folder + "/"),
             Comment("Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched."),
             self._fetching("sources.json", "gitconfig"),
@@ -214,19 +252,18 @@ class _Maker:
             "type=secret,id=netrc,target=/root/.netrc",
             "type=secret,id=certificates,target=/run/secrets/certificates.crt",
         )
-        return Run(f"python3 {self.folder}/{NODE} image < {self.folder}/{request}", mounts)
+        return Run(f"python3 {NODE} image < {request}", mounts)
 
     def _packages(self) -> tuple[Instruction, ...]:
         return (
+            Comment(NETWORK),
             Arg("ENVBUILD_NETWORK", "any"),
+            Folder(self.folder),
             Copy((f"{self.requests.out}/wheels",), f"{self.requests.out}/wheels", "fetch"),
             *self._archives(),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
-            Comment(
-                "Installs what packages.json lists and tests it. Needs no network; with ENVBUILD_NETWORK=off it fails "
-                "where one is there."
-            ),
+            Comment("Installs what packages.json lists and tests it."),
             Run(self._building("packages.json")),
         )
 
@@ -251,8 +288,7 @@ class _Maker:
         return tuple(out)
 
     def _building(self, request: str) -> str:
-        said = f'ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 {self.requests.runner}'
-        return f"{said} {self.folder}/{NODE} image < {self.folder}/{request}"
+        return f"PYTHONDONTWRITEBYTECODE=1 {self.requests.runner} {NODE} image < {request}"
 
     def _installed(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = []
@@ -274,6 +310,7 @@ class _Maker:
             ),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
+            Comment(GIVEN),
             Arg("CREATED", "1980-01-01T00:00:00Z"),
             Arg("SOURCE"),
             Arg("REVISION"),
@@ -294,19 +331,11 @@ class _Maker:
         return {**mine, **plain}
 
     def _owned(self) -> tuple[Instruction, ...]:
-        folders = " ".join(map(shlex.quote, self._written()))
+        within = f"{self.requests.environment}/"
+        folders = " ".join(shlex.quote(within + path) for path in written(self.requests.variant))
         if not folders:
             return ()
         return (Comment(WRITTEN), Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}"))
-
-    def _written(self) -> list[str]:
-        """The folders of sources into which runs write; the stamp leaves out what they write there."""
-        found = set()
-        for source in self.requests.variant.sources:
-            for path in source.generated if source.install != "wheel" else ():
-                above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
-                found.add("/".join([self.requests.environment, "src", source.name, *above]))
-        return sorted(found)
 
     def _labels(self, variant: Variant) -> Labels:
         runtime = self._stage("runtime", self.place.runtime, ())
@@ -362,8 +391,8 @@ def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
     )
     return (
         Comment(
-            f"Needed {why}; versions are those of the archive's snapshot of that day. NVIDIA changed its apt key in"
+            f"Needed {why}; versions are those of the archive's snapshot of that day. NVIDIA changed its apt key in "
+            "April 2022, so its own list in older images would fail; nothing is wanted from it."
         ),
-        Comment("April 2022, so its own list in older images would fail; nothing is wanted from it."),
         Run(line, ignore=("DL3008",)),
     )

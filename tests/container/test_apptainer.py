@@ -39,9 +39,10 @@ Stage: fetch
 
 %post
     set -eu
+    cd /opt/envbuild/image
     # Downloads the wheels, uv and Python of fetch.json and compares the sha256 of each. Optional secrets: mirrors
     # (pip.conf), logins (netrc), certificates.
-    python3 /opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/fetch.json
+    python3 envbuild-node.pyz image < fetch.json
 
 Bootstrap: docker
 From: localhost/base
@@ -59,15 +60,14 @@ Stage: build
 
 %post
     set -eu
+    # What follows needs no network; with ENVBUILD_NETWORK=off it is an error that there is one.
     export ENVBUILD_NETWORK=any
-    # Installs what packages.json lists and tests it. Needs no network; with ENVBUILD_NETWORK=off it fails where one is
-    # there.
-    ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
-/opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/packages.json
+    cd /opt/envbuild/image
+    # Installs what packages.json lists and tests it.
+    PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < packages.json
     # Builds, installs and tests the sources of build.json, and stamps the environment (the hash of every file). What is
     # new goes to `added`, which the image that runs copies.
-    ENVBUILD_NETWORK="$ENVBUILD_NETWORK" PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 \
-/opt/envbuild/image/envbuild-node.pyz image < /opt/envbuild/image/build.json
+    PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < build.json
 
 Bootstrap: docker
 From: localhost/base
@@ -92,6 +92,7 @@ Stage: runtime
     mkdir -p /home/envbuild
     chown 10001:10001 /home/envbuild
     # For RUN, exec and shells, which pass the entry point by; it also sets what depends on a host's files.
+    # For the labels, given by whoever builds: `--build-arg REVISION=...`.
 
 %environment
     export VIRTUAL_ENV=/opt/envbuild/current/torch-smoke

@@ -25,8 +25,8 @@ from envbuild.catalog.patches import load_patch
 from envbuild.container import build_context, plain, select
 from envbuild.container.base_images import load_containers
 from envbuild.container.checkout import from_checkout, shared
-from envbuild.container.dockerfile import quoted, render, render_part
-from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Labels, Run, Stage, Start
+from envbuild.container.dockerfile import WHEELHOUSE, quoted, render, render_part
+from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Folder, Labels, Run, Stage, Start
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.select import Choice, recipe_for, shipped
 from envbuild.container.stage_images import Given
@@ -150,6 +150,10 @@ def test_the_plain_form_has_the_packages_sources_and_edits_of_the_lock_and_nothi
         assert all(f"--{flag}" in text for flag in flags)
     for arch in variant.arch_list or ():
         assert arch in text
+    builds, _, runs = text.partition(" AS runtime")
+    for variable, value in variant.environment.items():
+        assert not isinstance(value, str) or f"{variable}=" in runs
+        assert not variable.startswith(("NCCL_", "UCX_", "OMPI_")) or variable not in builds
     commands = [line for line in text.splitlines() if not line.startswith(("#", "LABEL", "    dev.envbuild."))]
     assert not [line for line in commands if re.search(r"(?<![/.\w-])envbuild(?![:/'-]|-source)", line)]
     assert ".pyz" not in text and "ENTRYPOINT" not in text
@@ -202,7 +206,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         ),
         Stage(
             "packages", "base:2", None,
-            (Arg("A", "1"), Arg("B"), Comment("why " * 40), Copy(("/x",), "/x", "fetch")),
+            (Arg("A", "1"), Arg("B"), Comment("why " * 40), Folder("/y"), Copy(("/x",), "/x", "fetch")),
         ),
         Stage("build", "base:2", None, (Run("two", ("type=cache,target=/d",)),), above="packages"),
         Stage(
@@ -210,7 +214,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
             (
                 Added("build", "/p/added", "/p", ("envs", "current")),
                 Run("one && two", ignore=("DL3008",)),
-                Env({"V": 'a "b" $c \\'}), Env({"PATH": "/x/bin"}, prepend=True),
+                Env({"V": 'a "b" $c \\'}), Env({"PATH": "/x/bin"}, prepend=True), Env({"W": "$x"}, within="V"),
                 Labels({"l": 'a "b" $c \\'}, {"created": "CREATED"}),
                 Start(7, "/home", ("/bin/sh", "e"), ("python",)),
             ),
@@ -221,7 +225,8 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     assert render(made).splitlines()[1:] == [
         f"# s, profile exact, variant {recipe.variant.id}; sha256 of its contents: {recipe.variant.digest}",
         "# A note.",
-        "# Optional: `--build-context wheelhouse=DIR`, a folder of wheels and source archives beside the index.",
+        "",
+        WHEELHOUSE,
         "FROM scratch AS wheelhouse",
         "",
         f"# digest: sha256:{DIGEST}",
@@ -235,6 +240,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "ARG B",
         "# " + " ".join(["why"] * 29),
         "# " + " ".join(["why"] * 11),
+        "WORKDIR /y",
         "COPY --from=fetch /x /x",
         "",
         "FROM packages AS build",
@@ -246,6 +252,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "RUN one && two",
         'ENV V="a \\"b\\" \\$c \\\\"',
         'ENV PATH="/x/bin:$PATH"',
+        'ENV W="$V/\\$x"',
         'LABEL l="a \\"b\\" \\$c \\\\" created="${CREATED}"',
         "USER 7:7",
         "WORKDIR /home",
@@ -364,7 +371,7 @@ def test_another_base_has_its_own_interpreter_or_gets_one() -> None:
     given = Given(base="localhost/mine:1", python="/usr/bin/python3", glibc="2.36")
     recipe = recipe_for(Choice("torch-smoke", given=given))
     assert {recipe.stage(name).image for name in ("build", "runtime")} == {"localhost/mine:1"}
-    assert "/usr/bin/python3 /opt/envbuild/image/" in render(recipe)
+    assert "/usr/bin/python3 envbuild-node.pyz image" in render(recipe)
     brought = recipe_for(Choice("torch-smoke", given=Given(base="localhost/mine:1", glibc="2.36")))
     assert "COPY --from=packages /opt/envbuild/tools/python-" in render(brought)
     assert any("url" in each for each in json.loads(brought.files["fetch.json"])["args"]["files"])
@@ -427,7 +434,7 @@ def test_slim_is_said_as_a_deviation_and_both_forms_leave_out_the_same_files(tmp
         (site / name).touch()
     for line in render(made).splitlines():
         command = line.strip(" &\\")
-        if command.startswith("find /opt/"):
+        if command.startswith('find "$VIRTUAL_ENV"/'):
             find, _, *words = shlex.split(command)
             subprocess.run([find, str(site), *words], check=True)
     left = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
