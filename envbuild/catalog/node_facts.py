@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from envbuild import resources
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
+from envbuild.model.common import first_mistake
 from envbuild.model.facts import NodeFacts
 
 _LARGEST = 64_000_000
@@ -36,9 +37,7 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
         data = json.loads(path.read_text(encoding="utf-8"), object_hook=_each_text_once())
         found = [_node(name, plain, known) for name, plain in _nodes(data)]
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise _unreadable(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+        raise _unreadable(path, first_mistake(error)) from error
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
     facts = {node.node: node for node in found}

@@ -9,8 +9,8 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import engine_option
-from envbuild.cli.output import Ui, common_options, text_width
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.cli.output import Ui, common_options, text_width, writing
+from envbuild.errors import ExitCode
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -135,7 +135,5 @@ def _write_page(explanation: Explanation, html: Path, document: DocumentText) ->
     from envbuild.explain.page import render_page
 
     page = render_page(explanation, document.text, document.doubt)
-    try:
+    with writing(html):
         html.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise EnvbuildError("page-unwritable", f"cannot write {html}", why=str(error)) from error

@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import installer_option, options
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, writing
 from envbuild.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -238,7 +238,8 @@ def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, junit: Pa
 
     found, code = _look_into(find_builder(builder), name, smoke=smoke, deep=not quick, gpus=gpus)
     if junit is not None:
-        junit.write_text(as_junit(name, found), encoding="utf-8")
+        with writing(junit):
+            junit.write_text(as_junit(name, found), encoding="utf-8")
     ui.result(found, lambda: _verified(found))
     return code
 

@@ -11,7 +11,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import configured
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, writing
 from envbuild.errors import EnvbuildError, ExitCode, gravest
 
 if TYPE_CHECKING:
@@ -287,7 +287,8 @@ def export(
     places = replace(places, channels=_channels(loaded, made, variant))
     text = export_lock(made, variant.id, form, wheelhouse, places=places)
     if output:
-        _write(output, text)
+        with writing(output):
+            output.write_text(text, encoding="utf-8")
     data = {"variant": variant.id, "format": form, "file": str(output) if output else None, "text": text}
     ui.result(data, lambda: f"wrote {output}" if output else text, verbatim=True)
 
@@ -366,15 +367,6 @@ def _channels(loaded: LoadedStack, made: Lock, variant: Variant) -> dict[str, tu
 def _is_pylock_name(name: str) -> bool:
     parts = name.split(".")
     return parts[0] == "pylock" and parts[-1] == "toml" and len(parts) in (2, 3)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise EnvbuildError(
-            "export-unwritable", f"{path} cannot be written", why=error.strerror or str(error)
-        ) from error
 
 
 def _row(variant: Variant) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, writing
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def trace(ui: Ui, /, **flags: Any) -> int:
     found = read(paths)
     pipeline = pipeline_of(found, paths[0].name, flags["stages"], flags["chunks"])
     every = iterations(found)
-    written = _write(ui, found, pipeline, every, flags)
+    with writing(Path(flags["output"])):
+        written = _write(ui, found, pipeline, every, flags)
     broken = dict(sorted(found.broken.items()))
     data = {
         "ranks": len(set(found.ranks)), "stages": pipeline.stages, "chunks": pipeline.chunks, "passes": len(found),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.common import Sha256, StrictModel, Text
+from envbuild.model.common import Sha256, StrictModel, Text, first_mistake
 from envbuild.model.stack import Document
 from envbuild.report import strict_json
 
@@ -76,9 +76,7 @@ def parse(data: bytes) -> Manifest:
     try:
         manifest = Manifest.from_plain(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise invalid(NAME, f"{where}: {first['msg']}") from error
+        raise invalid(NAME, first_mistake(error)) from error
     paths = [file.path for file in manifest.files]
     if paths != sorted({*paths} - {NAME}):
         raise invalid(NAME, "its files are not each listed once, by path")

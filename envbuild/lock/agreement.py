@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
-from envbuild.model.finding import requirement
+from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
 
@@ -67,7 +67,7 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
 
 def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
     """The packages (normal names) that a lock has for itself and not because another package requires them."""
-    listed = {str(canonicalize_name(requirement(text).name)) for text in profile.packages}
+    listed = {package_name(text) for text in profile.packages}
     return tuple(
         sorted(listed | {"torch"} | {name for v in lock.variants for each in v.sources for name in each.needs or ()})
     )
@@ -125,7 +125,7 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
 
 def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
     has = {package.name: package.version for package in variant.packages} | variant.provided
-    elsewhere = {str(canonicalize_name(requirement(text).name)) for text in variant.base.provides}
+    elsewhere = {package_name(text) for text in variant.base.provides}
     elsewhere |= variant.conda.provides.keys() if variant.conda else set()
     findings = []
     for text in (*profile.packages, *profile.constraints):

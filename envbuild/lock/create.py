@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from envbuild import __version__
 from envbuild.catalog.loader import manifest_digest
 from envbuild.conda.virtual import Virtual
@@ -46,6 +43,7 @@ from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source
 from envbuild.lock.variants import Plan, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
+from envbuild.model.finding import package_name
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
@@ -213,7 +211,7 @@ class _Maker:
         check_against_uses(packages, self.first_uses)
         there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
         there |= {item.name: item.version for item in (conda.packages if conda else ())}
-        provided = {_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
+        provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
         self.said.update(dict.fromkeys(unmet(self.needs, there, provided, plan.python)))
         draft = Variant(
             id=plan.id,
@@ -261,8 +259,8 @@ class _Maker:
         theirs = left_to_conda(plan, self.profile)
         there = stand_ins.versions(conda.distributions if conda else {}, "conda")
         left = theirs | ({"torch"} if choice else set())
-        wanted = tuple(text for text in self.profile.packages if _name(text) not in left)
-        excludes = tuple(_name(text) for text in plan.base.provides) + tuple(sorted(theirs - there.keys()))
+        wanted = tuple(text for text in self.profile.packages if package_name(text) not in left)
+        excludes = tuple(package_name(text) for text in plan.base.provides) + tuple(sorted(theirs - there.keys()))
         # A base that is known is asked through its interpreter; it answers for its packages itself.
         if self.base and self.base.python == plan.python:
             excludes = ()
@@ -299,7 +297,3 @@ class _Maker:
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
         kept = [carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name)]
         return tuple(fill_package(item, self.first_uses) for item in kept)
-
-
-def _name(text: str) -> str:
-    return str(canonicalize_name(Requirement(text).name))

@@ -10,12 +10,10 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, resolve
 from envbuild.lock.readers.pylock import Offer
+from envbuild.model.finding import package_name
 
 YOUNG = timedelta(days=365)
 
@@ -25,7 +23,7 @@ def newcomers(offers: Sequence[Offer], request: Request, before: Container[str])
 
     An index that states no upload times cannot be asked; nothing is said then.
     """
-    asked = {str(canonicalize_name(Requirement(text).name)) for text in request.requirements}
+    asked = {package_name(text) for text in request.requirements}
     today = date.fromisoformat(request.as_of) if request.as_of else datetime.now(UTC).date()
     unknown = {each.name: each for each in offers if each.name not in asked and each.name not in before}
     uploads = {name: uploaded for name, offer in unknown.items() if (uploaded := _uploaded(offer)) is not None}

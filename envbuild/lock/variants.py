@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import LockPlatform
+from envbuild.model.finding import package_name
 from envbuild.model.lock import LockedImage, LockedInterpreter
 from envbuild.model.stack import Base, Profile
 
@@ -103,7 +101,7 @@ def _standalone(python: str, known: Mapping[str, LockedInterpreter]) -> LockedIn
 
 
 def _provides(base: Base, package: str) -> bool:
-    return any(canonicalize_name(Requirement(text).name) == package for text in base.provides)
+    return any(package_name(text) == package for text in base.provides)
 
 
 def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage | None:

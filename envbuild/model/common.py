@@ -5,9 +5,16 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from envbuild.node.variables import may_set
+
+
+def first_mistake(error: ValidationError) -> str:
+    """What a model refused first: the dotted field and the sentence of pydantic."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
 
 
 class StrictModel(BaseModel):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from envbuild.model.common import Commit, Flavour, Name, PythonVersion, RelPath, StrictModel, Text
@@ -22,6 +23,11 @@ def requirement(text: str) -> Requirement:
     Raises packaging's InvalidRequirement.
     """
     return Requirement(text)
+
+
+def package_name(text: str) -> str:
+    """The normal name of the package that a requirement asks for. Raises as `requirement` does."""
+    return str(canonicalize_name(requirement(text).name))
 
 
 def _requirement(value: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.common import first_mistake
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
 from envbuild.report import strict_json
 
@@ -48,9 +49,7 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
     try:
         return Evidence.from_plain(found)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _invalid(path, f"{where}: {first['msg']} (and {error.error_count() - 1} more)") from error
+        raise _invalid(path, f"{first_mistake(error)} (and {error.error_count() - 1} more)") from error
 
 
 def _invalid(path: Path, why: str) -> EnvbuildError:

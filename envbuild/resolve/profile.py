@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, OsFacts
+from envbuild.model.finding import package_name
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile
 from envbuild.resolve.compat import Compat
@@ -24,7 +24,7 @@ _TORCH = (wheel.torch_release_known, wheel.torch_flavour_exists)
 
 def refusals(profile: Profile, compat: Compat) -> Decisions:
     """The refusals of the rules that no node can change."""
-    names = {str(canonicalize_name(Requirement(text).name)) for text in (*profile.packages, *profile.constraints)}
+    names = {package_name(text) for text in (*profile.packages, *profile.constraints)}
     found = [*rules_packages.package_homonym(_NOBODY, Request(from_pypi=frozenset(names)), compat)]
     if profile.torch is not None:
         for flavour in profile.torch.flavours:

@@ -183,6 +183,12 @@ def test_a_trace_is_never_written_over(tmp_path: Path) -> None:
     assert (done.exit_code, file.read_bytes()) == (2, before)
 
 
+def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(tmp_path: Path) -> None:
+    file = write(tmp_path / NAME, iteration(2, 2, 2))
+    done = CliRunner().invoke(cli, ["trace", str(file), "--output", str(file / "below")], standalone_mode=False)
+    assert getattr(done.exception, "code", done.exception) == "output-unwritable"
+
+
 def test_options_say_what_the_name_does_not(tmp_path: Path) -> None:
     write(tmp_path / "out.log", iteration(8, 2, 4))
     told = run(str(tmp_path / "out.log"), "--pipeline", "2", "--chunks", "1", "--output", str(tmp_path))

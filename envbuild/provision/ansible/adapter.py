@@ -69,7 +69,7 @@ def run_playbook(
     Raises EnvbuildError `ansible-missing` (exit 70), `playbook-broken` (exit 70, no task ran although some should),
     `playbook-deadline` (exit 4) and `interrupted` (exit 130); in the last two cases every started process has ended.
     """
-    program = find_ansible_playbook()
+    program = find_program("ansible-playbook")
     playbook = resources.playbooks() / name
     if not playbook.is_file():
         raise EnvbuildError("playbook-missing", f"there is no playbook {playbook}")
@@ -97,19 +97,19 @@ def run_playbook(
     return StepsResult(rc, "successful" if rc == 0 else "failed", dict(collector.nodes), collector.tasks_run)
 
 
-def find_ansible_playbook() -> Path:
-    """The `ansible-playbook` of this interpreter's environment, else the one on PATH.
+def find_program(name: str) -> Path:
+    """A program of Ansible: that of this interpreter's environment, else the one on PATH.
 
     Raises EnvbuildError `ansible-missing` (exit 70).
     """
-    beside = Path(sys.executable).parent / "ansible-playbook"
+    beside = Path(sys.executable).parent / name
     if os.access(beside, os.X_OK):
         return beside
-    found = shutil.which("ansible-playbook")
+    found = shutil.which(name)
     if found is None:
         raise EnvbuildError(
             "ansible-missing",
-            "ansible-playbook was not found",
+            f"{name} was not found",
             why=f"neither beside {sys.executable} nor on PATH",
             hint="install envbuild with its dependencies again; `envbuild doctor` checks them",
         )

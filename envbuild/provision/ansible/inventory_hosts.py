@@ -51,12 +51,14 @@ def read_inventory(path: Path) -> dict[str, HostAddress]:
 
 def _listed(path: Path) -> Any:
     """What `ansible-inventory --list` prints for a file."""
+    from envbuild.provision.ansible.adapter import find_program
+
     with tempfile.TemporaryDirectory(prefix="envbuild-inventory-") as folder:
         private = Path(folder)
         (private / "ansible.cfg").write_text(_CONFIGURATION, encoding="utf-8")
         env = {**without_user_settings(os.environ), **variables(private, "ENVBUILD_INVENTORY", "1")}
         env["ANSIBLE_HOME"] = str(private / "home")
-        argv = [str(_program()), "--list", "-i", str(path.absolute())]
+        argv = [str(find_program("ansible-inventory")), "--list", "-i", str(path.absolute())]
         done = proc.run(argv, timeout=DEADLINE, env=env, cwd=folder, limit=LIMIT)
     if done.truncated or done.timed_out:
         raise _invalid(path, "it is too large" if done.truncated else f"it was not read within {DEADLINE:g} s")
@@ -66,19 +68,6 @@ def _listed(path: Path) -> Any:
         return json.loads(done.out)
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"ansible-inventory printed no JSON: {str(error)[:200]}") from None
-
-
-def _program() -> Path:
-    """`ansible-inventory`, which lies beside `ansible-playbook`."""
-    from envbuild.provision.ansible.adapter import find_ansible_playbook
-
-    program = find_ansible_playbook().with_name("ansible-inventory")
-    if not os.access(program, os.X_OK):
-        raise EnvbuildError(
-            "ansible-missing", "ansible-inventory was not found", why=f"it is not {program}",
-            hint="install envbuild with its dependencies again"
-        )  # fmt: skip
-    return program
 
 
 def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:

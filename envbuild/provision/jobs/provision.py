@@ -18,6 +18,7 @@ from envbuild.provision.ansible.settle import settle
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet.multi_node_smoke import job_request, note_floors
+from envbuild.provision.fleet.shared_builds import not_built
 from envbuild.provision.jobs.answers import (
     PROGRESS,
     Answers,
@@ -249,15 +250,9 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
 def _silent(node: str, built_on: str | None, answers: Answers, failed: EnvbuildError | None) -> EnvbuildError:
     """Why a node has not tested: the builder failed, or the job ended before."""
     if built_on and node != built_on and not all(_well(answer) for answer in answers[built_on].values()):
-        builder = first_error(answers[built_on].values())
-        return EnvbuildError(
-            "not-built",
-            f"{node}: {built_on} was to build for all nodes, and failed",
-            why=str(builder or f"the smoke test of {built_on} failed"),
-            hint=builder.hint if builder else "the report has its checks",
-            exit_code=builder.exit_code if builder else ExitCode.CHECK_FAILED,
-            details={"node": node},
-        )
+        what, hint = f"the smoke test of {built_on} failed", "the report has its checks"
+        tested = EnvbuildError("smoke-failed", what, hint=hint, exit_code=ExitCode.CHECK_FAILED)
+        return not_built(node, built_on, first_error(answers[built_on].values()) or tested)
     if failed is not None:
         return failed
     return EnvbuildError(

@@ -20,7 +20,7 @@ from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.provision.ansible import direct
-from envbuild.provision.ansible.adapter import command, find_ansible_playbook, run_playbook
+from envbuild.provision.ansible.adapter import command, find_program, run_playbook
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
 from envbuild.transport.processes import (
@@ -269,11 +269,11 @@ def test_a_node_without_a_working_python_fails_alone(tmp_path: Path) -> None:
 
 
 def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert find_ansible_playbook().parent == Path(sys.executable).parent
+    assert find_program("ansible-playbook").parent == Path(sys.executable).parent
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvbuildError) as caught:
-        find_ansible_playbook()
+        find_program("ansible-playbook")
     assert caught.value.code == "ansible-missing"
 
 
