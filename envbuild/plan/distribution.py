@@ -7,7 +7,7 @@ all nodes share, it is there for all once one has built it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
@@ -15,6 +15,7 @@ from envbuild.model.plan import NodePlan, Plan, SpreadClass, Step
 from envbuild.model.target import Target
 from envbuild.plan.node_steps import NodeTool, toolchain_words
 from envbuild.plan.shared_builds import can_build, compiled_wheels, install_args, names_of, stamp_of_environment
+from envbuild.text import grouped
 
 # Reading and writing a pack on a disk, in bytes a second; what the network takes is not known here.
 UNPACK_BYTES_PER_SECOND = 80e6
@@ -22,40 +23,44 @@ UNPACK_BYTES_PER_SECOND = 80e6
 _KEPT = ("environment", "stack", "profile", "variant", "controller", "wait", "repair")
 
 
-def spread(
-    plan: Plan,
-    facts: Mapping[str, NodeFacts],
-    variants: Mapping[str, Variant],
-    target: Target,
-    *,
-    least: Mapping[str, Sequence[NodeTool]],
-    tool_bytes: Mapping[str, int] | None = None,
-    tried: Collection[str] = (),
-    rebuild: bool = False,
-) -> Plan:
-    """The plan with one builder for all nodes that get the same environment, and steps that say so.
+class Sharing(NamedTuple):
+    """What decides who builds for whom, beside the plan.
 
-    `least`: by node, the tools without which not even the node program runs there; `tool_bytes`: size by folder.
-    `tried`: nodes that were to give an environment and could not; they neither give nor take. `rebuild`: a finished
-    node gives nothing.
+    `variants`: by node, as they will be built. `least`: by node, the tools without which not even the node program runs
+    there; `tool_bytes`: size by folder. `tried`: nodes that were to give an environment and could not; they neither
+    give nor take. `jobs` as the steps were made with. `rebuild`: a finished node gives nothing.
     """
+
+    target: Target
+    facts: Mapping[str, NodeFacts]
+    variants: Mapping[str, Variant]
+    least: Mapping[str, Sequence[NodeTool]] = {}
+    tool_bytes: Mapping[str, int] = {}
+    tried: Collection[str] = ()
+    jobs: int | None = None
+    rebuild: bool = False
+
+
+def spread(plan: Plan, by: Sharing) -> Plan:
+    """The plan with one builder for all nodes that get the same environment, and steps that say so."""
+    target, facts = by.target, by.facts
     if target.placement == "shared":
-        return _shared(plan, facts, least, tried)
+        return _shared(plan, facts, by.least, by.tried)
     if target.placement != "node-local" or not target.spread:
         return plan
-    given = [node for node in plan.nodes if node.node not in tried]
+    given = [node for node in plan.nodes if node.node not in by.tried]
     takers = [node for node in given if _would_build(node)]
-    donors = [node for node in given if not rebuild and _is_finished(node, facts[node.node])]
+    donors = [node for node in given if not by.rebuild and _is_finished(node, facts[node.node])]
     classes: list[SpreadClass] = []
     for group in _groups([*donors, *takers], facts):
-        classes += _classes(group, {node.node for node in donors}, facts, variants)
+        classes += _classes(group, {node.node for node in donors}, facts, by.variants)
     made = {name: each for each in classes for name in each.nodes}
     gives = {each.builder: each for each in classes if not each.finished}
     nodes = []
     for node in plan.nodes:
         if node.node in made:
             here = facts[node.node]
-            nodes.append(_taking(node, made[node.node], here, least.get(node.node, ()), tool_bytes or {}))
+            nodes.append(_taking(node, made[node.node], here, by.least.get(node.node, ()), by.tool_bytes))
         elif node.node in gives:
             nodes.append(_giving(node, gives[node.node]))
         else:
@@ -75,12 +80,8 @@ def _is_finished(node: NodePlan, facts: NodeFacts) -> bool:
 
 def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[list[NodePlan]]:
     """Nodes whose environments would be equal byte for byte, in the order of the plan."""
-    found: dict[tuple[Any, ...], list[NodePlan]] = {}
-    for node in nodes:
-        key = _key(node, facts[node.node])
-        if key is not None:
-            found.setdefault(key, []).append(node)
-    return list(found.values())
+    found = grouped(nodes, lambda node: _key(node, facts[node.node]))
+    return [group for key, group in found.items() if key is not None]
 
 
 def _key(node: NodePlan, facts: NodeFacts) -> tuple[Any, ...] | None:

@@ -22,6 +22,7 @@ from envbuild.resolve.estimate import Estimate
 from envbuild.resolve.inside_image import in_image
 from envbuild.resolve.reachability import indexes_of
 from envbuild.resolve.variant_checks import unrecorded_files
+from envbuild.text import plural
 
 # Rough seconds of the smoke tests and of reading an environment once: between what two idle CPU cores took (sound 5,
 # machine 4, training 1) and H200s (those together 14 to 17, all five 47 to 64). Other machines differ by some times.
@@ -92,10 +93,6 @@ class Inputs(NamedTuple):
     check_rebuild: bool = False
     asked: Collection[str] | None = None
     channels: Mapping[str, Sequence[str]] = {}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def toolchain_words(tools: Iterable[NodeTool], prefix: str) -> str:
@@ -233,7 +230,7 @@ class NodeSteps(NamedTuple):
             return ()
         packages, sources = len(self.variant.packages) + len(self.variant.archives), len(self.variant.sources)
         store = store_folder(self.facts.stage_prefix, self.variant)
-        both = f"{_count(packages, 'file')} and {_count(sources, 'source')}"
+        both = f"{plural(packages, 'file')} and {plural(sources, 'source')}"
         step = Step(
             kind="deliver",
             what=f"fetch {both} on this machine and bring them to {store}",
@@ -331,7 +328,7 @@ class NodeSteps(NamedTuple):
         python = f"Python {self.variant.python}"
         if self.variant.archives:
             channels = ", ".join(dict.fromkeys(each.channel for each in self.variant.archives))
-            return f"{python} of {_count(len(self.variant.archives), 'conda package')} from {channels}"
+            return f"{python} of {plural(len(self.variant.archives), 'conda package')} from {channels}"
         if self.variant.base.kind == "none":
             return f"{python} ({self.interpreter or self.variant.interpreter.name})"
         return f"{python} and its packages ({self.interpreter})"

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
-
 from envbuild.errors import EnvbuildError
-from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.model.target import Target
 from envbuild.plan import shared_prefix
-from envbuild.plan.distribution import spread
-from envbuild.plan.node_steps import NodeTool
+from envbuild.plan.distribution import Sharing, spread
 from envbuild.plan.shared_builds import left_alone, share_builds, without
 from envbuild.plan.source_builds import lacks_tools
-
-
-class Sharing(NamedTuple):
-    """What the pass needs beside the plan. `least`, `tool_bytes` and `tried` as `spread` takes them."""
-
-    target: Target
-    facts: Mapping[str, NodeFacts]
-    variants: Mapping[str, Variant]
-    least: Mapping[str, Sequence[NodeTool]] = {}
-    tool_bytes: Mapping[str, int] = {}
-    tried: Collection[str] = ()
-    jobs: int | None = None
-    rebuild: bool = False
 
 
 def share(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
@@ -42,12 +22,8 @@ def over_ssh(plan: Plan, given: Sharing) -> Plan:
     """One node builds an environment for those that take it over whole, else each wheel for those that can use it."""
     if plan.nothing_to_do:
         return plan
-    made = spread(
-        plan, given.facts, given.variants, given.target,
-        least=given.least, tool_bytes=given.tool_bytes, tried=given.tried, rebuild=given.rebuild,
-    )  # fmt: skip
     jobs = given.jobs or given.target.build_jobs
-    return share_builds(made, given.facts, given.variants, jobs=jobs, check_rebuild=given.rebuild)
+    return share_builds(spread(plan, given), given.facts, given.variants, jobs=jobs, check_rebuild=given.rebuild)
 
 
 def _ssh(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:

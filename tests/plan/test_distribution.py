@@ -8,7 +8,7 @@ from typing import Any
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan, SpreadClass
-from envbuild.plan.distribution import spread, tree
+from envbuild.plan.distribution import Sharing, spread, tree
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
 from envbuild.plan.shared_builds import left_alone, share_builds
@@ -30,7 +30,7 @@ def spread_over(*facts: NodeFacts, lock: Lock | None = None, where: dict[str, An
     plan = planned(fleet, lock, where=place, **options)
     found = resolve_fleet(fleet, lock, place, compat(), None)
     variants = {name: ChosenVariants(lock).of(resolution, fleet[name]) for name, resolution in found.items()}
-    return spread(plan, fleet, variants, place, least=dict.fromkeys(fleet, (PROGRAM,)), **more)
+    return spread(plan, Sharing(place, fleet, variants, dict.fromkeys(fleet, (PROGRAM,)), **more))
 
 
 def finished(name: str, *, current: bool = True) -> NodeFacts:
@@ -154,7 +154,7 @@ def test_a_brief_answer_of_a_finished_node_is_enough() -> None:
     fleet = {"done": donor, "b": machine("b")}
     plan = planned(fleet, lock)
     fleet["done"] = brief
-    assert classes(spread(plan, fleet, {}, target(), least={})) == [("done", ("b",))]
+    assert classes(spread(plan, Sharing(target(), fleet, {}))) == [("done", ("b",))]
 
 
 def test_who_could_not_give_is_asked_no_more_and_gets_nothing() -> None:

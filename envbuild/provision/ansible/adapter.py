@@ -80,14 +80,13 @@ def run_playbook(
     end_orphans(MARKER)
     end_masters_of_the_dead()
     (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
-    marker = marker_value()
-    watch = Watch(cancel, time.monotonic() + deadline, marker, on_interrupt)
+    watch = Watch(cancel, time.monotonic() + deadline, marker_value(), on_interrupt)
     with _Collector(private / "events.jsonl", inventory, on_event) as collector, signals(watch):
         try:
-            rc = _run(program, playbook, private, marker, forks, collector, watch)
+            rc = _run(program, playbook, private, forks, collector, watch)
         finally:
             # Whatever a cancelled task left behind, here and on nodes.
-            end_marked(MARKER, marker)
+            end_marked(MARKER, watch.marker)
             if watch.reason:
                 end_connections()
     if watch.reason:
@@ -201,7 +200,6 @@ def _run(
     program: Path,
     playbook: Path,
     private: Path,
-    marker: str,
     forks: int,
     collector: _Collector,
     watch: Watch,
@@ -218,7 +216,7 @@ def _run(
         "forks": forks,
         "quiet": True,
         "suppress_env_files": True,
-        "envvars": variables(private, MARKER, marker),
+        "envvars": variables(private, MARKER, watch.marker),
         "event_handler": collector,
         "status_handler": _forget_environment,
         "cancel_callback": watch,

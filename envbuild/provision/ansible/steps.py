@@ -57,7 +57,8 @@ class Watch:
 
         `on_interrupt` is called before they are ended, which takes a while; they are ended whatever it raises.
         """
-        self._cancel, self._until, self._marker, self._on_interrupt = cancel, until, marker, on_interrupt
+        self._cancel, self._until, self._on_interrupt = cancel, until, on_interrupt
+        self.marker = marker
         self.signalled = threading.Event()
         self.reason: Literal["", "deadline", "interrupted"] = ""
 
@@ -75,7 +76,7 @@ class Watch:
                             self._on_interrupt()
                 finally:
                     # Not every process is in one group: workers of Ansible leave theirs.
-                    end_marked(MARKER, self._marker)
+                    end_marked(MARKER, self.marker)
         return bool(self.reason)
 
 

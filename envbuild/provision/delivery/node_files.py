@@ -22,15 +22,14 @@ def node_files(
     """
     tools, facts = work.tools[node], work.survey.facts[node]
     needed = tools.least(facts.stage_prefix) if least else tools.tools
-    return files_with(work, facts, tools, needed, facts.stage_prefix, artifacts, store)
+    return files_with(work, facts, tools, needed, artifacts, store)
 
 
 def files_with(
-    work: Work, facts: NodeFacts, tools: NodeTools, needed: Sequence[Tool], prefix: str,
-    artifacts: Path | None, store: str | None,
-) -> NodeFiles:  # fmt: skip
+    work: Work, facts: NodeFacts, tools: NodeTools, needed: Sequence[Tool], artifacts: Path | None, store: str | None
+) -> NodeFiles:
     """The files of a node that gets the `needed` of its tools."""
-    target = work.prepared.target
+    target, prefix = work.prepared.target, facts.stage_prefix
     payload = payload_of(work, [tool for tool in needed if tool in tools.missing(facts.toolchain)], prefix)
     tmp = tmp_folder(target.tmp, facts.user, facts.home)
     return NodeFiles(tools.python, tools.pyz, payload, artifacts, store, tmp=tmp, prefix=prefix)

@@ -113,7 +113,7 @@ def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], got: Obta
     tools = runner_tools(
         facts, python["path"], python["version"], folder=work.run.staging, toolchain_file=work.settings.toolchain_file
     )
-    return files_with(work, facts, tools, tools.tools, facts.prefix.path, got.archive if got else None, store)
+    return files_with(work, facts, tools, tools.tools, got.archive if got else None, store)
 
 
 _BROUGHT = {"here": "take in", "job": "build in a job"}

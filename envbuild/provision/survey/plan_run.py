@@ -59,9 +59,10 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     """The plan for the nodes that something was chosen for; `artifacts` as `Inputs` has them."""
     from envbuild.catalog.indexes import index_addresses
     from envbuild.catalog.patches import patches_of
+    from envbuild.plan.distribution import Sharing
     from envbuild.plan.node_steps import Inputs
     from envbuild.plan.planner import make_plan
-    from envbuild.plan.sharing import Sharing, share
+    from envbuild.plan.sharing import share
 
     prepared, survey = work.prepared, work.survey
     missing = {tool for node, each in work.tools.items() for tool in each.missing(survey.facts[node].toolchain)}

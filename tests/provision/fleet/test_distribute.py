@@ -11,6 +11,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
+from envbuild.plan.distribution import Sharing
 from envbuild.plan.distribution import spread as plan_spread
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import NodeTools
@@ -64,7 +65,7 @@ class Stage:
         monkeypatch.setattr(distribute, "plan_of", self.plan_of)
 
     def plan_of(self, work: Work) -> Plan:
-        return plan_spread(self.whole, self.facts, {}, self.target, least={}, tried=work.tried)
+        return plan_spread(self.whole, Sharing(self.target, self.facts, {}, tried=work.tried))
 
     def run(self) -> Outcome:
         plan, files = self._stage(self.work, self.plan_of(self.work))
@@ -263,7 +264,7 @@ def test_packs_of_one_name_from_two_builders_are_kept_apart(tmp_path: Path, monk
     on.cut = {"b", "d"}
     pairs = [[node for node in on.whole.nodes if node.node in names] for names in ("ab", "cd")]
     plans = [
-        plan_spread(on.whole.model_copy(update={"nodes": pair}), on.facts, {}, on.target, least={}) for pair in pairs
+        plan_spread(on.whole.model_copy(update={"nodes": pair}), Sharing(on.target, on.facts, {})) for pair in pairs
     ]
     nodes, classes = ([each for plan in plans for each in getattr(plan, key)] for key in ("nodes", "spreads"))
     monkeypatch.setattr(on, "plan_of", lambda _: plans[0].model_copy(update={"nodes": nodes, "spreads": classes}))
