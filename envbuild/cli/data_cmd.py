@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from envbuild.cli import names
 from envbuild.cli.launch_cmd import place_here
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, writing
 
 
 @click.command("data")
@@ -30,7 +31,8 @@ def data(ui: Ui, /, stack: str, **flags: Any) -> int:
 
     loaded = load_stack(stack).stack
     place = place_here(loaded.name, {"gpus_per_node": 1, **flags})
-    made = make(loaded, place)
+    with writing(Path(place.output)):
+        made = make(loaded, place)
     files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]
     ui.result({"files": files}, lambda: "\n".join(f"{row['sha256']}  {row['file']}" for row in files))
     return 0

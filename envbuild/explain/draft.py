@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.catalog.loader import manifest_digest
 from envbuild.lock.create import standalone_interpreters
-from envbuild.lock.variants import Plan, variant_plans
+from envbuild.lock.variants import Plan, decided, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.lock import Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.resolution import Resolution
@@ -49,17 +49,9 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
     draft = Variant(
         id=plan.id,
         digest="0" * 64,
-        engine=plan.engine,
-        python=plan.python,
-        torch=profile.torch.version if profile.torch and plan.flavour else None,
-        flavour=plan.flavour,
-        base=plan.base,
         interpreter=plan.interpreter,
         conda=LockedConda(unrecorded="no lock is made yet") if plan.engine == "conda" else None,
         sources=sources,
-        imports=profile.imports,
-        environment=profile.environment,
-        smoke=profile.smoke_items,
-        training=profile.training,
+        **decided(profile, plan),
     )
     return draft.model_copy(update={"digest": draft.compute_digest(stack, name)})

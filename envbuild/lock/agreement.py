@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.variants import PLATFORM, locked_image, variant_plans
+from envbuild.lock.variants import PLATFORM, decided, locked_image, variant_plans
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
@@ -92,21 +92,13 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
     findings += [differs("variants", f"{name} is not in the stack") for name in locked.keys() - plans.keys()]
     for name in sorted(plans.keys() & locked.keys()):
         plan, variant = plans[name], locked[name]
-        torch = profile.torch.version if profile.torch and plan.flavour else None
         wanted = {
-            "engine": plan.engine,
-            "python": plan.python,
-            "flavour": plan.flavour,
-            "torch": torch,
-            "base": plan.base,
+            **decided(profile, plan),
             "platform": variant.platform if name in usual else PLATFORM,
             "arch_list": None,
-            "imports": profile.imports,
-            "environment": profile.environment,
-            # Where the stack says nothing, locks of earlier versions have `sound` alone.
-            "smoke": profile.smoke if variant.smoke == profile.smoke else profile.smoke_items,
-            "training": profile.training,
         }
+        if variant.smoke == profile.smoke:
+            del wanted["smoke"]  # where the stack says nothing, locks of earlier versions have `sound` alone
         findings += [
             differs(field, f"{name}: {_apart(value, getattr(variant, field))}")
             for field, value in wanted.items()

@@ -41,7 +41,7 @@ from envbuild.lock.readers.torch_wheels import (
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source
-from envbuild.lock.variants import Plan, locked_image, variant_plans
+from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name
 from envbuild.model.first_use import FirstUse, fill_package
@@ -216,22 +216,14 @@ class _Maker:
         draft = Variant(
             id=plan.id,
             digest="0" * 64,
-            engine=plan.engine,
             platform=plan.platform,
-            python=plan.python,
-            torch=self.profile.torch.version if self.profile.torch and plan.flavour else None,
-            flavour=plan.flavour,
-            base=plan.base,
             image=locked_image(plan.base, old.image if old else None),
             provided=known.packages if known else {},
             interpreter=plan.interpreter,
             conda=conda,
             packages=packages,
             sources=self.sources,
-            imports=self.profile.imports,
-            environment=dict(sorted(self.profile.environment.items())),
-            smoke=self.profile.smoke_items,
-            training=self.profile.training,
+            **decided(self.profile, plan),
         )
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
 

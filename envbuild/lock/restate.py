@@ -5,6 +5,7 @@ from __future__ import annotations
 from envbuild.catalog.loader import manifest_digest
 from envbuild.lock.agreement import contents
 from envbuild.lock.files import field_digests
+from envbuild.lock.variants import run_fields
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 
@@ -27,13 +28,7 @@ def restated(lock: Lock, stack: Stack) -> Lock | None:
     if not lock.manifest_fields or not changed or not set(changed) <= set(_RUN):
         return None
     profile = stack.profiles[lock.profile]
-    said = {
-        "environment": dict(sorted(profile.environment.items())),
-        "imports": profile.imports,
-        "smoke": profile.smoke_items,
-        "training": profile.training,
-    }
-    drafts = [variant.model_copy(update=said) for variant in lock.variants]
+    drafts = [variant.model_copy(update=run_fields(profile)) for variant in lock.variants]
     variants = tuple(
         each.model_copy(update={"digest": each.compute_digest(lock.stack, lock.profile)}) for each in drafts
     )

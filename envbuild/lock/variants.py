@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
@@ -37,6 +37,28 @@ class Plan(NamedTuple):
     def platform(self) -> LockPlatform:
         """That of the nodes which conda solves for; without conda always the same."""
         return PLATFORM if self.virtual is None else platform_of(self.virtual)
+
+
+def decided(profile: Profile, plan: Plan) -> dict[str, Any]:
+    """The fields of a variant that stack and plan decide, and no resolution."""
+    return {
+        "engine": plan.engine,
+        "python": plan.python,
+        "torch": profile.torch.version if profile.torch and plan.flavour else None,
+        "flavour": plan.flavour,
+        "base": plan.base,
+        **run_fields(profile),
+    }
+
+
+def run_fields(profile: Profile) -> dict[str, Any]:
+    """Those that say what is run with the environment."""
+    return {
+        "imports": profile.imports,
+        "environment": dict(sorted(profile.environment.items())),
+        "smoke": profile.smoke_items,
+        "training": profile.training,
+    }
 
 
 def variant_plans(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from envbuild.cli.verbs import cli
 from envbuild.errors import EnvbuildError
 from envbuild.launch.data import preparation
 from envbuild.launch.topology import Place
@@ -191,3 +193,10 @@ def test_the_data_of_the_smoke_item_have_the_same_tokenizer(tmp_path: Path) -> N
     # As it was before the tokenizer could be written alone.
     digest = hashlib.sha256((tmp_path / "data_text_document.bin").read_bytes()).hexdigest()
     assert (len(digest), (tmp_path / "data_text_document.bin").stat().st_size) == (64, 200 * 401 * 2)
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(built: Place, tmp_path: Path) -> None:
+    output = Path(built.environment, "bin", "python", "below")
+    asked = ["data", SLURM, "--environment", built.environment, "--output", str(output)]
+    done = CliRunner().invoke(cli, asked, standalone_mode=False)
+    assert getattr(done.exception, "code", done.exception) == "output-unwritable"
