@@ -129,14 +129,19 @@ def learn(data: "Any") -> None:
         learn(item)
 
 
+def redactor() -> Redactor:
+    """What redacts with the secrets of this process's environment, and those learned until now."""
+    return Redactor(os.environ, _LEARNED)
+
+
 def redact_text(text: str) -> str:
     """Redact with the secrets of this process's environment, and those learned."""
-    return Redactor(os.environ, _LEARNED).text(text)
+    return redactor().text(text)
 
 
 def redact_data(data: "Any") -> "Any":
     """Redact JSON-like data as `redact_text` does; shape as in `Redactor.data`."""
-    return Redactor(os.environ, _LEARNED).data(data)
+    return redactor().data(data)
 
 
 def has_credentials(value: str) -> bool:

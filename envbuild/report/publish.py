@@ -10,11 +10,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from envbuild.model import file_list
 from envbuild.model.evidence import Attachment, Evidence
-from envbuild.redact import redact_data, redact_text
+from envbuild.redact import redact_data, redactor
 
 _MAC = re.compile(r"(?<![0-9A-Fa-f:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?!:?[0-9A-Fa-f])")
 _MAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})+")
@@ -41,13 +42,14 @@ class Publisher:
         """Collect the names."""
         from envbuild.catalog.loader import list_targets
 
+        self._redactor = redactor()
         facts = [node.facts for node in evidence.nodes if node.facts]
         hosts = {node.node for node in evidence.nodes} | {name for each in facts for name in (each.hostname, each.node)}
         self.versions = {version for node in evidence.nodes for version in node.packages.values()}
         self.versions |= {row.version for variant in evidence.variants for row in variant.packages}
         self.versions |= {each.version for found in facts for each in found.compilers}
         self.versions |= {each.version for found in facts for each in found.pythons}
-        taken = {evidence.stack, evidence.profile, *_PLAIN, *_vocabulary(Evidence.model_json_schema())}
+        taken = {evidence.stack, evidence.profile, *_PLAIN, *_fields()}
         taken |= {name for node in evidence.nodes for name in node.packages}
         self.pseudonyms = _pseudonyms(host for host in hosts if host)
         servers = {each.scheduler.job.partition(".")[2] for each in facts if each.scheduler.job}
@@ -71,7 +73,7 @@ class Publisher:
 
     def text(self, text: str) -> str:
         """`text` without names, addresses and secrets."""
-        text = redact_text(text)
+        text = self._redactor.text(text)
         text = self._place.sub(lambda found: "/path" if found[2] else self._places[found[1]], text)
         text = _MAIL.sub("someone", _HOME.sub("~", _DEVICE.sub("device", _MAC.sub("address", text))))
         if self._word is not None:
@@ -150,6 +152,12 @@ def names_nobody(evidence: Evidence, text: str, versions: Iterable[str] = ()) ->
 def _is_public(address: str) -> bool:
     """Whether four numbers in the name of a file are more likely a version: no address of a site's own network."""
     return _is_address(address) and ipaddress.ip_address(address).is_global
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """The names and fixed values of evidence, whoever it is of: a schema takes as long as all the rest."""
+    return frozenset(_vocabulary(Evidence.model_json_schema()))
 
 
 def _vocabulary(schema: Any) -> Iterator[str]:
