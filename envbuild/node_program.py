@@ -47,7 +47,8 @@ def build_pyz(package: Path) -> bytes:
     return buffer.getvalue()
 
 
-# The package by itself: nothing that lies beside it in site-packages can be imported in place of the standard library.
+# The package by itself: nothing that lies beside it in site-packages can be imported in place of the standard library,
+# and nothing there has to be read, which takes three times as long as the start of Python where much is installed.
 _HERE = (
     "import sys, types; envbuild = types.ModuleType('envbuild'); envbuild.__path__ = [sys.argv.pop(1)]; "
     "sys.modules['envbuild'] = envbuild; from envbuild.node.__main__ import main; sys.exit(main())"
@@ -56,7 +57,7 @@ _HERE = (
 
 def call_here(python: str, verb: str) -> list[str]:
     """The command that runs a verb on this machine, from the package itself: there `python` finds its byte code."""
-    return [python, "-I", "-c", _HERE, str(resources.node_package().parent), verb]
+    return [python, "-I", "-S", "-c", _HERE, str(resources.node_package().parent), verb]
 
 
 _MAKING = threading.Lock()

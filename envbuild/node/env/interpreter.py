@@ -9,14 +9,15 @@ from envbuild.node import proc
 from envbuild.node.packages import installed as record
 from envbuild.node.protocol import Exit, Json, NodeError
 
+# Without what is installed there, unless that is asked for: to read it takes longer than all the rest.
 _ASK = """
-import json, os, sys
+import json, os, site, sys
+site.main() if len(sys.argv) > 1 else site.venv(set())
 venv = sys.prefix != sys.base_prefix
 out = {"version": list(sys.version_info[:3]), "executable": sys.executable, "name": sys.implementation.name,
        "below": venv and getattr(sys, "_base_executable", ""), "sites": [], "system_site": True, "packages": {},
        "requires": []}
 if len(sys.argv) > 1:
-    import site
     from importlib import metadata
     if venv:
         out["sites"] = [each for each in site.getsitepackages([sys.prefix]) if os.path.isdir(each)]
@@ -57,7 +58,7 @@ def examine(path: object, variant: Json) -> "Interpreter":
     wants_base = variant.get("base", {}).get("kind", "none") != "none"
     if not isinstance(path, str) or not path.startswith("/"):
         raise NodeError("request-invalid", "`interpreter` must be an absolute path")
-    argv = [path, "-I", "-c", _ASK] + (["packages"] if wants_base else [])
+    argv = [path, "-I", "-S", "-c", _ASK] + (["packages"] if wants_base else [])
     done = proc.run(argv, timeout=120.0, env=proc.clean_env({"PYTHONHOME": None, "__PYVENV_LAUNCHER__": None}))
     if not done.ok:
         raise _refused("interpreter-missing", "cannot run the interpreter %s" % path, (done.err or done.out)[-500:])
