@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.tutorial import TUTORIALS, follow
 
 PAGES = sorted(page.stem for page in TUTORIALS.glob("*.md") if page.stem != "a-cluster-through-slurm")
@@ -13,4 +14,7 @@ PAGES = sorted(page.stem for page in TUTORIALS.glob("*.md") if page.stem != "a-c
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_tutorial_works_as_it_is_written(page: str, tmp_path: Path) -> None:
-    follow(TUTORIALS / f"{page}.md", tmp_path)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    forked.write_program(programs)
+    follow(TUTORIALS / f"{page}.md", tmp_path, programs)

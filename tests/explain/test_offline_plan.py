@@ -16,6 +16,7 @@ import pytest
 
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_target, lock_path
 from envbuild.catalog.node_facts import list_facts
+from tests.support import forked
 
 # Each target that names a stack, with the example facts of its hardware; the templates and this machine have none of
 # their own.
@@ -27,7 +28,8 @@ TARGETS = {
 WITHOUT_FACTS = {"local", "pbs", "slurm", "ssh"}
 # What is built there where it is not the document's own profile.
 PROFILES = {"aws-p3-16xlarge": "pypi-cu102", "polaris": "module-2025-09-25"}
-# The promise is one second; processor time is asserted, because it does not depend on what else a machine does.
+# The promise is one second; processor time is asserted, because it does not depend on what else a machine does. Half of
+# it is for the start of Python and the imports, which are not repeated for each target.
 MOST_SECONDS = 1.0
 GUARD = """
 import socket, sys
@@ -53,21 +55,29 @@ def _no_network() -> tuple[str, ...]:
     return ()
 
 
-def run(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Run envbuild with a fresh HOME and no network; the processor time of it and its children in seconds."""
+def run(tmp_path: Path, *arguments: str, fresh: bool = False) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run envbuild with a fresh HOME and no network; the processor time of it and its children in seconds.
+
+    `fresh`: with the start of an interpreter of its own.
+    """
     log = tmp_path / "network.log"
-    guard = tmp_path / "guard"
-    guard.mkdir(exist_ok=True)
-    (guard / "sitecustomize.py").write_text(GUARD.format(log=str(log)))
+    guard = tmp_path / "guard" / "sitecustomize.py"
+    guard.parent.mkdir(exist_ok=True)
+    guard.write_text(GUARD.format(log=str(log)))
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LC_ALL")}
-    env = {**kept, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(guard), "NO_COLOR": "1"}
+    env = {**kept, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(guard.parent), "NO_COLOR": "1"}
     (tmp_path / "home").mkdir(exist_ok=True)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not fresh:
+        before = ("tests.support.no_network:forbid", str(guard))
+        ended = forked.run(arguments, env=env, cwd=tmp_path, timeout=120, before=before)
+        assert not log.exists(), log.read_text()
+        return ended, ended.seconds
+    first = resource.getrusage(resource.RUSAGE_CHILDREN)
     argv = [*_no_network(), sys.executable, "-m", "envbuild", *arguments]
     done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert not log.exists(), log.read_text()
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done, after.ru_utime + after.ru_stime - first.ru_utime - first.ru_stime
 
 
 def stack_of(target: str) -> str:
@@ -89,7 +99,7 @@ def test_explain_prints_findings_and_decisions(target: str, tmp_path: Path) -> N
     assert (f"profile {profile}: " in done.stdout) is (profile != "exact")
     assert "Decisions for " in done.stdout
     assert ": refused" not in done.stdout
-    assert seconds < MOST_SECONDS
+    assert seconds < MOST_SECONDS / 2
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
@@ -100,7 +110,18 @@ def test_d03_every_target_plans_its_default_stack_from_its_own_facts(target: str
     assert f"plan: {stack_of(target)} ({profile}) on {target}" in done.stdout
     assert "because" in done.stdout
     assert list((tmp_path / "home").rglob("*")) == []
-    assert seconds < MOST_SECONDS
+    assert seconds < MOST_SECONDS / 2
+
+
+@pytest.mark.parametrize("verb", ["explain opt-175b", "plan"])
+def test_with_the_start_of_python_it_is_within_the_promise(verb: str, tmp_path: Path) -> None:
+    """The same again, forked, is half of it at most: what that leaves out is in the first."""
+    argv = (*verb.split(), "--target", "azure-nd96", "--facts", "azure-nd96")
+    done, seconds = run(tmp_path, *argv, fresh=True)
+    assert (done.returncode, done.stderr, seconds < MOST_SECONDS) == (0, "", True), seconds
+    again, less = run(tmp_path, *argv)
+    assert (again.returncode, again.stdout, again.stderr) == (0, done.stdout, done.stderr)
+    assert less < MOST_SECONDS / 2 and seconds - less < MOST_SECONDS / 2
 
 
 def test_d03_a_plan_says_why_its_profile_was_chosen_and_what_that_one_lacks(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import getpass
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint
 from envbuild.schedule.job import JobText
 from tests.launch.support import ENVIRONMENT, place, started
+from tests.support import forked
 from tests.support.patience import PATIENCE
 
 SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
@@ -38,9 +38,7 @@ def environment(top: Path, more: str = "exit 0", name: str = "python3") -> Path:
 
 
 def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "envbuild", "launch", *arguments]
-    env = {**os.environ, **env} if env else None
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False, env=env)
+    return forked.run(["launch", *arguments], env={**os.environ, **(env or {})}, cwd=cwd, timeout=60)
 
 
 def test_the_command_of_one_node_runs_here_and_its_exit_code_is_the_answer(tmp_path: Path) -> None:

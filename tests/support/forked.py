@@ -34,9 +34,31 @@ _ALSO = ("ansible_runner.interface", "jinja2", "requests", "rich.console", "rich
 _LARGEST = 1 << 17
 
 
+# `envbuild` for programs that call it; the start of this one takes a hundredth of a second.
+_PROGRAM = """#!{python} -IS
+import _socket, json, os, sys
+read, write = os.pipe()
+umask = os.umask(0)
+asked = {{"argv": sys.argv[1:], "env": {{**os.environ}}, "cwd": os.getcwd(), "umask": umask, "before": []}}
+ends = b"".join(end.to_bytes(4, sys.byteorder) for end in (write, 1, 2))
+forker = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+forker.connect({address!r})
+forker.sendmsg([json.dumps(asked).encode()], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, ends)])
+os.close(write)
+with open(read, "rb") as told:
+    sys.exit(int.from_bytes(told.read()[4:8], sys.byteorder))
+"""
+
+
+class Ended(subprocess.CompletedProcess[str]):
+    """How a command ended, and the processor time that it and its children took, in seconds."""
+
+    seconds: float
+
+
 def run(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout: float, before: Sequence[object] = ()
-) -> subprocess.CompletedProcess[str]:
+) -> Ended:
     """`envbuild ARGV`, as `subprocess.run` would run it without standard input. Raises TimeoutExpired.
 
     `before` is a function as `package.module:name` and its arguments, called in the process before the command.
@@ -47,13 +69,23 @@ def run(
     asked = json.dumps({"argv": words, "env": {**env}, "cwd": str(cwd), "umask": umask, "before": before}).encode()
     pipes = [os.pipe() for _ in range(3)]
     try:
-        socket.send_fds(_forker(), [asked], [write for _, write in pipes])
+        socket.send_fds(_forker()[0], [asked], [write for _, write in pipes])
     finally:
         for _, write in pipes:
             os.close(write)
     told, out, err = _read([read for read, _ in pipes], argv, time.monotonic() + timeout)
-    _, code = array.array("i", told)
-    return subprocess.CompletedProcess([*argv], code, _text(out), _text(err))
+    _, code, spent = array.array("i", told)
+    ended = Ended([*argv], code, _text(out), _text(err))
+    ended.seconds = spent / 1000
+    return ended
+
+
+def write_program(folder: Path) -> Path:
+    """A program `envbuild` in `folder` that is forked as well, for others to call; returns its path."""
+    path = folder / "envbuild"
+    path.write_text(_PROGRAM.format(python=sys.executable, address=_forker()[1]))
+    path.chmod(0o755)
+    return path
 
 
 def _read(ends: list[int], argv: Sequence[str], deadline: float) -> list[bytes]:
@@ -84,17 +116,21 @@ def _text(data: bytes) -> str:
 
 
 @cache
-def _forker() -> socket.socket:
-    """The way to a process that forks; it ends with this one."""
+def _forker() -> tuple[socket.socket, str]:
+    """The way to a process that forks, which ends with this one, and its address for others."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    others, address = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"\0envbuild-tests-{os.getpid()}"
+    others.bind(address)
+    others.listen()
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     subprocess.Popen(
-        [sys.executable, "-m", __name__, str(theirs.fileno())],
-        env=env, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", __name__, str(theirs.fileno()), str(others.fileno())],
+        env=env, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno(), others.fileno()], stdin=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
     theirs.close()
-    return ours
+    others.close()
+    return ours, address
 
 
 def _import_all() -> None:
@@ -124,44 +160,47 @@ def _make_ready() -> None:
     payload._squeezed(payload.uv_tool())
 
 
-def _serve(asked: socket.socket) -> int:
+def _serve(asked: socket.socket, others: socket.socket) -> int:
     """Fork for each request; the exit code, of the forked one that of the command."""
     _import_all()
     gc.freeze()
-    # By the descriptor of each process: its id, and where its exit code is told.
+    # By the descriptor of each process: its id, and where its exit code and its time are told.
     running: dict[int, tuple[int, int]] = {}
     while True:
-        ready = select.select([asked, *running], [], [])[0]
+        ready = select.select([asked, others, *running], [], [])[0]
         for process in running.keys() & ready:
             pid, told = running.pop(process)
-            _tell(told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            _, status, used = os.wait4(pid, 0)
+            _tell(told, os.waitstatus_to_exitcode(status), round((used.ru_utime + used.ru_stime) * 1000))
             os.close(told)
             os.close(process)
-        if asked not in ready:
-            continue
-        data, descriptors, _, _ = socket.recv_fds(asked, _LARGEST, 3)
-        if not data:
-            return 0
-        told, out, err = descriptors
-        given = json.loads(data)
-        if "provision" in given["argv"]:
-            _make_ready()
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            asked.close()
-            for descriptor in (told, *running, *(other for _, other in running.values())):
-                os.close(descriptor)
-            return _command(given, out, err)
-        os.close(out)
-        os.close(err)
-        _tell(told, pid)
-        running[os.pidfd_open(pid)] = pid, told
+        for each in {asked, others} & {*ready}:
+            with contextlib.ExitStack() as once:
+                way = asked if each is asked else once.enter_context(others.accept()[0])
+                data, descriptors, _, _ = socket.recv_fds(way, _LARGEST, 3)
+            if not data:
+                return 0
+            told, out, err = descriptors
+            given = json.loads(data)
+            if "provision" in given["argv"]:
+                _make_ready()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                asked.close()
+                others.close()
+                for descriptor in (told, *running, *(other for _, other in running.values())):
+                    os.close(descriptor)
+                return _command(given, out, err)
+            os.close(out)
+            os.close(err)
+            _tell(told, pid)
+            running[os.pidfd_open(pid)] = pid, told
 
 
-def _tell(end: int, number: int) -> None:
+def _tell(end: int, *numbers: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # who asked waits no longer
-        os.write(end, array.array("i", [number]))
+        os.write(end, array.array("i", numbers))
 
 
 def _command(asked: dict[str, object], out: int, err: int) -> int:
@@ -192,4 +231,4 @@ def _command(asked: dict[str, object], out: int, err: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    raise SystemExit(_serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))

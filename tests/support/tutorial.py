@@ -45,15 +45,18 @@ def missing(shown: list[str], printed: str) -> list[str]:
     return [w for w in wanted if not any(line.startswith(w[:-1]) if w.endswith("…") else line == w for line in rest)]
 
 
-def follow(page: Path, top: Path, **more: str) -> None:
-    """Do what a tutorial says as a new user, whose HOME lies below `top`; `more` are variables of the shell."""
+def follow(page: Path, top: Path, programs: Path = Path(sys.executable).parent, **more: str) -> None:
+    """Do what a tutorial says as a new user, whose HOME lies below `top`; `more` are variables of the shell.
+
+    `programs`: the folder with the command `envbuild`.
+    """
     home, work = top / "home", top / "work"
     home.mkdir()
     work.mkdir()
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("ENVBUILD_", "XDG_", "GIT_"))
     } | more
-    path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    path = os.pathsep.join((str(programs), str(Path(sys.executable).parent), kept["PATH"]))
     env = {**kept, "HOME": str(home), "PATH": path, "COLUMNS": "160", "LC_ALL": "C.UTF-8"}
     ran = 0
     for left, language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.e2e.world import World
+from tests.support import forked
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -16,7 +17,7 @@ PROGRAMS = Path(sys.executable).parent
 def play(world: World, inventory: str, variables: dict[str, object], *more: str) -> subprocess.CompletedProcess[str]:
     """`ansible-playbook -i INVENTORY environment.yml` of the folder that envbuild names."""
     folder = world.good("config", "playbooks").out.strip()
-    said = {"environment_command": str(PROGRAMS / "envbuild"), "environment_stack": f"{world.work}/tiny.yaml"}
+    said = {"environment_command": str(forked.write_program(world.top)), "environment_stack": f"{world.work}/tiny.yaml"}
     argv = [f"{PROGRAMS}/ansible-playbook", "-i", inventory, f"{folder}/environment.yml", *more]
     argv += ["-e", json.dumps({**said, **variables})]
     env = {**world.env, "PATH": f"{PROGRAMS}{os.pathsep}{world.env['PATH']}", "LC_ALL": "C.UTF-8"}
