@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -10,7 +11,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 _NO_IDS = "the image has files of users for whom this user has no subordinate ids"
 _NOT_HERE = "no image of this machine has that name, and `localhost` is no registry"
 _NO_REGISTRY = "what answers there is no registry"
-# What builders say, what it means.
+# What builders say, as patterns, and what it means.
 OF_REGISTRIES = (
     ("StatusCode: 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
     ("StatusCode: 404", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
@@ -24,14 +25,24 @@ OF_REGISTRIES = (
     ("access to the resource is denied", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
     ("toomanyrequests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
     ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
+    # docker's words, of its builds and of its `pull`.
+    ("401 Unauthorized|no basic auth credentials", "registry-refused", "the registry wants a login",
+     ExitCode.BUILD_FAILED),
+    ("403 Forbidden|HTTP 403 response|pull access denied", "registry-refused", "the registry gives nothing",
+     ExitCode.BUILD_FAILED),
+    ("429 Too Many Requests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
+    ("unknown type text/html", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
+    ("resolve source metadata .*: not found", "image-base-unknown", "the registry has no such image or digest",
+     ExitCode.REFUSED),
     ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS, ExitCode.REFUSED),
     # What a registry says before it is asked for an image at all.
-    ("https://localhost/v2/", "image-base-unknown", _NOT_HERE, ExitCode.REFUSED),
+    ("https?://localhost/v2/", "image-base-unknown", _NOT_HERE, ExitCode.REFUSED),
     ("invalid status code from registry 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
     ("invalid status code from registry 404", "registry-not-a-registry", _NO_REGISTRY, ExitCode.BUILD_FAILED),
     ("too many requests to registry", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
-    ("pinging container registry", "registry-unreachable", "the registry does not answer", ExitCode.TRY_AGAIN),
-)
+    ("pinging container registry|HEAD request to .*: 5\\d\\d |unexpected HTTP status: 5|failed to do request: "
+     '|Get "https?://[^" ]+/v2/": ', "registry-unreachable", "the registry does not answer", ExitCode.TRY_AGAIN),
+)  # fmt: skip
 _CAUSES = (
     *OF_REGISTRIES,
     ("image not known", "image-base-unknown", "the image is not on this machine", ExitCode.REFUSED),
@@ -57,7 +68,7 @@ _HINTS = {
 def known(output: str, causes: Sequence[tuple[str, str, str, ExitCode]], what: str = "") -> EnvbuildError | None:
     """The error that a builder's words mean; None where they are not known."""
     for text, code, means, exit_code in causes:
-        if text in output:
+        if re.search(text, output):
             from envbuild.redact import redact_text
 
             why = redact_text("\n".join(output.strip().splitlines()[-15:]))

@@ -263,8 +263,8 @@ class Docker(Builder):
     """BuildKit: SOURCE_DATE_EPOCH with rewritten times makes two builds equal."""
 
     def build_command(self, build: Build) -> list[str]:
-        """See `Builder.build_command`."""
-        words = [self.program, "build", *([] if build.cache else ["--no-cache"]), *(["--pull"] if build.pull else [])]
+        """See `Builder.build_command`; an image that is here is taken, and any other asked for, without a word."""
+        words = [self.program, "build", *([] if build.cache else ["--no-cache"])]
         words += [] if build.network else ["--network=none"]
         words += ["--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"]
         # Podman and buildah do this themselves. By name alone: an address may have a password in it.

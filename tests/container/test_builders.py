@@ -31,6 +31,7 @@ FIRST = Build(
     Path("/c"), Path("/c/D"), "localhost/x:1", target="fetch", contexts={"wheelhouse": Path("/w")},
     secrets={"netrc": Path("/s")}, arguments={"A": "b c"}, cache=True,
 )  # fmt: skip
+META = "ERROR: failed to solve: r/x:1: failed to resolve source metadata for r/x:1"
 REST = Build(Path("/c"), Path("/c/D"), "localhost/x:1", network=False, pull=False)
 SHARED = [
     "--file", "/c/D", "--tag", "localhost/x:1", "--target", "fetch", "--build-arg", "A=b c",
@@ -64,7 +65,7 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
         "--output",
         "type=docker,name=localhost/x:1,rewrite-timestamp=true",
     ]
-    assert docker.build_command(FIRST) == ["docker", "build", "--pull", *same, *SHARED]
+    assert docker.build_command(FIRST) == ["docker", "build", *same, *SHARED]
     assert docker.build_command(REST) == ["docker", "build", "--no-cache", "--network=none", *same, *LAST]
     monkeypatch.setenv("BUILDAH_ISOLATION", "oci")
     assert "--isolation" not in buildah.build_command(REST)
@@ -353,11 +354,30 @@ def test_a_failed_build_is_the_error_that_the_node_program_said() -> None:
         ("pinging container registry r: invalid status code from registry 503 (...)", "registry-unreachable", 75),
         ("pinging container registry r: invalid status code from registry 404 (...)", "registry-not-a-registry", 4),
         ('pinging container registry r: Get "https://r/v2/": no such host', "registry-unreachable", 75),
+        # docker 26 with BuildKit, of a registry that answers so; then its `pull`.
+        (f"{META}: unexpected status from HEAD request to https://r/v2/x/manifests/1: 401 Unauthorized",
+         "registry-refused", 4),
+        (f"{META}: unexpected status from HEAD request to https://r/v2/x/manifests/1: 403 Forbidden",
+         "registry-refused", 4),
+        (f"{META}: unexpected status from HEAD request to https://r/v2/x/manifests/1: 429 Too Many Requests",
+         "registry-busy", 75),
+        (f"{META}: unexpected status from HEAD request to https://r/v2/x/manifests/1: 503 Service Unavailable",
+         "registry-unreachable", 75),
+        (f"{META}: r/x:1: not found", "image-base-unknown", 7),
+        (f"{META}: encountered unknown type text/html; children may not be fetched", "registry-not-a-registry", 4),
+        (f'{META}: failed to do request: Head "https://r/v2/x/manifests/1": dial tcp: lookup r: no such host',
+         "registry-unreachable", 75),
+        (f'{META}: failed to do request: Head "https://localhost/v2/x/manifests/1": connection refused',
+         "image-base-unknown", 7),
+        ('Head "http://r/v2/x/manifests/1": no basic auth credentials', "registry-refused", 4),
+        ("error parsing HTTP 403 response body: no error details", "registry-refused", 4),
+        ("received unexpected HTTP status: 503 Service Unavailable", "registry-unreachable", 75),
+        ('Get "https://r/v2/": dial tcp: lookup r on 10.0.0.1:53: no such host', "registry-unreachable", 75),
         ("something else", "image-build-failed", 4),
         ('{"protocol":1,"ok":false} torn', "image-build-failed", 4),
         ("https://user:pass@host/x failed", "image-build-failed", 4),
     ],
-)
+)  # fmt: skip
 def test_what_builders_say_becomes_a_code(output: str, code: str, exit_code: int) -> None:
     found = failure("buildah", output)
     assert (found.code, found.exit_code) == (code, exit_code)
