@@ -260,7 +260,11 @@ class Buildah(Builder):
 
 
 class Docker(Builder):
-    """BuildKit: SOURCE_DATE_EPOCH with rewritten times makes two builds equal."""
+    """BuildKit. Two builds have equal files and other times, so other ids.
+
+    `rewrite-timestamp` of `--output` does nothing in docker's own store of images (26.1) and is an error in
+    containerd's.
+    """
 
     def build_command(self, build: Build) -> list[str]:
         """See `Builder.build_command`; an image that is here is taken, and any other asked for, without a word."""
@@ -269,7 +273,6 @@ class Docker(Builder):
         words += ["--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"]
         # Podman and buildah do this themselves. By name alone: an address may have a password in it.
         words += [word for name in _PROXIES if build.network and name in os.environ for word in ("--build-arg", name)]
-        words += ["--output", f"type=docker,name={build.tag},rewrite-timestamp=true"]
         return words + _shared(build)
 
     def build(self, build: Build, on_line: Callable[[str], None] | None = None) -> str:
