@@ -69,23 +69,27 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     """The plain form of a recipe. Raises EnvbuildError `conda-in-a-script` (exit 7), and what `requirement` raises."""
     steps.refuse_conda(recipe.variant)
     maker = _Maker(recipe)
-    contents = f"In it: {recipe.contents}; every package with version and sha256 in requirements*.txt."
-    downloads = "`tools` and `sources` download" if recipe.variant.sources else "`tools` downloads"
-    compiles = "builds the sources and tests" if recipe.variant.sources else "tests"
-    stages = (
-        f"Stages: {downloads}, `packages` installs, `build` {compiles}, `runtime` is the image. Paths are those of the "
-        "other form, Dockerfile, so that both give the same environment."
+    stages = {stage.name: stage for stage in maker.stages()}
+    sources = bool(recipe.variant.sources)
+    lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
+    notes = (
+        f"In it: {recipe.contents}; every package with version and sha256 in requirements*.txt.",
+        f"Stages: {'`tools` and `sources` download' if sources else '`tools` downloads'}, `packages` installs, `build` "
+        f"{'compiles the sources and ' * sources}imports everything, `runtime` is the image{lacks}. Paths are those of "
+        "the other form, Dockerfile, so that both give the same environment.",
+        f"In this folder: `docker build -f {DOCKERFILE} .` (BuildKit, podman or buildah). "
+        + (
+            f"Only {PATCHES}/ has to be written by envbuild first, see there."
+            if patched(recipe)
+            else "It needs no envbuild."
+        ),
     )
-    needed = (
-        f"Of envbuild only what writes {PATCHES}/ is needed, see there." if patched(recipe) else "It needs no envbuild."
-    )
-    usage = f"In this folder: `docker build -f {DOCKERFILE} .` (BuildKit, podman or buildah). {needed}"
     return replace(
         recipe,
-        stages=tuple(maker.stages()),
+        stages=tuple(stages.values()),
         files=maker.files(),
         options=f"{recipe.options} --plain",
-        notes=(contents, stages, usage, *recipe.notes),
+        notes=(*notes, *recipe.notes),
     )
 
 
@@ -219,7 +223,7 @@ class _Maker:
         if len(every) > 1 and "requirements-archives.txt" in self._requirements():
             yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
         if any("--torch-backend" in each for each in every):
-            yield Comment("--torch-backend: PyTorch's own index of that flavour.")
+            yield Comment("--torch-backend: PyTorch's own index of wheels for that CUDA, or for the CPU.")
         if every and self.recipe.slim:
             yield Comment(SLIM)
             every += [line.format(self._site) for line in _SLIM]
