@@ -106,7 +106,7 @@ def compile_text(variant: Variant, jobs: int | None) -> str:
     names = ", ".join(_one(source.name, source.build, codes) for source in variant.sources if source.build)
     if not names:
         return ""
-    many = f" with {jobs} jobs" if jobs is not None else ""
+    many = f" with {plural(jobs, 'job')}" if jobs is not None else ""
     return f"compile {names}{many}, where the wheel store has no wheel of them"
 
 

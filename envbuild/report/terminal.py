@@ -164,7 +164,9 @@ def _trusted(evidence: Evidence) -> list[Line]:
 def _reason(node: NodeEvidence, width: int) -> list[Line]:
     """Why a node failed and what to do next."""
     error = node.error or {}
-    said = ((label, most, str(error.get(label) or "")) for label, most in (("why", _MAX_WHY), ("hint", _MAX_HINT)))
+    # The last lines of an output stand at the end (`failure_lines`); before its `…` is the one that says why.
+    told = {"why": str(error.get("why") or "").partition("\n…\n")[0], "hint": str(error.get("hint") or "")}
+    said = ((label, most, told[label]) for label, most in (("why", _MAX_WHY), ("hint", _MAX_HINT)))
     wrapped = [part for label, most, text in said if text for part in _wrap(f"{label}: {text}", most, width - 4)]
     code = [f"error[{error['code']}]"] if error.get("code") and wrapped else []
     return [(f"    {part}", "red" if part in code else "") for part in code + wrapped]

@@ -113,6 +113,16 @@ def test_the_last_fifteen_lines_of_a_build_that_failed_stand_whole_at_the_end() 
     assert lines[-16:] == ["  the last 15 lines from gpu1", *(f"    {line}" for line in said.splitlines()[-15:])]
 
 
+def test_of_the_output_of_a_build_only_the_line_that_says_why_stands_in_the_summary() -> None:
+    output = "\n".join(f"cc -c part{number}.c" for number in range(40))
+    error = {"code": "build-failed", "what": "w", "why": f"a.c:1: error: no\n…\n{output}", "hint": "mend it", "exit": 4}
+    failed = evidence(node("gpu1", status="failed", exit=4, error=error, checks=[]), exit=4)
+    lines = [line.strip() for line, _ in summary_lines(failed)]
+    at = lines.index("error[build-failed]")
+    assert lines[at + 1 : at + 3] == ["why: a.c:1: error: no", "hint: mend it"] and "cc -c part39.c" in lines[at + 3 :]
+    assert "a.c:1: error: no</p><pre>cc -c part0.c\n" in render_html(failed)
+
+
 def test_d34_the_figure_of_a_check_is_the_one_that_its_floor_is_about() -> None:
     def metric(name: str, median: float, **more: float) -> dict[str, object]:
         return {"name": name, "unit": "TFLOP/s", "n": 9, "median": median, "least": 1.0, "greatest": 999.0, **more}

@@ -33,6 +33,8 @@ _COMMAND = re.compile(
 _EXCEPTION = re.compile(r"(?m)^\s*((?:[\w.]+\.)?\w*(?:Error|Exception|SystemExit)\b(?::.*)?)$")
 _MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '([\w.]+)'")
 _LAST = 30
+# Where nothing better is known.
+_HINT = "once that is mended, the same command goes on: wheels that were built are kept"
 # Blank, or uv's own: where the output of a backend begins, and what may be wrong in general.
 _NOISE = re.compile(r"\s*(?:\[std(?:err|out)\]|hint: .*|Using Python .* environment at: .*)?\s*\Z")
 _ERRORS = (
@@ -79,7 +81,7 @@ def failure(what: str, why: str, hint: str = "") -> "NodeError":
         "build-failed",
         "%s could not be built" % what,
         why=why,
-        hint=hint,
+        hint=hint or _HINT,
         details={"log": log} if log else None,
         changed=True,
     )
