@@ -20,6 +20,14 @@ PEEK = 1.0
 SOON = 1.0
 # A slurmctld that is restarted or fails over is back within minutes.
 PATIENCE = 1800.0
+# Slurm's reasons for which a job waits that asks for more than it may have, where the site has these taken at first:
+# no waiting changes that.
+_NEVER = {
+    "PartitionTimeLimit": "its partition gives less time than it asks for",
+    "PartitionNodeLimit": "its partition gives fewer nodes than it asks for",
+    "AssocMaxWallDurationPerJobLimit": "its account may run no job for so long",
+    "QOSMaxWallDurationPerJobLimit": "its quality of service allows no job for so long",
+}
 
 
 class Clock(Protocol):
@@ -65,8 +73,8 @@ def wait_for(
 ) -> JobState:
     """The state in which a job ended; `on_change` sees every new one. `peek` says cheaply whether it may have ended.
 
-    Raises EnvbuildError `job-not-started` (exit 75; the job is cancelled), `scheduler-silent` (exit 75; it is not), and
-    KeyboardInterrupt when `cancelled` says so.
+    Raises EnvbuildError `job-not-started` (exit 75) and `job-refused` (exit 7), where the job is cancelled,
+    `scheduler-silent` (exit 75; it is not), and KeyboardInterrupt when `cancelled` says so.
     """
     limits, clock = limits or Limits(), clock or RealClock()
     begun = heard = clock.now()
@@ -97,6 +105,9 @@ def wait_for(
             last = state
         if state.ended:
             return state
+        if state.waiting and state.reason in _NEVER:
+            scheduler.cancel(number)
+            raise _refused(number, state.reason)
         if state.waiting and limits.start is not None and clock.now() - begun >= limits.start:
             scheduler.cancel(number)
             raise _not_started(number, state, limits.start)
@@ -124,6 +135,16 @@ def _not_started(number: str, state: JobState, limit: float) -> EnvbuildError:
         why=f"{waits}: {state.reason or state.word}",
         hint="ask for fewer nodes or less time, or wait longer: `scheduler: {start_deadline: 2h}`",
         details={"job": number, "reason": state.reason},
+    )
+
+
+def _refused(number: str, reason: str) -> EnvbuildError:
+    return EnvbuildError(
+        "job-refused",
+        f"job {number} can never begin and was cancelled",
+        why=f"{_NEVER[reason]} ({reason})",
+        hint="ask for less: `scheduler: {time_limit: 1h, nodes: 1}`, of a run also --time-limit or --deadline",
+        details={"job": number, "reason": reason},
     )
 
 

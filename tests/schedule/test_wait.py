@@ -86,6 +86,15 @@ def test_a_status_file_ends_the_waiting_without_asking_the_scheduler(clock: Fake
     assert script.asked == [0, 2, 6, 14, 41]
 
 
+def test_a_job_that_asks_for_more_than_its_partition_has_is_not_waited_for(clock: FakeClock) -> None:
+    script = Script(clock, [(1, PENDING), (1e9, JobState(Phase.PENDING, reason="PartitionTimeLimit", word="PENDING"))])
+    with pytest.raises(EnvbuildError) as caught:
+        wait_for(script, job(), "1", clock=clock, limits=Limits(start=2400))
+    assert (caught.value.code, caught.value.exit_code) == ("job-refused", ExitCode.REFUSED)
+    assert "less time than it asks for" in caught.value.why and "--deadline" in caught.value.hint
+    assert (script.asked, script.cancelled) == ([0, 2], ["1"])
+
+
 def test_a_job_that_has_not_begun_by_its_deadline_is_cancelled(clock: FakeClock) -> None:
     script = Script(clock, [(1e9, PENDING)])
     with pytest.raises(EnvbuildError) as caught:

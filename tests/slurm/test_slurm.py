@@ -162,6 +162,17 @@ def test_a_job_that_somebody_else_cancels_in_the_queue_is_noticed(cluster: Clust
     assert states[0].phase is Phase.PENDING
 
 
+def test_a_job_that_asks_for_more_time_than_its_partition_gives_is_not_waited_for(
+    cluster: Cluster, slurm: Slurm
+) -> None:
+    job = shell(cluster, "true", time_limit=2 * 3600)
+    number = slurm.submit(job)
+    with pytest.raises(EnvbuildError) as caught:
+        wait_for(slurm, job, number, clock=Hurried())
+    assert (caught.value.code, caught.value.exit_code) == ("job-refused", ExitCode.REFUSED)
+    assert ended(slurm, job, number).failure is Failure.CANCELLED
+
+
 def test_a_job_that_does_not_begin_in_time_is_cancelled_with_its_reason(cluster: Cluster, slurm: Slurm) -> None:
     cluster.run("scontrol", "update", f"nodename=gpu[1-{NODES}]", "state=drain", "reason=broken fan")
     job = shell(cluster, "true")

@@ -61,7 +61,7 @@ def run_to_end(
             cancelled=cancelled, peek=_peek(site, job, number),
         )  # fmt: skip
     except EnvbuildError as error:
-        if error.code == "job-not-started":
+        if error.code in ("job-not-started", "job-refused"):
             _remove(site, job.output)
         raise
     except KeyboardInterrupt:
