@@ -106,7 +106,9 @@ class EnvbuildError(Exception):
         if isinstance(error, OSError):
             from envbuild.node import paths
 
-            full = paths.no_room(error, str(error.filename or "this machine"))
+            full = paths.no_room(
+                error, str(error.filename or "the disk of runs, caches or temporary files of this machine")
+            )
             if full is not None:
                 return cls.from_dict(full.as_dict())
         why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"

@@ -24,6 +24,12 @@ def main(argv: list[str] | None = None) -> int:
     # Nothing of what is imported is garbage, nor are the facts of a thousand nodes: looking for some after every 700
     # objects costs a twentieth of a run, and once after 200,000 still a tenth of a large plan.
     gc.set_threshold(500_000)
+    import signal
+
+    interrupt = signal.getsignal(signal.SIGINT)
+    if argv is None and interrupt is signal.default_int_handler:
+        # An interrupt while all is imported ends the process without a traceback: nothing has begun.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
     if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
         from envbuild.cli import no_plugins
@@ -33,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         return _completed(os.environ[_COMPLETE])
     from envbuild.cli.run import run
 
+    if argv is None:
+        signal.signal(signal.SIGINT, interrupt)
     code = run(arguments)
     if argv is None and (code == _INTERRUPTED or "rattler" in sys.modules):
         # Python ends itself by SIGINT, without the exit code, when an interrupt came while it evaluated a text; and

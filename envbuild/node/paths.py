@@ -177,7 +177,8 @@ def full_disk(where: str, why: str) -> NodeError:
         "inodes-full" if inodes else "disk-full",
         "no %s left at %s" % ("inodes are" if inodes else "space is", where),
         why=why,
-        hint="remove old environments (`envbuild env remove`), or choose another prefix, cache or tmp folder",
+        hint="remove old environments or runs (`envbuild env remove`, `envbuild run prune`), or choose another prefix, "
+        "cache or tmp folder",
         exit_code=Exit.TRY_AGAIN,
         changed=True,
     )

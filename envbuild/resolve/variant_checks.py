@@ -385,9 +385,8 @@ def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, st
         return decision(rule, "allow", "there is room", compared, OURS)
     if free >= certain:
         return decision(rule, "warn", "there may be too little room; the need is an estimate", compared, OURS)
-    return decision(
-        rule, "refuse", "there is too little room", compared, OURS, "another `--prefix`, or remove environments"
-    )
+    what = f"there is too little room: {', '.join(compared)}"
+    return decision(rule, "refuse", what, compared, OURS, "another `--prefix`, or remove environments")
 
 
 def bound_variant(

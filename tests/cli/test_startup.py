@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from envbuild.cli.verbs import VERBS
@@ -23,6 +25,26 @@ for line in sys.argv[2:]:
     found[line] = [code, sorted(wanted & set(sys.modules))]
 print(json.dumps(found))
 """
+
+
+# An interrupt comes while the module is looked for in which all verbs are.
+_INTERRUPTED = """
+import os, signal, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "envbuild.cli.run":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+from envbuild.cli.entry import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_all_is_imported_leaves_no_traceback(world: World) -> None:
+    done = world.run("plan", code=("-c", _INTERRUPTED))
+    assert (done.rc, done.out, done.err) == (-signal.SIGINT, "", "")
 
 
 def imported(world: World, packages: tuple[str, ...], *lines: str) -> dict[str, list[object]]:

@@ -378,6 +378,8 @@ def test_too_little_room_is_refused_and_doubtful_room_warns() -> None:
         return decided(node_facts("cpu-laptop", more={"prefix": prefix}))
 
     assert "disk-space" in rules(at(10**6), "refuse")
+    (short,) = (each.what for each in at(10**6).candidates[0].decisions if each.verdict == "refuse")
+    assert short.startswith("there is too little room: 1 MB free in /d, ") and short.endswith(" needed")
     assert "disk-space" in rules(at(500 * 10**6), "warn")
     assert not at(10 * GB).refused
     assert "disk-space" in rules(at(10 * GB, quota_bytes=10**6), "refuse")

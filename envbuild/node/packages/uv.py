@@ -32,6 +32,7 @@ _TRANSPORT = re.compile(
 _SKIPPED = re.compile(r"WARN Skipping unsafe file name: (.*)")
 _REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
 _TAIL = 20
+_GREETING = re.compile(r"(?m)^Using Python .* environment at: .*\n?")
 DEADLINE = 3600.0
 
 
@@ -127,7 +128,7 @@ def tail(text: str, lines: int = _TAIL) -> str:
 
 def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
     """The coded error for a uv run that failed while `doing` (words), working at the path `where`."""
-    text = done.err + "\n" + done.out
+    text = _GREETING.sub("", done.err + "\n" + done.out)
     why = tail(text)
     if done.timed_out:
         return _error("network-unreachable", "uv did not finish %s in time" % doing, why, Exit.TRY_AGAIN)
