@@ -1,4 +1,4 @@
-"""A hook of mkdocs: a link to a file of the repository outside `docs/` becomes the name of that file."""
+"""A hook of mkdocs: a link to a file of the repository outside `docs/` names that file after its text."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return found[0]
         if not path.exists():
             raise FileNotFoundError(f"{page.file.src_uri}: {found[2]}")
-        return f"{found[1]} (`{path.relative_to(top.parent)}`)"
+        name = path.relative_to(top.parent)
+        return f"`{name}`" if found[1].strip("`") in (name.stem, str(name)) else f"{found[1]} in `{name}`"
 
     return _LINK.sub(named, markdown)

@@ -54,6 +54,13 @@ def test_a_picture_tells_the_slowest_gpu_and_a_missed_floor() -> None:
     )
 
 
+def test_the_key_of_the_steps_names_the_colour_of_one_that_failed_and_none_that_is_not_drawn() -> None:
+    toolchain, install, *_ = taken()
+    given = evidence(node(status="failed", steps=[toolchain, install | {"status": "failed"}]))
+    (shown,) = (each for each in pictures(given) if each.id == "timeline")
+    assert shown.keys == (("k1", "toolchain"), ("failed", "failed"))
+
+
 def test_figures_by_size_stand_beside_the_floor_in_one_scale_and_in_no_other_picture() -> None:
     found = {each.id: each for each in pictures(fleet(1))}
     products, sums = found["sizes-gemm-cuda-bf16"], found["sizes-all-reduce"]

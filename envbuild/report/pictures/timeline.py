@@ -12,6 +12,7 @@ from envbuild.text import plural
 MOST = 12
 _KINDS = {"toolchain": "k1", "deliver": "k2", "install": "k3", "unpack": "k3", "ensure": "k3", "smoke": "k4"}
 _KINDS |= {"activate": "k5", "meet": "k6"}
+_BAD = ("failed", "unreachable", "overdue", "started")
 _LINE = 40
 
 
@@ -25,7 +26,8 @@ def picture(evidence: Evidence) -> Picture | None:
     shapes: list[Shape] = [*axis(end, _LINE * len(shown))]
     for index, node in enumerate(shown):
         shapes += _line(node, index * _LINE, end)
-    names = dict.fromkeys(step.name for node in shown for step in node.steps)
+    steps = [step for node in shown for step in node.steps]
+    names = dict.fromkeys(step.name for step in steps if step.status not in _BAD)
     slowest = max((step for node in nodes for step in node.steps), key=lambda step: step.seconds or 0)
     says = (
         f"The longest step is {slowest.name} with {slowest.seconds or 0:.1f} s; the last one ended after {end:.1f} s."
@@ -35,6 +37,7 @@ def picture(evidence: Evidence) -> Picture | None:
     rows = [row for node in nodes for row in _rows(node)]
     table = Table.of(("Node", "Step", "Ended", "Began", "Took"), rows, 3)
     keys = tuple((_KINDS.get(name, "k6"), name) for name in names)
+    keys += (("failed", "failed"),) if any(step.status in _BAD for step in steps) else ()
     return Picture("timeline", "Where the time went", says, _LINE * len(shown) + 20, tuple(shapes), table, keys)
 
 
@@ -48,7 +51,7 @@ def _line(node: NodeEvidence, y: float, end: float) -> Iterator[Shape]:
         took = f"{step.seconds:.1f} s" if step.seconds is not None else "did not end"
         says = f"{node.node}: {step.name}, {step.status}, {took}"
         width = max(0.3, share(step.seconds or 0.0, end))
-        bad = " failed" if step.status in ("failed", "unreachable", "overdue", "started") else ""
+        bad = " failed" if step.status in _BAD else ""
         yield Bar(share(step.began, end), y + 19, width, 14, _KINDS.get(step.name, "k6") + bad, says)
 
 
