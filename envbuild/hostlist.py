@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import HOST
 from envbuild.model.target import HostSource
+from envbuild.text import printable
 
 if TYPE_CHECKING:
     pass
@@ -94,9 +95,8 @@ def _expands_to(text: str) -> int:
 
 
 def _bad_hosts(text: str, why: str) -> EnvbuildError:
-    why = "".join(char if char.isprintable() else "\ufffd" for char in why)
     return EnvbuildError(
-        "hosts-invalid", f"cannot read the host list {text!r}", why=why, hint="an example: nid[001-064]"
+        "hosts-invalid", f"cannot read the host list {text!r}", why=printable(why), hint="an example: nid[001-064]"
     )
 
 

@@ -12,10 +12,14 @@ Key = TypeVar("Key", bound=Hashable)
 SHOWN = 500  # characters of what a program said
 
 
+def printable(text: str) -> str:
+    """The text with a mark in the place of every character that a terminal could take for a command."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
 def last_lines(text: str) -> str:
     """The end of what a program said, in one line of printable characters."""
-    said = "; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:]
-    return "".join(char if char.isprintable() else "\ufffd" for char in said)
+    return printable("; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:])
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

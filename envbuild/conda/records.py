@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.common import mistakes
 from envbuild.model.conda import CondaPackage
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def package_of(record: RepoDataRecord, channel: str, subdir: str) -> CondaPackag
             }
         )
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise _invalid(file, channel, problems) from error
+        raise _invalid(file, channel, "; ".join(mistakes(error))) from error
 
 
 def _invalid(file: str, channel: str, why: str) -> EnvbuildError:

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from envbuild.conda.solve import client
 from envbuild.model.conda import CondaPackage
 from envbuild.model.unpacked import Unpacked
+from envbuild.text import few
 
 if TYPE_CHECKING:
     from rattler import Client
@@ -32,8 +33,7 @@ def with_sizes(
     known = asyncio.run(_measure(lacking, channels))
     left = [each.name for each in lacking if known[each.sha256] is None]
     if left:
-        few = f"{', '.join(left[:3])}{f' and {len(left) - 3} more' if len(left) > 3 else ''}"
-        say(f"what conda's {few} takes on a disk could not be read")
+        say(f"what conda's {few(left)} takes on a disk could not be read")
     return tuple(
         each if each.unpacked else each.model_copy(update={"unpacked": known.get(each.sha256)}) for each in packages
     )

@@ -12,7 +12,7 @@ from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import HostSource, Target
+from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.schedule.runner import as_login
 
@@ -48,8 +48,7 @@ def visit(target: Target, deadline: float = DEADLINE) -> list[Visit]:
 
 def trial(target: Target) -> list[str] | None:
     """Arguments of sbatch for the smallest job that the target's would be refused with; None without a partition."""
-    hosts, wanted = target.hosts, target.scheduler
-    queue = (hosts.slurm if isinstance(hosts, HostSource) else None) or wanted.queue
+    wanted, queue = target.scheduler, target.partition
     if wanted.kind != "slurm" or queue is None:
         return None
     named: Mapping[str, str | None] = {

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
-from envbuild.model.target import HostSource, Target
+from envbuild.model.target import Target
 from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition
-from envbuild.text import few
+from envbuild.text import few, printable
 
 # An environment with torch is some 6 GB and 60,000 files.
 LEAST_BYTES = 10e9
@@ -124,17 +124,12 @@ def partition_names(site: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(line.partition("|")[0] for line in _said(site, "nodes").splitlines() if "|" in line))
 
 
-def _wanted(target: Target) -> str | None:
-    hosts = target.hosts
-    return (hosts.slurm if isinstance(hosts, HostSource) else None) or target.scheduler.queue
-
-
 def _rights(site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     """May this user submit there: tried without submitting, and what accounting says."""
     tried = site["programs"].get("try")
     accounts = sorted({row["account"] for row in site.get("accounts") or () if row.get("account")})
     known = f"accounts {_few(accounts)}" if accounts else "no account is known"
-    wanted = _wanted(target)
+    wanted = target.partition
     if tried is None or wanted is None:
         return [_line("rights", "ok", known, "name a partition to have a job tried: hosts: {slurm: PARTITION}")]
     if tried.get("rc") == 0:
@@ -167,7 +162,7 @@ def _gpus(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     so = f"driver {facts.driver.version}" if facts.driver.version else "only CPU work runs on this host"
     lines = [_line("gpus", level, here, so)]
     if facts.scheduler.kind == "slurm":
-        wanted = [_wanted(target)] if _wanted(target) else partition_names(site)
+        wanted = [target.partition] if target.partition else partition_names(site)
         lines += [_asked_for(partition) for name in wanted[:_SHOWN] if name and (partition := partition_of(site, name))]
     return lines
 
@@ -323,4 +318,4 @@ def _last(text: str) -> str:
     """The last line that says something, printable."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = re.sub(r"\A\w+: (error: )?", "", lines[-1])[:300] if lines else ""
-    return "".join(char if char.isprintable() else "\ufffd" for char in said)
+    return printable(said)

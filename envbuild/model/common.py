@@ -10,11 +10,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, V
 from envbuild.node.variables import may_set
 
 
+def mistakes(error: ValidationError) -> list[str]:
+    """What a model refused: of each mistake the dotted field and the sentence of pydantic."""
+    return [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in error.errors()]
+
+
 def first_mistake(error: ValidationError) -> str:
-    """What a model refused first: the dotted field and the sentence of pydantic."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    """The first of `mistakes`."""
+    return mistakes(error)[0]
 
 
 class StrictModel(BaseModel):

@@ -201,6 +201,10 @@ class NodeFacts(_Fact):
         """Where tools, deliveries and built wheels go: to the folder that nodes share, else below the prefix."""
         return self.shared or self.prefix.path
 
+    def filled(self, template: str) -> str:
+        """A path of a target with `{user}` and `{home}` filled in; what `{data}` is, only the node knows."""
+        return template.replace("{user}", self.user).replace("{home}", self.home)
+
     def hardware(self) -> dict[str, Any]:
         """Driver and GPU names: what an environment was chosen for, kept in its stamp."""
         return {"driver": self.driver.version, "gpus": [gpu.name for gpu in self.gpus]}

@@ -225,6 +225,12 @@ class Target(StrictModel):
         return {name: least for name, least in self.floors.items() if not name.startswith("multi_node_")}
 
     @property
+    def partition(self) -> str | None:
+        """The partition of Slurm whose nodes are meant: that which gives the hosts, else the scheduler's queue."""
+        named = self.hosts.slurm if isinstance(self.hosts, HostSource) else None
+        return named or self.scheduler.queue
+
+    @property
     def joint_floors(self) -> dict[str, float]:
         """The floors of the joint smoke test."""
         return {name: least for name, least in self.floors.items() if name.startswith("multi_node_")}

@@ -2,14 +2,13 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 from envbuild.node import paths, pip_config, proc, protocol
 from envbuild.node.probe import disks, gpus, system
 from envbuild.node.probe import prefix as probe_prefix
-from envbuild.node.protocol import Json, NodeError, argument
+from envbuild.node.protocol import Json, NodeError, argument, utc_time
 from envbuild.node.read_text import search_path
 
 TYPE_CHECKING = False
@@ -77,7 +76,7 @@ def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", f
         "hostname": hostname,
         "user": protocol.user_name(),
         "home": os.path.expanduser("~"),
-        "probed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "probed_at": utc_time(),
         "os": system.os_facts(),
         "libc": {},
         "product": system.product(),

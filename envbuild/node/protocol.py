@@ -262,6 +262,11 @@ def expand_prefix(text: str) -> str:
     return os.path.normpath(path)
 
 
+def utc_time(seconds: "float | None" = None) -> str:
+    """`2026-01-31T12:00:00Z`: now, or so many seconds after the beginning of 1970."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
 def user_name() -> str:
     """The login name; the user id as text where no name is known."""
     try:

@@ -385,9 +385,7 @@ class NodeSteps(NamedTuple):
 
     def _place(self, template: str | None) -> str | None:
         """A path of the target with `{user}` and `{home}` filled in from the facts."""
-        if template is None:
-            return None
-        return template.replace("{user}", self.facts.user).replace("{home}", self.facts.home)
+        return None if template is None else self.facts.filled(template)
 
 
 @lru_cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.text import minutes, plural
+from envbuild.text import few, minutes, plural
 
 DiffKind = Literal["add", "del", "hunk", "file", ""]
 DIFF_LINES = 2000
@@ -225,8 +225,9 @@ def _rebuild(build: Mapping[str, Any]) -> str:
     if again.get("equal") is True:
         return "equal, byte by byte"
     members = texts(again.get("different"))
-    shown = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
-    return f"different in {plural(len(members), 'member')}: {shown}" if members else "different in the order or dates"
+    if not members:
+        return "different in the order or dates"
+    return f"different in {plural(len(members), 'member')}: {few(members, 8)}"
 
 
 def _patch(patch: Mapping[str, Any]) -> PatchView:

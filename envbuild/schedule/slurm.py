@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.target import HostSource, Target
+from envbuild.model.target import Target
 from envbuild.schedule import slurm_answers, slurm_script
 from envbuild.schedule.cluster import TIMEOUT, Scheduler, said
 from envbuild.schedule.job import Failure, Job, JobState, Phase, SchedulerUnavailableError
@@ -61,10 +61,8 @@ class Slurm(Scheduler):
 
     def pool(self, target: Target) -> slurm_answers.Partition:
         """The partition that a target's hosts, or else its queue, name. Raises EnvbuildError as `partition` does."""
-        hosts = target.hosts
-        named = hosts.slurm if isinstance(hosts, HostSource) else target.scheduler.queue
-        assert named is not None  # noqa: S101 - see provision/survey/supported.py
-        return self.partition(named)
+        assert target.partition is not None  # noqa: S101 - see provision/survey/supported.py
+        return self.partition(target.partition)
 
     def partition(self, name: str) -> slurm_answers.Partition:
         """What a partition has. Raises EnvbuildError `partition-unknown` (exit 2), `scheduler-unreachable` (exit 3)."""

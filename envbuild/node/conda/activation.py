@@ -32,6 +32,11 @@ def is_conda(environment: str) -> bool:
     return os.path.isdir(os.path.join(environment, "conda-meta"))
 
 
+def shell() -> str:
+    """What runs the scripts of conda packages, most of which are written for bash."""
+    return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+
 def variables(environment: str) -> "dict[str, str]":
     """The variables that the scripts set, by name; of a list of folders (`PATH`, `..._PATH`) what they add.
 
@@ -42,9 +47,8 @@ def variables(environment: str) -> "dict[str, str]":
         return {}
     path = "%s/bin:%s" % (environment, _SYSTEM_PATH)
     before = {"PATH": path, "HOME": environment, "CONDA_PREFIX": environment, "LC_ALL": "C.UTF-8"}
-    shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
     lines = ["exec 3>&1 1>&2", *(". %s" % shlex.quote(each) for each in found), "exec env -0 >&3"]
-    done = proc.run([shell, "-c", "\n".join(lines)], timeout=_DEADLINE, env=before, cwd=environment)
+    done = proc.run([shell(), "-c", "\n".join(lines)], timeout=_DEADLINE, env=before, cwd=environment)
     after = dict(row.split("=", 1) for row in done.out.split("\0") if "=" in row)
     if not done.ok or not after:
         raise NodeError(

@@ -1,6 +1,5 @@
 """The locked archives on this node: from the folder of what was delivered, a local channel, or fetched; each hashed."""
 
-import hashlib
 import os
 import threading
 
@@ -104,15 +103,12 @@ def _refused(package: Json, error: "NodeError") -> "NodeError":
 
 
 def _fetch(package: Json, url: str, path: str, cert: str) -> str:
-    total = hashlib.sha256()
     asked, authorization = logins.login(url, os.environ)
     half = "%s.part-%d" % (path, threading.get_ident())
     try:
         with open(half, "wb") as stream:
-            for block in index_client.blocks(asked, cert, authorization):
-                total.update(block)
-                stream.write(block)
-        _check(package, total.hexdigest())
+            digest, _ = hashing.write(index_client.blocks(asked, cert, authorization), stream)
+        _check(package, digest)
         os.rename(half, path)
     finally:
         if os.path.lexists(half):

@@ -5,8 +5,8 @@ import os
 import tempfile
 
 from envbuild.node import paths, proc, program_files, redact
-from envbuild.node.conda import archives, layout, meta
-from envbuild.node.protocol import NodeError, log
+from envbuild.node.conda import activation, archives, layout, meta
+from envbuild.node.protocol import NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class Rattler:
         if done.ok:
             return
         why = redact.redact_text(done.err or done.out).strip()[-1500:]
-        if "No space left on device" in why or "Disk quota exceeded" in why:
-            raise paths.full_disk(str(asked.get("prefix") or self.tmp), why)
+        paths.refuse_full(why, str(asked.get("prefix") or self.tmp), why)
         raise NodeError(
             "conda-install-failed",
             "py-rattler could not %s the conda packages" % asked["action"],
@@ -83,7 +82,7 @@ def make(
     plan = layout.plan(locked, told, variant["python"], environment)
     if _folds_case(rattler.tmp):
         plan.check_case()
-    log("installing %d conda packages" % len(locked))
+    log("installing %s" % plural(len(locked), "conda package"))
     rattler.install(
         [_record(package, found[package["name"]], told[package["name"]]) for package in locked], environment
     )
@@ -121,8 +120,8 @@ def _run_script(package: "dict[str, Any]", script: "str", environment: "str") ->
     env.update(PKG_BUILDNUM=package["build"].rpartition("_")[2], CONDA_PREFIX=environment, LC_ALL="C.UTF-8")
     env.update(PATH="%s/bin:%s" % (environment, _SYSTEM_PATH), HOME=environment)
     log("running %s of %s" % (script, layout.label(package)))
-    shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
-    done = proc.run([shell, os.path.join(environment, script)], timeout=_SCRIPT_DEADLINE, env=env, cwd=environment)
+    argv = [activation.shell(), os.path.join(environment, script)]
+    done = proc.run(argv, timeout=_SCRIPT_DEADLINE, env=env, cwd=environment)
     paths.remove_tree(os.path.join(environment, ".messages.txt"))
     if not done.ok:
         raise NodeError(

@@ -6,7 +6,7 @@ import time
 from envbuild.node import lease, merkle, paths
 from envbuild.node.env import activation_files, backup, contents, stamp, switch
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Json, NodeError, log, plural
+from envbuild.node.protocol import Json, NodeError, log, plural, utc_time
 from envbuild.node.read_text import names
 
 _DELIVERING = 86400.0  # seconds after which a run that delivered files and has not used them is taken for dead
@@ -101,7 +101,7 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
         "files": len(files),
         "bytes": sum(entry.size for entry in entries.values()),
         "run": request["run"],
-        "stamped_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(args.get("stamped_at"))),
+        "stamped_at": utc_time(args.get("stamped_at")),
         "evidence": args.get("evidence") or {},
     }
     _check_root(environment, data["root"], args.get("root"))

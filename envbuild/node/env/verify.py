@@ -9,7 +9,7 @@ import time
 from envbuild.node import logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
-from envbuild.node.protocol import Json, NodeError, plural
+from envbuild.node.protocol import Json, NodeError, plural, utc_time
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -146,7 +146,7 @@ def _check_contents(
         if each["path"] in owners:
             each["package"] = owners[each["path"]]
     if root is not None:
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = utc_time()
         paths.set_umask(prefix)
         try:
             noted = {"at": now, "run": found.get("run"), "root": root, "differed": len(drift)}

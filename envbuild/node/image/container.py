@@ -11,13 +11,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 
 from envbuild.node import facts as probe
 from envbuild.node import hashing, lease, paths, proc, protocol
 from envbuild.node.image import apptainer_build, load, runtimes
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Exit, Json, NodeError, utc_time
 from envbuild.node.smoke import rendezvous
 
 TYPE_CHECKING = False
@@ -184,7 +183,7 @@ def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Js
         packages=verify.get("packages") or {},
         sources=verify.get("sources") or [],
         launcher={"path": path, "sha256": hashing.digest_of(path)},
-        installed_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        installed_at=utc_time(),
     )
     if args.get("nodes"):
         record["nodes"] = args["nodes"]  # those that tested it in a job

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
+from envbuild.node.paths import says_full
 from envbuild.provision.ansible.adapter import run_playbook
 from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
@@ -230,7 +231,7 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             hint=f"try `ssh {event.node} true`; the same command continues where this one stopped",
         )
     last = (event.stderr or event.stdout or event.message).strip()[-1500:]
-    if any(text in last for text in ("No space left on device", "Disk quota exceeded")):
+    if says_full(last):
         return EnvbuildError(
             "disk-full",
             f"{event.node}: no room for the step `{event.role}`",

@@ -229,7 +229,7 @@ class _Run:
         facts = self.work.survey.facts[node]
         named = self.work.prepared.target.store
         if named:
-            return named.replace("{user}", facts.user).replace("{home}", facts.home)
+            return facts.filled(named)
         return posixpath.join(facts.prefix.path, "store", "wheels")
 
     def _fetched(self, group: _Group) -> _Pack:

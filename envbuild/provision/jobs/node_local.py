@@ -133,7 +133,7 @@ def prolog_text(target: Target, stack: str, login: NodeFacts) -> str:
 
     Raises EnvbuildError `prefix-of-node-unknown` (exit 2).
     """
-    prefix = target.prefix.replace("{user}", login.user).replace("{home}", login.home)
+    prefix = login.filled(target.prefix)
     if "{" in prefix:
         raise EnvbuildError(
             "prefix-of-node-unknown",

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.common import mistakes
 from envbuild.model.target import Connection, Target
 from envbuild.schedule.cluster import Scheduler
 from envbuild.schedule.job import Job, Pool, Step, seconds_of
@@ -85,9 +86,11 @@ class JobSite:
         try:
             return Job(**given)
         except ValidationError as error:
-            told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise EnvbuildError(
-                "job-invalid", "the target's job cannot be written down", why=told, hint="correct the target file"
+                "job-invalid",
+                "the target's job cannot be written down",
+                why="; ".join(mistakes(error)),
+                hint="correct the target file",
             ) from error
 
 

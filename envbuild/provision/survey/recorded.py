@@ -87,7 +87,6 @@ def _tools(target: Target, survey: Survey, node: str, toolchain_file: Path | Non
 
 def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
     """The facts with the target's prefix for this user; free space stays what was recorded."""
-    home = facts.home or f"/home/{facts.user}"
-    path = target.prefix.replace("{data}", f"{home}/.local/share").replace("{home}", home)
-    prefix = facts.prefix.model_copy(update={"path": path.replace("{user}", facts.user)})
-    return facts.model_copy(update={"prefix": prefix})
+    facts = facts.model_copy(update={"home": facts.home or f"/home/{facts.user}"})
+    path = facts.filled(target.prefix.replace("{data}", "{home}/.local/share"))
+    return facts.model_copy(update={"prefix": facts.prefix.model_copy(update={"path": path})})
