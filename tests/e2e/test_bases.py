@@ -53,6 +53,7 @@ def locked(world: World, python: Path, **profile: Any) -> None:
     world.good("lock", "create", "./tiny.yaml", "--base-python", str(python))
 
 
+@pytest.mark.slow
 def test_what_the_base_provides_is_recorded_and_part_of_the_identity(world: World, system_python: Path) -> None:
     locked(world, system_python, bases=[{"kind": "none"}, *PROVIDES])
     alone = world.built("--base", "none")
@@ -83,7 +84,7 @@ def test_a_package_of_the_base_is_never_replaced(world: World, system_python: Pa
     assert not envs.exists() or list(envs.iterdir()) == []
 
 
-@pytest.mark.parametrize(("accepted", "code"), [("beta>=1", 0), ("beta>=1.6", 7)])
+@pytest.mark.parametrize(("accepted", "code"), [pytest.param("beta>=1", 0, marks=pytest.mark.slow), ("beta>=1.6", 7)])
 def test_what_the_base_has_in_an_accepted_range_is_left_to_it(
     world: World, system_python: Path, accepted: str, code: int
 ) -> None:

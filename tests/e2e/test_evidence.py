@@ -7,22 +7,35 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from envbuild.lock.files import read_lock
 from envbuild.model import file_list
 from envbuild.model.lock import Variant
 from tests.e2e.world import MINOR, World
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """One build, whose run `first` names, for tests that leave it as it is."""
+    world = World(tmp_path_factory.mktemp("evidence"))
+    world.tiny()
+    world.built()
+    return world
+
+
+def first(world: World) -> Path:
+    return min(world.runs.iterdir())
+
+
 def newest(world: World) -> Path:
     return max(world.runs.iterdir())
 
 
-def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_digests_that_hold(world: World) -> None:
-    world.wheel()
-    world.tiny()
-    node = world.built()
-    run = newest(world)
+def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_digests_that_hold(shared: World) -> None:
+    run = first(shared)
     told = json.loads((run / "evidence.json").read_text())
+    (node,) = told["nodes"]
     kept = {each["kind"]: each for each in told["attachments"]}
     assert set(kept) == {"lock", "profile", "variant", "files", "plan", "journal"}
     data = {kind: (run / each["path"]).read_bytes()[: each["bytes"]] for kind, each in kept.items()}
@@ -43,14 +56,12 @@ def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_di
     ]
 
 
-def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(world: World) -> None:
-    world.wheel()
-    world.tiny()
-    node = world.built()
-    world.good("provision", "--stack", "tiny.yaml", "--target", "local")
-    kinds = {each["kind"] for each in json.loads((newest(world) / "evidence.json").read_text())["attachments"]}
+def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(shared: World) -> None:
+    (node,) = json.loads((first(shared) / "evidence.json").read_text())["nodes"]
+    shared.good("provision", "--stack", "tiny.yaml", "--target", "local")
+    kinds = {each["kind"] for each in json.loads((newest(shared) / "evidence.json").read_text())["attachments"]}
     assert kinds == {"lock", "profile", "variant", "plan", "journal"}
-    told = world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep", "--json").json
+    told = shared.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep", "--json").json
     (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
     assert files["of"] == node["root"]
 
@@ -80,23 +91,20 @@ def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world
     verified(world)
 
 
-def test_a_forged_number_is_exit_5_with_its_code(world: World) -> None:
-    world.wheel()
-    world.tiny()
-    world.built()
-    path = newest(world) / "evidence.json"
-    path.write_text(path.read_text().replace('"exit":0', '"exit":1', 1))
-    done = world.run("report", "verify", "last", "--json")
+def test_a_forged_number_is_exit_5_with_its_code(shared: World) -> None:
+    path = first(shared) / "evidence.json"
+    honest = path.read_text()
+    path.write_text(honest.replace('"exit":0', '"exit":1', 1))
+    done = shared.run("report", "verify", str(path.parent), "--json")
+    path.write_text(honest)
     assert (done.rc, done.json["ok"]) == (5, False)
     assert {each["code"] for each in done.json["findings"] if each["kind"] == "problem"} >= {"report-exit-differs"}
-    page = world.run("report", "verify", str(newest(world) / "report.html"))
+    page = shared.run("report", "verify", str(path.with_name("report.html")))
     assert page.rc == 0
 
 
-def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(world: World) -> None:
-    world.wheel()
-    world.tiny()
-    world.built()
+def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(shared: World) -> None:
+    world = shared
     key = world.top / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     signers = world.top / "signers"

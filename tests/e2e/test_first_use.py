@@ -67,6 +67,7 @@ def test_it_is_refused_unless_asked_for_and_the_refusal_names_the_flag(world: Wo
 
 
 def test_it_is_taken_once_recorded_and_said_everywhere(world: World, beta: Path) -> None:
+    world.place_uv()
     done = world.provision(TRUST)
     assert done.rc == 0, done.err[-2000:]
     digest = sha256(beta)

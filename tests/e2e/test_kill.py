@@ -16,6 +16,7 @@ from envbuild.provision.run.journal import EventKind
 from tests.e2e.world import World, snapshot
 from tests.support.patience import PATIENCE
 
+pytestmark = pytest.mark.slow
 # A first build has the steps toolchain, install, smoke, activate; an update has no toolchain step.
 STEPS = {"first": 4, "update": 3}
 DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
@@ -111,7 +112,6 @@ def check_convergence(shared: Shared) -> None:
     assert left == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "kind", "number", "whom"), MATRIX, indirect=["scenario"])
 def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
     shared: Shared, scenario: str, kind: str, number: int, whom: str

@@ -227,6 +227,7 @@ def test_a_prefix_that_another_one_changes_is_refused_without_waiting(world: Wor
     assert world.built()["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_two_at_once_in_one_prefix_do_not_disturb_each_other(world: World) -> None:
     world.tiny()
     both = [world.start("provision", "--stack", "./tiny.yaml", "--json") for _ in range(2)]

@@ -58,6 +58,7 @@ def test_a_moved_branch_changes_nothing_but_the_answer_of_lock_check(world: Worl
     assert drift(world, "--deep") == (0, {})
 
 
+@pytest.mark.slow
 def test_a_wrong_tree_hash_is_an_integrity_failure_and_nothing_is_built(world: World) -> None:
     lock = world.tiny(sources=[source(world)]).with_name("tiny.lock.toml")
     edit_lock(lock, lambda plain: plain["sources"][0].update(tree="1" * 40))
@@ -67,6 +68,7 @@ def test_a_wrong_tree_hash_is_an_integrity_failure_and_nothing_is_built(world: W
     assert nothing_was_built(world)
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_gone_is_told_and_nothing_is_built(world: World) -> None:
     pin = source(world)
     world.tiny(sources=[pin])
@@ -80,6 +82,7 @@ def test_a_commit_that_is_gone_is_told_and_nothing_is_built(world: World) -> Non
     assert world.run("lock", "check", "./tiny.yaml").rc != 0
 
 
+@pytest.mark.slow
 def test_an_editable_source_is_watched_but_not_its_generated_files(world: World) -> None:
     world.tiny(sources=[source(world, install="editable", generated=["lib/version.py", "**/*.so"])])
     world.built()
@@ -98,6 +101,7 @@ def test_an_editable_source_is_watched_but_not_its_generated_files(world: World)
     assert not [path for path in found if "version" in path or "jit" in path]
 
 
+@pytest.mark.slow
 def test_an_extension_is_built_in_place(world: World) -> None:
     if shutil.which("cc") is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         pytest.skip("no C compiler, or no headers of this Python: an extension cannot be built here")
@@ -111,7 +115,7 @@ def test_an_extension_is_built_in_place(world: World) -> None:
     assert drift(world, "--deep") == (0, {})
 
 
-@pytest.mark.parametrize("shell", ["dash", "bash"])
+@pytest.mark.parametrize("shell", [pytest.param("dash", marks=pytest.mark.slow), "bash"])
 def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")

@@ -27,9 +27,12 @@ def dealt(items: Sequence[T], module_of: Callable[[T], str], processes: int) -> 
     Modules stay together as far as the parts' lengths allow; without a long one nothing moves.
     """
     shares: list[list[T]] = [[] for _ in range(processes)]
+    long: dict[str, list[T]] = {module: [] for module in LONG}
+    rest: list[T] = []
+    for item in items:
+        long.get(module_of(item), rest).append(item)
     for module in LONG:
-        min(shares, key=len).extend(item for item in items if module_of(item) == module)
-    rest = [item for item in items if module_of(item) not in LONG]
+        min(shares, key=len).extend(long[module])
     left = len(items)
     for number, share in enumerate(shares):
         length = left // (processes - number)

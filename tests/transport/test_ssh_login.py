@@ -28,6 +28,7 @@ from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, until, with_deadline
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
+pytestmark = pytest.mark.slow
 StartServer = Callable[..., Server]
 REPOSITORY = Path(__file__).resolve().parents[2]
 # A code is good once.

@@ -80,6 +80,8 @@ def _run(
 
 
 both_ways = pytest.mark.parametrize("way", ["ansible", "direct"])
+# Each start of Ansible is a second of processor time.
+also_ansible = pytest.mark.parametrize("way", [pytest.param("ansible", marks=pytest.mark.slow), "direct"])
 
 
 def _ends(events: list[TaskEvent]) -> list[tuple[str, str, str]]:
@@ -119,7 +121,7 @@ def test_a_step_starts_no_module_of_ansible_on_its_node(tmp_path: Path) -> None:
     assert json.loads(events[-1].stdout)["asked"] == {"a": 1}
 
 
-@both_ways
+@also_ansible
 def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path, way: str) -> None:
     events: list[TaskEvent] = []
     result = _run(tmp_path, _inventory(tmp_path, {"install": {"exit": 5}, "activate": {}}), events, way=way)
@@ -186,7 +188,7 @@ def _await(path: Path) -> int:
     return int(until(lambda: text_of(path)))
 
 
-@both_ways
+@also_ansible
 def test_a_deadline_ends_everything_that_was_started(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
 
@@ -201,7 +203,7 @@ def test_a_deadline_ends_everything_that_was_started(tmp_path: Path, way: str) -
     assert not alive(_await(pid_file))
 
 
-@both_ways
+@also_ansible
 def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     (tmp_path / "first").mkdir()
@@ -219,7 +221,7 @@ def test_what_a_killed_controller_left_behind_is_ended_by_the_next_run(tmp_path:
     assert not alive(pid)
 
 
-@both_ways
+@also_ansible
 def test_cancel_stops_the_run(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     inventory = _inventory(tmp_path, {"install": {"hang": str(pid_file)}})
@@ -231,7 +233,7 @@ def test_cancel_stops_the_run(tmp_path: Path, way: str) -> None:
     assert not pid or not alive(pid)
 
 
-@both_ways
+@also_ansible
 def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path, way: str) -> None:
     pid_file = tmp_path / "pid"
     before = signal.getsignal(signal.SIGTERM)

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.world import World
 from tests.support import forked
 
+pytestmark = pytest.mark.slow
 PROGRAMS = Path(sys.executable).parent
 
 

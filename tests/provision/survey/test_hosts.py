@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from envbuild.catalog.loader import load_target
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, HostAddress, Target
 from envbuild.provision.ansible.inventory import connection_variables
-from envbuild.provision.ansible.inventory_hosts import hosts_of
+from envbuild.provision.ansible.inventory_hosts import _listed, hosts_of
 from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts
 from envbuild.provision.survey.supported import unsupported
@@ -75,23 +76,42 @@ def test_a_yaml_inventory_is_read_and_a_path_is_meant_from_the_folder_of_the_fil
     assert (target.hosts, target.connection.hosts) == (("a1",), {"a1": HostAddress(port=22)})
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("gpu01 ansible_host=\"{{ lookup('pipe', 'touch owned') }}\"", "templates are not filled in"),
-        ("gpu01 ansible_host=-oProxyCommand=id", "not a plain value"),
-        ("gpu01 ansible_host=you@elsewhere", "not a plain value"),
-        ("gpu01 ansible_user='a b; id'", "not a plain value"),
-        ("gpu01 ansible_port=99999", "not a plain value"),
-        ("gpu01 ansible_port=ssh", "not a plain value"),
-    ],
-)
+UNSAFE = {
+    "template": ("ansible_host=\"{{ lookup('pipe', 'touch owned') }}\"", "templates are not filled in"),
+    "option": ("ansible_host=-oProxyCommand=id", "not a plain value"),
+    "account": ("ansible_host=you@elsewhere", "not a plain value"),
+    "words": ("ansible_user='a b; id'", "not a plain value"),
+    "number": ("ansible_port=99999", "not a plain value"),
+    "name": ("ansible_port=ssh", "not a plain value"),
+}
+
+
+@pytest.fixture(scope="module")
+def unsafe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What Ansible reads of an inventory with all of them; it is slow to start."""
+    path = tmp_path_factory.mktemp("unsafe") / "hosts"
+    path.write_text("".join(f"{name} {line}\n" for name, (line, _) in UNSAFE.items()))
+    variables = _listed(path)["_meta"]["hostvars"]
+    assert [each.name for each in path.parent.iterdir()] == ["hosts"], "nothing was run"
+    assert isinstance(variables, dict)
+    return variables
+
+
+@pytest.mark.parametrize("name", UNSAFE)
 def test_an_address_that_cannot_be_used_safely_is_an_error_and_not_another_machine(
-    tmp_path: Path, line: str, says: str
+    unsafe: dict[str, Any], name: str
 ) -> None:
-    (tmp_path / "hosts").write_text(line + "\n")
+    with pytest.raises(EnvbuildError) as caught:
+        hosts_of({"_meta": {"hostvars": {"gpu01": unsafe[name]}}, "g": {"hosts": ["gpu01"]}}, Path("hosts"))
+    error = caught.value
+    assert (error.code, error.exit_code, "gpu01: ansible_" in error.why) == ("hosts-inventory-invalid", 2, True)
+    assert UNSAFE[name][1] in error.why
+
+
+def test_an_unsafe_address_in_an_inventory_stops_before_anything_is_reached(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"gpu01 {UNSAFE['template'][0]}\n")
     error = refused(tmp_path, {"inventory": "hosts"})
-    assert (error.code, "gpu01: ansible_" in error.why, says in error.why) == ("hosts-inventory-invalid", True, True)
+    assert (error.code, UNSAFE["template"][1] in error.why) == ("hosts-inventory-invalid", True)
     assert not (tmp_path / "owned").exists()
 
 
