@@ -89,10 +89,10 @@ class ImageRecipe:
     def contents(self) -> str:
         """What is installed, in a few words."""
         variant = self.variant
-        torch = f", torch {variant.torch}+{variant.flavour}" if variant.torch else ""
+        torch = f", torch {variant.torch}+{variant.flavour} and the rest of" if variant.torch else " and"
         sources = [f"{each.name}{' (patched)' if each.patches else ''}" for each in variant.sources]
         built = f"; from source {', '.join(sources)}" if sources else ""
-        return f"Python {variant.python}{torch} and the rest of {plural(len(variant.packages), 'package')}{built}"
+        return f"Python {variant.python}{torch} {plural(len(variant.packages), 'package')}{built}"
 
     def stage(self, name: str) -> Stage:
         """One stage by name."""

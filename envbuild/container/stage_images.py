@@ -40,7 +40,14 @@ class Given:
 
 
 def find_place(variant: Variant, containers: Containers, stack: StackImage | None, given: Given | None = None) -> Place:
-    """The place of a variant. Raises EnvbuildError `image-base-unfit`, `image-base-unknown` (exit 7)."""
+    """The place of a variant.
+
+    Raises EnvbuildError: `image-base-unfit`, `image-base-unknown` (exit 7), `image-reference` (2).
+    """
+    for name in filter(None, (given.base, given.runtime, given.fetch) if given else ()):
+        from envbuild.container.registry import parse_reference  # with what asks registries
+
+        parse_reference(name)
     if variant.base.kind == "image":
         found = _on_image(variant, containers)
     elif variant.base.kind == "none":

@@ -280,7 +280,15 @@ def test_values_are_taken_literally(value: str, text: str) -> None:
     assert quoted(value) == text
 
 
-@pytest.mark.parametrize("name", ["fetch", "packages", "Build"])
+@pytest.mark.parametrize("part", ["base", "runtime", "fetch"])
+@pytest.mark.parametrize("name", ["A B", "-x", "x:$TAG", "x\nRUN true", "Build"])
+def test_what_is_no_name_of_an_image_is_refused_before_anything_is_done(name: str, part: str) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        recipe_for(Choice("torch-smoke", given=Given(**{part: name})))
+    assert (caught.value.code, caught.value.exit_code) == ("image-reference", 2)
+
+
+@pytest.mark.parametrize("name", ["fetch", "packages"])
 def test_an_image_with_the_name_of_a_stage_is_refused(name: str) -> None:
     given = Given(base=name, python="/usr/bin/python3", glibc="2.36")
     with pytest.raises(EnvbuildError) as caught:
