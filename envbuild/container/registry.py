@@ -55,7 +55,12 @@ def parse_reference(text: str) -> Reference:
     """Take a reference apart as docker does. Raises EnvbuildError `image-reference` (exit 2)."""
     found = _REFERENCE.fullmatch(text)
     if found is None:
-        raise EnvbuildError("image-reference", f"{text[:100]!r} is no image reference", hint="as in `debian:bookworm`")
+        raise EnvbuildError(
+            "image-reference",
+            f"{text[:100]!r} is no image reference",
+            why="one is host/path:tag@sha256:digest, the path in small letters; all but the path may be left out",
+            hint="as in `debian:bookworm`",
+        )
     host, path = found["host"] or "", found["path"]
     # The first part is a host only when it looks like one.
     if host and not ("." in host or ":" in host or host == "localhost"):
