@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from envbuild.cli.verbs import cli
 from envbuild.container.verify_image import as_junit
 
-CHOSEN = ["--profile", "exact", "--fetch-image", "localhost/a b", "--glibc", "2.36"]
+CHOSEN = ["--profile", "exact", "--fetch-image", "localhost/a", "--python", "/opt/a b/python3", "--glibc", "2.36"]
 
 
 def made(system: str, *words: str) -> str:
