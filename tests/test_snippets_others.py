@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from tests.e2e.world import World
 from tests.test_snippets import LINE, TOP, run, texts, user
+from tests.transport.sshd import Server, make_key
 
 __all__ = ["user"]
 
@@ -72,13 +72,6 @@ def one_room(command: str) -> None:
     assert (module, option, (TOP / room).is_dir()) == ("pytest", "-q", True)
 
 
-def playbook(command: str) -> None:
-    """What runs it: provision/ansible/test_role.py."""
-    words = shlex.split(command.replace("$(envbuild config playbooks)", str(TOP / "playbooks")))
-    inventory = ["-i", "localhost,"]
-    assert "playbook: " in says(str(BIN / words[0]), *inventory, *words[3:], "--syntax-check") and words[1] == "-i"
-
-
 def docker(command: str) -> None:
     """The files that a build takes from its context are there; what builds them: container/test_images.py."""
     words = shlex.split(command)
@@ -96,30 +89,12 @@ def compose(command: str) -> None:
     assert command.split()[-2] in yaml.safe_load((TOP / "compose.yaml").read_text())["services"]
 
 
-def shell(command: str) -> None:
-    """Bash can read it, and the programs of the line know their options."""
-    says("bash", "-n", "-c", command)
-    for words in map(shlex.split, re.split(r"&&|;", command)):
-        if "pip" in words[0]:
-            says(sys.executable, "-m", "pip", *words[1:], "--help")
-        elif words[0] == "ssh":
-            assert "hostname host\n" in says("ssh", "-F", "none", "-G", *words[1:])
-        elif words[0] == "git":
-            assert words[1:3] == ["config", "--global"] and words[3].endswith(".insteadOf")
-        elif words[0] == "python3":
-            says(sys.executable, *words[1:], "--help")
-        else:
-            assert words[0] in {"export", "for", "done", "do"} or shutil.which(words[0]), words
-
-
 CHECKS = (
     (r"make ", make),
     (r"\.venv/bin/python -m pytest", one_room),
-    (r"ansible-playbook ", playbook),
     (r"docker build ", docker),
     (r"docker buildx bake ", bake),
     (r"docker compose run --rm ", compose),
-    (r"ssh |pip |python3 -m |export |for |git config", shell),
 )
 # What runs as it is written, with words in it for what a reader has, and where.
 ELSEWHERE = {
@@ -128,6 +103,9 @@ ELSEWHERE = {
     r"module (use|load) ": "test_snippets_others.py",
     r"docker build -t torch-smoke image$": "test_snippets_shipped.py",
     r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
+    r"ansible-playbook ": "provision/ansible/test_role.py",
+    r"pip |python3 -m venv |export |for |git config": "e2e/test_packaging.py",
+    r"ssh ": "test_snippets_others.py",
 }
 # environment-modules, as a login shell has it.
 MODULES = Path("/usr/share/modules/init/bash")
@@ -147,6 +125,25 @@ def test_a_module_is_loaded_as_the_page_has_it(user: World) -> None:
     lines = [f"source {MODULES}", *shown("use-an-environment.md", "module "), said]
     done = run(user, "; ".join(lines), PREFIX=str(user.prefix))
     assert (done.rc, done.out) == (0, "1.0 my\n"), done.err
+
+
+@pytest.mark.slow
+def test_a_connection_is_kept_open_as_the_page_has_it(tmp_path: Path) -> None:
+    (line,) = shown("hosts.md", "ssh ")
+    key = make_key(tmp_path / "id")
+    server = Server(tmp_path / "gpu01", "127.0.0.2", key).start()
+    try:
+        (tmp_path / "known").write_text(server.known)
+        told = {"HostName": server.address, "Port": server.port, "IdentityFile": key, "ControlPath": tmp_path / "kept",
+                "UserKnownHostsFile": tmp_path / "known"}  # fmt: skip
+        (tmp_path / "config").write_text("".join(f"{name} {value}\n" for name, value in told.items()))
+        ssh = f"ssh -F {tmp_path}/config"
+        done = subprocess.run(["bash", "-ec", line.replace("ssh", ssh).replace("HOST", "gpu01")], timeout=60)
+        assert done.returncode == 0
+        assert says(*ssh.split(), "-o", "IdentityFile=none", "gpu01", "echo", "hello") == "hello\n"
+        says(*ssh.split(), "-O", "exit", "gpu01")
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(("page", "command"), ALL, ids=[f"{page}: {command[:40]}" for page, command in ALL])

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from envbuild import __version__
 from tests.e2e.world import World, drift
-from tests.node.env_support import uv_path
+from tests.node.env_support import make_repository, make_wheel, uv_path
+from tests.test_snippets_others import shown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -50,6 +52,44 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty(tmp_path: Path) -> Path:
     """An environment outside the checkout, without envbuild."""
     return synced(tmp_path)
+
+
+@pytest.mark.slow
+def test_what_a_machine_without_a_network_needs_is_carried_as_the_page_has_it(tmp_path: Path) -> None:
+    """Two homes stand for the two machines; the repositories' names lead to small ones here."""
+    near, far = (tmp_path / name for name in ("near", "far"))
+    for each in (near, far):
+        each.mkdir()
+    done = call("git", "clone", "-q", REPOSITORY, near / "checkout", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("zhisbug/Megatron-LM", "NVIDIA/apex", "alpa-projects/alpa"):
+        make_repository(tmp_path / "hub" / name, {"a.py": f"{name!r}\n"})
+    insteadof = f'[url "file://{tmp_path}/hub/"]\n\tinsteadOf = https://github.com/\n[safe]\n\tdirectory = *\n'
+    (near / ".gitconfig").write_text(insteadof)
+    locked = make_wheel(tmp_path / "wheels", "alpha")["files"][0]
+    wheel = tmp_path / "wheels" / locked["file"]
+    (near / "checkout" / "locked.txt").write_text(f"alpha @ {wheel.as_uri()} --hash=sha256:{locked['sha256']}\n")
+    page = "gpus-scripts.md"
+    _shell(near, "checkout", *shown(page, "pip "), *shown(page, "for "))
+    (near / "checkout" / "carried").rename(far / "carried")
+    tmp_path.joinpath("hub").rename(tmp_path / "gone")
+    said = _shell(
+        far, ".", *shown(page, "python3 "), *shown(page, "export "), *shown(page, "git "),
+        "git clone -q https://github.com/NVIDIA/apex && cat apex/a.py",
+        "pip download -q --no-deps alpha", "envbuild --version",
+    )  # fmt: skip
+    assert said == f"'NVIDIA/apex'\nenvbuild {__version__}\n" and (far / wheel.name).is_file()
+
+
+def _shell(home: Path, folder: str, *lines: str) -> str:
+    """What lines print in a shell of that home, all of which have to end well."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "ENVBUILD_"))}
+    env = {**kept, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(lines)], cwd=home / folder, env=env, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.mark.slow

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import World
+from tests.e2e.world import MINOR, World
 from tests.support import forked
+from tests.support.small_stacks import Shelf
+from tests.test_snippets import TOP
+from tests.test_snippets_others import shown
 
 pytestmark = pytest.mark.slow
 PROGRAMS = Path(sys.executable).parent
@@ -44,6 +47,35 @@ def test_the_role_builds_here_changes_nothing_the_second_time_and_only_plans_in_
     assert recap(built)["changed"] == "1" and world.current.is_dir()
     again = play(world, "localhost,", variables, *local)
     assert (again.returncode, recap(again)["changed"]) == (0, "0"), again.stdout
+
+
+def test_the_commands_of_the_page_run_as_they_are_written(world: World) -> None:
+    """With small contents under the shipped name, so that nothing has to be fetched."""
+    shelf = Shelf(world)
+    world.wheel()
+    exact = {"python": [MINOR], "packages": ["alpha==1.0"], "smoke": [{"name": "sound"}]}
+    shelf.put("torch-smoke", profiles={"exact": exact})
+    shelf.lock("torch-smoke", "exact")
+    small = world.top / "bin" / "envbuild"
+    small.parent.mkdir()
+    code = f"from tests.support.small_stacks import install; install({str(shelf.catalog)!r}, {str(shelf.lockfiles)!r})"
+    lines = [
+        "import sys",
+        f"sys.path.insert(0, {str(TOP)!r})",
+        code,
+        "from envbuild.cli.entry import main",
+        "sys.exit(main())",
+    ]
+    small.write_text("\n".join([f"#!{sys.executable}", *lines, ""]))
+    small.chmod(0o755)
+    (world.work / "hosts.ini").write_text(
+        f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n"
+    )
+    env = {**world.env, "PATH": f"{small.parent}:{PROGRAMS}:{world.env['PATH']}", "LC_ALL": "C.UTF-8"}
+    build, check = shown("README.md", "ansible-playbook ")
+    for line, changed in ((check, "0"), (build, "1"), (check, "0")):
+        done = subprocess.run(["bash", "-ec", line], env=env, cwd=world.work, capture_output=True, text=True)
+        assert (done.returncode, recap(done).get("changed")) == (0, changed), done.stdout + done.stderr
 
 
 def test_hosts_of_an_inventory_are_reached_as_it_says_and_a_failure_is_ansibles(world: World) -> None:
