@@ -25,7 +25,7 @@ from envbuild.model.container import ContainerSettings
 from envbuild.node import proc
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
-from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.ask import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
@@ -129,7 +129,7 @@ def build_in_job(
     alone = replace(site, target=target.model_copy(update={"scheduler": one}))
     told = {**args, "action": "build", "tmp": tmp_folder(target.tmp, facts["user"], facts["home"])}
     request = node_request("container", facts["prefix"]["path"], told, work.run.id)
-    answers = ask_in_job(work, alone, "envbuild-image", {"build": request}, folder, site.limit(LIMIT))
+    answers = ask_in_job(work, alone, Asked("envbuild-image", folder, {"build": request}), site.limit(LIMIT))
     told_by = [each["build"] for each in answers.values()]
     # A job that was requeued has had two nodes.
     answer = next((each for each in told_by if each.error is None), told_by[0])

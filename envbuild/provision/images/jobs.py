@@ -31,7 +31,7 @@ from envbuild.provision.images.state import (
     planned,
     told_of,
 )
-from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.ask import Asked, ask_in_job
 from envbuild.provision.jobs.facts_cache import facts_file, keep, read_recent
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.stage import login_work, on_login
@@ -56,8 +56,8 @@ class InJobs(InImages):
             known = {} if work.settings.repair else read_told(told_file(work, site))
             found: Mapping[str, Mapping[str, Any] | EnvbuildError] = known
             if not known:
-                folder = _folder(images.login, work)
-                answers = ask_in_job(work, site, "envbuild-probe", {"look": look_request(work)}, folder, PROBE_LIMIT)
+                asked = Asked("envbuild-probe", _folder(images.login, work), {"look": look_request(work)})
+                answers = ask_in_job(work, site, asked, PROBE_LIMIT)
                 found = {node: _told(each["look"]) for node, each in answers.items()}
         _take_in(work, images, found)
         decide_images(work, images)
@@ -77,13 +77,12 @@ class InJobs(InImages):
         with work.phase(verb, f"{verb} in the images through a job"):
             site = JobSite.of(work.prepared.target)
             login = _ask_login(work, site)
-            record, joint = login["containers"].get("record"), None
+            record, joint = login["containers"].get("record"), {}
             if record and verb == "smoke":
                 variant = wanted(work.prepared).variant
                 joint = multi_node_smoke.in_job(work, site.nodes, variant, record, recorded=True)
-            answers = ask_in_job(
-                work, site, f"envbuild-{verb}", {"ask": request}, _folder(login, work), site.limit(LIMIT), after=joint
-            )
+            asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request}, after=joint)
+            answers = ask_in_job(work, site, asked, site.limit(LIMIT))
             met = multi_node_smoke.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
             return {node: each["ask"] for node, each in answers.items()}, met
 
@@ -222,12 +221,10 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
         return node_request("container", prefix, {**args, "action": action}, work.run.id)
 
     once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
-    asked = {"look": look_request(work), "container": request("try")}
+    requests = {"look": look_request(work), "container": request("try")}
     joint = multi_node_smoke.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
-    answers = ask_in_job(
-        work, site, "envbuild-provision", asked, _folder(images.login, work),
-        site.limit(LIMIT), once=once, after=joint,
-    )  # fmt: skip
+    asked = Asked("envbuild-provision", _folder(images.login, work), requests, once=once, after=joint)
+    answers = ask_in_job(work, site, asked, site.limit(LIMIT))
     if once:
         made = next((each["take"] for each in answers.values() if "take" in each), None)
         args = {**args, "file": _made(made, args["file"])}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.errors import EnvbuildError
@@ -16,6 +17,7 @@ from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.run.context import Run, Work
 from envbuild.schedule.job import JobStep, job_error
 
+Requests = Mapping[str, dict[str, Any]]
 # The answer appears under its name when it is whole. A verb that fails stops neither the job nor the next verb.
 _CODE = (
     'n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; mkdir -p -- "$d" && '
@@ -28,39 +30,50 @@ _WELL = (
 )
 
 
-def ask_in_job(
-    work: Work | Run,
-    site: JobSite,
-    name: str,
-    requests: Mapping[str, dict[str, Any]],
-    folder: str,
-    limit: int,
-    before: Sequence[JobStep] = (),
-    once: Mapping[str, dict[str, Any]] | None = None,
-    after: Mapping[str, dict[str, Any]] | None = None,
-) -> dict[str, dict[str, ContactResult]]:
-    """One job of `limit` seconds at most whose nodes answer all requests (by verb), all nodes one before the next.
+@dataclass(frozen=True)
+class Asked:
+    """What the nodes of the job `name` are asked: `requests` by verb, all nodes one before the next.
 
-    `folder`: `jobs/<name>` below what login host and nodes share. `before`: what the job does first; `once`: what then
-    only its first node is asked, where there is an answer. Every node of the job has an answer to every verb, or an
-    error that says why not.
+    `folder`: `jobs/<run>` below what login host and nodes share. `before`: what the job does first; `once`: what then
+    only its first node is asked, where there is an answer; `after`: what all are asked that answered the rest well.
+    """
+
+    name: str
+    folder: str
+    requests: Requests
+    before: Sequence[JobStep] = ()
+    once: Requests = field(default_factory=dict)
+    after: Requests = field(default_factory=dict)
+
+    def steps(self) -> Iterator[JobStep]:
+        """What the job does."""
+
+        def argv(code: str, *verbs: str) -> tuple[str, ...]:
+            return ("/bin/sh", "-c", code, self.name, self.folder, *verbs)
+
+        yield from self.before
+        yield from (JobStep(argv=argv(_CODE, verb), each="once") for verb in self.once)
+        yield from (JobStep(argv=argv(_CODE, verb)) for verb in self.requests)
+        if self.after:
+            yield JobStep(argv=argv(_WELL, *self.requests))
+            yield from (JobStep(argv=argv(_CODE, verb)) for verb in self.after)
+
+
+def ask_in_job(work: Work | Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
+    """One job of `limit` seconds at most; every node of it has an answer to every verb, or an error that says why not.
+
     Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and `prefix-not-shared`
     (exit 7).
     """
     nonce = secrets.token_hex(16)
     pyz = node_pyz()
     # Nodes without a Python of their own have one where tools were staged.
+    folder = asked.folder
     top = posixpath.dirname(posixpath.dirname(folder))
-    after = after or {}
-    asked = {**(once or {}), **requests, **after}
-    scripts = {verb: build_script(told, pyz, nonce, top).encode() for verb, told in asked.items()}
+    every = {**asked.once, **asked.requests, **asked.after}
+    scripts = {verb: build_script(told, pyz, nonce, top).encode() for verb, told in every.items()}
     place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
-    first = (JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb), each="once") for verb in once or {})
-    steps = [*before, *first, *(JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in requests)]
-    if after:
-        steps.append(JobStep(argv=("/bin/sh", "-c", _WELL, name, folder, *requests)))
-        steps += [JobStep(argv=("/bin/sh", "-c", _CODE, name, folder, verb)) for verb in after]
-    job = site.job(name, steps, folder, limit)
+    job = site.job(asked.name, list(asked.steps()), folder, limit)
     number, state = run_to_end(work, site, job)
     raw = collect(site.runner, posixpath.join(folder, "asked"), ".out")
     if not raw:
@@ -68,15 +81,17 @@ def ask_in_job(
         finish(work, site, job, number, state, good=False)
         raise not_shared(folder, number) if state.good else job_error(number, state, last)
     failed = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
-    found = {
-        node: {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in requests}
-        for node in sorted({*raw, *state.nodes})
-    }
+
+    def answers_of(node: str, verbs: Iterable[str]) -> dict[str, ContactResult]:
+        got = raw.get(node, {})
+        return {verb: _answer(node, got.get(verb), nonce, failed) for verb in verbs}
+
+    found = {node: answers_of(node, asked.requests) for node in sorted({*raw, *state.nodes})}
     if all(each.exit == 0 for got in found.values() for each in got.values()):
         for node, answers in found.items():
-            answers |= {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed) for verb in after}
+            answers |= answers_of(node, asked.after)
     for node, got in raw.items():
-        found[node] |= {verb: _answer(node, got[verb], nonce, failed) for verb in once or {} if verb in got}
+        found[node] |= answers_of(node, [verb for verb in asked.once if verb in got])
     good = all(answer.error is None for answers in found.values() for answer in answers.values())
     finish(work, site, job, number, state, good=good)
     return found

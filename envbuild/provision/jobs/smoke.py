@@ -16,7 +16,7 @@ from envbuild.provision.fleet.multi_node_smoke import (
     smoke_args,
     wants_to_meet,
 )
-from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.ask import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import ask_login, login_facts
@@ -46,7 +46,8 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     with work.phase("smoke", "testing through a job"):
         first = ensure_step(prepared.target, facts.prefix.path, prepared.stack.name)
-        answers = ask_in_job(work, site, "envbuild-smoke", requests, folder, site.limit(JOB_LIMIT), first)
+        asked = Asked("envbuild-smoke", folder, requests, before=first)
+        answers = ask_in_job(work, site, asked, site.limit(JOB_LIMIT))
     outcome = Outcome()
     for node, verbs in answers.items():
         outcome.responses[node] = {}
@@ -77,5 +78,5 @@ def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[
     facts = login_facts(target, None, site.login, site.connection, work.run.id)
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     request = node_request("probe", target.prefix, {}, work.run.id)
-    answers = ask_in_job(work, site, "envbuild-probe", {"probe": request}, folder, PROBE_LIMIT)
+    answers = ask_in_job(work, site, Asked("envbuild-probe", folder, {"probe": request}), PROBE_LIMIT)
     return told_facts({node: verbs["probe"] for node, verbs in answers.items()})

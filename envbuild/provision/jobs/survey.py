@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
 from envbuild.provision.contact.first_contact import contact, node_request
-from envbuild.provision.jobs.ask import ask_in_job
+from envbuild.provision.jobs.ask import Asked, ask_in_job
 from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file, read_facts, write_facts
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_packed
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
@@ -112,7 +112,8 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     """One short job that asks all its nodes everything, through first contact, so that they need no Python."""
     prepared = work.prepared
     request = node_request("probe", prepared.target.prefix, probe_args(prepared, everything=True), work.run.id)
-    for node, answers in ask_in_job(work, site, "envbuild-probe", {"probe": request}, folder, PROBE_LIMIT).items():
+    asked = Asked("envbuild-probe", folder, {"probe": request})
+    for node, answers in ask_in_job(work, site, asked, PROBE_LIMIT).items():
         survey.take(node, answers["probe"])
     if survey.facts and not survey.errors and not survey.without_python:
         write_facts(facts_file(prepared.target, site.login), survey.facts)

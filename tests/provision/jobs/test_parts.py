@@ -271,7 +271,7 @@ def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
     folders, staged = [], []
 
     def asked(*given: Any) -> dict[str, Any]:
-        folders.append(Path(given[4]).name)
+        folders.append(Path(given[2].folder).name)
         return {node: {"probe": bare(node)} for node in ("n1", "n2")}
 
     def brought(_: Any, __: Any, top: str, nodes: dict[str, Any]) -> dict[str, str]:
