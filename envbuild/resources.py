@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -36,6 +38,15 @@ def containers() -> Path:
 def node_package() -> Path:
     """The source of the node program."""
     return _PACKAGE / "node"
+
+
+def program(name: str) -> Path | None:
+    """A program of this interpreter's environment, else the one on PATH; None where neither has it."""
+    import shutil
+
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() and os.access(beside, os.X_OK) else shutil.which(name)
+    return None if found is None else Path(found)
 
 
 def fabfile_folder() -> Path:

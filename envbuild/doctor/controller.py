@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from packaging.version import Version
+
+from envbuild import resources
 
 Level = Literal["ok", "warning", "missing"]
 
@@ -82,19 +82,10 @@ _PROGRAMS = (
 
 def diagnose(*, prefix: Path | None = None) -> list[Diagnosis]:
     """Look at this machine; missing things are lines, never errors."""
-    checks: list[Callable[[], Diagnosis]] = [_python, *[_checker(program) for program in _PROGRAMS]]
-    lines = [check() for check in checks]
+    lines = [_python(), *map(_program, _PROGRAMS)]
     if prefix is not None:
         lines.append(_prefix(prefix))
     return lines
-
-
-def find_program(name: str) -> str | None:
-    """The program beside this interpreter (its own environment) first, then on PATH."""
-    beside = Path(sys.executable).parent / name
-    if beside.is_file() and os.access(beside, os.X_OK):
-        return str(beside)
-    return shutil.which(name)
 
 
 def _python() -> Diagnosis:
@@ -102,28 +93,26 @@ def _python() -> Diagnosis:
     return Diagnosis("python", "ok", f"{found} ({sys.executable})", ">= 3.11")
 
 
-def _checker(program: _Program) -> Callable[[], Diagnosis]:
-    return lambda: _program(program)
-
-
 def _program(program: _Program) -> Diagnosis:
     needed = f">= {program.least}"
-    absent: Level = "missing" if program.required else "warning"
-    path = find_program(program.command[0])
+
+    def lacking(found: str) -> Diagnosis:
+        level: Level = "missing" if program.required else "warning"
+        return Diagnosis(program.name, level, found, needed, program.consequence, program.hint)
+
+    path = resources.program(program.command[0])
     if path is None:
-        return Diagnosis(program.name, absent, "not found", needed, program.consequence, program.hint)
+        return lacking("not found")
     try:
         done = subprocess.run([path, *program.command[1:]], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Diagnosis(
-            program.name, absent, f"{path} does not run: {error}", needed, program.consequence, program.hint
-        )
+        return lacking(f"{path} does not run: {error}")
     match = re.search(program.pattern, done.stdout + done.stderr)
     if match is None:
         return Diagnosis(program.name, "warning", f"{path}, version not understood", needed, hint=program.hint)
     found = f"{match[1]} ({path})"
     if Version(match[1]) < Version(program.least):
-        return Diagnosis(program.name, absent, found, needed, program.consequence, program.hint)
+        return lacking(found)
     return Diagnosis(program.name, "ok", found, needed)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -101,10 +100,7 @@ def find_program(name: str) -> Path:
 
     Raises EnvbuildError `ansible-missing` (exit 70).
     """
-    beside = Path(sys.executable).parent / name
-    if os.access(beside, os.X_OK):
-        return beside
-    found = shutil.which(name)
+    found = resources.program(name)
     if found is None:
         raise EnvbuildError(
             "ansible-missing",
@@ -112,7 +108,7 @@ def find_program(name: str) -> Path:
             why=f"neither beside {sys.executable} nor on PATH",
             hint="install envbuild with its dependencies again; `envbuild doctor` checks them",
         )
-    return Path(found)
+    return found
 
 
 class _Collector:
