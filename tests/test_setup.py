@@ -20,19 +20,33 @@ esac
 SLEEP = '#!/bin/sh\necho "$1" >>"$WAITED"\nexec /bin/sleep 0.05\n'
 
 
+def setup(top: Path, python: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """What `.ci/setup` says where this stands for python3.13."""
+    for name, text in (("python3.13", python), ("git", "#!/bin/sh\n"), ("sleep", SLEEP)):
+        (top / "bin" / name).parent.mkdir(exist_ok=True)
+        (top / "bin" / name).write_text(text)
+        (top / "bin" / name).chmod(0o755)
+    (top / ".ci").mkdir()
+    shutil.copy(SETUP, top / ".ci")
+    env = {"PATH": f"{top}/bin:/usr/bin:/bin", **more}
+    argv = ["/bin/sh", str(top / ".ci" / "setup")]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_setup_tells_what_a_python_said_that_has_venv_and_cannot_make_one(tmp_path: Path) -> None:
+    broken = '#!/bin/sh\ncase "$*" in *" venv .venv") echo no encodings; exit 1 ;; *executable*) echo "$0" ;; esac\n'
+    done = setup(tmp_path, broken)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [
+        "no encodings",
+        f"{tmp_path}/bin/python3.13 cannot make an environment; what it said stands above",
+    ]
+
+
 @pytest.mark.parametrize("ends", [0, 2])
 def test_setup_says_that_it_goes_on_while_a_tool_is_quiet_and_no_longer(tmp_path: Path, ends: int) -> None:
-    for name, text in (("python3.13", PYTHON), ("git", "#!/bin/sh\n"), ("sleep", SLEEP)):
-        (tmp_path / "bin" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(SETUP, tmp_path / ".ci")
     (tmp_path / "waited").touch()
-    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "WAITED": str(tmp_path / "waited"), "ENDS": str(ends)}
-    done = subprocess.run(
-        ["/bin/sh", str(tmp_path / ".ci" / "setup")], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = setup(tmp_path, PYTHON, WAITED=str(tmp_path / "waited"), ENDS=str(ends))
     assert done.returncode == ends, done.stderr
     said = done.stderr.splitlines()
     assert said[0] == f"setup: making .venv with {tmp_path}/bin/python3.13"
