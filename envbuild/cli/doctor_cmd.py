@@ -47,7 +47,9 @@ def doctor(ui: Ui, /, prefix: Path | None, **flags: Any) -> int:
 
 
 def _line(line: Diagnosis, width: int = 17) -> str:
-    text = f"{line.level:8} {line.name:{width}} {line.found}" + (f"   needs {line.needed}" if line.needed else "")
+    text = f"{line.level:8} {line.name:{width}} {line.found}" + (
+        f"   needs {line.needed.replace('>= ', '>=')}" if line.needed else ""  # one word, which no line breaks
+    )
     for label, more in (("so", line.consequence), ("hint", line.hint)):
         text += f"\n{'':{width + 9}} {label}: {more}" if more else ""
     return text

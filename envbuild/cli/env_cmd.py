@@ -255,10 +255,17 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: envbuild provision --stack {stack}{f' --engine {engine}' if engine else ''}; "
+        hint=f"build it: envbuild provision --stack {_reference(str(stack))}{f' --engine {engine}' if engine else ''}; "
         "`envbuild env list` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
+
+
+def _reference(stack: str) -> str:
+    """What names this stack for `--stack`: one that is not shipped has a file, most likely of its name."""
+    from envbuild.catalog.loader import is_path, list_stacks
+
+    return stack if is_path(stack) or stack in list_stacks() else f"./{stack}.yaml"
 
 
 def _stack_name(reference: str) -> str:

@@ -201,6 +201,14 @@ def _place(run: str) -> Path:
         if run.endswith((".json", ".html")) or (path / "evidence.json").is_file():
             return path
     from envbuild.config import load_config
+    from envbuild.errors import EnvbuildError
     from envbuild.provision.run.run_dir import open_run
 
+    if run and Path(run).is_dir():
+        raise EnvbuildError(
+            "run-unknown",
+            f"{run} holds no report",
+            why="it has neither evidence.json nor report/evidence.json",
+            hint="give a run directory, a kit, or the id of a run: `envbuild run list` shows them",
+        )
     return open_run(load_config().runs_root, run).path

@@ -52,7 +52,9 @@ def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World
     killed = built.run("env", "exec", "tiny", "--", "sh", "-c", "kill -TERM $$", fresh=True)
     assert killed.rc == -15, "the process is the command, so its signal is seen"
     assert built.run("env", "exec", "tiny", "--").code == "usage"
-    assert built.run("env", "exec", "other", "--", "true").code == "environment-unknown"
+    other = built.run("env", "exec", "other", "--", "true")
+    assert other.code == "environment-unknown"
+    assert "envbuild provision --stack ./other.yaml" in other.err, "no stack of that name is shipped"
     assert drift(built) == (0, {})
 
 

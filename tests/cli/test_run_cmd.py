@@ -190,3 +190,8 @@ def test_a_run_of_another_machine_is_not_watched_for_ever(
     assert run(["run", "watch"]) == 7
     ended.cancel()
     assert "error[run-elsewhere]" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_report_is_told_as_what_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "verify", str(runs.parent)]) == 2
+    assert f"error[run-unknown]: {runs.parent} holds no report" in capsys.readouterr().err
