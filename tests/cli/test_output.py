@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 
 import pytest
 
+from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, columns, comments_fitted, fitted, text_width
+from envbuild.provision.run.run_dir import RunDir
+from tests.report.samples import evidence, node
 
 
 class Terminal(io.StringIO):
@@ -71,3 +76,15 @@ def test_a_secret_of_several_words_is_masked_before_its_line_is_broken(
     Ui().result({}, lambda: f"{'word ' * 9}correct horse battery staple {'word ' * 9}", wrapped=True)
     assert "horse" not in sixty.getvalue() and "battery" not in sixty.getvalue()
     assert max(map(len, sixty.getvalue().splitlines())) <= 60
+
+
+@pytest.mark.parametrize(("error", "times"), [(Terminal, 0), (io.StringIO, 1)])
+def test_the_error_of_a_summary_is_not_said_again_on_the_same_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[io.StringIO], times: int
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stderr", error())
+    failed = node(status="failed", exit=1, error={"code": "gone", "what": "w", "hint": "build it", "exit": 1})
+    assert show_evidence(Ui(), evidence(failed, exit=1), RunDir(tmp_path)) == 1
+    assert isinstance(sys.stdout, Terminal) and isinstance(sys.stderr, io.StringIO)
+    assert sys.stdout.getvalue().count("error[gone]") == 1 and sys.stderr.getvalue().count("error[gone]") == times
