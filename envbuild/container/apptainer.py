@@ -6,6 +6,7 @@ stage: the build stage sees the network of the machine, and the stamp says so.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Mapping
@@ -123,8 +124,9 @@ def _stage(stage: Stage, recipe: ImageRecipe, local: Mapping[str, str], *, carri
         if source is None and stage.name == "fetch" and carried:
             lines.append(f"    {WHEELHOUSE} /wheelhouse")
     lines += ["", "%post", "    set -eu"]
-    for each in stage.instructions:
-        lines += _post(each)
+    for each, after in itertools.pairwise([*stage.instructions, None]):
+        if each and (not isinstance(each, Comment) or (after and _post(after))):  # not what is said of a COPY or ENV
+            lines += _post(each)
     if stage.name == "runtime":
         lines += _runtime(stage, recipe)
     return lines

@@ -32,7 +32,7 @@ from envbuild.container.instructions import (
     Stage,
     Start,
 )
-from envbuild.container.recipe import GIVEN, SLIM, USER, WHO, WRITTEN, ImageRecipe, written
+from envbuild.container.recipe import GIVEN, SLIM, USER, WHO, ImageRecipe, about_variables, about_written, written
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource
 from envbuild.node import git_source
@@ -74,15 +74,14 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
         f"In it: {recipe.contents}; every package with version and sha256 in requirements*.txt.",
-        f"Stages: {'`tools` and `sources` download' if sources else '`tools` downloads'}, `packages` installs, `build` "
-        f"{'compiles the sources and ' * sources}imports everything, `runtime` is the image{lacks}. Paths are those of "
-        "the other form, Dockerfile, so that both give the same environment.",
+        f"Stages: `tools` downloads what installs, {'`sources` the sources, ' * sources}`packages` downloads and "
+        f"installs the packages, `build` {'compiles the sources and ' * sources}imports the modules named there, "
+        f"`runtime` is the image{lacks}.",
+        "The other form, Dockerfile, installs the same packages and sources at the same path, with envbuild's "
+        "checks, a stamp (the hash of every file) and an entry point.",
         f"In this folder: `docker build -f {DOCKERFILE} .` (BuildKit, podman or buildah). "
-        + (
-            f"Only {PATCHES}/ has to be written by envbuild first, see there."
-            if patched(recipe)
-            else "It needs no envbuild."
-        ),
+        + (f"{PATCHES}/ has to be made first, see there. " if patched(recipe) else "It needs no envbuild. ")
+        + f"It is for {recipe.variant.machine}.",
     )
     return replace(
         recipe,
@@ -139,17 +138,19 @@ class _Maker:
     def _tools(self) -> Iterator[Instruction]:
         yield Comment(f"uv, which makes the environment and installs into it: the version and sha256 of {UV}.")
         yield Copy((UV,), "/")
+        gitconfig = ", gitconfig for git" * bool(self.recipe.variant.sources)
         yield Comment(
-            "Optional secrets, here and below, for mirrors and logins: pip.conf, uv.toml, netrc, gitconfig "
-            "(`--secret id=netrc,src=FILE`). No layer keeps them."
+            f"Optional secrets, here and below: pip.conf and uv.toml for mirrors of indexes{gitconfig}, netrc for "
+            "logins (`--secret id=netrc,src=FILE`). No layer keeps them."
         )
         pip = _SECRET.format("pip.conf", "/etc/pip.conf")
-        yield Run(f"pip install --no-cache-dir --no-deps --require-hashes -r /{UV}", (_WHEELHOUSE, pip, _NETRC))
+        words = "pip install --no-cache-dir --no-deps --require-hashes --find-links /wheelhouse"
+        yield Run(f"{words} -r /{UV}", (_WHEELHOUSE, pip, _NETRC))
         folder = self.recipe.requests.python_folder
         if folder is not None:
             build = next(each for each in load_toolchain().builds if each.sha256[:12] == folder[-12:])
             yield Comment(
-                f"Python {self.recipe.variant.python}, which no image has that fits: CPython of "
+                f"Python {self.recipe.variant.python}, which the images below do not have: CPython of "
                 "python-build-standalone, in a folder named by its sha256."
             )
             yield Run(
@@ -170,7 +171,7 @@ class _Maker:
         top, mounts = f"/src/{source.name}", (_SECRET.format("gitconfig", "/root/.gitconfig"), _NETRC)
         for tree in steps.trees(source):
             branch = f" (branch or tag {source.ref})" if source.ref else ""
-            below = f"{tree.path.rpartition('/')[2]}, a submodule of {source.name}"
+            below = f"{tree.path.rpartition('/')[2]}, a submodule within {source.name}"
             yield Comment(below if tree.path else f"{source.name}{branch}")
             yield Folder(f"{top}/{tree.path}" if tree.path else top)
             commands = [
@@ -184,10 +185,14 @@ class _Maker:
         if source.patches:
             path = f"{PATCHES}/{source.name}.patch"
             for name in source.patches:
-                yield Comment(f"Patch {name}: {load_patch(name).summary}.")
+                patch = load_patch(name)
+                files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
+                yield Comment(f"Patch {name}, in {files}: {patch.summary}. {patch.why}")
             yield Comment(
-                f"A diff quotes the source, so {path} is not committed with this file. `envbuild image dockerfile "
-                f"{self.recipe.stack} --plain -o FOLDER` writes both."
+                f"{path} quotes {source.name}, so it is not committed. `envbuild image dockerfile "
+                f"{self.recipe.stack}{self.recipe.options} --plain -o FOLDER` makes it from the commit above and "
+                "writes it to FOLDER with all that this build needs. A tree with other lines at those places is "
+                "refused by `git apply`."
             )
             if source.submodules:
                 yield Folder(top)
@@ -223,7 +228,7 @@ class _Maker:
         if len(every) > 1 and "requirements-archives.txt" in self._requirements():
             yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
         if any("--torch-backend" in each for each in every):
-            yield Comment("--torch-backend: PyTorch's own index of wheels for that CUDA, or for the CPU.")
+            yield Comment(f"--torch-backend: PyTorch's own index of wheels for {self.recipe.variant.flavour}.")
         if every and self.recipe.slim:
             yield Comment(SLIM)
             every += [line.format(self._site) for line in _SLIM]
@@ -269,7 +274,10 @@ class _Maker:
         last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
         last += [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
         last += [f"rm -f {self._site}/*.dist-info/uv_cache.json"]
-        yield Comment("The import test. uv_cache.json goes: it has the time of installing, in which two builds differ.")
+        yield Comment(
+            "The import test; it needs no GPU, and no kernel is run. uv_cache.json goes: it has the time of "
+            "installing, in which two builds differ."
+        )
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
     def _built(self, source: LockedSource) -> Iterator[Instruction]:
@@ -324,14 +332,17 @@ class _Maker:
             yield Comment("Python itself, of which the environment has only a link, and the finished environment.")
             yield Copy((recipe.requests.python_folder,), recipe.requests.python_folder, "packages")
         else:
-            yield Comment("The finished environment, in the image that runs.")
+            yield Comment("The finished environment. Its Python is that of this image, as it was in `packages`.")
         yield Copy((f"{recipe.prefix}/envs",), f"{recipe.prefix}/envs", "build")
         who = [each for each in recipe.stage("installed").instructions if isinstance(each, Run)]
         yield Comment(WHO)
         yield from who
         for name, value in recipe.requests.variables.items():
             if not isinstance(value, str):
-                yield Comment(f"Not set here: {name}. Where {value['path']} exists, run with {name} set to it.")
+                path = value["path"]
+                yield Comment(
+                    f"Not set here: {name}. On a host that has {path}, run with `-v {path}:{path}:ro -e {name}={path}`."
+                )
         for each in recipe.stage("runtime").instructions:
             match each:
                 case Env(_, prepend=True):
@@ -354,13 +365,12 @@ class _Maker:
 
     def _about(self, values: Mapping[str, str]) -> str:
         gpus = " NVIDIA_*: the container runtime hands in the GPUs and their driver."
-        target = f"Variables of the stack and of machines as in the target {self.recipe.target}; a run may set others."
-        return target + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
+        return about_variables(self.recipe.target) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
 
     def _written(self) -> Iterator[Instruction]:
         folders = " ".join(f"{_HERE}/{shlex.quote(path)}" for path in written(self.recipe.variant))
         if folders:
-            yield Comment(WRITTEN)
+            yield Comment(about_written(self.recipe.variant))
             yield Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}")
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envbuild.catalog.patches import load_patch
 from envbuild.container.base_images import AskedDigest, SystemPackages
 from envbuild.container.instructions import (
     Added,
@@ -48,10 +49,12 @@ SLIM = (
     "Slim, a deviation: folders `test` and `tests` of packages, and test programs in their `bin`, are left out, though "
     "RECORD names them."
 )
-NETWORK = "What follows needs no network; with ENVBUILD_NETWORK=off it is an error that there is one."
+NETWORK = (
+    "What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes "
+    "one an error."
+)
 GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
 WHO = "The image runs as this user, not as root; this is its home."
-WRITTEN = "Folders of sources that runs write generated files into; elsewhere the user may write into its home only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,10 @@ class ImageRecipe:
     def contents(self) -> str:
         """What is installed, in a few words."""
         variant = self.variant
-        torch = f", torch {variant.torch}+{variant.flavour} and the rest of" if variant.torch else " and"
+        torch = f", torch {variant.torch}+{variant.flavour} among them" if variant.torch else ""
         sources = [f"{each.name}{' (patched)' if each.patches else ''}" for each in variant.sources]
-        built = f"; from source {', '.join(sources)}" if sources else ""
-        return f"Python {variant.python}{torch} {plural(len(variant.packages), 'package')}{built}"
+        built = f"; built from source: {', '.join(sources)}" if sources else ""
+        return f"Python {variant.python}, {plural(len(variant.packages), 'package')}{torch}{built}"
 
     def stage(self, name: str) -> Stage:
         """One stage by name."""
@@ -108,7 +111,7 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
     requests = make_requests(given)
     lock, place, prefix = given.lock, given.place, given.prefix
     warnings: list[str] = []
-    maker = _Maker(lock, requests, place, prefix, digests, warnings)
+    maker = _Maker(lock, requests, place, prefix, digests, warnings, given.target.name)
     if requests.variant.arch_list == ():
         warnings.append(
             f"the target {given.target.name} names no GPU, so extensions are compiled for what the torch of the base "
@@ -153,6 +156,17 @@ def written(variant: Variant) -> list[str]:
     return sorted(found)
 
 
+def about_written(variant: Variant) -> str:
+    """Why folders of sources belong to the user."""
+    names = [f"{each.name}/{path}" for each in variant.sources if each.install != "wheel" for path in each.generated]
+    return f"A run may write these beside its sources: {', '.join(names)}. Elsewhere the user has its home and /tmp."
+
+
+def about_variables(target: str) -> str:
+    """Whose variables the image sets."""
+    return f"Variables of the stack and of machines like the target {target}; for others `-e NAME=VALUE` at the start."
+
+
 def _refuse_unrecorded(variant: Variant) -> None:
     from envbuild.lock.unpinned import conda_unrecorded, hash_unrecorded
 
@@ -176,6 +190,7 @@ class _Maker:
     prefix: str
     digests: Mapping[str, AskedDigest]
     warnings: list[str]
+    target: str
 
     @property
     def folder(self) -> str:
@@ -229,8 +244,8 @@ class _Maker:
             Folder(self.folder),
             Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
-                "Downloads the wheels, uv and Python of fetch.json and compares the sha256 of each. Optional secrets: "
-                "mirrors (pip.conf), logins (netrc), certificates."
+                "Downloads the packages and tools of fetch.json from the indexes of indexes.json and compares the "
+                "sha256 of each. Optional secrets: mirrors (pip.conf), logins (netrc), certificates."
             ),
             self._fetching("fetch.json", "pip.conf"),
         )
@@ -239,7 +254,10 @@ class _Maker:
         return (
             Folder(self.folder),
             Copy((NODE, "sources.json"), self.folder + "/"),
-            Comment("Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched."),
+            Comment(
+                "Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched and "
+                "what bundles the wheelhouse has."
+            ),
             self._fetching("sources.json", "gitconfig"),
         )
 
@@ -263,7 +281,7 @@ class _Maker:
             *self._archives(),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
-            Comment("Installs what packages.json lists and tests it."),
+            Comment("Installs the packages of packages.json, reads every file against its RECORD, and imports them."),
             Run(self._building("packages.json")),
         )
 
@@ -279,13 +297,24 @@ class _Maker:
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
             Comment(
-                "Builds, installs and tests the sources of build.json, and stamps the environment (the hash of every "
-                "file). What is new goes to `added`, which the image that runs copies."
+                f"{self._how_built()}Imports the other modules of variant.json and stamps the "
+                "environment (the hash of every file). What is new goes to `added`, which the image that "
+                f"runs copies, with the link current/{self.lock.stack} to the environment."
             ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
         out.append(Run(self._building("build.json"), mounts))
         return tuple(out)
+
+    def _how_built(self) -> str:
+        if not self.requests.variant.sources:
+            return ""
+        names = dict.fromkeys(name for each in self.requests.variant.sources for name in each.patches)
+        patches = "".join(f" Patch {name}: {load_patch(name).summary}." for name in names)
+        return (
+            "Patches, builds and installs the sources of variant.json; wheels that earlier builds left are taken where "
+            f"source, patches, flags, packages and compilers are the same.{patches} "
+        )
 
     def _building(self, request: str) -> str:
         return f"PYTHONDONTWRITEBYTECODE=1 {self.requests.runner} {NODE} image < {request}"
@@ -293,11 +322,16 @@ class _Maker:
     def _installed(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = []
         if self.requests.python_folder is not None and self.requests.variant.conda is None:
-            out.append(Comment("The environment's own Python; the image below has none that fits."))
+            out.append(Comment("The environment's own Python, which this stage's image does not have."))
             out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
         out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
         # Nothing of these is of a source, so a changed one leaves this layer as it is.
-        out += [Copy((NODE, ENTRY), self.folder + "/"), Comment(WHO), Run(_user())]
+        out += [
+            Comment("The entry point, and the program that `envbuild image verify` runs inside."),
+            Copy((NODE, ENTRY), self.folder + "/"),
+            Comment(WHO),
+            Run(_user()),
+        ]
         return tuple(out)
 
     def _runtime(self) -> tuple[Instruction, ...]:
@@ -306,7 +340,8 @@ class _Maker:
             Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
             *self._owned(),
             Comment(
-                "For RUN, exec and shells, which pass the entry point by; it also sets what depends on a host's files."
+                f"{about_variables(self.target)} The entry point sets them too, and those that depend on a host's "
+                "files; RUN, `docker exec` and other entry points do without it."
             ),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
@@ -335,7 +370,10 @@ class _Maker:
         folders = " ".join(shlex.quote(within + path) for path in written(self.requests.variant))
         if not folders:
             return ()
-        return (Comment(WRITTEN), Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}"))
+        return (
+            Comment(about_written(self.requests.variant)),
+            Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}"),
+        )
 
     def _labels(self, variant: Variant) -> Labels:
         runtime = self._stage("runtime", self.place.runtime, ())

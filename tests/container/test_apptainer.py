@@ -40,8 +40,8 @@ Stage: fetch
 %post
     set -eu
     cd /opt/envbuild/image
-    # Downloads the wheels, uv and Python of fetch.json and compares the sha256 of each. Optional secrets: mirrors
-    # (pip.conf), logins (netrc), certificates.
+    # Downloads the packages and tools of fetch.json from the indexes of indexes.json and compares the sha256 of each.
+    # Optional secrets: mirrors (pip.conf), logins (netrc), certificates.
     python3 envbuild-node.pyz image < fetch.json
 
 Bootstrap: docker
@@ -60,13 +60,14 @@ Stage: build
 
 %post
     set -eu
-    # What follows needs no network; with ENVBUILD_NETWORK=off it is an error that there is one.
+    # What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes one
+    # an error.
     export ENVBUILD_NETWORK=any
     cd /opt/envbuild/image
-    # Installs what packages.json lists and tests it.
+    # Installs the packages of packages.json, reads every file against its RECORD, and imports them.
     PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < packages.json
-    # Builds, installs and tests the sources of build.json, and stamps the environment (the hash of every file). What is
-    # new goes to `added`, which the image that runs copies.
+    # Imports the other modules of variant.json and stamps the environment (the hash of every file). What is new goes to
+    # `added`, which the image that runs copies, with the link current/torch-smoke to the environment.
     PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < build.json
 
 Bootstrap: docker
@@ -91,8 +92,6 @@ Stage: runtime
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild
     chown 10001:10001 /home/envbuild
-    # For RUN, exec and shells, which pass the entry point by; it also sets what depends on a host's files.
-    # For the labels, given by whoever builds: `--build-arg REVISION=...`.
 
 %environment
     export VIRTUAL_ENV=/opt/envbuild/current/torch-smoke

@@ -222,8 +222,9 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     )  # fmt: skip
     recipe = recipe_for(Choice("torch-smoke"))
     made = replace(recipe, stack="s", stages=stages, notes=("A note.",))
-    assert render(made).splitlines()[1:] == [
-        f"# s, profile exact, variant {recipe.variant.id}; sha256 of its contents: {recipe.variant.digest}",
+    assert render(made).splitlines()[2:] == [
+        f"# s, profile exact, variant {recipe.variant.id} of its lock,",
+        f"# whose digest is {recipe.variant.digest}",
         "# A note.",
         "",
         WHEELHOUSE,
