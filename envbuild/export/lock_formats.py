@@ -6,7 +6,6 @@ gives at that moment. An export is made on request and never shipped.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.export.conda_formats import conda_lock, explicit
 from envbuild.export.cyclonedx import cyclonedx
 from envbuild.export.steps import requirement
+from envbuild.hashing import sha256_of
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
@@ -104,8 +104,7 @@ def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, st
         if not path.is_file():
             missing.append(item.file)
             continue
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = sha256_of(path)
         if found != item.sha256:
             raise EnvbuildError(
                 "wheelhouse-hash",

@@ -84,10 +84,11 @@ def uv_tool() -> Tool:
 
     Its digest is the one in uv's RECORD where the file is the installed one, because hashing it costs more than a run
     that has nothing to do; the node checks the file against it before it is used.
+    Raises EnvbuildError `uv-missing` (exit 2).
     """
-    import uv
+    from envbuild.lock.readers.uvtool import uv_bin
 
-    path = Path(uv.find_uv_bin())
+    path = Path(uv_bin())
     recorded = _recorded_digest("uv", path)
     return file_tool("uv", path) if recorded is None else Tool("uv", path, recorded)
 

@@ -113,7 +113,7 @@ class RunDir:
     @property
     def size(self) -> int:
         """Bytes of its files."""
-        return sum(path.lstat().st_size for path in self.path.rglob("*") if not path.is_dir())
+        return paths.size_of(str(self.path))
 
     @property
     def status(self) -> RunStatus:
