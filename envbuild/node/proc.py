@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import IO, Any, TypeVar
 
     T = TypeVar("T")
+    U = TypeVar("U")
 
 OUTPUT_LIMIT = 64 * 1024 * 1024
 # Seconds between SIGTERM and SIGKILL; who ends in time costs none of them, and a loaded node is slow.
@@ -366,3 +367,29 @@ def parallel(calls: "Sequence[Callable[[], T]]", timeout: "float | None" = None)
     for thread in threads:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
     return list(results)
+
+
+def each(work: "Callable[[U], T]", items: "Sequence[U]", workers: int) -> "list[T]":
+    """What `work` gives for every item, so many at once in daemon threads, which an interrupt does not wait for.
+
+    Raises what the first that fails raises; no other is begun then, and those that are at work end before.
+    """
+    left = list(enumerate(items))[::-1]
+    results: dict[int, T] = {}
+    failures: list[Exception] = []
+
+    def drain() -> None:
+        while not failures:
+            try:
+                place, item = left.pop()
+            except IndexError:
+                return
+            try:
+                results[place] = work(item)
+            except Exception as error:  # noqa: BLE001 - it is raised again where it was asked for
+                failures.append(error)
+
+    parallel([drain] * min(workers, len(items)))
+    if failures:
+        raise failures[0]
+    return [results[place] for place in range(len(items))]

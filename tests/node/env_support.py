@@ -90,7 +90,7 @@ class Node:
         self.wheels = top / "wheels"
         self.wheels.mkdir(parents=True, exist_ok=True)
         self.cache = top / "cache"
-        shutil.copytree(_known_python().name, self.cache, ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(_known_python().name, self.cache, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
         self.stack = stack
         self.python = PYTHON
         self.run = "run-1"

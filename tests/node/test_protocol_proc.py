@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.node import __main__ as node_main
 from envbuild.node import proc
-from envbuild.node.protocol import Interrupted
+from envbuild.node.protocol import Interrupted, NodeError
 from tests.support.patience import PATIENCE, processes_of, until
 
 
@@ -109,6 +109,23 @@ def test_locale_is_english_whatever_the_user_has(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LANGUAGE", "de")
     assert proc.run(["/bin/sh", "-c", 'echo "$LC_ALL-$LANGUAGE"']).out == "C.UTF-8-\n"
     assert "HOME" not in proc.clean_env({"HOME": None})
+
+
+def test_each_item_keeps_its_place_and_after_a_failure_none_is_begun() -> None:
+    begun = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 3:
+            raise NodeError("hash-mismatch", "three")
+        return item * item
+
+    assert proc.each(work, [1, 2, 4], 8) == [1, 4, 16]
+    assert proc.each(work, [], 8) == []
+    begun.clear()
+    with pytest.raises(NodeError, match="three"):
+        proc.each(work, [1, 2, 3, 4, 5], 1)
+    assert begun == [1, 2, 3]
 
 
 def test_parallel_calls_keep_their_order_and_late_ones_are_none() -> None:

@@ -2,8 +2,9 @@
 
 import os
 import threading
+from functools import partial
 
-from envbuild.node import hashing, paths, pip_config
+from envbuild.node import hashing, paths, pip_config, proc
 from envbuild.node.conda import logins
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
@@ -31,28 +32,8 @@ def bring(packages: "list[Json]", where: Json, folder: str) -> "dict[str, str]":
     (4), `channel-refused` (7), `conda-config-invalid` (2), `network-unreachable` (75); OSError.
     """
     cert = pip_config.read(os.environ).cert
-    found: dict[str, str] = {}
-    failures: list[BaseException] = []
-    left = list(packages)
-
-    def work() -> None:
-        while not failures:
-            try:
-                package = left.pop()
-            except IndexError:
-                return
-            try:
-                found[package["name"]] = _one(package, where, folder, cert)
-            except (NodeError, OSError) as error:
-                failures.append(error)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_AT_ONCE, len(packages)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    files = proc.each(partial(_one, where=where, folder=folder, cert=cert), packages, _AT_ONCE)
+    found = {package["name"]: path for package, path in zip(packages, files)}  # noqa: B905 - strict= is of Python 3.10
     log("%s with the hashes of the lock" % plural(len(found), "conda archive"))
     return found
 

@@ -9,7 +9,6 @@ Hashes decide, so any place is as good as another: a folder of the user's (`find
 or index that the lock names, then the configured ones, then pip's own default.
 """
 
-import concurrent.futures
 import os
 import shutil
 import sys
@@ -45,9 +44,7 @@ def run(args: Json) -> Json:
     git_source.check_pins(args.get("sources") or [])
     with paths.coded_errors(out):
         place = _Places(args)
-        with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
-            jobs = [pool.submit(place.bring, each, _folder_of(each, out)) for each in args.get("files") or []]
-            sizes = [job.result() for job in jobs]
+        sizes = proc.each(lambda each: place.bring(each, _folder_of(each, out)), args.get("files") or [], _WORKERS)
         for source in args.get("sources") or []:
             bring_source(source, os.path.join(out, "sources"), place.links, args.get("cache"))
         for tool in args.get("tools") or []:
