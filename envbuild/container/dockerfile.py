@@ -114,7 +114,8 @@ def _lines(instruction: Instruction) -> list[str]:
         case Comment(text):
             return comment_lines(text)
         case Arg(name, default):
-            return [f"ARG {name}={quoted(default)}" if default else f"ARG {name}"]
+            # buildah warns of one without a default.
+            return [f"ARG {name}={quoted(default)}"]
         case Copy(sources, to, stage):
             option = f"--from={stage} " if stage else ""
             return [f"COPY {option}{' '.join([*sources, to])}"]

@@ -238,7 +238,7 @@ def test_the_text_of_every_kind_of_instruction() -> None:
         "# digest: not recorded; a later build may get another image under this tag",
         "FROM base:2 AS packages",
         'ARG A="1"',
-        "ARG B",
+        'ARG B=""',
         "# " + " ".join(["why"] * 29),
         "# " + " ".join(["why"] * 11),
         "WORKDIR /y",
