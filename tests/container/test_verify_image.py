@@ -33,6 +33,7 @@ def test_an_image_whose_smoke_list_cannot_be_read_is_not_called_tested(rc: int) 
         smoke_image(cast(Builder, Silent(rc)), "team/image:1", gpus=False)
     assert (caught.value.code, caught.value.exit_code) == ("image-does-not-run", 1)
     assert "variant.json cannot be read" in caught.value.what and caught.value.why == "no such file"
+    assert "by hand" in caught.value.hint
     with pytest.raises(EnvbuildError) as caught:
         verify_image(cast(Builder, Silent(rc)), "team/image:1")
     assert caught.value.code == "image-does-not-run"
