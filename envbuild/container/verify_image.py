@@ -99,8 +99,12 @@ def _ask(
 def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
     said = (done.err or done.out).strip()[-800:]
     why = said or ("it did not end in time" if done.timed_out else f"it {how_it_ended(done.rc)}")
-    hint = "see by hand, with the builder's own `run`, whether any program starts in it"
-    return EnvbuildError("image-does-not-run", f"{what} in a container of {image}", why=why, hint=hint)
+    return EnvbuildError(
+        "image-does-not-run",
+        f"{what} in a container of {image}",
+        why=why,
+        hint="see by hand, with the builder's own `run`, whether any program starts in it",
+    )
 
 
 def diff_images(builder: Builder, one: str, other: str, *, environment: bool = False) -> dict[str, Any]:
