@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -14,6 +15,9 @@ from envbuild.errors import EnvbuildError, ExitCode
 
 def run(arguments: list[str]) -> int:
     """Run and return the exit code; no traceback without `--debug`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")  # a locale of few characters: `?` for the others, and no failure
     try:
         return _run(arguments)
     finally:

@@ -47,6 +47,11 @@ def test_an_interrupt_while_all_is_imported_leaves_no_traceback(world: World) ->
     assert (done.rc, done.out, done.err) == (-signal.SIGINT, "", "")
 
 
+def test_a_locale_of_few_characters_is_no_failure(world: World) -> None:
+    done = world.run("explain", "opt-175b", env={"PYTHONIOENCODING": "ascii"}, fresh=True)
+    assert done.rc == 0 and "document: Benchmark OPT-175B" in done.out and "?" in done.out, done.err
+
+
 def imported(world: World, packages: tuple[str, ...], *lines: str) -> dict[str, list[object]]:
     done = world.run(",".join(packages), *lines, code=("-c", _PROGRAM))
     assert done.rc == 0, done.err

@@ -263,3 +263,10 @@ def test_a_stack_file_newer_than_its_lock_is_refused(world: World) -> None:
     assert (done.rc, done.code) == (2, "lock-stale")
     assert "lock create" in done.err
     assert not world.prefix.exists()
+
+
+def test_a_stack_of_ones_own_without_a_lock_is_told_the_command_that_makes_one(world: World) -> None:
+    world.stack()
+    done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml")
+    assert (done.rc, done.code) == (2, "lock-missing")
+    assert "`envbuild lock create ./tiny.yaml`" in done.err

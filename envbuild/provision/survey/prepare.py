@@ -59,7 +59,7 @@ def prepare(
     chosen = choose_profile(loaded, choice.profile, target, trust_first_use=choice.trust_first_use)
     profile = chosen.name
     path = loader.lock_path(loaded, profile)
-    if loaded.shipped and not path.exists():
+    if not path.exists():
         raise EnvbuildError(
             "lock-missing",
             f"the stack {loaded.stack.name} has no lock for the profile {profile} yet",
