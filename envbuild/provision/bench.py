@@ -34,12 +34,14 @@ CHECK = "bench"
 _LAST = 12  # lines of a run that failed, in the evidence
 # What `srun -l`, torchrun's `--tee` and we put before the line of a rank or node.
 _RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): )(?!slurmstepd|srun:).*\S")
-# What shells, srun and torchrun write after the cause: that their programs ended, and what else they ended for it.
+# What shells, srun, torchrun and MPICH's mpiexec write after the cause: that their programs ended, and what else they
+# ended for it.
 _ENDED = re.compile(
     r"""\s*(?:[0-9]+:\ )?(?:
         (?:srun|slurmstepd):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
             CANCELLED\ AT\ \S+\ \*\*\*)
         | Terminated | \S+:\ line\ [0-9]+:\ +[0-9]+\ Terminated\b.*
+        | \[(?:proxy:\S*|mpiexec)@\S+\]\ .*|\[rank[0-9]+\]:\[W[0-9].*
         | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG).*
         | Traceback\ \(most\ recent\ call\ last\):|\ \ .*|\S*ChildFailedError:
         | [=-]{9,}|\S*[./][^\s./]*\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:

@@ -128,6 +128,14 @@ srun: error: node1: task 1: Terminated
 bash: line 3:   812 Terminated              sh -c 'run'
 Terminated
 """
+HYDRA = """[proxy:0@node1] Sending upstream hdr.cmd = CMD_STDERR
+[rank0]:[W1123 17:15:01.350622882 ProcessGroupNCCL.cpp:1575] Warning: destroy_process_group() was not called
+[proxy:0@node1] got pmi command from downstream 0-0:
+    cmd=finalize
+[mpiexec@node1] Sending PMI command:
+    cmd=finalize_ack rc=0
+[proxy:0@node1] removed file /tmp/hydra_hwloc_xmlfile_ZEdSR0
+"""
 MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
 TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:00 DUE TO TIME LIMIT ***"
 
@@ -143,6 +151,7 @@ TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:0
         ("0: iteration 4 loss 3\nRuntimeError: CUDA error: out of memory\n", "RuntimeError: CUDA error: out of memory"),
         (f"0: iteration 4 loss 3\n{TIME}\n{CANCELLED}", TIME),
         (f"0: ValueError: no\n{CANCELLED}", "0: ValueError: no"),
+        (f"[rank0]: AttributeError: no sizes\n{HYDRA}", "[rank0]: AttributeError: no sizes"),
         (TORCHRUN, TORCHRUN.splitlines()[0]),
         ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),
         ("Terminated\n", "Terminated"),

@@ -63,11 +63,20 @@ class Norm(torch.autograd.Function):
             return norm.backward_affine(gradient, mean, inverse, x, torch.Size((16,)), weight, bias, 1e-5)
 
 
-given = [torch.randn(3, 5, 16), torch.rand(16), torch.rand(16)]
-leaves, others = ([each.clone().requires_grad_() for each in given] for _ in range(2))
-(Norm.apply(*leaves) ** 2).sum().backward()
-(torch.nn.functional.layer_norm(others[0], (16,), others[1], others[2], 1e-5) ** 2).sum().backward()
-assert all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-4) for a, b in zip(leaves, others))
+class SmallNorm(Norm):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        y, mean, inverse = norm.forward_affine(x, torch.Size((16,)), weight, bias, 1e-5)
+        ctx.save_for_backward(y, weight, bias, None, inverse)
+        return y
+
+
+given = [torch.randn(3, 5, 16), torch.rand(16) + 0.1, torch.rand(16)]
+for kind in (Norm, SmallNorm):
+    leaves, others = ([each.clone().requires_grad_() for each in given] for _ in range(2))
+    (kind.apply(*leaves) ** 2).sum().backward()
+    (torch.nn.functional.layer_norm(others[0], (16,), others[1], others[2], 1e-5) ** 2).sum().backward()
+    assert all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-4) for a, b in zip(leaves, others)), kind
 
 
 @torch.jit.script

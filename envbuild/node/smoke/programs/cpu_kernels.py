@@ -102,12 +102,16 @@ def _norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, epsilon: float) 
 def _norm_grad(gradient: Any, *saved: Any) -> Tuple[Any, Any, Any]:
     x, shape, weight, bias = saved[2:6]
     ones = x.shape[: x.dim() - len(shape)] + (1,) * len(shape)
-    mean, inverse = (each.reshape(ones) for each in saved[:2])
+    inverse = saved[1].reshape(ones)
+    if saved[0] is None:  # to save memory Apex kept the result, not what was normed, and no mean
+        x, mean = (x.float() - bias.float()) / weight.float() / inverse, torch.zeros_like(inverse)
+    else:
+        mean = saved[0].reshape(ones)
     # Not by autograd: an Apex that makes its kernels operators of torch calls this where autograd is off.
     backward = torch.ops.aten.native_layer_norm_backward
     wide = (x.float(), tuple(shape), mean, inverse, weight.float(), bias.float())
     found = backward(gradient.float(), *wide, [True, True, True])
-    return found[0].to(x.dtype), found[1].to(weight.dtype), found[2].to(bias.dtype)
+    return found[0].to(gradient.dtype), found[1].to(weight.dtype), found[2].to(bias.dtype)
 
 
 _NORM = {
