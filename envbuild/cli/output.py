@@ -14,15 +14,15 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO, TypeVar, cast
 
 import click
 
 from envbuild.errors import EnvbuildError
-from envbuild.text import plural
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console, RenderableType
 
 P = ParamSpec("P")
@@ -297,6 +297,8 @@ def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callabl
 
 def pruned(count: int, noun: str, size: str, *, yes: bool) -> str:
     """The last line of such a verb."""
+    from envbuild.text import plural
+
     if not count:
         return f"no {noun} is that old"
     what = f"{plural(count, noun)}, {size}"
