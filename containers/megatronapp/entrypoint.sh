@@ -1,5 +1,8 @@
 #!/bin/sh
 # Loads the environment, with the variables that depend on what is there, and becomes the command.
 set -eu
+# These stay as the container was given them: `-e NAME=VALUE`, else the image.
+set -- env \
+    ${CUDA_DEVICE_MAX_CONNECTIONS+"CUDA_DEVICE_MAX_CONNECTIONS=$CUDA_DEVICE_MAX_CONNECTIONS"} "$@"
 . /opt/envbuild/current/megatronapp/.envbuild/activate.sh
 exec "$@"

@@ -17,6 +17,12 @@ from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 
 
+DebianPackages = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")], ...],
+    Field(min_length=1),
+]
+
+
 class Plain(StrictModel):
     """Images with a Python and without CUDA; `{python}` is the minor version."""
 
@@ -36,10 +42,11 @@ class CudaImage(StrictModel):
 
 
 class CudaImages(StrictModel):
-    """References with `{version}` and `{os}`."""
+    """References with `{version}` and `{os}`. `lacks`: packages that only building needs, not in the images."""
 
     build: Text
     runtime: Text
+    lacks: DebianPackages
 
 
 class KnownBase(StrictModel):
@@ -55,7 +62,7 @@ class SystemPackages(StrictModel):
     """Packages of the base's distribution as its archive was at `snapshot` (UTC)."""
 
     snapshot: Annotated[str, Field(pattern=r"^20[0-9]{6}T[0-9]{6}Z$")]
-    packages: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")], ...], Field(min_length=1)]
+    packages: DebianPackages
 
 
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$")]

@@ -77,11 +77,10 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
         f"Stages: `tools` downloads what installs, {'`sources` the sources, ' * sources}`packages` downloads and "
         f"installs the packages, `build` {'compiles the sources and ' * sources}imports the modules named there, "
         f"`runtime` is the image{lacks}.",
-        "The other form, Dockerfile, installs the same packages and sources at the same path, with envbuild's "
-        "checks, a stamp (the hash of every file) and an entry point.",
+        f"The other form, Dockerfile, installs the same packages{' and sources' * sources} at the same path, with "
+        "envbuild's checks, a stamp (the hash of every file) and an entry point.",
         f"In this folder: `docker build -f {DOCKERFILE} .` (BuildKit, podman or buildah). "
-        + (f"{PATCHES}/ has to be made first, see there. " if patched(recipe) else "It needs no envbuild. ")
-        + f"It is for {recipe.variant.machine}.",
+        + f"It is for {recipe.variant.machine}. {_about_patches(recipe)}",
     )
     return replace(
         recipe,
@@ -89,6 +88,18 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
         files=maker.files(),
         options=f"{recipe.options} --plain",
         notes=(*notes, *recipe.notes),
+    )
+
+
+def _about_patches(recipe: ImageRecipe) -> str:
+    """What has to be there first."""
+    names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe))
+    if not names:
+        return "It needs no envbuild."
+    return (
+        f"It needs {names}, not committed as a diff quotes its source. `envbuild image dockerfile {recipe.stack}"
+        f"{recipe.options} --plain -o FOLDER` (envbuild is installed with `pip install .` in the root of its "
+        "repository; it needs git and a network) makes it from the commits below, in a FOLDER with all: build there."
     )
 
 
@@ -188,12 +199,7 @@ class _Maker:
                 patch = load_patch(name)
                 files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
                 yield Comment(f"Patch {name}, in {files}: {patch.summary}. {patch.why}")
-            yield Comment(
-                f"{path} quotes {source.name}, so it is not committed. `envbuild image dockerfile "
-                f"{self.recipe.stack}{self.recipe.options} --plain -o FOLDER` makes it from the commit above and "
-                "writes it to FOLDER with all that this build needs. A tree with other lines at those places is "
-                "refused by `git apply`."
-            )
+            yield Comment("The file is made as said above. A tree with other lines there is refused by `git apply`.")
             if source.submodules:
                 yield Folder(top)
             yield Copy((path,), f"/{PATCHES}/")
@@ -259,7 +265,10 @@ class _Maker:
             install = requests.build["args"]["requests"][0]["args"]
             every = steps.variables(variant, install.get("build") or {})
             seen = {name: value for name, value in every.items() if not name.startswith(_AT_RUN)}
-            gpus = " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability."
+            gpus = (
+                " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability, unless a "
+                "setup.py names its own."
+            )
             yield Comment(
                 "The sources, each built by its own setup.py or pyproject.toml with the packages above, not in "
                 "isolation, and imported. A fixed date and hash seed keep times and chance orders out of what is built."

@@ -7,7 +7,8 @@ exists once. Stages in pairs, so that what has no source in it outlives a change
     packages    build       have compilers and need no network
     installed   runtime     what runs
 
-Where the system lacks something, `compilers` and `libraries` put it, with a network, under `packages` and `installed`.
+Where an image lacks something of its distribution, `compilers` and `libraries` put it, with a network, under `packages`
+and `installed`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.text import plural
 
 NODE = "envbuild-node.pyz"
+_SYSTEM = ("compilers", "libraries")
 INDEXES = "indexes.json"
 ENTRY = "entrypoint.sh"
 USER = 10001
@@ -52,6 +54,9 @@ SLIM = (
 NETWORK = (
     "What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes "
     "one an error."
+)
+_KEY = (
+    "NVIDIA changed its apt key in April 2022, so its own list in older images would fail; nothing is wanted from it."
 )
 GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
 WHO = "The image runs as this user, not as root; this is its home."
@@ -159,7 +164,10 @@ def written(variant: Variant) -> list[str]:
 def about_written(variant: Variant) -> str:
     """Why folders of sources belong to the user."""
     names = [f"{each.name}/{path}" for each in variant.sources if each.install != "wheel" for path in each.generated]
-    return f"A run may write these beside its sources: {', '.join(names)}. Elsewhere the user has its home and /tmp."
+    return (
+        f"A run makes {', '.join(names)} beside its sources, so the user owns these folders and may replace any file "
+        "in them; elsewhere it has its home and /tmp."
+    )
 
 
 def about_variables(target: str) -> str:
@@ -208,13 +216,12 @@ class _Maker:
         fetched = [self._stage("fetch", self.place.fetch, self._fetch())]
         if self.requests.sources is not None:
             fetched.append(self._stage("sources", self.place.fetch, self._sources()))
-        system, compilers, libraries = list[Stage](), None, None
-        if self.place.system is not None:
-            compilers, libraries = "compilers", "libraries"
-            system = [
-                self._stage(compilers, self.place.build, _system(self.place.system, "to compile against")),
-                self._stage(libraries, self.place.runtime, _system(self.place.system, "at run time")),
-            ]
+        place, system = self.place, list[Stage]()
+        if place.system is not None or place.lacks:
+            system.append(self._stage("compilers", place.build, _for_building(place)))
+        if place.system is not None:
+            system.append(self._stage("libraries", place.runtime, _system(place.system, "at run time")))
+        compilers, libraries = (next((each.name for each in system if each.name == name), None) for name in _SYSTEM)
         return (
             Stage("wheelhouse", "scratch", None, ()),
             *fetched,
@@ -244,8 +251,8 @@ class _Maker:
             Folder(self.folder),
             Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
             Comment(
-                "Downloads the packages and tools of fetch.json from the indexes of indexes.json and compares the "
-                "sha256 of each. Optional secrets: mirrors (pip.conf), logins (netrc), certificates."
+                "Downloads packages and tools of fetch.json from their indexes (addresses: indexes.json) or urls, and "
+                "compares the sha256 of each. Optional secrets: mirrors (pip.conf), logins (netrc), certificates."
             ),
             self._fetching("fetch.json", "pip.conf"),
         )
@@ -255,8 +262,8 @@ class _Maker:
             Folder(self.folder),
             Copy((NODE, "sources.json"), self.folder + "/"),
             Comment(
-                "Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched and "
-                "what bundles the wheelhouse has."
+                "Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched, and "
+                "bundles NAME-COMMIT-TREE.bundle (12 digits of the tree) of the wheelhouse."
             ),
             self._fetching("sources.json", "gitconfig"),
         )
@@ -281,7 +288,10 @@ class _Maker:
             *self._archives(),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
-            Comment("Installs the packages of packages.json, reads every file against its RECORD, and imports them."),
+            Comment(
+                "Installs the packages of packages.json and compares every file with its RECORD and every version with "
+                f"the lock's{'; imports torch' * bool(self.requests.variant.torch)}."
+            ),
             Run(self._building("packages.json")),
         )
 
@@ -297,9 +307,9 @@ class _Maker:
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
             Comment(
-                f"{self._how_built()}Imports the other modules of variant.json and stamps the "
-                "environment (the hash of every file). What is new goes to `added`, which the image that "
-                f"runs copies, with the link current/{self.lock.stack} to the environment."
+                f"{self._how_built()}Imports the modules of variant.json (without a GPU; no kernel runs) and stamps "
+                "the environment (the hash of every file). What is new goes to `added`, which the image that runs "
+                f"copies, with the link current/{self.lock.stack} to the environment."
             ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
@@ -339,10 +349,7 @@ class _Maker:
         return (
             Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
             *self._owned(),
-            Comment(
-                f"{about_variables(self.target)} The entry point sets them too, and those that depend on a host's "
-                "files; RUN, `docker exec` and other entry points do without it."
-            ),
+            Comment(f"{about_variables(self.target)}{self._by_file()}"),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
             Comment(GIVEN),
@@ -351,6 +358,14 @@ class _Maker:
             Arg("REVISION"),
             self._labels(self.requests.variant),
             Start(USER, HOME, ("/bin/sh", f"{self.folder}/{ENTRY}"), ("python",)),
+        )
+
+    def _by_file(self) -> str:
+        """Which variables the entry point alone sets."""
+        paths = {name: value["path"] for name, value in self.requests.variables.items() if not isinstance(value, str)}
+        return "".join(
+            f" {name} is set by the entry point where {path} is there (a host's: `-v {path}:{path}:ro`)."
+            for name, path in paths.items()
         )
 
     def _environment(self, current: str) -> dict[str, str]:
@@ -398,11 +413,22 @@ class _Maker:
             },
         )
 
+    def _kept(self) -> str:
+        """Lines that keep what a container was started with, as activate.sh sets its variables whatever they are."""
+        names = [name for name, value in self.requests.variables.items() if isinstance(value, str)]
+        if not names:
+            return ""
+        kept = "".join(f' \\\n    ${{{name}+"{name}=${name}"}}' for name in names)
+        return (
+            f'# These stay as the container was given them: `-e NAME=VALUE`, else the image.\nset -- env{kept} "$@"\n'
+        )
+
     def _entry(self) -> str:
         return (
             "#!/bin/sh\n"
             "# Loads the environment, with the variables that depend on what is there, and becomes the command.\n"
             "set -eu\n"
+            f"{self._kept()}"
             f". {self.prefix}/current/{self.lock.stack}/.envbuild/activate.sh\n"
             'exec "$@"\n'
         )
@@ -418,6 +444,19 @@ def _user() -> str:
     return " && ".join(words)
 
 
+def _for_building(place: Place) -> tuple[Instruction, ...]:
+    found = _system(place.system, "to compile against") if place.system is not None else ()
+    if not place.lacks:
+        return found
+    names = " ".join(place.lacks)
+    line = (
+        "rm -f /etc/apt/sources.list.d/cuda*.list && apt-get update"
+        f" && apt-get install -y --no-install-recommends {names} && rm -rf /var/lib/apt/lists/*"
+    )
+    why = f"Needed to build the sources, and not in this image: {names}, as the archive has it today."
+    return (*found, Comment(f"{why} {_KEY}" if not found else why), Run(line, ignore=("DL3008",)))
+
+
 def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
     names = " ".join(system.packages)
     line = (
@@ -428,9 +467,6 @@ def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
         " && rm -rf /var/lib/apt/lists/*"
     )
     return (
-        Comment(
-            f"Needed {why}; versions are those of the archive's snapshot of that day. NVIDIA changed its apt key in "
-            "April 2022, so its own list in older images would fail; nothing is wanted from it."
-        ),
+        Comment(f"Needed {why}; versions are those of the archive's snapshot of that day. {_KEY}"),
         Run(line, ignore=("DL3008",)),
     )

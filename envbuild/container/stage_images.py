@@ -15,7 +15,8 @@ from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
 class Place:
     """Images by stage. `python`: the interpreter in the image, None: a standalone build goes in.
 
-    `glibc` is empty where nobody said it; `cuda` is the release of the toolkit in the build image.
+    `glibc` is empty where nobody said it; `cuda` is the release of the toolkit in the build image. `lacks`:
+    packages that the build image does not have, for building alone.
     """
 
     fetch: str
@@ -25,6 +26,7 @@ class Place:
     glibc: Numbers
     cuda: str | None = None
     system: SystemPackages | None = None
+    lacks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -76,6 +78,7 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
         glibc=numbers(given.glibc) if given.glibc or given.base else found.glibc,
         cuda=found.cuda,
         system=None if given.base else system,
+        lacks=() if given.base else found.lacks,
         notes=notes,
     )
 
@@ -96,7 +99,8 @@ def _on_nothing(variant: Variant, containers: Containers) -> Place:
         words = {"version": image.version, "os": image.os}
         build = containers.cuda_images.build.format(**words)
         runtime = containers.cuda_images.runtime.format(**words)
-        return Place(containers.fetch, build, runtime, None, numbers(image.glibc), cuda)
+        lacks = containers.cuda_images.lacks
+        return Place(containers.fetch, build, runtime, None, numbers(image.glibc), cuda, lacks=lacks)
     plain = containers.plain
     runtime = plain.runtime.format(python=variant.python)
     build = plain.build.format(python=variant.python) if variant.sources else runtime

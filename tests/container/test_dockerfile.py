@@ -223,8 +223,8 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     recipe = recipe_for(Choice("torch-smoke"))
     made = replace(recipe, stack="s", stages=stages, notes=("A note.",))
     assert render(made).splitlines()[2:] == [
-        f"# s, profile exact, variant {recipe.variant.id} of its lock,",
-        f"# whose digest is {recipe.variant.digest}",
+        f"# s, profile exact, variant {recipe.variant.id} of its lock;",
+        f"# digest of the variant, computed by envbuild: {recipe.variant.digest}",
         "# A note.",
         "",
         WHEELHOUSE,
@@ -327,6 +327,39 @@ def test_compiled_stacks_get_the_toolkit_of_their_torch_and_run_without_a_compil
     alpa, alcf = recipes["megatron-alpa"], recipes["megatron-deepspeed-alcf"]
     assert alpa.stage("runtime").image == alpa.stage("build").image.replace("-devel-", "-runtime-")
     assert alcf.stage("runtime").image == alcf.stage("build").image
+
+
+def test_images_of_nvidias_toolkit_get_git_for_building_alone(recipes: dict[str, ImageRecipe]) -> None:
+    for name, recipe in recipes.items():
+        stages = {stage.name: stage for stage in recipe.stages}
+        lines = {stage: [each.line for each in stages[stage].instructions if isinstance(each, Run)] for stage in stages}
+        toolkit = stages["build" if "compilers" not in stages else "compilers"].image.startswith(
+            "docker.io/nvidia/cuda:"
+        )
+        assert toolkit == any(" git " in line for line in lines.get("compilers", [])), name
+        assert not any(
+            " git " in line for stage in ("libraries", "installed", "runtime") for line in lines.get(stage, [])
+        )
+    assert "compilers" in {
+        stage.name
+        for stage in plain.make_plain(recipes["opt-175b"]).stages  # Apex's setup.py calls it
+    }
+    own = recipe_for(Choice("opt-175b", given=Given(base="localhost/mine", glibc="2.31")))
+    assert "compilers" not in {stage.name for stage in own.stages}
+
+
+def test_the_entry_point_keeps_what_a_container_was_started_with(
+    recipes: dict[str, ImageRecipe], tmp_path: Path
+) -> None:
+    entry = recipes["opt-175b"].files["entrypoint.sh"].replace("/opt/envbuild", str(tmp_path))
+    activate = tmp_path / "current/opt-175b/.envbuild/activate.sh"
+    activate.parent.mkdir(parents=True)
+    activate.write_text("export NCCL_SOCKET_IFNAME=eth0 UCX_NET_DEVICES=eth0 NCCL_TOPO_FILE=/topo\nunset PYTHONPATH\n")
+    shown = 'echo "$NCCL_SOCKET_IFNAME $UCX_NET_DEVICES $NCCL_TOPO_FILE ${PYTHONPATH-none} $1 $2"'
+    given = {"PATH": os.environ["PATH"], "NCCL_SOCKET_IFNAME": "ib 0", "PYTHONPATH": "/host"}
+    command = ["/bin/sh", "-c", entry, "sh", "sh", "-c", shown, "sh", "a b", "c"]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+    assert done.stdout == "ib 0 eth0 /topo none a b c\n"
 
 
 def test_a_build_holds_the_same_requests_as_the_planner_and_no_secret() -> None:
