@@ -13,6 +13,7 @@ from envbuild.lock.files import read_lock
 from envbuild.model import file_list
 from envbuild.model.lock import Variant
 from tests.e2e.world import MINOR, World
+from tests.support.need import need
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,7 @@ def test_a_forged_number_is_exit_5_with_its_code(shared: World) -> None:
 def test_a_report_is_signed_copied_and_verified_by_name_from_the_command_line(shared: World) -> None:
     world = shared
     key = world.top / "key"
+    need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     signers = world.top / "signers"
     signers.write_text(f"author@example.org {key.with_suffix('.pub').read_text()}")

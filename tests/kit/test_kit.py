@@ -36,6 +36,7 @@ from tests.report import samples
 from tests.report.recheck.test_verify import add, cut, swap
 from tests.report.sealed import RUN, Sealed
 from tests.report.test_publish import CANARIES, telling
+from tests.support.need import need
 from tests.test_docs import COMMAND, walked
 
 LOCK = "torch-smoke.exact.lock.toml"
@@ -176,6 +177,7 @@ def test_a_published_kit_names_nobody_and_a_full_one_keeps_everything(tmp_path: 
 
 def test_the_report_of_a_kit_can_be_signed_and_a_full_kit_keeps_a_signature(report: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
+    need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     signers = tmp_path / "signers"
     signers.write_text(f'ada@example.org namespaces="envbuild" {key.with_suffix(".pub").read_text()}')
@@ -641,6 +643,7 @@ def test_the_command_warns_of_the_key_in_a_published_kit_and_of_no_document_that
     report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = tmp_path / "key"
+    need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     wanted = ["kit", str(report), "--key", str(key), "--without-document", "--out"]
     command.main([*wanted, str(tmp_path / "kit")], standalone_mode=False)

@@ -26,6 +26,7 @@ from envbuild.report.sign import sign_report
 from envbuild.report.ssh_signature import sign
 from envbuild.report.statement import PREDICATE, pae, seal, statement, unseal
 from tests.report.sealed import RUN, Sealed
+from tests.support.need import need
 
 NAME = "author@example.org"
 
@@ -36,6 +37,7 @@ class Keys:
     def __init__(self, folder: Path) -> None:
         """Make them."""
         self.own, self.other = folder / "own", folder / "other"
+        need("ssh-keygen")
         for key in (self.own, self.other):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)], check=True)
         self.signers = folder / "allowed_signers"

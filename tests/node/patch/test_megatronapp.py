@@ -15,6 +15,7 @@ import pytest
 from envbuild.node.protocol import NodeError
 from tests.node import edit_samples
 from tests.node.patch_support import apply, write
+from tests.support.need import need
 
 SCHEDULES, TRANSFER = "Megatron/megatron/core/pipeline_parallel/schedules.py", "shm_tensor_new_rdma.cpp"
 
@@ -54,6 +55,7 @@ def one_node(folder: Path, transfer: int = 0) -> int:
 def test_transfers_of_one_node_compile_without_rdma_core_and_say_so_between_nodes(tmp_path: Path) -> None:
     assert one_node(tmp_path) == 5
     program = tmp_path / "transfer"
+    need("g++")
     command = ["g++", "-std=c++17", "-Wall", "-Werror", "-Wno-unused-function", TRANSFER, "-o", str(program)]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     said = [subprocess.run([str(program), *more], capture_output=True, text=True).stdout for more in ([], ["other"])]
@@ -123,6 +125,7 @@ struct Module {
 
 def test_threads_that_take_pythons_lock_are_waited_for_without_it(tmp_path: Path) -> None:
     program = "import shm_tensor_new_rdma as m; m.thread_pool(); m.join_threads(); print('joined')"
+    need("g++")
     ended = {}
     for name in ("before", "after"):
         folder = tmp_path / name

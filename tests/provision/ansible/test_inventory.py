@@ -19,6 +19,7 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Connection
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.transport.ssh_config import arguments
+from tests.support.need import need
 
 
 class _Loader(yaml.SafeLoader):
@@ -132,6 +133,7 @@ def test_ssh_inventory_quotes_paths_with_spaces_and_percent_signs(tmp_path: Path
     lines = file.read_text().splitlines()
     assert f'UserKnownHostsFile "{str(known).replace("%", "%%")}"' in lines
     assert {"StrictHostKeyChecking yes", "BatchMode yes", "# mine"} <= set(lines)
+    need("ssh")
     ssh = subprocess.run(["ssh", *options, "-G", "gpu1"], capture_output=True, text=True, check=True).stdout
     assert f"userknownhostsfile {known}" in ssh.replace("%%", "%")
 

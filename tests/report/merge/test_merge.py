@@ -27,6 +27,7 @@ from envbuild.report.sign import sign_report
 from envbuild.report.view import make_view
 from tests.report.recheck.test_verify import add, cut
 from tests.report.sealed import RUN, Sealed
+from tests.support.need import need
 
 OTHER = "20260302T100000Z-5e5e"
 
@@ -91,6 +92,7 @@ def test_the_order_of_the_parts_changes_nothing(made: Path, tmp_path: Path) -> N
 
 def test_parts_keep_their_bytes_and_their_signatures(tmp_path: Path) -> None:
     key = tmp_path / "key"
+    need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     signers = tmp_path / "signers"
     signers.write_text(f'ada@example.org namespaces="envbuild" {key.with_suffix(".pub").read_text()}')
