@@ -21,7 +21,7 @@ from envbuild.lock.files import read_lock, write_lock
 from envbuild.model.lock import Variant
 from envbuild.provision.contact.payload import uv_tool
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
-from tests.support import forked
+from tests.support import forked, known_pythons
 
 __all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "lines_until", "site", "snapshot"]
 
@@ -81,6 +81,7 @@ class World:
         self.runs = top / "runs"
         for folder in (self.home / ".config" / "uv", self.work, self.wheels, self.hub):
             folder.mkdir(parents=True, exist_ok=True)
+        known_pythons.tell(self.home / ".cache" / "uv")
         (self.home / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
         (self.home / ".gitconfig").write_text(
             f'[url "file://{self.hub}/"]\n\tinsteadOf = https://git.example.org/\n[protocol "file"]\n\tallow = always\n'

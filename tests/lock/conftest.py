@@ -10,6 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index
 from envbuild.lock.readers.torch_wheels import Supply, TorchRecords
 from envbuild.model.lock import ArtifactFile
+from tests.support import known_pythons
 from tests.support.repositories import git
 
 
@@ -23,6 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(folder))
     (folder / ".config" / "uv").mkdir(parents=True)
     (folder / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
+    known_pythons.tell(tmp_path / "uv-cache")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     (folder / ".gitconfig").write_text("[user]\nname = t\nemail = t@example.org\n[init]\ndefaultBranch = main\n")

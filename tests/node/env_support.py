@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 
 from envbuild.node.env import activate, verify
 from envbuild.node.packs import provide
+from tests.support import known_pythons
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
 
@@ -72,15 +70,6 @@ def make_variant(packages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return plain
 
 
-@functools.cache
-def _known_python() -> tempfile.TemporaryDirectory[str]:
-    """A cache of uv that knows the interpreter: to ask one takes uv longer than all else that it does here."""
-    folder = tempfile.TemporaryDirectory(prefix="uv-cache-")
-    argv = [uv_path(), "python", "find", "--no-config", "--no-project", "--cache-dir", folder.name, PYTHON]
-    subprocess.run(argv, check=True, capture_output=True)
-    return folder
-
-
 class Node:
     """A prefix with its wheels; `install`, `activate` and `verify` call the verbs in this process."""
 
@@ -90,7 +79,7 @@ class Node:
         self.wheels = top / "wheels"
         self.wheels.mkdir(parents=True, exist_ok=True)
         self.cache = top / "cache"
-        shutil.copytree(_known_python().name, self.cache, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
+        known_pythons.tell(self.cache)
         self.stack = stack
         self.python = PYTHON
         self.run = "run-1"
