@@ -153,6 +153,7 @@ def over_ssh(world: World, *more: str) -> Done:
     return world.run("bench", "./timed.yaml", *given, timeout=240)
 
 
+@pytest.mark.slow
 def test_a_run_over_ssh_is_measured_in_the_environment_of_its_node(ssh: World) -> None:
     done = over_ssh(ssh)
     assert done.rc == 0, (done.out[-2000:], done.err)
@@ -165,6 +166,7 @@ def test_a_run_over_ssh_is_measured_in_the_environment_of_its_node(ssh: World) -
     assert list((ssh.prefix / "launches").glob("timed-*")), "what it writes lies below the prefix of the node"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "says"), [("1 hang", "timed out after {deadline:g} s"), ("1 crash", "it ended with exit code 3")]
 )

@@ -30,6 +30,18 @@ def _unrecorded(variant: dict[str, Any]) -> None:
 @pytest.fixture
 def beta(world: World) -> Path:
     """A stack of `alpha`, which is recorded, and `beta`, which is not; the wheel of `beta`."""
+    return half_recorded(world)
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, dict[str, Any], Path]:
+    """A world where that is built, the evidence of its node, and the wheel, for tests that leave all of it as it is."""
+    world = World(tmp_path_factory.mktemp("trusted"))
+    wheel = half_recorded(world)
+    return world, world.built(TRUST), wheel
+
+
+def half_recorded(world: World) -> Path:
     world.wheel("alpha")
     wheel = world.wheel("beta")
     edit_lock(world.lock(world.stack(packages=("alpha==1.0", "beta==1.0"))), _unrecorded)
@@ -108,8 +120,10 @@ def test_the_shipped_lock_is_left_alone_and_the_environment_is_named_by_what_cam
     assert ours["variant_digest"] not in before.decode()
 
 
-def test_a_second_run_has_nothing_to_do_and_still_says_so(world: World, beta: Path) -> None:
-    first = world.built(TRUST)
+def test_a_second_run_has_nothing_to_do_and_still_says_so(
+    trusted: tuple[World, dict[str, Any], Path],
+) -> None:
+    world, first, beta = trusted
     for more in ((), (TRUST,)):
         done = world.provision(*more)
         assert (done.rc, done.node["status"]) == (0, "unchanged")
@@ -120,16 +134,21 @@ def test_a_second_run_has_nothing_to_do_and_still_says_so(world: World, beta: Pa
     assert verified.rc == 0 and verified.json["deviations"]
 
 
-def test_a_user_without_the_record_finds_the_same_environment_again(world: World, beta: Path) -> None:
-    first = world.built(TRUST)
+def test_a_user_without_the_record_finds_the_same_environment_again(
+    trusted: tuple[World, dict[str, Any], Path],
+) -> None:
+    world, first, _ = trusted
     other = {"XDG_DATA_HOME": str(world.top / "other")}
     refused(world, "hash-unrecorded", env=other)
     again = world.built(TRUST, env=other)
     assert (again["environment"], again["status"]) == (first["environment"], "unchanged")
 
 
-def test_a_file_that_changed_is_refused_and_nothing_new_is_made_current(world: World, beta: Path) -> None:
-    world.built(TRUST)
+def test_a_file_that_changed_is_refused_and_nothing_new_is_made_current(
+    trusted: tuple[World, dict[str, Any], Path],
+) -> None:
+    world, _, beta = trusted
+    honest = beta.read_bytes()
     before, seen = os.readlink(world.prefix / "current" / "tiny"), sha256(beta)
     built = snapshot(world.current)
     world.wheel("beta", files=EVIL)
@@ -143,6 +162,7 @@ def test_a_file_that_changed_is_refused_and_nothing_new_is_made_current(world: W
     refused(world, "hash-mismatch", TRUST, env=elsewhere)
     assert not list((world.top / "prefix2" / "envs").iterdir())
     assert [use["sha256"] for use in record(world)] == [seen]
+    beta.write_bytes(honest)
 
 
 @pytest.mark.slow

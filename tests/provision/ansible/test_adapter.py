@@ -109,6 +109,7 @@ def test_steps_run_in_order_and_requests_arrive_literally(tmp_path: Path, way: s
     assert result.nodes == {"localhost": ended[1]}
 
 
+@pytest.mark.slow
 def test_a_step_starts_no_module_of_ansible_on_its_node(tmp_path: Path) -> None:
     program, request = tmp_path / "program.sh", tmp_path / "install.json"
     program.write_text("""read -r asked; printf '{"ok": true, "changed": true, "asked": %s}' "$asked"\n""")
@@ -132,6 +133,7 @@ def test_a_failed_step_ends_its_node_and_keeps_rc_and_output(tmp_path: Path, way
     assert (last.rc, json.loads(last.stdout)["ok"]) == (5, False)
 
 
+@pytest.mark.slow
 def test_nodes_do_not_wait_for_each_other_and_one_failure_leaves_the_others(tmp_path: Path) -> None:
     good = _inventory(tmp_path, {"install": {}, "smoke": {}}, ("one", "two"))
     (tmp_path / "bad").mkdir()
@@ -146,6 +148,7 @@ def test_nodes_do_not_wait_for_each_other_and_one_failure_leaves_the_others(tmp_
     }
 
 
+@pytest.mark.slow
 def test_no_secret_of_the_environment_is_kept_in_the_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +166,7 @@ def test_no_secret_of_the_environment_is_kept_in_the_run_directory(
     assert [str(path) for path in files if canary.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -252,6 +256,7 @@ def test_sigterm_stops_the_run_and_the_handler_is_put_back(tmp_path: Path, way: 
     assert not alive(_await(pid_file))
 
 
+@pytest.mark.slow
 def test_a_playbook_that_ansible_cannot_run_is_a_coded_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "provision.yml").write_text("- hosts: nodes\n  tasks:\n    - no_such_module: {}\n")
     monkeypatch.setattr(resources, "playbooks", lambda: tmp_path)
@@ -261,6 +266,7 @@ def test_a_playbook_that_ansible_cannot_run_is_a_coded_error(tmp_path: Path, mon
     assert "no_such_module" in caught.value.why
 
 
+@pytest.mark.slow
 def test_a_node_without_a_working_python_fails_alone(tmp_path: Path) -> None:
     inventory = _inventory(tmp_path, {"smoke": {}})
     host = NodeHost("localhost", "/nowhere/python3", inventory.hosts[0].pyz, inventory.hosts[0].requests)

@@ -217,6 +217,7 @@ def test_a_source_with_another_tree_is_refused_and_not_kept(tmp_path: Path, sour
     assert not list((tmp_path / "cache").rglob("*.bundle"))
 
 
+@pytest.mark.slow
 def test_the_playbook_unpacks_a_delivery_into_the_store_and_again_where_it_is_sent_again(tmp_path: Path) -> None:
     (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"wheel")
     (tmp_path / "s.bundle").write_bytes(b"bundle")
