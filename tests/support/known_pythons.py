@@ -14,8 +14,8 @@ from uv import find_uv_bin
 
 
 def tell(cache: Path) -> None:
-    """Make a new cache of uv that knows the Python of the tests and the one below it."""
-    shutil.copytree(_asked().name, cache, ignore=shutil.ignore_patterns(".*"))
+    """Let a cache of uv know the Python of the tests and the one below it."""
+    shutil.copytree(_asked().name, cache, ignore=shutil.ignore_patterns(".*"), dirs_exist_ok=True)
 
 
 @functools.cache
