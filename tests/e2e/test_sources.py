@@ -174,6 +174,7 @@ def test_d04_a_users_sources_of_three_backends_need_no_word_about_build_tools(wo
     assert world.python("import hatched, tooled, legacy; hatched.main()") == "hatched"
 
 
+@pytest.mark.slow
 def test_d09_a_mirror_that_lost_an_object_is_one_error_for_every_verb(world: World) -> None:
     pinned = source(world)
     world.tiny(sources=[{**pinned, "install": "path"}])

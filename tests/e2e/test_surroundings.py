@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 from tests.e2e.world import World, drift
 
 
@@ -30,6 +32,7 @@ def test_a_prefix_with_template_marks_is_refused(world: World) -> None:
     assert list(world.top.glob("*lookup*")) == []
 
 
+@pytest.mark.slow
 def test_a_bare_environment_without_utf8_in_a_folder_that_cannot_be_written(world: World) -> None:
     world.tiny(environment={"GREETING": "grüß"})
     kept = ("PATH", "HOME", "ENVBUILD_PREFIX", "ENVBUILD_RUNS", "PIP_CONFIG_FILE", "PIP_FIND_LINKS")

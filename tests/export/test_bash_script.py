@@ -407,6 +407,7 @@ def test_what_is_compiled_in_its_own_tree_is_imported_too(install: str) -> None:
     assert made < used < proven
 
 
+@pytest.mark.slow
 def test_d01_the_script_installs_an_editable_source_of_old_setuptools(tmp_path: Path, home: Path) -> None:
     need_compiler()
     wheels = tmp_path / "wheels"

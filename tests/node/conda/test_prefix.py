@@ -122,6 +122,7 @@ def test_a_second_install_changes_nothing_and_a_missing_record_is_drift(conda_no
     assert "tool-2.0-h1_3 is missing" in caught.value.why
 
 
+@pytest.mark.slow
 def test_a_repair_builds_again_and_a_removal_leaves_nothing(conda_node: CondaNode) -> None:
     variant = conda_node.variant(conda_node.add(TOOL))
     environment = conda_node.build(variant)
@@ -222,6 +223,7 @@ def test_an_extension_is_compiled_against_the_conda_python(conda_node: CondaNode
     assert include.startswith(str(environment)) and prefix == str(environment)
 
 
+@pytest.mark.slow
 def test_a_pack_of_a_conda_environment_has_the_root_of_what_went_in(conda_node: CondaNode) -> None:
     variant = conda_node.variant(conda_node.add(TOOL, PURE))
     environment = conda_node.build(variant)
