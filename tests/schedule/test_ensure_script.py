@@ -63,7 +63,7 @@ class Disk:
         (self.shared / "ensure").mkdir(parents=True)
         (self.prefix / "current" / "demo" / ".envbuild").mkdir(parents=True)
         variables = {"A": "it's $(touch x) `id`", "B": {"path": str(top), "if": "exists"}, "EMPTY": "",
-                     "C": "export D=1", "GONE": {"path": "/nonexistent", "if": "exists"}}  # fmt: skip
+                     "C": "export D=1", "GONE": {"path": str(top / "gone"), "if": "exists"}}  # fmt: skip
         text = activation_files.activate_sh(str(self.prefix / "envs" / "x"), "demo", variables)
         (self.prefix / "current" / "demo" / ".envbuild" / "activate.sh").write_text(text)
         (self.shared / "ensure" / "demo.sh").write_text(

@@ -173,7 +173,7 @@ def test_values_arrive_literally_through_a_module(node: Node) -> None:
     if program is None or shutil.which("tclsh") is None:
         pytest.skip("no environment-modules (apt-get install environment-modules tcl): `module load` not tried")
     values = {key: value for key, value in NASTY.items() if value}
-    variables = {**values, "I_GONE": {"path": "/nonexistent", "if": "exists"}}
+    variables = {**values, "I_GONE": {"path": str(node.top / "gone"), "if": "exists"}}
     environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
     env = {**os.environ, "MODULEPATH": str(node.prefix / "modulefiles"), "LC_ALL": "C.UTF-8"}
     done = subprocess.run([program, "sh", "load", "envbuild/demo"], capture_output=True, text=True, env=env, check=True)
