@@ -140,7 +140,7 @@ def _post(instruction: Instruction) -> list[str]:
     """Lines of %post; what a variable of the Dockerfile would say is set in the shell."""
     match instruction:
         case Comment(text):
-            return [f"    {line}" for line in comment_lines(text)]
+            return comment_lines(text, "    ")
         case Arg(name, default) if default and name.startswith("ENVBUILD_"):
             return [f"    export {name}={shlex.quote(default)}"]
         case Folder(path):

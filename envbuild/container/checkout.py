@@ -38,7 +38,7 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
         *(replace(each, instructions=tuple(_moved(each, recipe.stack))) for each in rest),
     )
     usage = f"In the root of a checkout: `docker build -f {_folder(recipe)}/Dockerfile .` (podman and buildah alike)."
-    plain = "" if recipe.variant.conda else " The same in plain commands: Dockerfile.plain."
+    plain = "" if recipe.variant.conda else " Without envbuild, its stamp and entry point: Dockerfile.plain."
     read = "The steps of a stage are in the .json of its name; variant.json is all of it, as locked."
     return replace(recipe, stages=stages, notes=(f"In it: {recipe.contents}.{plain}", read, usage, *recipe.notes))
 

@@ -137,11 +137,12 @@ def _lines(instruction: Instruction) -> list[str]:
             return [*lines[:2], f"ENTRYPOINT {json.dumps(list(entry))}", lines[2]] if entry else lines
 
 
-def comment_lines(text: str) -> list[str]:
-    """Comment lines, no longer than the others."""
+def comment_lines(text: str, indent: str = "") -> list[str]:
+    """Comment lines after `indent`, no longer than the others."""
     import textwrap
 
-    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), _WIDTH - 2, break_on_hyphens=False)]
+    begin = f"{indent}# "
+    return [begin + line for line in textwrap.wrap(" ".join(text.split()), _WIDTH - len(begin), break_on_hyphens=False)]
 
 
 def _run(run: Run) -> list[str]:

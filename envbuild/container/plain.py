@@ -74,13 +74,12 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
         f"In it: {recipe.contents}; every package with version and sha256 in requirements*.txt.",
-        f"Stages: `tools` downloads what installs, {'`sources` the sources, ' * sources}`packages` downloads and "
-        f"installs the packages, `build` {'compiles the sources and ' * sources}imports the modules named there, "
-        f"`runtime` is the image{lacks}.",
+        f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}`packages` "
+        f"downloads and installs the packages, `build` {'compiles the sources and ' * sources}imports the modules "
+        f"named there, `runtime` is the image{lacks}.",
         f"The other form, Dockerfile, installs the same packages{' and sources' * sources} at the same path, with "
-        "envbuild's checks, a stamp (the hash of every file) and an entry point.",
-        f"In this folder: `docker build -f {DOCKERFILE} .` (BuildKit, podman or buildah). "
-        + f"It is for {recipe.variant.machine}. {_about_patches(recipe)}",
+        "envbuild's checks, a stamp (hashes of its files) and an entry point.",
+        f"For {recipe.variant.machine}, with BuildKit, podman or buildah: {_how(recipe)}",
     )
     return replace(
         recipe,
@@ -91,15 +90,17 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     )
 
 
-def _about_patches(recipe: ImageRecipe) -> str:
-    """What has to be there first."""
+def _how(recipe: ImageRecipe) -> str:
+    """The command that builds it, and what has to be there first."""
+    command = f"`docker build -f {DOCKERFILE} .`"
     names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe))
     if not names:
-        return "It needs no envbuild."
+        return f"{command} in this folder. It needs no envbuild."
     return (
-        f"It needs {names}, not committed as a diff quotes its source. `envbuild image dockerfile {recipe.stack}"
-        f"{recipe.options} --plain -o FOLDER` (envbuild is installed with `pip install .` in the root of its "
-        "repository; it needs git and a network) makes it from the commits below, in a FOLDER with all: build there."
+        f"{command} in a folder that also has {names}, not committed as a diff quotes its source. `envbuild image "
+        f"dockerfile {recipe.stack}{recipe.options} --plain -o FOLDER` (envbuild is installed with `pip install .` "
+        "in the root of its repository; it needs git and a network) writes such a FOLDER, its diffs made from the "
+        "commits below."
     )
 
 
@@ -284,8 +285,8 @@ class _Maker:
         last += [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
         last += [f"rm -f {self._site}/*.dist-info/uv_cache.json"]
         yield Comment(
-            "The import test; it needs no GPU, and no kernel is run. uv_cache.json goes: it has the time of "
-            "installing, in which two builds differ."
+            "The import test, in this stage, not in the image that runs; it needs no GPU, and no kernel is run. "
+            "uv_cache.json goes: it has the time of installing, in which two builds differ."
         )
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 

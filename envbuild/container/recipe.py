@@ -53,7 +53,7 @@ SLIM = (
 )
 NETWORK = (
     "What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes "
-    "one an error."
+    "a network that is there an error."
 )
 _KEY = (
     "NVIDIA changed its apt key in April 2022, so its own list in older images would fail; nothing is wanted from it."
@@ -165,8 +165,8 @@ def about_written(variant: Variant) -> str:
     """Why folders of sources belong to the user."""
     names = [f"{each.name}/{path}" for each in variant.sources if each.install != "wheel" for path in each.generated]
     return (
-        f"A run makes {', '.join(names)} beside its sources, so the user owns these folders and may replace any file "
-        "in them; elsewhere it has its home and /tmp."
+        f"Builds and runs make {', '.join(names)} beside sources. The user owns these folders, so that a run can, and "
+        "may replace any file in them; elsewhere it has its home and /tmp."
     )
 
 
@@ -308,8 +308,9 @@ class _Maker:
             Copy(("variant.json", "build.json"), self.folder + "/"),
             Comment(
                 f"{self._how_built()}Imports the modules of variant.json (without a GPU; no kernel runs) and stamps "
-                "the environment (the hash of every file). What is new goes to `added`, which the image that runs "
-                f"copies, with the link current/{self.lock.stack} to the environment."
+                "the environment (hashes of its files, but of byte code and what sources generate). What is new "
+                f"goes to `added`, which the image that runs copies, with the link current/{self.lock.stack} to the "
+                "environment."
             ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()

@@ -40,8 +40,8 @@ Stage: fetch
 %post
     set -eu
     cd /opt/envbuild/image
-    # Downloads packages and tools of fetch.json from their indexes (addresses: indexes.json) or urls, and compares the
-    # sha256 of each. Optional secrets: mirrors (pip.conf), logins (netrc), certificates.
+    # Downloads packages and tools of fetch.json from their indexes (addresses: indexes.json) or urls, and compares
+    # the sha256 of each. Optional secrets: mirrors (pip.conf), logins (netrc), certificates.
     python3 envbuild-node.pyz image < fetch.json
 
 Bootstrap: docker
@@ -60,16 +60,16 @@ Stage: build
 
 %post
     set -eu
-    # What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes one
-    # an error.
+    # What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes a
+    # network that is there an error.
     export ENVBUILD_NETWORK=any
     cd /opt/envbuild/image
-    # Installs the packages of packages.json and compares every file with its RECORD and every version with the lock's;
-    # imports torch.
+    # Installs the packages of packages.json and compares every file with its RECORD and every version with the
+    # lock's; imports torch.
     PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < packages.json
-    # Imports the modules of variant.json (without a GPU; no kernel runs) and stamps the environment (the hash of every
-    # file). What is new goes to `added`, which the image that runs copies, with the link current/torch-smoke to the
-    # environment.
+    # Imports the modules of variant.json (without a GPU; no kernel runs) and stamps the environment (hashes of its
+    # files, but of byte code and what sources generate). What is new goes to `added`, which the image that runs
+    # copies, with the link current/torch-smoke to the environment.
     PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < build.json
 
 Bootstrap: docker
