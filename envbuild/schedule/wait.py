@@ -21,10 +21,9 @@ SOON = 1.0
 # A slurmctld that is restarted or fails over is back within minutes.
 PATIENCE = 1800.0
 # Slurm's reasons for which a job waits that asks for more than it may have, where the site has these taken at first:
-# no waiting changes that.
+# no waiting changes that. PartitionNodeLimit is none of them, as it also says that nodes are down or drained.
 _NEVER = {
     "PartitionTimeLimit": "its partition gives less time than it asks for",
-    "PartitionNodeLimit": "its partition gives fewer nodes than it asks for",
     "AssocMaxWallDurationPerJobLimit": "its account may run no job for so long",
     "QOSMaxWallDurationPerJobLimit": "its quality of service allows no job for so long",
 }

@@ -189,7 +189,9 @@ class World:
         kept = self.top.parent / tool.folder
         if not kept.exists():
             shutil.copy2(tool.source, kept)
+        before = os.umask(0o022)  # as the build makes them, whatever the test's is
         place.parent.mkdir(parents=True)
+        os.umask(before)
         os.link(kept, place)
 
     @property
