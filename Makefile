@@ -1,8 +1,9 @@
 # Everything runs in .venv, made from the hash-checked development lock.
 SHELL := /bin/sh
 # More processes than a small machine has cores, as tests wait for much of their time; fewer for the slow ones, which hold a
-# torch each. Neighbours stay in one process, which makes their fixtures once. Modules that pytest has rewritten are kept for the next run, whatever the shell says of byte
-# code. A test that hangs ends after 10 minutes. Every skipped test is listed with its reason, every failed one by its name.
+# torch each. Neighbours stay in one process, which makes their fixtures once. Modules that pytest has rewritten are kept for
+# the next run, whatever the shell says of byte code. A test that hangs ends after 10 minutes. Every skipped test is listed
+# with its reason, every failed one by its name.
 test: WORKERS ?= 5
 test-slow: WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
