@@ -42,7 +42,6 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.text import plural
 
 NODE = "envbuild-node.pyz"
-_SYSTEM = ("compilers", "libraries")
 INDEXES = "indexes.json"
 ENTRY = "entrypoint.sh"
 USER = 10001
@@ -217,11 +216,12 @@ class _Maker:
         if self.requests.sources is not None:
             fetched.append(self._stage("sources", self.place.fetch, self._sources()))
         place, system = self.place, list[Stage]()
-        if place.system is not None or place.lacks:
-            system.append(self._stage("compilers", place.build, _for_building(place)))
+        compilers = "compilers" if place.system is not None or place.lacks else None
+        libraries = "libraries" if place.system is not None else None
+        if compilers is not None:
+            system.append(self._stage(compilers, place.build, _for_building(place)))
         if place.system is not None:
             system.append(self._stage("libraries", place.runtime, _system(place.system, "at run time")))
-        compilers, libraries = (next((each.name for each in system if each.name == name), None) for name in _SYSTEM)
         return (
             Stage("wheelhouse", "scratch", None, ()),
             *fetched,
