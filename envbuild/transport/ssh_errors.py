@@ -20,6 +20,7 @@ _OFFERED = re.compile(r"(\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?$
 _OFFERS = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)$", re.MULTILINE)
 # What `-v` adds, and what is no reason.
 _TALK = re.compile(r"debug[0-9]: |OpenSSH_|Authenticated |Transferred: |Bytes per second: |\*\*|Warning: ")
+_NAMELESS = re.compile(r"Could not resolve hostname (\S+):")
 _ANSWERED = {"keyboard-interactive", "password"}
 
 
@@ -37,7 +38,13 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
         return _unknown(node, options, found[2], words)
     if denied(words):
         return _refused(node, words)
-    return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), f"try `ssh {node} true`")
+    hint = f"try `ssh {node} true`"
+    if found := _NAMELESS.search(words):
+        # Of shipped targets the name is the document's, of a jump host it is not the node's.
+        name = found[1]
+        hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or name another host in a "
+        hint += f"target of your own that extends this one; then try `ssh {node} true`"
+    return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), hint)
 
 
 def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:

@@ -1,0 +1,31 @@
+"""What `ssh` says, as errors with a next step; tests/transport/test_ssh.py hears it from real servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from envbuild.model.target import Connection
+from envbuild.transport.ssh_errors import login_error
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scheduler", "ssh: Could not resolve hostname scheduler: Name or service not known"),
+        (
+            "jump.example.org",
+            "ssh: Could not resolve hostname jump.example.org: Temporary failure in name resolution\r\n"
+            "Connection closed by UNKNOWN port 65535",
+        ),
+    ],
+)
+def test_a_name_without_an_address_is_told_with_where_to_give_it_one(name: str, words: str) -> None:
+    error = login_error("scheduler", Connection(kind="ssh"), words)
+    assert error.code == "node-unreachable"
+    assert f"`Host {name}` with `HostName` in ~/.ssh/config" in (error.hint or "")
+    assert (error.hint or "").endswith("try `ssh scheduler true`")
+
+
+def test_of_a_host_with_an_address_that_does_not_answer_no_name_is_asked_for() -> None:
+    error = login_error("n1", Connection(kind="ssh"), "ssh: connect to host n1 port 22: Connection timed out")
+    assert error.hint == "try `ssh n1 true`"
