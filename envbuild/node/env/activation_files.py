@@ -115,8 +115,9 @@ def _folders(environment: str) -> "list[str]":
 
 
 def tcl_quote(text: str) -> str:
-    """`text` as one Tcl word that is taken literally."""
-    return '"' + re.sub(r'([\\"$\[\]{}])', r"\\\1", text) + '"'
+    """`text` as one Tcl word that is taken literally; escaped where Lmod would take UTF-8 for Latin-1."""
+    word = re.sub(r'([\\"$\[\]{}])', r"\\\1", text)
+    return '"%s"' % re.sub("[\x80-\ud7ff\ue000-\uffff]", lambda found: "\\u%04x" % ord(found.group()), word)
 
 
 def changes(environment: str, stack: str, variables: Json) -> "list[tuple[str, str, str]]":

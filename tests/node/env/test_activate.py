@@ -188,6 +188,12 @@ def test_values_arrive_literally_through_a_module(node: Node) -> None:
     assert found["PATH"].startswith(f"{environment}/bin:")
 
 
+def test_a_modulefile_is_ascii_as_lmod_takes_other_bytes_for_latin_1() -> None:
+    text = activation_files.modulefile("/e", "demo", {"A": "größe $x", "B": "€"})
+    assert text.isascii()
+    assert 'setenv A "gr\\u00f6\\u00dfe \\$x"' in text and 'setenv B "\\u20ac"' in text
+
+
 @pytest.mark.parametrize("variables", [{"A B": "1"}, {"A": "x\ny"}, {"1A": ""}, {"A": 1}, {"A": {"path": "\0"}}])
 def test_what_cannot_be_written_safely_is_refused(variables: dict[str, object]) -> None:
     with pytest.raises(NodeError, match="cannot be set"):
