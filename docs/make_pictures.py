@@ -10,10 +10,13 @@ WIDTH, HEIGHT, GAP, NOTE = 150, 44, 34, 15
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #1f2933 } .note { font-size: 11px; fill: #52606d }
 rect { fill: #eef2ff; stroke: #4353a5; rx: 6 } .good rect { fill: #e3f9e5; stroke: #2f8132 }
 .bad rect { fill: #ffe3e3; stroke: #ab091e } path { stroke: #52606d; fill: none; marker-end: url(#to) }
-svg { background: #fff }"""
+svg { background: #fff } marker { fill: #52606d }
+@media (prefers-color-scheme: dark) { svg { background: #1e2129 } text { fill: #e4e7eb } .note { fill: #a6b1bd }
+path { stroke: #a6b1bd } marker { fill: #a6b1bd } rect { fill: #2b3157; stroke: #8b9be8 }
+.good rect { fill: #17391c; stroke: #5fb363 } .bad rect { fill: #4a1d20; stroke: #e66a6a } }"""
 ARROW = (
     '<marker id="to" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="7" markerHeight="7" orient="auto">'
-    '<polygon points="0,0 6,3 0,6" fill="#52606d"/></marker>'
+    '<polygon points="0,0 6,3 0,6"/></marker>'
 )
 # What a picture shows, in words, then its rows. A box is `name (note)`; `+` before it is good, `!` bad.
 PICTURES = {

@@ -55,6 +55,13 @@ def test_a_new_driver_and_package_are_told_once_for_all_nodes_and_are_no_failure
     assert exit_code(changes) == ExitCode.OK
 
 
+def test_commits_are_told_as_short_as_roots() -> None:
+    old, new = (evidence(node(sources=[{"name": "app", "commit": letter * 40}])) for letter in "ab")
+    assert [(it.topic, it.what, it.before, it.after) for it in compare(old, new)] == [
+        ("source", "app", "a" * 12, "b" * 12)
+    ]
+
+
 def test_other_contents_of_the_same_lock_and_a_check_that_fails_now_are_worse() -> None:
     broken = [{**check, "status": "failed"} for check in checks()[:1]]
     changes = compare(evidence(), evidence(node(root="ab" * 32, checks=broken, exit=1, status="failed"), exit=1))

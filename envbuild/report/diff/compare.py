@@ -91,18 +91,20 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         yield from _texts("machine", dict(fact_rows(one.facts)), dict(fact_rows(other.facts)))
     if one.packages and other.packages:
         yield from _texts("package", one.packages, other.packages)
-        yield from _texts("source", _commits(one), _commits(other))
+        yield from _texts("source", _commits(one), _commits(other), most=12)
     yield from _checks(one, other)
 
 
-def _texts(topic: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Change]:
+def _texts(topic: str, one: Mapping[str, str], other: Mapping[str, str], most: int | None = None) -> Iterator[Change]:
+    """What is said of a name that both tell otherwise, at `most` so many characters of it."""
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
-            yield Change("changed", topic, name, one.get(name) or "–", other.get(name) or "–")
+            before, after = ((each.get(name) or "–")[:most] for each in (one, other))
+            yield Change("changed", topic, name, before, after)
 
 
 def _commits(node: NodeEvidence) -> dict[str, str]:
-    return {str(source.get("name")): str(source.get("commit")) for source in node.sources}
+    return {str(source.get("name")): str(source.get("commit") or "") for source in node.sources}
 
 
 def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
