@@ -93,6 +93,12 @@ def read(environ: "Mapping[str, str]") -> "PipConfig":
     return PipConfig(option("index-url").strip(), extra, links, option("cert").strip(), no_index)
 
 
+def tell_certificates(env: "dict[str, str]", cert: str) -> None:
+    """Name pip's certificates in the variables of a uv, which does not read them; others that are named there stay."""
+    if cert and "SSL_CERT_FILE" not in env and os.path.exists(cert):
+        env["SSL_CERT_FILE"] = cert
+
+
 def local_path(link: str) -> "str | None":
     """The absolute path that a location names, None for one on the network or on another host."""
     if link.startswith("file:"):

@@ -18,6 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / ".config" / "uv").mkdir(parents=True)
     for key in [k for k in os.environ if k.startswith(("PIP_", "UV_", "GIT_", "XDG_", "ENVBUILD_"))]:
         monkeypatch.delenv(key)
+    (folder / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     (folder / ".gitconfig").write_text(

@@ -152,7 +152,6 @@ def test_the_index_is_asked_through_the_users_configuration(
     wheels.mkdir()
     (wheels / "known-1.0-py3-none-any.whl").write_bytes(b"")
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
-    monkeypatch.setenv("UV_NO_INDEX", "1")
     stack = make_stack(
         {"check": {"kind": "index-has-none", "requirement": "unknown==1.0", "python": "3.9"}},
         {"check": {"kind": "index-has-none", "requirement": "known>=2", "python": "3.9"}},

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -101,16 +102,21 @@ def small() -> Lock:
     return lock(variant(packages=(package("six"),), environment={"A": "1"}))
 
 
-def test_a_written_lock_reads_for_people(tmp_path: Path) -> None:
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_a_written_lock_reads_for_people(tmp_path: Path, umask: int) -> None:
     path = tmp_path / "demo.lock.toml"
-    write_lock(path, small())
+    before = os.umask(umask)
+    try:
+        write_lock(path, small())
+    finally:
+        os.umask(before)
     text = path.read_text()
     assert text.startswith("# A lock of envbuild")
     assert "[[variant]]" in text
     assert "[[variant.package]]" in text
     assert f'{{file = "six-1.0-py3-none-any.whl", sha256 = "{SHA}", size = 10}}' in text
     assert "://" not in text
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     assert [p.name for p in tmp_path.iterdir()] == ["demo.lock.toml"]
     assert read_lock(path) == small()
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments, resolve
@@ -100,6 +107,44 @@ def test_an_address_of_find_links_is_used_and_in_no_argument(home: Path, tmp_pat
         request = replace(REQUEST, requirements=("alpha", "beta"), find_links=links)
         assert "secret" not in " ".join(arguments(tmp_path, request))
         assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0"), ("beta", "2.0")]
+        server.shutdown()
+
+
+def certificate(folder: Path) -> Path:
+    """A new certificate of 127.0.0.1, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site")])
+    since, until = (datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2100))
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), since, until)
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = made.add_extension(alternative, critical=False).sign(key, hashes.SHA256())
+    private = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path = folder / "site.pem"
+    path.write_bytes(signed.public_bytes(Encoding.PEM) + key.private_bytes(*private))
+    return path
+
+
+def test_uv_trusts_the_certificates_that_pip_is_told_of(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    make_wheel(tmp_path / "page", "alpha", "1.0")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    cert = certificate(tmp_path)
+    context.load_cert_chain(cert)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        request = replace(REQUEST, find_links=(f"https://127.0.0.1:{server.server_port}/",))
+        unknown = failure(request)
+        assert unknown.code == "index-unreachable" and "pip's `cert`" in unknown.hint
+        (home / ".config" / "pip").mkdir()
+        (home / ".config" / "pip" / "pip.conf").write_text(f"[global]\ncert = {cert}\n")
+        assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0")]
         server.shutdown()
 
 

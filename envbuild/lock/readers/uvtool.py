@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.node import proc
+from envbuild.node import pip_config, proc
 
 # uv's own words for "could not be fetched"; a resolution that fails for want of a version says something else.
 _NETWORK = re.compile(
@@ -57,6 +57,7 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     env = dict(os.environ if environ is None else environ)
     env["UV_PYTHON_DOWNLOADS"] = "never"
     env["NO_COLOR"] = "1"
+    pip_config.tell_certificates(env, pip_config.read(env).cert)
     done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd))
     if done.timed_out:
         raise EnvbuildError(
@@ -83,7 +84,7 @@ def _failure(said: str) -> EnvbuildError:
             "index-unreachable",
             "the package index could not be asked",
             why=why,
-            hint="check UV_DEFAULT_INDEX, the proxy and the certificates, then try again",
+            hint="check UV_DEFAULT_INDEX, the proxy and certificates (SSL_CERT_FILE, or pip's `cert`), then try again",
         )
     unbuilt = dict.fromkeys(_NO_WHEEL.findall(said))
     if unbuilt:

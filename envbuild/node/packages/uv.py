@@ -78,8 +78,7 @@ class Uv:
             SOURCE_DATE_EPOCH=str(paths.EPOCH),
             PYTHONHASHSEED="0",
         )
-        if self.config.cert and "SSL_CERT_FILE" not in env and os.path.exists(self.config.cert):
-            env["SSL_CERT_FILE"] = self.config.cert
+        pip_config.tell_certificates(env, self.config.cert)
         return proc.changed_env(env, extra or {})
 
     def run(
