@@ -97,6 +97,7 @@ def _dockerfile(
     """One form of one image: compared, written or as text."""
     from envbuild.container import build_context, checkout, select
     from envbuild.container import plain as plain_form
+    from envbuild.export import source_patches
 
     folder = output or select.committed(recipe.stack)
     committed = checkout.is_committed(folder, recipe.stack)
@@ -116,7 +117,7 @@ def _dockerfile(
         row |= {"text": texts[plain_form.DOCKERFILE if plain else "Dockerfile"], "folder": None}
     elif plain:
         # Diffs have lines of the sources, so what is committed has none of them.
-        patches, failed = ({}, []) if output is None else plain_form.make_patches(made)
+        patches, failed = ({}, []) if output is None else source_patches.make_patches(made.variant)
         for text in failed:
             ui.warn(text)
         contents = {name: text.encode() for name, text in texts.items()}

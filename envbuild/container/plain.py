@@ -7,13 +7,8 @@ stamp and entry point, the wheel store, compiling kernels beforehand, proof that
 from __future__ import annotations
 
 import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -34,13 +29,10 @@ from envbuild.container.instructions import (
 )
 from envbuild.container.recipe import GIVEN, SLIM, USER, WHO, ImageRecipe, about_variables, about_written, written
 from envbuild.export import steps
+from envbuild.export.source_patches import PATCHES, patched
 from envbuild.model.lock import LockedPackage, LockedSource
-from envbuild.node import git_source
-from envbuild.node.patch.apply import apply
-from envbuild.node.protocol import NodeError
 
 DOCKERFILE = "Dockerfile.plain"
-PATCHES = "patches"
 UV = "requirements-uv.txt"
 _WHEELHOUSE = "type=bind,from=wheelhouse,target=/wheelhouse"
 _SECRET = "type=secret,id={},target={}"  # noqa: S105 - the words of a mount
@@ -93,7 +85,7 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
 def _how(recipe: ImageRecipe) -> str:
     """The command that builds it, and what has to be there first."""
     command = f"`docker build -f {DOCKERFILE} .`"
-    names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe))
+    names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe.variant))
     if not names:
         return f"{command} in this folder. It needs no envbuild."
     return (
@@ -102,11 +94,6 @@ def _how(recipe: ImageRecipe) -> str:
         "in the root of its repository; it needs git and a network) writes such a FOLDER, its diffs made from the "
         "commits below."
     )
-
-
-def patched(recipe: ImageRecipe) -> list[LockedSource]:
-    """The sources that get edits, each from one file `patches/NAME.patch` of the context."""
-    return [source for source in recipe.variant.sources if source.patches]
 
 
 @dataclass(frozen=True)
@@ -387,47 +374,3 @@ class _Maker:
 def texts(recipe: ImageRecipe) -> dict[str, str]:
     """File name -> text of everything of the plain form that is generated and can be committed; `recipe` as made."""
     return {DOCKERFILE: render(recipe), **recipe.files}
-
-
-def make_patches(recipe: ImageRecipe) -> tuple[dict[str, bytes], list[str]]:
-    """Our edits as unified diffs of the pinned trees, by path in the context; and why one could not be made.
-
-    The trees are fetched with git as it is configured here.
-    """
-    made, failed = {}, []
-    for source in patched(recipe):
-        name = f"{PATCHES}/{source.name}.patch"
-        try:
-            made[name] = _diff(source)
-        except NodeError as error:
-            failed.append(f"{name} is not written: {error.what}" + (f" ({error.why})" if error.why else ""))
-    return made, failed
-
-
-def _edited(source: LockedSource) -> dict[str, Any]:
-    """A source without submodules that no edit can be in: they may be large, and elsewhere."""
-    parts = (part for name in source.patches for part in load_patch(name).parts)
-    paths = [path for part in parts for path in part.files]
-    within = [
-        each.to_json_dict()
-        for each in source.submodules
-        if any("*" in path or path.startswith(f"{each.path}/") for path in paths)
-    ]
-    return {**source.to_json_dict(), "submodules": within}
-
-
-def _diff(source: LockedSource) -> bytes:
-    """What the patches of a source change in its tree, as `git apply` takes it. Raises NodeError."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-patches-") as top:
-        git_source.fetch(_edited(source), f"{top}/a", None)
-        for folder in Path(top).rglob(".git"):
-            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
-        shutil.copytree(f"{top}/a", f"{top}/b", symlinks=True)
-        for name in source.patches:
-            apply(f"{top}/b", load_patch(name).spec(source.commit))
-        words = ["git", "diff", "--no-index", "--no-prefix", "--binary", "--no-color", "--no-ext-diff", "a", "b"]
-        made = subprocess.run(words, cwd=top, capture_output=True, check=False)
-    if made.returncode != 1 or not made.stdout:  # 1: they differ
-        why = made.stderr.decode("utf-8", "replace").strip()[-300:] or "the patches change nothing"
-        raise NodeError("patch-failed", f"git could not say what the patches of {source.name} change", why=why)
-    return made.stdout

@@ -31,6 +31,7 @@ from envbuild.container.recipe import ImageRecipe
 from envbuild.container.select import Choice, recipe_for, shipped
 from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
+from envbuild.export import source_patches
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
 from envbuild.node.image.slim import is_test
@@ -161,10 +162,10 @@ def test_the_plain_form_has_the_packages_sources_and_edits_of_the_lock_and_nothi
 
 def test_a_diff_is_made_without_submodules_that_no_edit_is_in(recipes: dict[str, ImageRecipe]) -> None:
     (apex,) = (source for source in recipes["opt-175b"].variant.sources if source.name == "apex")
-    assert len(apex.submodules) > 1 and plain._edited(apex)["submodules"] == []
+    assert len(apex.submodules) > 1 and source_patches._edited(apex)["submodules"] == []
     anywhere = apex.model_copy(update={"patches": ("numpy-aliases",), "patch_pins": ()})
     assert any("*" in path for part in load_patch("numpy-aliases").parts for path in part.files)
-    assert len(plain._edited(anywhere)["submodules"]) == len(apex.submodules)
+    assert len(source_patches._edited(anywhere)["submodules"]) == len(apex.submodules)
 
 
 def test_conda_has_no_plain_form() -> None:
@@ -446,9 +447,9 @@ def test_edits_that_change_nothing_are_told_and_no_empty_patch_is_written(monkey
         Path(folder).mkdir()
         Path(folder, "setup.py").write_text("pass\n")
 
-    monkeypatch.setattr(plain.git_source, "fetch", fetch)
-    monkeypatch.setattr(plain, "apply", lambda *_: None)
-    made, failed = plain.make_patches(plain.make_plain(recipe_for(Choice("megatron-alpa", profile="ported"))))
+    monkeypatch.setattr(source_patches.git_source, "fetch", fetch)
+    monkeypatch.setattr(source_patches, "apply", lambda *_: None)
+    made, failed = source_patches.make_patches(recipe_for(Choice("megatron-alpa", profile="ported")).variant)
     assert made == {}
     assert "patches/apex.patch is not written" in "\n".join(failed)
     assert all("the patches change nothing" in each for each in failed)
