@@ -95,6 +95,8 @@ def _dockerfile(
     ui: Ui, recipe: ImageRecipe, output: Path | None, *, plain: bool, check: bool, write: bool
 ) -> dict[str, Any]:
     """One form of one image: compared, written or as text."""
+    from dataclasses import replace
+
     from envbuild.container import build_context, checkout, select
     from envbuild.container import plain as plain_form
     from envbuild.export import source_patches
@@ -103,6 +105,13 @@ def _dockerfile(
     committed = checkout.is_committed(folder, recipe.stack)
     row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
     row |= {"form": "plain" if plain else "envbuild", "warnings": list(recipe.warnings), "folder": str(folder)}
+    diffs = None
+    if plain and output is not None and not check:
+        # Diffs have lines of the sources, so what is committed has none of them.
+        diffs = source_patches.make_patches(recipe.variant, recipe.trees)
+        recipe = replace(recipe, trees={**recipe.trees, **diffs.trees})
+        if recipe.records is not None:
+            source_patches.record_trees(recipe.records, recipe.variant, diffs.trees)
     if plain:
         made = plain_form.make_plain(recipe)
         texts = plain_form.texts(made)
@@ -116,13 +125,11 @@ def _dockerfile(
     elif not write:
         row |= {"text": texts[plain_form.DOCKERFILE if plain else "Dockerfile"], "folder": None}
     elif plain:
-        # Diffs have lines of the sources, so what is committed has none of them.
-        patches, failed = ({}, []) if output is None else source_patches.make_patches(made.variant)
-        for text in failed:
-            ui.warn(text)
         contents = {name: text.encode() for name, text in texts.items()}
-        row["changed"] = build_context.write_files(folder, contents | patches)
-        row["warnings"] += failed
+        row["changed"] = build_context.write_files(folder, contents | (diffs.files if diffs else {}))
+        for text in diffs.failed if diffs else []:
+            ui.warn(text)
+            row["warnings"].append(text)
     else:
         # What is committed is built from the root of a checkout, which has the program and the addresses.
         row["changed"] = build_context.write(made, folder, program=not committed)

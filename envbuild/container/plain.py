@@ -160,14 +160,15 @@ class _Maker:
 
     def _sources(self) -> Iterator[Instruction]:
         yield Comment(
-            "Each source is one commit. Its tree, which is git's hash of all its files, is compared; then git's own "
-            "folder goes."
+            "Each source is one commit. Its tree, which is git's hash of all its files, is compared, after a patch "
+            "once more; then git's own folder goes."
         )
         for source in self.recipe.variant.sources:
             yield from self._source(source)
 
     def _source(self, source: LockedSource) -> Iterator[Instruction]:
         top, mounts = f"/src/{source.name}", (_SECRET.format("gitconfig", "/root/.gitconfig"), _NETRC)
+        path, after = f"{PATCHES}/{source.name}.patch", self.recipe.trees.get(source.name)
         for tree in steps.trees(source):
             branch = f" (branch or tag {source.ref})" if source.ref else ""
             below = f"{tree.path.rpartition('/')[2]}, a submodule within {source.name}"
@@ -178,16 +179,15 @@ class _Maker:
                 f"git fetch --quiet --depth 1 {shlex.quote(tree.git)} {tree.commit}",
                 "git checkout --quiet FETCH_HEAD",
                 f"test \"$(git rev-parse 'HEAD^{{tree}}')\" = {tree.tree}",
-                "rm -rf .git",
             ]
-            yield Run(" && ".join(commands), mounts)
-        if source.patches:
-            path = f"{PATCHES}/{source.name}.patch"
-            for name in source.patches:
-                patch = load_patch(name)
-                files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
-                yield Comment(f"Patch {name}, in {files}: {patch.summary}. {patch.why}")
-            yield Comment("The file is made as said above. A tree with other lines there is refused by `git apply`.")
+            if after and not tree.path:
+                yield from _patches(source)
+                yield Copy((path,), f"/{PATCHES}/")
+                commands += [f"git apply --index /{path}", f'test "$(git write-tree)" = {after}']
+            yield Run(" && ".join([*commands, "rm -rf .git"]), mounts)
+        if source.patches and not after:
+            yield from _patches(source)
+            yield Comment("Which tree it has to give is not recorded, so that is not compared.")
             if source.submodules:
                 yield Folder(top)
             yield Copy((path,), f"/{PATCHES}/")
@@ -369,6 +369,14 @@ class _Maker:
         if folders:
             yield Comment(about_written(self.recipe.variant))
             yield Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}")
+
+
+def _patches(source: LockedSource) -> Iterator[Instruction]:
+    """What the patches of a source are for."""
+    for name in source.patches:
+        patch = load_patch(name)
+        files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
+        yield Comment(f"Patch {name}, in {files}: {patch.summary}. {patch.why}")
 
 
 def texts(recipe: ImageRecipe) -> dict[str, str]:

@@ -18,6 +18,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.patches import load_patch
@@ -65,7 +66,8 @@ WHO = "The image runs as this user, not as root; this is its home."
 class ImageRecipe:
     """Everything that an image is made from. `files` are the committed texts of the context, `uncommitted` the others.
 
-    `options` are those of `image dockerfile` that give this form, `warnings` are for the user.
+    `options` are those of `image dockerfile` that give this form, `warnings` are for the user. `trees`: source -> its
+    tree after the patches, where it is known; `records`: the folder where that is recorded.
     """
 
     stack: str
@@ -81,6 +83,8 @@ class ImageRecipe:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     uncommitted: Mapping[str, str] = field(default_factory=dict)
+    trees: Mapping[str, str] = field(default_factory=dict)
+    records: Path | None = None
 
     @property
     def tag(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from envbuild import resources
@@ -15,6 +15,7 @@ from envbuild.container.node_requests import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError
+from envbuild.export.source_patches import read_trees, trees_of
 from envbuild.lock.agreement import asked, refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
@@ -65,7 +66,11 @@ def recipe_for(choice: Choice) -> ImageRecipe:
         lock, variant, target, place, containers.prefix, compat, patches_of(lock),
         asked=asked(lock, loaded.stack.profiles[profile]), channels=channels, slim=choice.slim,
     )  # fmt: skip
-    return make_recipe(given, digests)
+    return replace(
+        make_recipe(given, digests),
+        trees=trees_of(variant, read_trees(path.parent)),
+        records=path.parent if in_checkout() or not loaded.shipped else None,
+    )
 
 
 def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:

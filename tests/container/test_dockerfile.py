@@ -147,6 +147,9 @@ def test_the_plain_form_has_the_packages_sources_and_edits_of_the_lock_and_nothi
         for pin in (source, *source.submodules):
             assert pin.commit in text and f"= {pin.tree}" in text
         assert (f"COPY patches/{source.name}.patch" in text) == bool(source.patches)
+        applied = re.search(rf"git apply --index /patches/{source.name}.patch .*\n.*write-tree\)\" = (.*) ", text)
+        assert (applied[1] if applied else None) == recipes[name].trees.get(source.name)
+        assert (applied is not None) == bool(source.patches), "of every shipped one the tree after it is recorded"
         flags = source.build.flags if source.build else ()
         assert all(f"--{flag}" in text for flag in flags)
     for arch in variant.arch_list or ():
@@ -447,12 +450,13 @@ def test_edits_that_change_nothing_are_told_and_no_empty_patch_is_written(monkey
         Path(folder).mkdir()
         Path(folder, "setup.py").write_text("pass\n")
 
+    monkeypatch.setattr(source_patches.git_source, "mirror", lambda _pin, folder, _name: Path(folder).mkdir())
     monkeypatch.setattr(source_patches.git_source, "fetch", fetch)
     monkeypatch.setattr(source_patches, "apply", lambda *_: None)
-    made, failed = source_patches.make_patches(recipe_for(Choice("megatron-alpa", profile="ported")).variant)
-    assert made == {}
-    assert "patches/apex.patch is not written" in "\n".join(failed)
-    assert all("the patches change nothing" in each for each in failed)
+    made = source_patches.make_patches(recipe_for(Choice("megatron-alpa", profile="ported")).variant, {})
+    assert (made.files, made.trees) == ({}, {})
+    assert "patches/apex.patch is not written" in "\n".join(made.failed)
+    assert all("the patches change nothing" in each for each in made.failed)
 
 
 def test_slim_is_said_as_a_deviation_and_both_forms_leave_out_the_same_files(tmp_path: Path) -> None:
