@@ -69,7 +69,7 @@ def run(
     asked = json.dumps({"argv": words, "env": {**env}, "cwd": str(cwd), "umask": umask, "before": before}).encode()
     pipes = [os.pipe() for _ in range(3)]
     try:
-        socket.send_fds(_forker()[0], [asked], [write for _, write in pipes])
+        socket.send_fds(_forker(), [asked], [write for _, write in pipes])
     finally:
         for _, write in pipes:
             os.close(write)
@@ -83,7 +83,8 @@ def run(
 def write_program(folder: Path) -> Path:
     """A program `envbuild` in `folder` that is forked as well, for others to call; returns its path."""
     path = folder / "envbuild"
-    path.write_text(_PROGRAM.format(python=sys.executable, address=_forker()[1]))
+    _forker()
+    path.write_text(_PROGRAM.format(python=sys.executable, address=_address()))
     path.chmod(0o755)
     return path
 
@@ -115,22 +116,35 @@ def _text(data: bytes) -> str:
     return data.decode().replace("\r\n", "\n")
 
 
+def _address() -> str:
+    """Where the processes of one run of the tests find the forker."""
+    return f"\0envbuild-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+
+
 @cache
-def _forker() -> tuple[socket.socket, str]:
-    """The way to a process that forks, which ends with this one, and its address for others."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    others, address = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"\0envbuild-tests-{os.getpid()}"
-    others.bind(address)
-    others.listen()
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    subprocess.Popen(
-        [sys.executable, "-m", __name__, str(theirs.fileno()), str(others.fileno())],
-        env=env, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno(), others.fileno()], stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    theirs.close()
-    others.close()
-    return ours, address
+def _forker() -> socket.socket:
+    """The way to a process that forks; the first of a run's processes starts it, and it ends with the last."""
+    while True:
+        ours, listening = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+        try:
+            listening.bind(_address())
+        except OSError:  # another process has
+            listening.close()
+            with contextlib.suppress(ConnectionRefusedError):  # it has not come to listen
+                ours.connect(_address())
+                return ours
+            ours.close()
+            time.sleep(0.01)
+            continue
+        with listening:
+            listening.listen()
+            ours.connect(_address())
+            env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listening.fileno())], env=env, cwd=Path(__file__).parents[2],
+                pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        return ours
 
 
 def _import_all() -> None:
@@ -160,26 +174,31 @@ def _make_ready() -> None:
     payload._squeezed(payload.uv_tool())
 
 
-def _serve(asked: socket.socket, others: socket.socket) -> int:
-    """Fork for each request; the exit code, of the forked one that of the command."""
+def _serve(listening: socket.socket) -> int:
+    """Fork for each request until nobody is left who asks; the exit code, of a forked process that of its command."""
+    gc.disable()  # modules are no garbage
     _import_all()
     gc.freeze()
+    gc.enable()
+    asking: set[socket.socket] = set()
     # By the descriptor of each process: its id, and where its exit code and its time are told.
     running: dict[int, tuple[int, int]] = {}
     while True:
-        ready = select.select([asked, others, *running], [], [])[0]
+        ready = {*select.select([listening, *asking, *running], [], [])[0]}
         for process in running.keys() & ready:
             pid, told = running.pop(process)
             _, status, used = os.wait4(pid, 0)
             _tell(told, os.waitstatus_to_exitcode(status), round((used.ru_utime + used.ru_stime) * 1000))
             os.close(told)
             os.close(process)
-        for each in {asked, others} & {*ready}:
-            with contextlib.ExitStack() as once:
-                way = asked if each is asked else once.enter_context(others.accept()[0])
-                data, descriptors, _, _ = socket.recv_fds(way, _LARGEST, 3)
+        for way in asking & ready:
+            data, descriptors, _, _ = socket.recv_fds(way, _LARGEST, 3)
             if not data:
-                return 0
+                asking.remove(way)
+                way.close()
+                if not asking:
+                    return 0
+                continue
             told, out, err = descriptors
             given = json.loads(data)
             if "provision" in given["argv"]:
@@ -187,8 +206,8 @@ def _serve(asked: socket.socket, others: socket.socket) -> int:
             pid = os.fork()
             if pid == 0:
                 os.setsid()
-                asked.close()
-                others.close()
+                for each in (listening, *asking):
+                    each.close()
                 for descriptor in (told, *running, *(other for _, other in running.values())):
                     os.close(descriptor)
                 return _command(given, out, err)
@@ -196,6 +215,8 @@ def _serve(asked: socket.socket, others: socket.socket) -> int:
             os.close(err)
             _tell(told, pid)
             running[os.pidfd_open(pid)] = pid, told
+        if listening in ready:
+            asking.add(listening.accept()[0])
 
 
 def _tell(end: int, *numbers: int) -> None:
@@ -231,4 +252,4 @@ def _command(asked: dict[str, object], out: int, err: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(_serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))
+    raise SystemExit(_serve(socket.socket(fileno=int(sys.argv[1]))))
