@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from envbuild.lock.files import read_lock
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
+from envbuild.node import pip_config
 from tests.lock.build import lock, package, variant
 from tests.lock.conftest import home as home
 from tests.lock.conftest import supply as supply
@@ -66,7 +68,10 @@ def pip(python: Path, *arguments: str) -> list[str]:
 
 
 def run(command: list[str], **options: object) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload]
+    env = dict(os.environ)
+    pip_config.tell_certificates(env, pip_config.read(env).cert)  # uv is used as it can be on this machine
+    given = {"env": env, "capture_output": True, "text": True, "timeout": 120} | options
+    done = subprocess.run(command, **given)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr
 
 

@@ -16,7 +16,8 @@ STEP = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 from envbuild.node import session
-signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), os._exit(0)))
+# Not by print: what prints when the signal comes may be printing still.
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"ended\\n"), os._exit(0)))
 session.follow(sys.argv[1])
 print("begun", flush=True)
 time.sleep(2.5)
