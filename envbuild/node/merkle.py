@@ -3,8 +3,9 @@
 Covered: relative path, content, executable bit, link targets. Normalised out: umask, times, and the places where the
 environment, its prefix and its interpreter lie. A file's tag says how it was hashed and is part of its leaf:
 `file` (bytes as they are), `text` (places replaced), `prefix` (a conda package's placeholder back in its place),
-`record` (a RECORD without what differs between nodes), `link`,
-`special` (a socket, pipe or device: never part of an environment that was built here).
+`record` (a RECORD without what differs between nodes), `link`, `compiled` (bytes as they are, and no part of the root:
+what the build compiled where runs may compile, too), `special` (a socket, pipe or device: never part of an environment
+that was built here).
 """
 
 import csv
@@ -27,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+COMPILED = "compiled"
 TEXT_LIMIT = 4 * 1024 * 1024
 _BUFFER = 1024 * 1024
 _PYCACHE = (".pyc", ".nbi", ".nbc")
@@ -125,13 +127,33 @@ def _glob_parts(path: "list[str]", pattern: "list[str]") -> bool:
     return bool(path) and fnmatch.fnmatchcase(path[0], pattern[0]) and _glob_parts(path[1:], pattern[1:])
 
 
-def generated_globs(sources: "Iterable[Json]") -> "list[tuple[str, tuple[str, ...]]]":
-    """(folder in the environment, its `generated:` patterns) of every source that lies in the environment."""
+class Generated:
+    """The files that runs make in a source at `top`: those of `patterns`, but not what its build has `compiled`."""
+
+    def __init__(self, top: str, patterns: "Iterable[str]", compiled: "Iterable[str]") -> None:
+        """`top`: folder in the environment, with `/` at its end; `compiled`: paths below it."""
+        self.top = top
+        self.patterns = tuple(patterns)
+        self.compiled = frozenset(compiled)
+
+    def has(self, path: str) -> bool:
+        """Whether `path`, relative to the environment, is one of them."""
+        if not path.startswith(self.top):
+            return False
+        below = path[len(self.top) :]
+        return below not in self.compiled and any(glob_match(below, pattern) for pattern in self.patterns)
+
+
+def generated_of(sources: "Iterable[Json]") -> "list[Generated]":
+    """What runs make in the sources that lie in the environment; `sources` as a stamp or the notes of an install say.
+
+    `compiled` is missing in stamps of before it was told.
+    """
     kept = [s for s in sources if s.get("install") in ("editable", "path") and s.get("generated")]
-    return [("src/%s/" % s["name"], tuple(s["generated"])) for s in kept]
+    return [Generated("src/%s/" % s["name"], s["generated"], s.get("compiled") or ()) for s in kept]
 
 
-def is_left_out(path: str, generated: "Iterable[tuple[str, tuple[str, ...]]]" = ()) -> bool:
+def is_left_out(path: str, generated: "Iterable[Generated]" = ()) -> bool:
     """True for what the root does not cover: byte code, installer notes, envbuild's own files, generated files."""
     folder, _, name = path.rpartition("/")
     if name.endswith(".pyc") or path.startswith(".envbuild/") or path == ".lock":
@@ -140,10 +162,7 @@ def is_left_out(path: str, generated: "Iterable[tuple[str, tuple[str, ...]]]" = 
         return True
     if name in ("uv_cache.json", "direct_url.json") and folder.endswith(".dist-info"):
         return True
-    for top, patterns in generated:
-        if path.startswith(top) and any(glob_match(path[len(top) :], pattern) for pattern in patterns):
-            return True
-    return False
+    return any(each.has(path) for each in generated)
 
 
 def walk(root: str) -> "Iterator[tuple[str, os.stat_result]]":
@@ -227,7 +246,7 @@ class _Hasher:
 def scan(
     root: str,
     places: "Places",
-    generated: "Iterable[tuple[str, tuple[str, ...]]]" = (),
+    generated: "Iterable[Generated]" = (),
     known: "dict[str, Entry] | None" = None,
     threads: "int | None" = None,
     settled: "dict[str, Entry] | None" = None,
@@ -240,13 +259,13 @@ def scan(
     gives, where somebody has walked just now. Memory is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a
     file that may be text. Raises OSError.
     """
-    globs = list(generated)
+    made_by_runs = list(generated)
     entries: dict[str, Entry] = {}
     work: list[tuple[str, os.stat_result]] = []
     for path, facts in walk(root) if seen is None else seen:
         earlier = known.get(path) if known else None
         # What an earlier scan covered is left out by a source's patterns alone.
-        if (earlier is None or globs) and is_left_out(path, globs):
+        if (earlier is None or made_by_runs) and is_left_out(path, made_by_runs):
             continue
         if earlier is not None and earlier.tag != "special" and earlier.signature == signature(facts):
             earlier.executable = bool(facts.st_mode & stat.S_IXUSR) and earlier.tag != "link"
@@ -254,6 +273,8 @@ def scan(
         else:
             work.append((path, facts))
     entries.update(_hash_all(root, places, work, threads))
+    for path in {each.top + name for each in made_by_runs for name in each.compiled} & entries.keys():
+        entries[path].tag = COMPILED if entries[path].raw else entries[path].tag
     _normalise_records(root, entries, settled if settled and untouched(settled, entries) else {})
     return entries
 
@@ -354,9 +375,14 @@ def _normalise_records(root: str, entries: "dict[str, Entry]", settled: "dict[st
 
 
 def root_of(files: "dict[str, list[Any]]") -> str:
-    """The Merkle root (sha256, hex) over `files` (path -> [tag, digest, size, executable]), folder by folder."""
+    """The Merkle root (sha256, hex) over `files` (path -> [tag, digest, size, executable]), folder by folder.
+
+    Without those of the tag `compiled`: two compilers give two files, and each environment has its own in its list.
+    """
     tree: Json = {}
     for path, (tag, digest, _size, executable) in files.items():
+        if tag == COMPILED:
+            continue
         node = tree
         *folders, name = path.split("/")
         for folder in folders:

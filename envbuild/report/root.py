@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from envbuild.model.evidence import NodeEvidence
 from envbuild.report.sources import texts
+from envbuild.text import plural
 
 
 def rows(node: NodeEvidence, python: str) -> tuple[tuple[str, str], ...]:
@@ -22,4 +23,7 @@ def _left_out(node: NodeEvidence) -> str:
         if source.get("install") in ("editable", "path")
         for pattern in texts(source.get("generated"))
     ]
-    return ", ".join(("byte code", "notes of the installer", "where it lies", "times", *generated))
+    # Two compilers give two files: each environment's own stamp has them.
+    compiled = sum(len(texts(source.get("compiled"))) for source in node.sources)
+    stamped = f" ({plural(compiled, 'compiled module')} among them compared with this stamp alone)" if compiled else ""
+    return ", ".join(("byte code", "notes of the installer", "where it lies", "times", *generated)) + stamped

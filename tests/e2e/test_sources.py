@@ -113,6 +113,10 @@ def test_an_extension_is_built_in_place(world: World) -> None:
     world.built()
     assert world.python("import helpers; print(helpers.answer())") == "42"
     assert drift(world, "--deep") == (0, {})
+    (module,) = (world.current / "src" / "megatron").glob("helpers*.so")
+    with module.open("ab") as stream:
+        stream.write(b"changed")
+    assert drift(world, "--deep") == (1, {f"src/megatron/{module.name}": "changed"})
 
 
 @pytest.mark.parametrize("shell", [pytest.param("dash", marks=pytest.mark.slow), "bash"])

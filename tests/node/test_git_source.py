@@ -237,8 +237,11 @@ def test_a_source_in_the_environment_is_kept_out_of_site_packages(node: Node, hu
 
 
 COMPILED = """
-import os, subprocess
-command = ["cc", "-g", "-c", "c.c", "-o", "c.so", *os.environ["CPPFLAGS"].split()]
+import os, subprocess, sys
+folder = os.path.join(sys.prefix, "include")  # as numpy has its headers in the environment
+os.makedirs(folder, exist_ok=True)
+open(os.path.join(folder, "type.h"), "w").write("typedef struct { int value; } of_environment;")
+command = ["cc", "-g", "-c", "c.c", "-o", "c.so", "-I", folder, *os.environ["CPPFLAGS"].split()]
 subprocess.check_call(command)
 """
 
@@ -246,7 +249,7 @@ subprocess.check_call(command)
 def test_code_compiled_under_two_prefixes_has_one_root(node: Node, hub: Path, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler: whether compiled files are equal was not tried")
-    files = {"setup.py": COMPILED, "c.c": "#include <stddef.h>\nint f(void) { return __LINE__; }\n"}
+    files = {"setup.py": COMPILED, "c.c": "#include <type.h>\nof_environment used;\nint f(void) { return __LINE__; }\n"}
     source = pin(hub, "ext", files, install="path", build={"kind": "inplace"})
     variant = make_variant([], sources=[source])
     roots = []

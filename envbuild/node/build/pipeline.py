@@ -13,7 +13,7 @@ import tempfile
 import urllib.request
 from functools import partial
 
-from envbuild.node import git_source, paths, proc, program_files
+from envbuild.node import git_source, merkle, paths, proc, program_files
 from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch_sources
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
@@ -40,6 +40,7 @@ class Builder:
         args = request["args"]
         self.tool = tool
         self.run = request["run"]
+        self.prefix = request["prefix"]
         self.environment = args["environment"]
         self.variant = args["variant"]
         self.pins: list[Json] = self.variant.get("sources") or []
@@ -54,6 +55,7 @@ class Builder:
         self.patched: dict[str, list[Json]] = {}
         self.wheels: dict[str, str] = {}
         self.built: dict[str, Json] = {}
+        self.compiled: dict[str, list[str]] = {}
         self.store: Store | None = None
         self.handed = transferred.Handed(self.options.get("handed"))
         self._applied: set[str] = set()
@@ -113,6 +115,8 @@ class Builder:
                 self._add_path(source)
             elif how == "editable":
                 self._editable(source)
+            if how != "wheel" and source.get("generated"):
+                self.compiled[source["name"]] = self._compiled(source)  # before an import may compile more
 
     def prove(self) -> None:
         """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
@@ -158,7 +162,7 @@ class Builder:
         out = []
         for source in self.pins:
             one = {key: source[key] for key in _KEYS if key in source}
-            for key, told in (("patches", self.patched), ("build", self.built)):
+            for key, told in (("patches", self.patched), ("build", self.built), ("compiled", self.compiled)):
                 if source["name"] in told:
                     one[key] = told[source["name"]]
             out.append(one)
@@ -316,7 +320,9 @@ class Builder:
         had_build = os.path.lexists(os.path.join(project, "build"))
         env = self._own_env(source)
         tools = environment.look(env, self.cuda_home)
-        env.update(environment.equal_files(env, tools, {self.trees[source["name"]]: "src/" + source["name"]}))
+        # A compiler takes the last that fits: headers of packages and of the interpreter lie there, too.
+        places = {self.prefix: "prefix", self.environment: "env", self.trees[source["name"]]: "src/" + source["name"]}
+        env.update(environment.equal_files(env, tools, places))
         env.update(environment.shared_runtime(env, tempfile.mkdtemp(prefix="runtime-", dir=self.tool.tmp)))
         done = proc.run([self.python] + words, timeout=uv.DEADLINE, env=env, cwd=project)
         if not done.ok:
@@ -324,6 +330,11 @@ class Builder:
             raise _failed(source, done)
         if not had_build:
             paths.remove_tree(os.path.join(project, "build"))
+
+    def _compiled(self, source: Json) -> "list[str]":
+        """The modules, in the source's own tree, that were compiled where runs may compile, too."""
+        found = [path for path, _ in merkle.walk(self.trees[source["name"]]) if path.endswith(".so")]
+        return sorted(path for path in found if any(merkle.glob_match(path, each) for each in source["generated"]))
 
     def _add_path(self, source: Json) -> None:
         project = self._project(source)

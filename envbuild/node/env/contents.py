@@ -50,7 +50,7 @@ def scan(
     `known`, `settled` and `seen`: see `merkle.scan`. Raises OSError.
     """
     places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment))
-    return merkle.scan(environment, places, merkle.generated_globs(told["sources"]), known, settled=settled, seen=seen)
+    return merkle.scan(environment, places, merkle.generated_of(told["sources"]), known, settled=settled, seen=seen)
 
 
 def keep(path: str, entries: "dict[str, merkle.Entry]", more: "Json | None" = None) -> None:

@@ -214,9 +214,9 @@ def _check_pyc(checks: "list[Json]", environment: str, found: Json) -> "list[dic
 
     begun = time.monotonic()
     every = bytecode.find(environment)
-    globs = merkle.generated_globs(found["sources"])
+    made_by_runs = merkle.generated_of(found["sources"])
     sources = {origin[0] for origin in map(bytecode.source_of, every) if origin is not None}
-    generated = {path for path in sources if globs and merkle.is_left_out(path, globs)}
+    generated = {path for path in sources if made_by_runs and merkle.is_left_out(path, made_by_runs)}
     tag = bytecode.interpreter_tag(environment)
     refused = bytecode.check(environment, every, tag, generated) if every else []
     problems = ["%d of %d .pyc files are not what their source gives" % (len(refused), len(every))] if refused else []

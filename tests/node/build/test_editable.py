@@ -26,10 +26,19 @@ def write_version():
     with open(os.path.join("opt", "version.py"), "w") as stream:
         stream.write("__version__ = '0.0.1'\\n")
 
+def write_header():
+    # As numpy has its own: what is compiled with -g names the folder of a header of the environment.
+    folder = os.path.join(sys.prefix, "include")
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "type.h"), "w") as stream:
+        stream.write("typedef struct { int value; } of_environment;\\n")
+    return folder
+
 write_version()
 setup(
     name="opt", version="0.0.1", packages=["opt", "opt.data"], scripts=["bin/opt-count"],
-    ext_modules=[Extension("opt.data.fast", ["opt/data/fast.c"], include_dirs=["opt/data"])],
+    ext_modules=[Extension("opt.data.fast", ["opt/data/fast.c"], include_dirs=["opt/data", write_header()],
+                           extra_compile_args=["-g"])],
     setup_requires=["setuptools>=18.0", "never-heard-of-it"] if "install" in sys.argv else [],
     entry_points={"console_scripts": ["opt-baselines = opt.run:main"]},
 )
@@ -41,7 +50,7 @@ PROJECT = {
     "opt/__init__.py": "",
     "opt/run.py": "from opt.data import fast\n\ndef main():\n    print('runs', fast.value())\n",
     "opt/data/__init__.py": "",
-    "opt/data/value.h": "#define VALUE 7\n",
+    "opt/data/value.h": "#include <type.h>\nextern of_environment used;\nof_environment used = {7};\n#define VALUE 7\n",
     "opt/data/fast.c": c_module("fast", "value.h"),
     "bin/opt-count": "#!/usr/bin/env python3\nimport opt.version\nprint(opt.version.__version__)\n",
 }
@@ -104,9 +113,17 @@ def test_d01_editable_source_of_old_setuptools_is_installed(
         assert len(list((tree / "opt" / "data").glob("fast.*.so"))) == 1
         assert {path.name for path in tree.iterdir()} == {"bin", "opt", "pyproject.toml", "setup.py"}
         (tree / "opt" / "version.py").write_text("__version__ = 'of another run'\n")
+        (tree / "opt" / "data" / "of_a_run.so").write_text("compiled when a run began")
         told = place.verify(deep=True)
         assert told["ok"] and told["drift"] == []
         roots.append(told["root"])
+        (module,) = (tree / "opt" / "data").glob("fast.*.so")
+        with module.open("ab") as stream:
+            stream.write(b"changed")
+        name = module.relative_to(environment).as_posix()
+        assert place.verify(deep=True)["drift"] == [{"path": name, "kind": "changed"}]
+        module.unlink()
+        assert place.verify(deep=True)["drift"] == [{"path": name, "kind": "missing"}]
     assert roots[0] == roots[1], "the root does not depend on where the environment lies"
 
 
