@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies
 
 from tests.e2e.world import World
 from tests.fleet.standalone import make_standalone_python
@@ -30,6 +31,9 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args != session.config.getini("testpaths"):
         return
+    if worker["workerid"] == "gw0":
+        # A second of looking at all of Unicode, which hypothesis keeps on disk; the others would look as well.
+        strategies.text().validate()
     paths = sorted(path.relative_to(session.config.rootpath) for path in Path(__file__).parent.rglob("test_*.py"))
     first = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for path in paths[first:] + paths[:first]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import envbuild
@@ -11,8 +11,10 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.protocol import EXITS, Exit, NodeError
 
 
-def made() -> Iterator[tuple[str, str, ast.expr | None]]:
+@cache
+def made() -> list[tuple[str, str, ast.expr | None]]:
     """Place, code and `exit_code` of every error that the sources make with its code in place."""
+    found = []
     for path in sorted(Path(envbuild.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = getattr(node, "func", None)
@@ -21,7 +23,8 @@ def made() -> Iterator[tuple[str, str, ast.expr | None]]:
                 code = node.args[0]
                 if isinstance(code, ast.Constant):
                     given = {each.arg: each.value for each in node.keywords}
-                    yield f"{path.name}:{node.lineno}", str(code.value), given.get("exit_code")
+                    found.append((f"{path.name}:{node.lineno}", str(code.value), given.get("exit_code")))
+    return found
 
 
 def test_no_error_repeats_the_exit_code_that_the_table_has() -> None:
