@@ -17,10 +17,8 @@ from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 
 
-DebianPackages = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")], ...],
-    Field(min_length=1),
-]
+DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")]
+DebianPackages = Annotated[tuple[DebianName, ...], Field(min_length=1)]
 
 
 class Plain(StrictModel):
@@ -42,11 +40,11 @@ class CudaImage(StrictModel):
 
 
 class CudaImages(StrictModel):
-    """References with `{version}` and `{os}`. `lacks`: packages that only building needs, not in the images."""
+    """References with `{version}` and `{os}`. `lacks`: packages that only building needs, and why."""
 
     build: Text
     runtime: Text
-    lacks: DebianPackages
+    lacks: dict[DebianName, Text]
 
 
 class KnownBase(StrictModel):

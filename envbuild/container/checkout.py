@@ -24,9 +24,7 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
     """The same image, built from the root of a checkout with nothing written there before."""
     fetch = recipe.stage("fetch")
     made = (
-        Comment(
-            "Packs envbuild/node, which needs Python's standard library alone, into one file. It does the steps below."
-        ),
+        Comment("Makes the program that does the steps below, from envbuild's source in the checkout."),
         Copy(_SOURCE, "/src/envbuild/"),
         Copy(("envbuild/node",), "/src/envbuild/node"),
         Run(f"PYTHONPATH=/src python3 -m envbuild.node_program /{NODE}"),
@@ -37,10 +35,15 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
         Stage(_PROGRAM, fetch.image, fetch.digest, made),
         *(replace(each, instructions=tuple(_moved(each, recipe.stack))) for each in rest),
     )
-    usage = f"In the root of a checkout: `docker build -f {_folder(recipe)}/Dockerfile .` (podman and buildah alike)."
-    plain = "" if recipe.variant.conda else " Without envbuild, its stamp and entry point: Dockerfile.plain."
-    read = "The steps of a stage are in the .json of its name; variant.json is all of it, as locked."
-    return replace(recipe, stages=stages, notes=(f"In it: {recipe.contents}.{plain}", read, usage, *recipe.notes))
+    usage = (
+        f"To build it, for {recipe.variant.machine}: `docker build -f {_folder(recipe)}/Dockerfile .` in the root of a "
+        "checkout of envbuild, with BuildKit (podman and buildah alike)."
+    )
+    plain = "" if recipe.variant.conda else " Dockerfile.plain gives the same with uv, pip and git alone."
+    read = (
+        f"What each stage does is in the .json of its name beside this file; variant.json is all that is locked.{plain}"
+    )
+    return replace(recipe, stages=stages, notes=(usage, read, *recipe.notes))
 
 
 def is_committed(folder: Path, stack: str) -> bool:

@@ -65,13 +65,11 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     sources = bool(recipe.variant.sources)
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
-        f"In it: {recipe.contents}; every package with version and sha256 in requirements*.txt.",
+        _how(recipe),
         f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}`packages` "
         f"downloads and installs the packages, `build` {'compiles the sources and ' * sources}imports the modules "
         f"named there, `runtime` is the image{lacks}.",
-        f"The other form, Dockerfile, installs the same packages{' and sources' * sources} at the same path, with "
-        "envbuild's checks, a stamp (hashes of its files) and an entry point.",
-        f"For {recipe.variant.machine}, with BuildKit, podman or buildah: {_how(recipe)}",
+        "Dockerfile, the other form, installs the same and has envbuild's checks in it.",
     )
     return replace(
         recipe,
@@ -84,15 +82,18 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
 
 def _how(recipe: ImageRecipe) -> str:
     """The command that builds it, and what has to be there first."""
-    command = f"`docker build -f {DOCKERFILE} .`"
+    command = (
+        f"To build it, for {recipe.variant.machine}: `docker build -f {DOCKERFILE} .` in this folder, with BuildKit"
+    )
+    command += " (podman and buildah alike). "
     names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe.variant))
     if not names:
-        return f"{command} in this folder. It needs no envbuild."
+        return f"{command}It needs no envbuild."
     return (
-        f"{command} in a folder that also has {names}, not committed as a diff quotes its source. `envbuild image "
-        f"dockerfile {recipe.stack}{recipe.options} --plain -o FOLDER` (envbuild is installed with `pip install .` "
-        "in the root of its repository; it needs git and a network) writes such a FOLDER, its diffs made from the "
-        "commits below."
+        f"{command}It needs {names}, too, not committed because a diff quotes its source: `envbuild image dockerfile "
+        f"{recipe.stack}{recipe.options} --plain -o FOLDER`, after `pip install .` in the root of envbuild's "
+        "repository, makes a FOLDER with everything, to build in. That needs git and a network; the build "
+        "needs no envbuild."
     )
 
 
@@ -135,7 +136,7 @@ class _Maker:
         yield replace(last, name="runtime", instructions=tuple(self._runtime()))
 
     def _tools(self) -> Iterator[Instruction]:
-        yield Comment(f"uv, which makes the environment and installs into it: the version and sha256 of {UV}.")
+        yield Comment(f"uv, which makes the environment and installs into it. {UV}: its version and sha256.")
         yield Copy((UV,), "/")
         gitconfig = ", gitconfig for git" * bool(self.recipe.variant.sources)
         yield Comment(
@@ -254,12 +255,12 @@ class _Maker:
             every = steps.variables(variant, install.get("build") or {})
             seen = {name: value for name, value in every.items() if not name.startswith(_AT_RUN)}
             gpus = (
-                " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability, unless a "
-                "setup.py names its own."
+                " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability. A setup.py may "
+                "name others, as Apex's does for a few kernels."
             )
             yield Comment(
-                "The sources, each built by its own setup.py or pyproject.toml with the packages above, not in "
-                "isolation, and imported. A fixed date and hash seed keep times and chance orders out of what is built."
+                "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
+                "isolation), and what it compiled is imported. A fixed date and hash seed: two builds give the same."
                 + gpus
                 * ("TORCH_CUDA_ARCH_LIST" in seen)
             )
@@ -272,14 +273,16 @@ class _Maker:
         last += [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
         last += [f"rm -f {self._site}/*.dist-info/uv_cache.json"]
         yield Comment(
-            "The import test, in this stage, not in the image that runs; it needs no GPU, and no kernel is run. "
-            "uv_cache.json goes: it has the time of installing, in which two builds differ."
+            "The test: everything is imported, here and not in the image that runs; no kernel runs, no GPU is needed. "
+            "Then uv's notes of when it installed go, in which two builds would differ."
         )
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
     def _built(self, source: LockedSource) -> Iterator[Instruction]:
         if source.install == "editable" and self._old():
-            yield Comment(f"{source.name} is used where it lies: `develop` is `pip install -e` of its old setuptools.")
+            yield Comment(
+                f"{source.name} is used where it lies. `develop` does what `pip install -e` does with newer setuptools."
+            )
         elif source.install != "wheel":
             yield Comment(f"{source.name} is used where it lies, in the environment.")
         if modules := ", ".join(steps.kernels(source)):
@@ -362,7 +365,7 @@ class _Maker:
 
     def _about(self, values: Mapping[str, str]) -> str:
         gpus = " NVIDIA_*: the container runtime hands in the GPUs and their driver."
-        return about_variables(self.recipe.target) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
+        return about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
 
     def _written(self) -> Iterator[Instruction]:
         folders = " ".join(f"{_HERE}/{shlex.quote(path)}" for path in written(self.recipe.variant))

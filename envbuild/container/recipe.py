@@ -40,6 +40,7 @@ from envbuild.container.node_requests import ImageInputs, Requests, make_request
 from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
+from envbuild.model.target import Target
 from envbuild.text import plural
 
 NODE = "envbuild-node.pyz"
@@ -55,9 +56,7 @@ NETWORK = (
     "What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes "
     "a network that is there an error."
 )
-_KEY = (
-    "NVIDIA changed its apt key in April 2022, so its own list in older images would fail; nothing is wanted from it."
-)
+_KEY = "rm: NVIDIA changed its apt key in April 2022, so its list in older images fails, and nothing is wanted from it."
 GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
 WHO = "The image runs as this user, not as root; this is its home."
 
@@ -79,7 +78,7 @@ class ImageRecipe:
     files: Mapping[str, str]
     requests: Requests
     options: str = ""
-    target: str = ""
+    machines: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     uncommitted: Mapping[str, str] = field(default_factory=dict)
@@ -119,7 +118,8 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
     requests = make_requests(given)
     lock, place, prefix = given.lock, given.place, given.prefix
     warnings: list[str] = []
-    maker = _Maker(lock, requests, place, prefix, digests, warnings, given.target.name)
+    machines = _machines(given.target)
+    maker = _Maker(lock, requests, place, prefix, digests, warnings, machines)
     if requests.variant.arch_list == ():
         warnings.append(
             f"the target {given.target.name} names no GPU, so extensions are compiled for what the torch of the base "
@@ -146,7 +146,7 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
         files=maker.files(),
         requests=requests,
         options=" --slim" * given.slim,
-        target=given.target.name,
+        machines=machines,
         notes=(*place.notes, *([SLIM] if given.slim else [])),
         warnings=tuple(dict.fromkeys(warnings)),
         # Addresses appear only in what is made on request.
@@ -168,14 +168,20 @@ def about_written(variant: Variant) -> str:
     """Why folders of sources belong to the user."""
     names = [f"{each.name}/{path}" for each in variant.sources if each.install != "wheel" for path in each.generated]
     return (
-        f"Builds and runs make {', '.join(names)} beside sources. The user owns these folders, so that a run can, and "
-        "may replace any file in them; elsewhere it has its home and /tmp."
+        f"Runs write {', '.join(names)}, so the user owns the folders of these and may replace any file there; "
+        "elsewhere it has its home and /tmp."
     )
 
 
-def about_variables(target: str) -> str:
+def _machines(target: Target) -> str:
+    """Whose variables are set beside those of the stack, in words; empty where the target has none."""
+    return (target.summary.partition(";")[0] or target.name) if target.environment else ""
+
+
+def about_variables(machines: str) -> str:
     """Whose variables the image sets."""
-    return f"Variables of the stack and of machines like the target {target}; for others `-e NAME=VALUE` at the start."
+    own = f", and of the machines that it is for: {machines}" if machines else ""
+    return f"Variables of the environment{own}. Others at the start, `-e NAME=VALUE`."
 
 
 def _refuse_unrecorded(variant: Variant) -> None:
@@ -201,7 +207,7 @@ class _Maker:
     prefix: str
     digests: Mapping[str, AskedDigest]
     warnings: list[str]
-    target: str
+    machines: str
 
     @property
     def folder(self) -> str:
@@ -225,7 +231,7 @@ class _Maker:
         if compilers is not None:
             system.append(self._stage(compilers, place.build, _for_building(place)))
         if place.system is not None:
-            system.append(self._stage("libraries", place.runtime, _system(place.system, "at run time")))
+            system.append(self._stage("libraries", place.runtime, _system(place.system, "Needed at run time. ")))
         return (
             Stage("wheelhouse", "scratch", None, ()),
             *fetched,
@@ -311,10 +317,9 @@ class _Maker:
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
             Comment(
-                f"{self._how_built()}Imports the modules of variant.json (without a GPU; no kernel runs) and stamps "
-                "the environment (hashes of its files, but of byte code and what sources generate). What is new "
-                f"goes to `added`, which the image that runs copies, with the link current/{self.lock.stack} to the "
-                "environment."
+                f"{self._how_built()}Imports the modules of variant.json (no kernel runs, no GPU is needed) and writes "
+                "the stamp: hashes of all files but byte code and what runs write. What is new goes to `added`, which "
+                f"the image that runs copies, with the link current/{self.lock.stack} to the environment."
             ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
@@ -354,7 +359,7 @@ class _Maker:
         return (
             Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
             *self._owned(),
-            Comment(f"{about_variables(self.target)}{self._by_file()}"),
+            Comment(f"{about_variables(self.machines)}{self._by_file()}"),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
             Comment(GIVEN),
@@ -450,16 +455,15 @@ def _user() -> str:
 
 
 def _for_building(place: Place) -> tuple[Instruction, ...]:
-    found = _system(place.system, "to compile against") if place.system is not None else ()
-    if not place.lacks:
-        return found
-    names = " ".join(place.lacks)
+    lacks = "".join(f"{name} is not in this image, and {why}. " for name, why in place.lacks.items())
+    if place.system is not None:
+        names = (*place.system.packages, *place.lacks)
+        return _system(place.system.model_copy(update={"packages": names}), f"Needed to compile against. {lacks}")
     line = (
         "rm -f /etc/apt/sources.list.d/cuda*.list && apt-get update"
-        f" && apt-get install -y --no-install-recommends {names} && rm -rf /var/lib/apt/lists/*"
+        f" && apt-get install -y --no-install-recommends {' '.join(place.lacks)} && rm -rf /var/lib/apt/lists/*"
     )
-    why = f"Needed to build the sources, and not in this image: {names}, as the archive has it today."
-    return (*found, Comment(f"{why} {_KEY}" if not found else why), Run(line, ignore=("DL3008",)))
+    return (Comment(f"{lacks}It is that of the archive today. {_KEY}"), Run(line, ignore=("DL3008",)))
 
 
 def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
@@ -472,6 +476,6 @@ def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
         " && rm -rf /var/lib/apt/lists/*"
     )
     return (
-        Comment(f"Needed {why}; versions are those of the archive's snapshot of that day. {_KEY}"),
+        Comment(f"{why}Versions are those of the archive's snapshot of that day. {_KEY}"),
         Run(line, ignore=("DL3008",)),
     )

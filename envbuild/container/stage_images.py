@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from envbuild.container.base_images import Containers, StackImage, SystemPackages
 from envbuild.errors import EnvbuildError
@@ -16,7 +17,7 @@ class Place:
     """Images by stage. `python`: the interpreter in the image, None: a standalone build goes in.
 
     `glibc` is empty where nobody said it; `cuda` is the release of the toolkit in the build image. `lacks`:
-    packages that the build image does not have, for building alone.
+    packages that the build image does not have, for building alone, and why.
     """
 
     fetch: str
@@ -26,7 +27,7 @@ class Place:
     glibc: Numbers
     cuda: str | None = None
     system: SystemPackages | None = None
-    lacks: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -78,7 +79,7 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
         glibc=numbers(given.glibc) if given.glibc or given.base else found.glibc,
         cuda=found.cuda,
         system=None if given.base else system,
-        lacks=() if given.base else found.lacks,
+        lacks={} if given.base else found.lacks,
         notes=notes,
     )
 

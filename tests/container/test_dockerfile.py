@@ -226,9 +226,11 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     )  # fmt: skip
     recipe = recipe_for(Choice("torch-smoke"))
     made = replace(recipe, stack="s", stages=stages, notes=("A note.",))
-    assert render(made).splitlines()[2:] == [
-        f"# s, profile exact, variant {recipe.variant.id} of its lock;",
-        f"# digest of the variant, computed by envbuild: {recipe.variant.digest}",
+    lines = render(made).splitlines()
+    head = " ".join(line.removeprefix("# ") for line in lines[: lines.index("# A note.")])
+    assert head.startswith("s: Python 3.11, 10 packages, torch ") and "`envbuild image dockerfile s`; not to be" in head
+    assert head.endswith(f"for s (profile exact, variant {recipe.variant.id}, sha256 {recipe.variant.digest}).")
+    assert lines[lines.index("# A note.") :] == [
         "# A note.",
         "",
         WHEELHOUSE,
@@ -344,6 +346,9 @@ def test_images_of_nvidias_toolkit_get_git_for_building_alone(recipes: dict[str,
         assert not any(
             " git " in line for stage in ("libraries", "installed", "runtime") for line in lines.get(stage, [])
         )
+    alcf = next(stage for stage in recipes["megatron-deepspeed-alcf"].stages if stage.name == "compilers")
+    (line,) = [each.line for each in alcf.instructions if isinstance(each, Run)]
+    assert re.search(r"install .* --snapshot [0-9TZ]+ .* git ", line), "with what else it needs, of the same snapshot"
     assert "compilers" in {
         stage.name
         for stage in plain.make_plain(recipes["opt-175b"]).stages  # Apex's setup.py calls it
