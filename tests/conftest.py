@@ -9,16 +9,16 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import strategies
 
-from tests.e2e.world import World
-from tests.fleet.standalone import make_standalone_python
-from tests.support import conda
-from tests.support.debian import UnavailableError
 from tests.support.once import once
 from tests.support.shares import dealt
+
+# The process that only starts the others needs none of what the fixtures need, and they wait for it.
+if TYPE_CHECKING:
+    from tests.e2e.world import World
 
 # With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,7 +33,7 @@ def pytest_collection(session: pytest.Session) -> None:
         return
     if worker["workerid"] == "gw0":
         # A second of looking at all of Unicode, which hypothesis keeps on disk; the others would look as well.
-        strategies.text().validate()
+        importlib.import_module("hypothesis.strategies").text().validate()
     paths = sorted(path.relative_to(session.config.rootpath) for path in Path(__file__).parent.rglob("test_*.py"))
     first = len(paths) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for path in paths[first:] + paths[:first]:
@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     """A fresh user with an own HOME, prefix, runs, wheels and repositories."""
+    from tests.e2e.world import World
+
     return World(tmp_path)
 
 
@@ -70,6 +72,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def standalone_python(run_folder: Path) -> Path:
     """A tar.gz in `install_only` layout, made from the Python that runs the tests."""
+    from tests.fleet.standalone import make_standalone_python
+    from tests.support.debian import UnavailableError
+
     try:
         return once(run_folder / "standalone", make_standalone_python) / "python.tar.gz"
     except UnavailableError as error:
@@ -79,6 +84,7 @@ def standalone_python(run_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def conda_python(run_folder: Path, standalone_python: Path) -> Path:
     """The Python that runs the tests as a conda package: a folder with `linux-64/<archive>` and its `index.json`."""
+    from tests.support import conda
 
     def make(folder: Path) -> None:
         folder.mkdir()

@@ -1,4 +1,7 @@
-"""The probe through the real zipapp, on real interpreters, with recordings behind `nvidia-smi` and `nvcc`."""
+"""The probe on real interpreters, with recordings behind `nvidia-smi` and `nvcc`.
+
+On those of other versions through the real zipapp, which has no byte code: half of the time of a probe.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 from envbuild.model.facts import NodeFacts
 from envbuild.node.probe import prefix
-from envbuild.node_program import node_pyz
+from envbuild.node_program import call_here, node_pyz
 from tests.node.pythons import require_python
 from tests.support.patience import PATIENCE
 
@@ -56,9 +59,9 @@ class Node:
         self.pyz.write_bytes(node_pyz())
         self.env = {"HOME": str(self.home), "PATH": f"{self.bin}:/usr/bin:/bin"}
 
-    def probe(self, python: str = sys.executable, **args: Any) -> NodeFacts:
+    def probe(self, python: str = "", **args: Any) -> NodeFacts:
         request = {"protocol": 1, "verb": "probe", "run": "r", "prefix": str(self.prefix), "args": args}
-        argv = [python, "-I", str(self.pyz), "probe"]
+        argv = [python, "-I", str(self.pyz), "probe"] if python else call_here(sys.executable, "probe")
         done = subprocess.run(argv, input=json.dumps(request).encode(), env=self.env, capture_output=True, timeout=100)
         response = json.loads(done.stdout)
         assert response["ok"], response
