@@ -1,7 +1,8 @@
 """Commands of the pages that are no envbuild run as written in the tests of `ELSEWHERE`, which take them from here.
 
-Of those that would build everything, train for hours or need a builder's daemon, what they name is there, and their
-programs take their options.
+Those of docker are only looked at, whether what they name is there: they need its daemon, and bases from a registry.
+The instructions of these Dockerfiles run where images are built (`container/test_images.py`), and buildah, bake and
+compose read the files in `container/test_dockerfile.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.e2e.world import World
+from tests.support import checkout
 from tests.test_snippets import LINE, TOP, run, texts, user
 from tests.transport.sshd import Server, make_key
 
@@ -24,8 +25,6 @@ __all__ = ["user"]
 MORE = [TOP / "CONTRIBUTING.md", *(TOP / "playbooks").glob("*.md")]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(\(?(?:export|for|git|grep|make|module|pip|printf|python3|sh|ssh|\.) .*)$", re.MULTILINE)
-# The program of each with `--help` behind its words: pip reads them first, and ends otherwise where one is wrong.
-BIN = Path(sys.executable).parent
 
 
 def others(text: str) -> list[str]:
@@ -50,28 +49,6 @@ def says(*argv: str) -> str:
     return done.stdout
 
 
-RUNS = {
-    "provision": "envbuild provision --target local",
-    "test": '-m "not slow"',
-    "test-slow": "-m slow",
-    "lint": "mypy",
-    "generated": "docs/make_reference.py",
-    "docs": "mkdocs build",
-}
-
-
-def make(command: str) -> None:
-    """What a target would run; the first one of README runs in e2e/test_torch_smoke.py."""
-    targets = shlex.split(command)[1:]
-    told = says("make", "-n", *targets)
-    assert all(RUNS[target] in told for target in targets)
-
-
-def one_room(command: str) -> None:
-    module, option, room = shlex.split(command)[2:]
-    assert (module, option, (TOP / room).is_dir()) == ("pytest", "-q", True)
-
-
 def docker(command: str) -> None:
     """The files that a build takes from its context are there; what builds them: container/test_images.py."""
     words = shlex.split(command)
@@ -89,15 +66,17 @@ def compose(command: str) -> None:
     assert command.split()[-2] in yaml.safe_load((TOP / "compose.yaml").read_text())["services"]
 
 
+# Lines of those who change envbuild: they run in a small copy of the checkout.
+CONTRIBUTORS = r"make (?!provision$)|\.venv/bin/python -m pytest"
 CHECKS = (
-    (r"make ", make),
-    (r"\.venv/bin/python -m pytest", one_room),
     (r"docker build ", docker),
     (r"docker buildx bake ", bake),
     (r"docker compose run --rm ", compose),
 )
 # What runs as it is written, with words in it for what a reader has, and where.
 ELSEWHERE = {
+    r"make provision$": "e2e/test_torch_smoke.py",
+    f"{CONTRIBUTORS}": "test_snippets_others.py",
     r"srun --ntasks-per-node=1 <prefix>/bin/<stack> torchrun": "slurm/test_image_job.py",
     r"python3 -c .*evidence\.dsse|\(printf 'DSSEv1|grep -q \$\(sha256sum": "report/test_sign.py",
     r"module (use|load) ": "test_snippets_others.py",
@@ -106,6 +85,14 @@ ELSEWHERE = {
     r"ansible-playbook ": "provision/ansible/test_role.py",
     r"pip |python3 -m venv |export |for |git config": "e2e/test_packaging.py",
     r"ssh ": "test_snippets_others.py",
+}
+# What the lines of contributors have done, by what they print.
+SAYS = {
+    "make test": ['-m "not slow"', " passed in "],
+    "make test-slow": ["-m slow", "2 passed in "],
+    "make lint": ["All checks passed", "Success: no issues found", "'production' was required, and it passed"],
+    "make generated docs": ["is what the lock gives", "mkdocs build"],
+    ".venv/bin/python -m pytest -q tests/resolve": ["[100%]"],
 }
 # environment-modules, as a login shell has it.
 MODULES = Path("/usr/share/modules/init/bash")
@@ -116,6 +103,21 @@ def shown(name: str, begin: str) -> list[str]:
     found = [command for page, command in ALL if page == name and command.startswith(begin)]
     assert found, (name, begin)
     return found
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkout.small(tmp_path_factory.mktemp("copy"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", sorted({command for _, command in ALL if re.match(CONTRIBUTORS, command)}))
+def test_a_line_for_contributors_runs_in_a_small_copy(copy: Path, command: str) -> None:
+    told = checkout.run(copy, command)
+    assert all(word in told for word in SAYS[command]), told[-2000:]
+    if "docs" in command:
+        assert (copy / "build" / "site" / "index.html").is_file()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from envbuild.provision.run.run_dir import RunDir
 from tests.e2e.world import World
 from tests.node.torch_env import find_links
+from tests.support import checkout
 from tests.test_snippets import run_all
 
 
@@ -42,6 +43,8 @@ def test_torch_smoke_is_built_tested_and_verified(tmp_path: Path) -> None:
     assert (second.json["steps_run"], second.node["root"]) == (0, first.node["root"])
     assert "nothing to do" in second.err
     run_all(world, "torch")
+    # README's first command, which finds all of it there.
+    assert "nothing to do" in checkout.run(checkout.small(tmp_path / "copy"), "make provision", world.env)
     deep = world.good("verify", "--deep", "--json", timeout=600)
     assert deep.node["drift"] == []
     said = world.python("import torch; print(torch.__version__)", world.prefix / "current" / "torch-smoke")
