@@ -29,7 +29,7 @@ from envbuild.hashing import sha256_of
 from envbuild.node import git_source, pip_config
 from envbuild.node.image import fetch_stage
 from envbuild.node.paths import EPOCH
-from envbuild.node.protocol import NodeError
+from envbuild.node.protocol import NodeError, utc_time
 from envbuild.node.read_text import names
 from envbuild.redact import redact_data
 
@@ -113,7 +113,7 @@ class _Parts:
         They are one part: what differs in both of them is the source.
         """
         stages, given = ("build", "runtime"), dict(self.made)
-        arguments = {"ENVBUILD_NETWORK": "off", "CREATED": _rfc3339(self.epoch), **_origin()}
+        arguments = {"ENVBUILD_NETWORK": "off", "CREATED": utc_time(self.epoch), **_origin()}
         there = self._is_there("runtime", stages, given, str(arguments))
         made = self.made["runtime"]
         if there:
@@ -213,10 +213,6 @@ class _Parts:
 def _write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def _rfc3339(epoch: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
 
 
 def _origin() -> dict[str, str]:

@@ -120,33 +120,40 @@ def fetched(
         repository.git("init", "--quiet", "--bare", ".")
         repository.git("remote", "add", "origin", url)
         # Only what the questions need: for a tree hash the commit object is enough.
-        options = ([] if history else ["--depth=1"]) + _filter(trees=trees, files=files)
-        done = run_git(["fetch", "--quiet", "--no-tags", *options, "origin", commit], cwd=place)
-        refuse_incomplete(url, done)
-        if done.returncode:
-            _fetch_everything(repository, done.stderr)
+        options = [] if history else ["--depth=1"]
+        options += [] if files else ["--filter=blob:none" if trees else "--filter=tree:0"]
+        if refused := fetch(place, url, options, [commit]):
+            _fetch_everything(repository, refused)
         kind = repository.git("cat-file", "-t", commit).strip()
         if kind != "commit":
             raise _no_commit(repository, f"{commit} is a {kind}")
         yield repository
 
 
-def _filter(*, trees: bool, files: bool) -> list[str]:
-    if files:
-        return []
-    return ["--filter=blob:none" if trees else "--filter=tree:0"]
+def fetch(place: Path, url: str, options: list[str], wanted: list[str]) -> str:
+    """Fetch objects by their hashes into the repository at `place`, whose `origin` is `url`.
+
+    Why the other side, which answers, does not give them; empty where they are here now. Raises EnvbuildError
+    `source-unreachable` and `object-missing` (exit 75).
+    """
+    command = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *options, "origin", *wanted]
+    done = run_git(command, cwd=place)
+    if done.returncode == 0:
+        return ""
+    _refuse_incomplete(url, done)
+    head = run_git(["ls-remote", "--quiet", "origin", "HEAD"], cwd=place)
+    if head.returncode:
+        raise _unreachable(url, head.stderr)
+    return done.stderr.strip() or f"git fetch ended with exit code {done.returncode}"
 
 
 def _fetch_everything(repository: Repository, why: str) -> None:
     """A server may refuse to serve a commit by its hash; then every branch and tag is fetched and searched."""
-    head = run_git(["ls-remote", "--quiet", "origin", "HEAD"], cwd=repository.folder)
-    if head.returncode:
-        raise unreachable(repository.url, head.stderr)
     everything = run_git(["fetch", "--quiet", "origin", "+refs/*:refs/remotes/origin/*"], cwd=repository.folder)
-    refuse_incomplete(repository.url, everything)
+    _refuse_incomplete(repository.url, everything)
     found = run_git(["cat-file", "-e", repository.commit], cwd=repository.folder)
     if everything.returncode or found.returncode:
-        raise _no_commit(repository, why.strip())
+        raise _no_commit(repository, why)
 
 
 def _no_commit(repository: Repository, why: str) -> EnvbuildError:
@@ -158,14 +165,14 @@ def _no_commit(repository: Repository, why: str) -> EnvbuildError:
     )
 
 
-def refuse_incomplete(url: str, done: subprocess.CompletedProcess[str]) -> None:
+def _refuse_incomplete(url: str, done: subprocess.CompletedProcess[str]) -> None:
     """Raises EnvbuildError `object-missing` (exit 75) where a fetch failed because the other side lost an object."""
     lost = lost_object(done.stderr) if done.returncode else ""
     if lost:
         raise EnvbuildError.from_dict(object_missing(url, lost, done.stderr.strip()[-1000:]).as_dict())
 
 
-def unreachable(url: str, why: str) -> EnvbuildError:
+def _unreachable(url: str, why: str) -> EnvbuildError:
     """The error for a repository that does not answer."""
     return EnvbuildError(
         "source-unreachable",
@@ -183,7 +190,7 @@ def resolve_ref(url: str, ref: str) -> str | None:
     names = [f"refs/heads/{ref}", f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", ref]
     done = run_git(["ls-remote", "--quiet", "--", url, f"refs/heads/{ref}", f"refs/tags/{ref}*", ref])
     if done.returncode:
-        raise unreachable(url, done.stderr)
+        raise _unreachable(url, done.stderr)
     rows = [line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line]
     found = {name: commit for commit, name in rows}
     return next((found[name] for name in names if name in found), None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.readers.git import refuse_incomplete, resolve_ref, run_git, unreachable
+from envbuild.lock.readers.git import fetch, resolve_ref, run_git
 from envbuild.node.git_source import object_missing
 
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
@@ -112,20 +112,14 @@ class GitReader:
         return place
 
     def _fetch(self, place: Path, url: str, options: list[str], wanted: list[str]) -> None:
-        command = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *options, "origin", *wanted]
-        done = run_git(command, cwd=place)
-        if done.returncode == 0:
-            return
-        refuse_incomplete(url, done)
-        # A repository that answers but lacks the commit is another finding than one that does not answer.
-        if run_git(["ls-remote", "--quiet", "origin", "HEAD"], cwd=place).returncode:
-            raise unreachable(url, done.stderr)
-        raise EnvbuildError(
-            "commit-missing",
-            f"{url} does not give {wanted[0]}",
-            why=done.stderr.strip(),
-            hint="a force-push or a deleted branch may have removed it upstream",
-        )
+        refused = fetch(place, url, options, wanted)
+        if refused:
+            raise EnvbuildError(
+                "commit-missing",
+                f"{url} does not give {wanted[0]}",
+                why=refused,
+                hint="a force-push or a deleted branch may have removed it upstream",
+            )
 
     def _fetch_blobs(self, place: Path, url: str, oids: list[str]) -> None:
         missing = [oid for oid in oids if oid not in self._blobs]
