@@ -107,13 +107,15 @@ def load_config(
 
     Raises EnvbuildError, exit 2: `config-key-unknown`, `config-invalid`, `manifest-*` for an unreadable file.
     """
+    import platformdirs
+
     environment = os.environ if environ is None else environ
     folder = Path.cwd() if cwd is None else cwd
     system = system_file or Path(environment.get(SYSTEM_FILE_VARIABLE) or SYSTEM_FILE)
-    candidates = (find_project_file(folder), _user_folder() / "config.toml", system)
+    candidates = (find_project_file(folder), platformdirs.user_config_path("envbuild") / "config.toml", system)
     files = tuple(path for path in candidates if path is not None and path.is_file())
     settings = {key: Setting(entry.default, "default") for key, entry in KEYS.items()}
-    settings["runs"] = Setting(str(_state_folder() / "runs"), "default")
+    settings["runs"] = Setting(str(platformdirs.user_state_path("envbuild") / "runs"), "default")
     for path in reversed(files):
         settings.update(_from_file(path))
     if environment.get("NO_COLOR"):
@@ -223,15 +225,3 @@ def _invalid(key: str, origin: str, says: str, hint: str = "") -> EnvbuildError:
 
 def _variable(key: str) -> str:
     return VARIABLE_PREFIX + key.upper()
-
-
-def _user_folder() -> Path:
-    import platformdirs
-
-    return platformdirs.user_config_path("envbuild")
-
-
-def _state_folder() -> Path:
-    import platformdirs
-
-    return platformdirs.user_state_path("envbuild")

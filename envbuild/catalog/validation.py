@@ -114,7 +114,14 @@ def _step(current: Any, step: Step) -> Any:
 def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[YamlDocument]) -> dict[str, Any]:
     kind = item["type"]
     path = _real_path(item["loc"], kind, data)
-    field = _dotted(path)
+    field = ""
+    for step in path:
+        if isinstance(step, int):
+            field += f"[{step}]"
+        else:
+            # A key is a stranger's text as well.
+            name = step if step.isidentifier() or step.replace("-", "_").isidentifier() else show_value(step)
+            field += f".{name}" if field else name
     place = _place(path, kind, documents)
     value = item.get("input")
     says = _says(item, kind, path)
@@ -167,18 +174,6 @@ def show_value(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     shown = json.dumps(redact_text(text))
     return shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 4] + '..."'
-
-
-def _dotted(path: tuple[Step, ...]) -> str:
-    out = ""
-    for step in path:
-        if isinstance(step, int):
-            out += f"[{step}]"
-        else:
-            # A key is a stranger's text as well.
-            name = step if step.isidentifier() or step.replace("-", "_").isidentifier() else show_value(step)
-            out += f".{name}" if out else name
-    return out
 
 
 def _place(path: tuple[Step, ...], kind: str, documents: Sequence[YamlDocument]) -> tuple[str, int, int] | None:

@@ -79,19 +79,15 @@ def provision(
 
         refuse_script(prepared.target)
         if prepared.target.engine == "container":
-            return _image_script(ui, prepared)
+            # The scheduler is asked for its pool of nodes, and no job is submitted.
+            from envbuild.provision.images.job_script import image_script
+
+            text = image_script(prepared)
+            ui.result({"script": text}, lambda: text, verbatim=True)
+            return 0
     if dry_run or print_script:
         return _plan_only(ui, prepared, settings, script=print_script)
     return _provision(ui, prepared, settings)
-
-
-def _image_script(ui: Ui, prepared: Prepared) -> int:
-    """The scheduler is asked for its pool of nodes, and no job is submitted."""
-    from envbuild.provision.images.job_script import image_script
-
-    text = image_script(prepared)
-    ui.result({"script": text}, lambda: text, verbatim=True)
-    return 0
 
 
 def _print_prolog(ui: Ui, prepared: Prepared) -> int:

@@ -126,6 +126,7 @@ def _quarantine(result: dict[str, Any]) -> str:
 def _cells(entry: dict[str, Any]) -> list[str]:
     cuda = re.search(r"release ([0-9.]+)", entry["cuda"] or "")
     compiler = re.search(r"^(\S+).*?([0-9]+(?:\.[0-9]+)+)\s*$", entry["compiler"] or "")
+    days = (time.time() - entry["last_used"]) / 86400
     return [
         entry["key"][:12],
         entry["source"] or "",
@@ -135,13 +136,8 @@ def _cells(entry: dict[str, Any]) -> list[str]:
         " ".join(entry["arch_list"]) or "none",
         " ".join(compiler.groups()) if compiler else entry["compiler"] or "none",
         size(entry["size"]),
-        _ago(entry["last_used"]),
+        "today" if days < 1 else f"{days:.0f} days ago",
     ]
-
-
-def _ago(then: float) -> str:
-    days = (time.time() - then) / 86400
-    return "today" if days < 1 else f"{days:.0f} days ago"
 
 
 def _verified(result: dict[str, Any]) -> str:

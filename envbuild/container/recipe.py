@@ -290,12 +290,14 @@ class _Maker:
         return Run(f"python3 {NODE} image < {request}", mounts)
 
     def _packages(self) -> tuple[Instruction, ...]:
+        # Those of conda stay in this stage.
+        folder = f"{self.requests.out}/conda"
         return (
             Comment(NETWORK),
             Arg("ENVBUILD_NETWORK", "any"),
             Folder(self.folder),
             Copy((f"{self.requests.out}/wheels",), f"{self.requests.out}/wheels", "fetch"),
-            *self._archives(),
+            *((Copy((folder,), folder, "fetch"),) if self.requests.variant.conda else ()),
             Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
             Copy((NODE, "packages.json"), self.folder + "/"),
             Comment(
@@ -304,11 +306,6 @@ class _Maker:
             ),
             Run(self._building("packages.json")),
         )
-
-    def _archives(self) -> tuple[Instruction, ...]:
-        """Those of conda, which stay in this stage."""
-        folder = f"{self.requests.out}/conda"
-        return (Copy((folder,), folder, "fetch"),) if self.requests.variant.conda else ()
 
     def _build(self) -> tuple[Instruction, ...]:
         out: list[Instruction] = [Arg("ENVBUILD_NETWORK", "any")]
@@ -346,11 +343,17 @@ class _Maker:
             out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
         out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
         # Nothing of these is of a source, so a changed one leaves this layer as it is.
+        words = [
+            f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
+            f"echo 'envbuild:x:{USER}:' >> /etc/group",
+            f"mkdir -p {HOME}",
+            f"chown {USER}:{USER} {HOME}",
+        ]
         out += [
             Comment("The entry point, and the program that `envbuild image verify` runs inside."),
             Copy((NODE, ENTRY), self.folder + "/"),
             Comment(WHO),
-            Run(_user()),
+            Run(" && ".join(words)),
         ]
         return tuple(out)
 
@@ -442,16 +445,6 @@ class _Maker:
             f". {self.prefix}/current/{self.lock.stack}/.envbuild/activate.sh\n"
             'exec "$@"\n'
         )
-
-
-def _user() -> str:
-    words = [
-        f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
-        f"echo 'envbuild:x:{USER}:' >> /etc/group",
-        f"mkdir -p {HOME}",
-        f"chown {USER}:{USER} {HOME}",
-    ]
-    return " && ".join(words)
 
 
 def _for_building(place: Place) -> tuple[Instruction, ...]:

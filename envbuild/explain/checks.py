@@ -115,7 +115,9 @@ def _ask_git(stack: Stack, check: Any, means: Means) -> _Answer:
         raise _NotRun(f"nothing is named {check.at}")
     url, commit = pinned
     if isinstance(check, f.RefCheck):
-        return _ref(check, git.remote_ref(url, check.ref), commit)
+        now = git.remote_ref(url, check.ref)
+        state = "missing" if now is None else "pinned" if now == commit else "moved"
+        return state == check.expected, f"{check.ref} is {'not there' if now is None else 'at ' + now[:8]}"
     commit = check.commit or commit
     if isinstance(check, f.PathCheck):
         there = git.has_path(url, commit, check.path)
@@ -133,11 +135,6 @@ def _ask_git(stack: Stack, check: Any, means: Means) -> _Answer:
     if text is None:
         return False, f"{check.path} is not there at {commit[:8]}"
     return _TEXT_CHECKS[type(check)](check, text)
-
-
-def _ref(check: f.RefCheck, now: str | None, commit: str) -> _Answer:
-    state = "missing" if now is None else "pinned" if now == commit else "moved"
-    return state == check.expected, f"{check.ref} is {'not there' if now is None else 'at ' + now[:8]}"
 
 
 def _text(check: f.TextCheck, text: str) -> _Answer:

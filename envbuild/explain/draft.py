@@ -17,7 +17,9 @@ _NEED_A_LOCK = ("conda-unrecorded", "disk-space", "disk-inodes", "cuda-without-g
 def outline(stack: Stack, name: str) -> Lock:
     """The variants that a lock of this profile would have, without packages; it is only good for deciding."""
     profile = stack.profiles[name]
-    plans = variant_plans(profile, _interpreters(profile))
+    # A Python that has no pinned standalone build yet gets a stand-in, because only its version matters.
+    stand_in = LockedInterpreter(kind="standalone", name="not pinned yet", sha256="0" * 64)
+    plans = variant_plans(profile, {**dict.fromkeys(profile.python, stand_in), **standalone_interpreters()})
     variants = tuple(_variant(stack.name, name, profile, plan) for plan in plans)
     return Lock(stack=stack.name, profile=name, manifest_digest=manifest_digest(stack, name), variants=variants)
 
@@ -30,12 +32,6 @@ def without_prices(resolution: Resolution) -> Resolution:
         for c in resolution.candidates
     )
     return resolution.model_copy(update={"decisions": kept, "candidates": candidates})
-
-
-def _interpreters(profile: Profile) -> dict[str, LockedInterpreter]:
-    """The pinned standalone builds; a Python that has none yet gets a stand-in, because only its version matters."""
-    stand_in = LockedInterpreter(kind="standalone", name="not pinned yet", sha256="0" * 64)
-    return {**dict.fromkeys(profile.python, stand_in), **standalone_interpreters()}
 
 
 def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:

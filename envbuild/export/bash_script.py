@@ -206,17 +206,13 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
             said, options = f"{count} from {where}; each file must have one of these hashes.", "--no-build"
         lines += ["", f"  # {said}", "  cat > \"$work/requirements.txt\" <<'EOF'"]
         lines += [*map(steps.requirement, each.packages), "EOF"]
-        lines += [_index(indexes.get(each.index)), f'  install "$work/requirements.txt" {options}']
+        index = indexes.get(each.index)
+        words = "--index-strategy unsafe-best-match"
+        if index is not None and index.get("url"):
+            option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"
+            words += f" {option} {quote(index['url'])}"
+        lines += [f"  index=({words})", f'  install "$work/requirements.txt" {options}']
     return lines
-
-
-def _index(index: Mapping[str, str] | None) -> str:
-    """The line that says where the next packages come from."""
-    words = "--index-strategy unsafe-best-match"
-    if index is not None and index.get("url"):
-        option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"
-        words += f" {option} {quote(index['url'])}"
-    return f"  index=({words})"
 
 
 def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:

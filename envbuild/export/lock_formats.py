@@ -62,10 +62,15 @@ def export_lock(
     variant = find_variant(lock, variant_id)
     if format not in FORMATS:
         raise EnvbuildError("format-unknown", f"no export format {format}", hint=f"one of: {', '.join(FORMATS)}")
-    _refuse_unrecorded(variant)
+    for package in variant.packages:
+        for item in package.files:
+            if item.sha256 == "unrecorded":
+                raise hash_unrecorded(item)
     places = places or Places()
     if format == "requirements":
-        return _requirements(lock, variant)
+        lines = [f"# {line}" for line in _header(lock, variant)]
+        lines += map(requirement, variant.packages)
+        return "\n".join(lines) + "\n"
     if format == "cyclonedx":
         return cyclonedx(lock, variant)
     if format == "conda-explicit":
@@ -77,24 +82,11 @@ def export_lock(
     return _pylock(lock, variant, where)
 
 
-def _refuse_unrecorded(variant: Variant) -> None:
-    for package in variant.packages:
-        for item in package.files:
-            if item.sha256 == "unrecorded":
-                raise hash_unrecorded(item)
-
-
 def _header(lock: Lock, variant: Variant) -> list[str]:
     lines = [f"{lock.stack}, profile {lock.profile}, variant {variant.id}", f"variant digest {variant.digest}"]
     if variant.base.kind != "none":
         lines.append(f"stands on a base: {variant.base.kind} {' '.join(variant.base.provides)}".rstrip())
     return lines + [f"not in this file: source {s.name} {s.git} at {s.commit}" for s in variant.sources]
-
-
-def _requirements(lock: Lock, variant: Variant) -> str:
-    lines = [f"# {line}" for line in _header(lock, variant)]
-    lines += map(requirement, variant.packages)
-    return "\n".join(lines) + "\n"
 
 
 def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from envbuild.model.launch import Command, Endpoint, Launch, LaunchFile
+from envbuild.model.launch import Command, Launch, LaunchFile
 
 WIDTH = 110
 # The gate is bash's own; nothing has to be installed for it.
@@ -45,7 +45,9 @@ def _comment(text: str) -> str:
 
 def file_lines(file: LaunchFile) -> Iterator[str]:
     """What writes one file."""
-    mark = _mark(file.text)
+    mark = "END"
+    while mark in file.text.splitlines():
+        mark += "_"
     yield f"mkdir -p {shlex.quote(file.path.rsplit('/', 1)[0] or '/')}"
     yield f"cat > {shlex.quote(file.path)} <<'{mark}'"
     yield file.text.rstrip("\n")
@@ -73,15 +75,12 @@ def _command(command: Command, activate: str | None) -> Iterator[str]:
     if activate:
         yield f". {shlex.quote(activate)}"
     if command.wait_for:
-        yield _gate(command.wait_for)
+        gate = command.wait_for
+        loop = _GATE.format(address=gate.address, port=gate.port)
+        yield f"timeout {gate.seconds} bash -c {shlex.quote(loop)}"
     yield f"cd {shlex.quote(command.directory)}"
     words = ["env", *(f"{name}={value}" for name, value in command.environment.items())] if command.environment else []
     yield from folded([*words, *command.argv])
-
-
-def _gate(gate: Endpoint) -> str:
-    loop = _GATE.format(address=gate.address, port=gate.port)
-    return f"timeout {gate.seconds} bash -c {shlex.quote(loop)}"
 
 
 def folded(words: Sequence[str]) -> list[str]:
@@ -97,10 +96,3 @@ def folded(words: Sequence[str]) -> list[str]:
         else:
             line = f"{line} {quoted}" if line else quoted
     return [*lines, line]
-
-
-def _mark(text: str) -> str:
-    mark = "END"
-    while mark in text.splitlines():
-        mark += "_"
-    return mark

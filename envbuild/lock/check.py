@@ -24,7 +24,17 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
     `supply`: the indexes that are asked whether all that is locked is needed. An empty list means that all was looked
     at and agrees. Sources and indexes that cannot be reached are `unchecked`.
     """
-    findings = _digests(lock)
+    findings = [
+        LockFinding(
+            "lock-digest-mismatch",
+            "problem",
+            variant.id,
+            "the digest does not match the contents (edited by hand?)",
+            ExitCode.INTEGRITY,
+        )
+        for variant in lock.variants
+        if variant.digest != variant.compute_digest(lock.stack, lock.profile)
+    ]
     if lock.stack != stack.name or lock.profile not in stack.profiles:
         says = f"the lock is of {lock.stack}, profile {lock.profile}; the stack is {stack.name}"
         return [*findings, LockFinding("lock-of-another-stack", "problem", "stack", says)]
@@ -38,20 +48,6 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
         findings += _channels(lock, profile)
         findings += _added(lock, stack, supply) if supply else []
     return findings
-
-
-def _digests(lock: Lock) -> list[LockFinding]:
-    return [
-        LockFinding(
-            "lock-digest-mismatch",
-            "problem",
-            variant.id,
-            "the digest does not match the contents (edited by hand?)",
-            ExitCode.INTEGRITY,
-        )
-        for variant in lock.variants
-        if variant.digest != variant.compute_digest(lock.stack, lock.profile)
-    ]
 
 
 def _manifest(lock: Lock, stack: Stack) -> list[LockFinding]:

@@ -15,7 +15,7 @@ from envbuild.model.stack import Profile
 from envbuild.node import paths
 
 if TYPE_CHECKING:
-    from tomlkit.items import AoT, Array, InlineTable, Table
+    from tomlkit.items import InlineTable, Table
 
     from envbuild.model.lock import Lock
 
@@ -162,20 +162,16 @@ def _fill(table: Any, data: dict[str, Any]) -> None:
         if value in ({}, []) and key != "uses":
             continue
         if key in _TABLES:
-            table.add(_TABLES[key], _tables(value))
+            import tomlkit
+
+            tables = tomlkit.aot()
+            for item in value:
+                tables.append(_table(item))
+            table.add(_TABLES[key], tables)
         elif key == _NESTED:
             table.add(key, _table(value))
         else:
             table.add(key, _named(value) if key in _NAMED else _value(value))
-
-
-def _tables(items: list[dict[str, Any]]) -> AoT:
-    import tomlkit
-
-    tables = tomlkit.aot()
-    for item in items:
-        tables.append(_table(item))
-    return tables
 
 
 def _table(data: dict[str, Any]) -> Table:
@@ -199,7 +195,13 @@ def _value(value: Any) -> Any:
     if isinstance(value, dict):
         return _inline(value)
     if isinstance(value, list):
-        return _array(value)
+        import tomlkit
+
+        array = tomlkit.array()
+        array.extend(_value(item) for item in value)
+        if value and isinstance(value[0], dict):
+            array.multiline(True)
+        return array
     return value
 
 
@@ -211,16 +213,6 @@ def _inline(data: dict[str, Any]) -> InlineTable:
         if value not in ({}, []):
             table.append(key, _value(value))
     return table
-
-
-def _array(items: list[Any]) -> Array:
-    import tomlkit
-
-    array = tomlkit.array()
-    array.extend(_value(item) for item in items)
-    if items and isinstance(items[0], dict):
-        array.multiline(True)
-    return array
 
 
 def write_lock(path: Path, lock: Lock) -> None:

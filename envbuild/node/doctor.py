@@ -47,6 +47,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     if answers[0] is None:
         facts.run(request)  # once more, for its error
         raise NodeError("probe-failed", "the facts of this host could not be read")
+    # Whether rootless podman and buildah may map more than one user id.
+    names = (protocol.user_name(), str(os.getuid()))
     site: Json = {
         "programs": answers[1] or {},
         "user_namespaces": answers[2] or {"works": False, "why": "not found out"},
@@ -55,7 +57,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         "proxies": _proxies(),
         "temporary": [disks.disk_facts(path, {}) for path in _temporary()],
         "docker_socket": os.access("/var/run/docker.sock", os.R_OK | os.W_OK),
-        "subordinate_ids": _has_subordinate_ids(),
+        "subordinate_ids": any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines()),
         "conda": _conda(folders),
     }
     return False, {"facts": answers[0][1], "site": site}
@@ -176,9 +178,3 @@ def _owner(path: str) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
-
-
-def _has_subordinate_ids() -> bool:
-    """Whether rootless podman and buildah may map more than one user id."""
-    names = (protocol.user_name(), str(os.getuid()))
-    return any(line.split(":")[0] in names for line in read("/etc/subuid").splitlines())

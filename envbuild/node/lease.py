@@ -256,21 +256,17 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
             return held
         owner = owner or {}
         if time.monotonic() >= deadline:
-            raise _busy(prefix, owner)
+            raise NodeError(
+                "prefix-busy",
+                "%s is locked by another envbuild" % prefix,
+                why="held by %s" % describe(owner),
+                hint="wait for it, or run again with a longer --wait",
+                details={key: owner[key] for key in ("run", "host", "pid") if key in owner},
+            )
         if not said:
             log("waiting for %s" % describe(owner))
             said = True
         time.sleep(min(_POLL, max(0.01, deadline - time.monotonic())))
-
-
-def _busy(prefix: str, owner: Json) -> "NodeError":
-    return NodeError(
-        "prefix-busy",
-        "%s is locked by another envbuild" % prefix,
-        why="held by %s" % describe(owner),
-        hint="wait for it, or run again with a longer --wait",
-        details={key: owner[key] for key in ("run", "host", "pid") if key in owner},
-    )
 
 
 def resume(prefix: str, run: str, controller: "Json | None" = None) -> "Lease":

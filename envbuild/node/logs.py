@@ -145,7 +145,17 @@ def run(request: Json) -> "tuple[bool, Json]":
             "there is no log %sunder %s" % ("of %s " % wanted if wanted else "", folder),
             hint="a run that changes nothing writes none",
         )
-    return False, {"file": path, "lines": _lines(path)[-count:]}
+    with open(path, "rb") as stream:
+        stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, stream.tell() - READ_BYTES))
+        text = stream.read(READ_BYTES).decode("utf-8", "replace")
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines += str(json.loads(line)["message"]).splitlines()
+        except (ValueError, KeyError, TypeError):
+            lines.append(line[:2000])  # the half of a line where reading began, or one that was torn
+    return False, {"file": path, "lines": lines[-count:]}
 
 
 def digest(prefix: str, run: object) -> "Json | None":
@@ -165,18 +175,3 @@ def _newest(folder: str) -> "str | None":
         with contextlib.suppress(OSError):  # it goes meanwhile: only the newest ones are kept
             found.append((os.stat(os.path.join(folder, name)).st_mtime, name))
     return max(found)[1] if found else None
-
-
-def _lines(path: str) -> "list[str]":
-    """The messages of the end of a log, line by line."""
-    with open(path, "rb") as stream:
-        stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, stream.tell() - READ_BYTES))
-        text = stream.read(READ_BYTES).decode("utf-8", "replace")
-    lines = []
-    for line in text.splitlines():
-        try:
-            lines += str(json.loads(line)["message"]).splitlines()
-        except (ValueError, KeyError, TypeError):
-            lines.append(line[:2000])  # the half of a line where reading began, or one that was torn
-    return lines

@@ -350,6 +350,7 @@ class NodeSteps(NamedTuple):
 
     def _activate(self, why: str, read_bytes: int) -> Step:
         link = posixpath.join(self.prefix, "current", self.lock.stack)
+        trusted = [file.to_json_dict() for file in trusted_files(self.variant)]
         return Step(
             kind="activate",
             what=f"point {link} at {posixpath.basename(self.environment)}",
@@ -364,21 +365,13 @@ class NodeSteps(NamedTuple):
                 wait=self.inputs.wait,
                 evidence={
                     "target": self.target.name,
-                    "not_plain": self._not_plain(),
+                    "not_plain": sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")}),
                     "hardware": self.facts.hardware(),
-                    **self._trusted(),
+                    **({"first_use": trusted} if trusted else {}),
                 },
             ),
             seconds=round(read_bytes / HASH_BYTES_PER_SECOND, 1),
         )
-
-    def _not_plain(self) -> list[str]:
-        return sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")})
-
-    def _trusted(self) -> dict[str, Any]:
-        """The files whose hashes rest on a first use, for the stamp; nothing where there are none."""
-        trusted = [file.to_json_dict() for file in trusted_files(self.variant)]
-        return {"first_use": trusted} if trusted else {}
 
     def _variables(self) -> dict[str, Any]:
         return self.variant.variables(self.target.environment)

@@ -229,14 +229,10 @@ def _image(tag: str, row: Mapping[str, Any], note: Note) -> Image:
     )
 
 
-def _assignment(text: str | None) -> tuple[str, str] | None:
-    name, _, value = (text or "").partition("=")
-    return (name, value) if name else None
-
-
 def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> PackageRule:
     if row["verdict"] not in ("warn", "refuse"):
         raise ValueError(f"rule {row['id']}: unknown verdict {row['verdict']!r}")
+    name, _, value = (row.get("variable") or "").partition("=")
     return PackageRule(
         id=row["id"],
         has=tuple(Requirement(text) for text in row.get("when", {}).get("has", ())),
@@ -245,6 +241,6 @@ def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> Packag
         verdict=row["verdict"],
         says=row["says"],
         fix=row["fix"],
-        variable=_assignment(row.get("variable")),
+        variable=(name, value) if name else None,
         note=_note(row, f"packages.yaml#{row['id']}", packages),
     )

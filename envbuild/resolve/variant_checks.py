@@ -236,7 +236,9 @@ def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: s
         what = f"Python {variant.python} is brought by {by}"
         return Interpreter(None, (decision("python-not-there", "allow", what, compared, LOCKED),))
     if kind == "module" and not (target.base_python or asked):
-        if not _loads(variant.base.module, target):
+        # A module that the jobs of a target load: PATH gives its interpreter there.
+        modules = target.scheduler.modules
+        if not (target.connection.kind == "job" and modules is not None and variant.base.module in modules.load):
             return Interpreter(None, (_not_loaded(variant, target),))
         asked = MODULE_PYTHON
     return _present(variant, facts, asked or (target.base_python if kind != "none" else target.interpreter))
@@ -250,12 +252,6 @@ def _brought(variant: Variant) -> tuple[str, str] | None:
     if variant.base.kind == "none" and variant.interpreter.kind == "standalone":
         return "the toolchain", variant.interpreter.name or ""
     return None
-
-
-def _loads(module: str | None, target: Target) -> bool:
-    """Whether the jobs of a target load a module, so that PATH gives its interpreter there."""
-    modules = target.scheduler.modules
-    return target.connection.kind == "job" and modules is not None and module in modules.load
 
 
 def _not_loaded(variant: Variant, target: Target) -> Decision:

@@ -54,7 +54,8 @@ class Queues:
         if not self.limits:
             return None
         for limit in self.limits:
-            if _takes(limit, nodes, seconds):
+            fits = limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)
+            if fits and (limit.time_limit is None or seconds <= seconds_of(limit.time_limit)):
                 return limit.name
         raise EnvbuildError(
             "queue-none-fits",
@@ -62,11 +63,6 @@ class Queues:
             why="; ".join(map(_told, self.limits)),
             hint="change `scheduler: {nodes: ..., time_limit: ...}`, or name a queue: `scheduler: {queue: ...}`",
         )
-
-
-def _takes(limit: QueueLimits, nodes: int, seconds: int) -> bool:
-    fits = limit.min_nodes <= nodes and (limit.max_nodes is None or nodes <= limit.max_nodes)
-    return fits and (limit.time_limit is None or seconds <= seconds_of(limit.time_limit))
 
 
 def _told(limit: QueueLimits) -> str:

@@ -160,7 +160,13 @@ class _Job:
                 stream.flush()
                 os.fsync(stream.fileno())
             if self.sha256 is not None and digest != self.sha256:
-                raise self._mismatch(digest)
+                raise EnvbuildError(
+                    "hash-mismatch",
+                    f"{self.shown} is not the file that was recorded",
+                    why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
+                    hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
+                    details={"expected": self.sha256, "received": digest},
+                )
             temporary.replace(self.dest)
             sync_folder(str(self.dest.parent))
         except OSError as error:
@@ -192,15 +198,6 @@ class _Job:
                 why=f"at least {size} bytes were offered",
                 hint="the server does not have the file that was recorded",
             )
-
-    def _mismatch(self, digest: str) -> EnvbuildError:
-        return EnvbuildError(
-            "hash-mismatch",
-            f"{self.shown} is not the file that was recorded",
-            why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
-            hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
-            details={"expected": self.sha256, "received": digest},
-        )
 
     def html(self, why: str) -> EnvbuildError:
         return EnvbuildError(

@@ -47,21 +47,17 @@ def log_in(node: str, options: Connection, *, ahead: bool = False) -> None:
             logins[key] = mine
     try:
         if begun is None:
-            _settle(mine, node, options)
+            try:
+                _get_in(node, options)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                mine.set_exception(error)
+            else:
+                mine.set_result(None)
         (begun or mine).result()
     except BaseException:
         if not ahead:
             logins.pop(key, None)
         raise
-
-
-def _settle(login: Future[None], node: str, options: Connection) -> None:
-    try:
-        _get_in(node, options)
-    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-        login.set_exception(error)
-    else:
-        login.set_result(None)
 
 
 def _command(node: str, options: Connection, way: ssh_config.Way | None = None, *more: str) -> list[str]:

@@ -117,7 +117,8 @@ def choose_torch(
         return TorchChoice(version, (_plain(version),))
     full = f"{version}+{flavour}"
     index = supply.torch_index(version, flavour)
-    if _in_find_links(full, python, platform, supply.find_links):
+    fits = platform_of(python, platform)
+    if any(rank(wheel.name, fits) is not None for wheel in _local_wheels(full, supply.find_links)):
         return TorchChoice(full, (f"torch=={full}",), index.name)
     if supply.reachable(index):
         return TorchChoice(full, (f"torch=={full}",), index.name, index)
@@ -132,11 +133,6 @@ def _plain(version: str) -> str:
 def _local_wheels(full: str, find_links: tuple[str, ...]) -> list[Path]:
     folders = map(Path, pip_config.folders(find_links))
     return sorted(wheel for folder in folders for wheel in folder.glob(f"torch-{full}-*.whl"))
-
-
-def _in_find_links(full: str, python: str, platform: str, find_links: tuple[str, ...]) -> bool:
-    fits = platform_of(python, platform)
-    return any(rank(wheel.name, fits) is not None for wheel in _local_wheels(full, find_links))
 
 
 def _from_records(

@@ -79,17 +79,12 @@ def sweep(top: str, prefix: str = "") -> None:
         with contextlib.suppress(OSError):  # another one sweeps too
             facts = os.lstat(path)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and _left_behind(path):
-                _discard(path)
-
-
-def _discard(path: str) -> None:
-    """Remove a folder that was left behind; raises OSError when another process was first."""
-    trash = "%s.trash-%d" % (path, os.getpid())
-    os.rename(path, trash)  # only one of several can
-    if _left_behind(trash):
-        paths.remove_tree(trash)
-    else:
-        os.rename(trash, path)  # taken over and claimed anew since it was looked at
+                trash = "%s.trash-%d" % (path, os.getpid())
+                os.rename(path, trash)  # only one of several can
+                if _left_behind(trash):
+                    paths.remove_tree(trash)
+                else:
+                    os.rename(trash, path)  # taken over and claimed anew since it was looked at
 
 
 def sign(path: str) -> None:

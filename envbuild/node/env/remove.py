@@ -24,32 +24,29 @@ def run(request: Json) -> "tuple[bool, Json]":
             hint="`envbuild env list` shows those that are there",
         )
     with lease.during(request):
-        users = _users(prefix, environment)
+        links = [name for name in names(os.path.join(prefix, "current")) if not name.startswith(".")]
+        users = [name for name in links if stamp.is_current(prefix, name, environment)]
         if not args.get("force"):
-            _refuse_used(environment, users)
+            if users:
+                raise NodeError(
+                    "environment-in-use",
+                    "%s is the environment in use for %s" % (environment, ", ".join(users)),
+                    hint="switch first (`envbuild env use`), or remove it with --force",
+                )
+            running = processes([environment])[environment]
+            if running:
+                raise NodeError(
+                    "environment-in-use",
+                    "%s is in use by running processes" % environment,
+                    why="pid %s" % ", ".join(running[:10]),
+                    hint="end them first, or remove it with --force",
+                )
         for stack in users:
             paths.remove_tree(paths.current_link(prefix, stack))
             paths.remove_tree(paths.modulefile(prefix, stack))
         for each in [environment] + backup.copies(environment):
             paths.discard(each)
     return True, {"removed": environment}
-
-
-def _refuse_used(environment: str, users: "list[str]") -> None:
-    if users:
-        raise NodeError(
-            "environment-in-use",
-            "%s is the environment in use for %s" % (environment, ", ".join(users)),
-            hint="switch first (`envbuild env use`), or remove it with --force",
-        )
-    running = processes([environment])[environment]
-    if running:
-        raise NodeError(
-            "environment-in-use",
-            "%s is in use by running processes" % environment,
-            why="pid %s" % ", ".join(running[:10]),
-            hint="end them first, or remove it with --force",
-        )
 
 
 def processes(environments: "list[str]") -> "dict[str, list[str]]":
@@ -73,9 +70,3 @@ def _told(pid: str, name: str) -> bytes:
             return stream.read()
     except OSError:
         return b""  # it has ended, or is another user's
-
-
-def _users(prefix: str, environment: str) -> "list[str]":
-    """Stacks whose link names this environment."""
-    links = [name for name in names(os.path.join(prefix, "current")) if not name.startswith(".")]
-    return [name for name in links if stamp.is_current(prefix, name, environment)]

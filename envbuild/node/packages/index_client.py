@@ -161,7 +161,11 @@ def _open(
         # Not sent on when the answer is a redirect to another host.
         request.add_unredirected_header("Authorization", authorization)
     try:
-        https = urllib.request.HTTPSHandler(context=_context(cert))
+        context = ssl.create_default_context()
+        if cert and os.path.exists(cert):
+            folder = os.path.isdir(cert)
+            context.load_verify_locations(cafile=None if folder else cert, capath=cert if folder else None)
+        https = urllib.request.HTTPSHandler(context=context)
         return urllib.request.build_opener(_NoDowngrade(), https).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 407):
@@ -169,14 +173,6 @@ def _open(
         raise _unreachable(url, "HTTP %d" % error.code) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _unreachable(url, error) from error
-
-
-def _context(cert: str) -> "ssl.SSLContext":
-    context = ssl.create_default_context()
-    if cert and os.path.exists(cert):
-        folder = os.path.isdir(cert)
-        context.load_verify_locations(cafile=None if folder else cert, capath=cert if folder else None)
-    return context
 
 
 def login(url: str) -> str:

@@ -33,7 +33,10 @@ def check(path: str, wanted: Json) -> int:
             names = archive.namelist()
             if len(set(names)) != len(names):
                 raise _damaged(wanted, "a member is in it twice")
-            folder = _dist_info(names, wanted)
+            found = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
+            if len(found) != 1:
+                raise _damaged(wanted, "it has %d RECORD files" % len(found))
+            folder = found[0].rpartition("/")[0]
             _check_identity(archive, folder, wanted)
             return _check_members(archive, folder, wanted)
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError) as error:
@@ -79,13 +82,6 @@ def _why_unsafe(member: "zipfile.ZipInfo") -> str:
     if parts[0].endswith(".data") and len(parts) > 1 and parts[1] not in _DATA:
         return "which belongs to no scheme of a wheel"
     return ""
-
-
-def _dist_info(names: "list[str]", wanted: Json) -> str:
-    found = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
-    if len(found) != 1:
-        raise _damaged(wanted, "it has %d RECORD files" % len(found))
-    return found[0].rpartition("/")[0]
 
 
 def _text(archive: "zipfile.ZipFile", name: str, wanted: Json) -> str:

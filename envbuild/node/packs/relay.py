@@ -60,7 +60,11 @@ def run(request: Json) -> "tuple[bool, Json]":
         if not there:
             _take(args.get("parent") or {}, wanted, patience, until)
         elif args.get("parent"):
-            _decline(args["parent"], patience, until)
+            # Nothing has to be sent: the parent shall not wait for us.
+            try:
+                _connected(args["parent"], patience, until).close()
+            except NodeError as error:
+                log(str(error))
         given, missed = server.give(patience) if server else ([], [])
     finally:
         if server:
@@ -162,14 +166,6 @@ def _take(parent: Json, wanted: "_Wanted", patience: float, until: float) -> Non
         connection.close()
         if os.path.lexists(half):
             os.unlink(half)
-
-
-def _decline(parent: Json, patience: float, until: float) -> None:
-    """Tell the parent that nothing has to be sent, so that it does not wait for us."""
-    try:
-        _connected(parent, patience, until).close()
-    except NodeError as error:
-        log(str(error))
 
 
 def _stream(connection: "socket.socket", wanted: "_Wanted", half: str, until: float) -> None:

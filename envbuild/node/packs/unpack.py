@@ -74,9 +74,18 @@ def _unpack(request: Json, environment: str, held: "lease.Lease") -> Json:
             # What fits is decided by the manifest, which comes first, before room is taken.
             manifest = _READERS[kind](args["file"], pack, staging, lambda told: _check_fits(request, environment, told))
             held.check()
-            _bring_tools(prefix, staging, manifest)
+            # The packed interpreter; one that is there has the same digest in its name and stays.
+            for name in manifest["folders"][1:]:
+                if not os.path.isdir(os.path.join(prefix, name)):
+                    os.rename(os.path.join(staging, name), os.path.join(prefix, name))
             interpreter = _interpreter(manifest, args["variant"])
-            _take_place(request, environment, os.path.join(staging, manifest["folders"][0]))
+            # A stamped environment that is repaired is set aside until the new one is stamped.
+            if stamp.read(environment) is not None:
+                backup.set_aside(environment, request["run"])
+            else:
+                paths.discard(environment)
+            os.rename(os.path.join(staging, manifest["folders"][0]), environment)
+            paths.sync_dir(paths.envs_dir(request["prefix"]))
         finally:
             paths.remove_tree(staging)
     notes = dict(manifest["installed"], environment=environment, record_checked=0)
@@ -317,13 +326,6 @@ _READERS: Json = {
 }
 
 
-def _bring_tools(prefix: str, staging: str, manifest: Json) -> None:
-    """The packed interpreter gets its place; one that is there has the same digest in its name and stays."""
-    for name in manifest["folders"][1:]:
-        if not os.path.isdir(os.path.join(prefix, name)):
-            os.rename(os.path.join(staging, name), os.path.join(prefix, name))
-
-
 def _interpreter(manifest: Json, variant: Json) -> str:
     """The packed environment's interpreter as it is here.
 
@@ -341,13 +343,3 @@ def _interpreter(manifest: Json, variant: Json) -> str:
         )
     base.check(variant, found.packages)
     return found.path
-
-
-def _take_place(request: Json, environment: str, unpacked: str) -> None:
-    """One rename; a stamped environment that is repaired is set aside until the new one is stamped."""
-    if stamp.read(environment) is not None:
-        backup.set_aside(environment, request["run"])
-    else:
-        paths.discard(environment)
-    os.rename(unpacked, environment)
-    paths.sync_dir(paths.envs_dir(request["prefix"]))

@@ -59,7 +59,11 @@ def receive(ports: "list[int]", nodes: int, token: str, seconds: float) -> "Meet
         for each in found.values():
             _send(each, {"port": port, "missing": missing})
         for each in found.values():
-            _wait_for_end(each)  # the port is free at once when the others close first
+            each.settimeout(_CONNECT)
+            try:
+                each.recv(1)
+            except OSError:
+                pass  # it may be gone already
     finally:
         for each in found.values():
             each.close()
@@ -189,14 +193,6 @@ def _read(peer: "socket.socket", seconds: float = _CONNECT) -> Json:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _wait_for_end(peer: "socket.socket") -> None:
-    peer.settimeout(_CONNECT)
-    try:
-        peer.recv(1)
-    except OSError:
-        pass  # it may be gone already
 
 
 def in_job(most: "int | None") -> Json:

@@ -86,15 +86,11 @@ def how_it_ended(outcome: "Outcome", deadline: float) -> "str | None":
         note = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
         return "crashed with %s%s%s" % (name, note, during)
     if code != 0:
-        return "ended with exit code %s%s%s" % (code, during, _last_line(outcome.stderr))
+        lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
+        return "ended with exit code %s%s%s" % (code, during, ": " + lines[-1][:300] if lines else "")
     if not outcome.of("done"):
         return "ended without saying that it was done%s" % during
     return None
-
-
-def _last_line(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return ": " + lines[-1][:300] if lines else ""
 
 
 class Scratch:

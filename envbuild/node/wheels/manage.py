@@ -215,7 +215,10 @@ class _Pruning:
             if used and self.before <= _mtime(os.path.join(path, used)) < float("inf"):
                 return
             if not self.dry:
-                self._delete(path)
+                # Renamed first: no entry is ever half there.
+                away = self.store.place("tmp", "%s.pruned-%s" % (os.path.basename(path)[:64], os.urandom(4).hex()))
+                os.rename(path, away)
+                paths.remove_tree(away)
             self.removed.append(told)
         except OSError as error:
             self.kept.append({"name": told["name"], "why": "cannot be removed: %s" % error.strerror})
@@ -231,12 +234,6 @@ class _Pruning:
         owner = lease.read_at(path)
         alive = owner is not None and not lease.is_abandoned(owner, time.time() - _mtime(path))
         return None, owner if alive else None
-
-    def _delete(self, path: str) -> None:
-        """Rename away, then delete: no entry is ever half there."""
-        away = self.store.place("tmp", "%s.pruned-%s" % (os.path.basename(path)[:64], os.urandom(4).hex()))
-        os.rename(path, away)
-        paths.remove_tree(away)
 
 
 def _mtime(path: str) -> float:

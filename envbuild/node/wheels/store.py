@@ -135,18 +135,15 @@ class Store:
             try:
                 entry = wheel_entry.check(self.place(name), self.trusted, into)
             except UnusableEntryError as found:
-                self._not_used(name, found)
+                if found.kind == "damaged" and self.use == "read-write":
+                    self.quarantine(name, found.why)
+                elif found.kind != "gone":
+                    self.note("entry %.12s is not used: %s" % (name, found.why))
                 continue
             with contextlib.suppress(OSError):  # another's entry, or a file system that is only read
                 lease.touch(self.place(name, BUILD))
             return entry
         return None
-
-    def _not_used(self, name: str, found: "UnusableEntryError") -> None:
-        if found.kind == "damaged" and self.use == "read-write":
-            self.quarantine(name, found.why)
-        elif found.kind != "gone":
-            self.note("entry %.12s is not used: %s" % (name, found.why))
 
     def _used(self, key: str) -> "str | None":
         """The folder name of the entry of `key` that we would use."""

@@ -77,7 +77,11 @@ def run_hosts(
     work.tasks += result.tasks_run
     for host in hosts:
         if host.name not in result.nodes:
-            outcome.errors[host.name] = _silent(host.name, result.rc)
+            outcome.errors[host.name] = EnvbuildError(
+                "node-silent",
+                f"{host.name}: Ansible ended (exit {result.rc}) without a task result for this node",
+                hint="the events of the play are in the run directory",
+            )
     return outcome
 
 
@@ -246,13 +250,4 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
         why=last,
         hint="the same command continues where this one stopped",
         exit_code=ExitCode.BUILD_FAILED,
-    )
-
-
-def _silent(node: str, rc: int) -> EnvbuildError:
-    """A node that neither answered nor failed was never reached by the play."""
-    return EnvbuildError(
-        "node-silent",
-        f"{node}: Ansible ended (exit {rc}) without a task result for this node",
-        hint="the events of the play are in the run directory",
     )

@@ -99,7 +99,13 @@ class _Run:
                         self._refuse_unable(group)
                 building = [group for group in self.groups if group.waiting]
                 for group in building:
-                    ready.append(self._begin(group))
+                    builder = group.next_builder or group.waiting[0]
+                    group.waiting.remove(builder)
+                    group.tried.append(builder)
+                    if group.waiting:
+                        names = ", ".join(group.made.sources)
+                        self.work.progress.stage(f"{builder} builds {names} for {len(group.waiting)} more")
+                    ready.append(builder)
                 self._play(ready)
                 ready = self._hand_over([group for group in building if self._built(group)])
                 for group in building:
@@ -122,15 +128,6 @@ class _Run:
 
     def _wanted(self, group: _Group, sources: Any) -> dict[str, str]:
         return {name: key for name, key in keys_of(sources).items() if name in group.made.sources}
-
-    def _begin(self, group: _Group) -> str:
-        builder = group.next_builder or group.waiting[0]
-        group.waiting.remove(builder)
-        group.tried.append(builder)
-        if group.waiting:
-            names = ", ".join(group.made.sources)
-            self.work.progress.stage(f"{builder} builds {names} for {len(group.waiting)} more")
-        return builder
 
     def _play(self, names: Iterable[str]) -> None:
         chosen = list(names)

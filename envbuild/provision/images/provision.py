@@ -57,7 +57,13 @@ class InImages:
         """Ask, and decide what is done on which node."""
         names = expand_hosts(work.prepared.target.hosts)
         with work.phase("probe", f"asking {work.prepared.selection or plural(len(names), 'node')}"):
-            _look(work, self.images, names)
+            answers = contact(names, lambda node: look_request(work, node), work.prepared.target.connection)
+            for node, answer in answers.items():
+                try:
+                    self.images.told[node] = told_of(answer)
+                    work.survey.facts[node] = NodeFacts.from_plain(self.images.told[node]["facts"])
+                except EnvbuildError as error:
+                    work.survey.errors[node] = error
         decide_images(work, self.images)
 
     def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
@@ -121,16 +127,6 @@ class OverSsh(InImages):
         plan, outcome = super().execute(work)
         meet_images(work, plan, self.images.nodes, self.images.wanted.variant, outcome)
         return plan, outcome
-
-
-def _look(work: Work, images: Images, names: list[str]) -> None:
-    answers = contact(names, lambda node: look_request(work, node), work.prepared.target.connection)
-    for node, answer in answers.items():
-        try:
-            images.told[node] = told_of(answer)
-            work.survey.facts[node] = NodeFacts.from_plain(images.told[node]["facts"])
-        except EnvbuildError as error:
-            work.survey.errors[node] = error
 
 
 def _carried(work: Work, node: NodeImage, image_id: str) -> bool:

@@ -44,7 +44,12 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
     anew = anew or work.settings.repair or based
     known = {} if anew and not scripted else read_facts(facts_file(prepared.target, site.login))
     if scripted and not known:
-        raise _unknown(site)
+        raise EnvbuildError(
+            "nodes-unknown",
+            f"nothing is known of the nodes of {site.pool.told}, and printing a script submits no job",
+            why=f"no job of envbuild from {site.login} has asked them for {MAX_AGE / 86400:.0f} days",
+            hint="`envbuild provision --dry-run` with the same target asks them through one short job",
+        )
     if known:
         survey.facts = known
     else:
@@ -68,15 +73,6 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
     if is_local(prepared.target):
         keep_only_wanted(survey, prepared, rest)
     return survey
-
-
-def _unknown(site: JobSite) -> EnvbuildError:
-    return EnvbuildError(
-        "nodes-unknown",
-        f"nothing is known of the nodes of {site.pool.told}, and printing a script submits no job",
-        why=f"no job of envbuild from {site.login} has asked them for {MAX_AGE / 86400:.0f} days",
-        hint="`envbuild provision --dry-run` with the same target asks them through one short job",
-    )
 
 
 def look_at_login(work: Work, site: JobSite) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
 from envbuild.provision.run.context import Run, Settings
 from envbuild.provision.run.findings import Prepared
-from envbuild.provision.run.journal import EventKind, Journal
+from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.progress_events import Recorded
 from envbuild.provision.run.run_dir import RunDir
@@ -32,22 +32,18 @@ def one_run(verb: str, settings: Settings, progress: Progress, **what: Any) -> I
         except BaseException as error:
             # On a full disk the reason of the failure is worth more than the failure to write it down.
             with suppress(EnvbuildError):
-                _failed(journal, error)
+                if isinstance(error, EnvbuildError):
+                    kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
+                    journal.append(kind, error=error.as_dict())
+                elif isinstance(error, KeyboardInterrupt):
+                    journal.append(EventKind.INTERRUPTED)
+                else:
+                    told = EnvbuildError.unexpected(f"{type(error).__name__}: {error}", error)
+                    journal.append(EventKind.FAILED, error=told.as_dict())
             raise
         finally:
             shutil.rmtree(run.staging, ignore_errors=True)
         journal.append(EventKind.RUN_FINISHED, exit=made.exit)
-
-
-def _failed(journal: Journal, error: BaseException) -> None:
-    if isinstance(error, EnvbuildError):
-        kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
-        journal.append(kind, error=error.as_dict())
-    elif isinstance(error, KeyboardInterrupt):
-        journal.append(EventKind.INTERRUPTED)
-    else:
-        told = EnvbuildError.unexpected(f"{type(error).__name__}: {error}", error)
-        journal.append(EventKind.FAILED, error=told.as_dict())
 
 
 def about(prepared: Prepared) -> dict[str, str]:

@@ -40,14 +40,10 @@ def _holds(requirement: Requirement, request: Request) -> bool:
     return version is not None and meets(version, requirement)
 
 
-def _applies(rule: PackageRule, request: Request) -> bool:
-    done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
-    return done and all(_holds(requirement, request) for requirement in rule.has)
-
-
 def package_rule(rule: PackageRule, request: Request) -> Decision | None:
     """One row applied; None when it says nothing about the request."""
-    if not _applies(rule, request):
+    done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
+    if not (done and all(_holds(requirement, request) for requirement in rule.has)):
         return None
     version = _version(rule.breaks.name, request)
     if version is None:

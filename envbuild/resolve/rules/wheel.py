@@ -89,12 +89,8 @@ def torch_flavour_exists(_facts: NodeFacts, request: Request, compat: Compat) ->
         what = f"torch {release.version} was built for {request.flavour}"
         return (decision("torch-flavour-exists", "allow", what, compared, note),)
     what = f"torch {release.version} has no {request.flavour} build"
-    instead = _other_flavours(release, request.flavour, compat)
-    return (decision("torch-flavour-exists", "refuse", what, compared, release.note, instead),)
-
-
-def _other_flavours(release: TorchRelease, flavour: str, compat: Compat) -> str:
-    """The same release in the nearest flavour of the same CUDA major, and the nearest release with the flavour."""
+    # The same release in the nearest flavour of the same CUDA major, and the nearest release with the flavour.
+    flavour = request.flavour
     cuda = flavour_cuda(flavour)
     parts = []
     same_major = [f for f in release.builds if cuda and flavour_cuda(f)[:1] == cuda[:1]]
@@ -113,7 +109,8 @@ def _other_flavours(release: TorchRelease, flavour: str, compat: Compat) -> str:
         line = numbers(min(later, key=numbers))[:2] if later else None
         best = max((v for v in later if numbers(v)[:2] == line), key=numbers) if later else with_flavour[-1]
         parts.append(f"torch {best}+{flavour}")
-    return " or ".join(parts)
+    instead = " or ".join(parts)
+    return (decision("torch-flavour-exists", "refuse", what, compared, release.note, instead),)
 
 
 def torch_default_flavour(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

@@ -146,15 +146,11 @@ def _run(command: "list[str]", line: "socket.socket") -> "tuple[int, bool]":
         elif process.poll() is not None:
             break  # a compiler cache's daemon may hold the stream for ever
         if line in ready:
-            _end_group()
+            # The builder is gone (only it writes here, and only when asked): end everything that it started.
+            os.killpg(os.getpgrp(), signal.SIGKILL)
     code = process.wait()
     killed = code == -signal.SIGKILL or (code != 0 and KILLED.search(tail) is not None) or code == 137
     return (128 - code if code < 0 else code), killed
-
-
-def _end_group() -> None:
-    """The builder is gone (only it writes here, and only when asked): end everything that it started."""
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _in_session(session: int) -> "list[int]":

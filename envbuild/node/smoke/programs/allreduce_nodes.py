@@ -8,7 +8,7 @@ import datetime
 import json
 import os
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import torch
 import torch.distributed as dist
@@ -26,20 +26,6 @@ def _request() -> Dict[str, Any]:
     return args
 
 
-def _present(rank: int, world: int, device: Any) -> List[int]:
-    """The ranks that took part, by what each of them says."""
-    said = torch.zeros(world, dtype=torch.int64, device=device)
-    said[rank] = 1
-    dist.all_reduce(said)
-    return [index for index, count in enumerate(said.tolist()) if count == 1]
-
-
-def _slowest(seconds: List[float], device: Any) -> List[float]:
-    times = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return [float(each) for each in times.tolist()]
-
-
 def _work(channel: Channel, args: Dict[str, Any]) -> None:
     backend, local = str(args["backend"]), int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if backend == "nccl" else torch.device("cpu")
@@ -53,11 +39,16 @@ def _work(channel: Channel, args: Dict[str, Any]) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     channel.facts({"rank": rank, "world": world, "backend": dist.get_backend()})
     channel.stage("counting the ranks")
-    channel.facts({"present": _present(rank, world, device)})
+    said = torch.zeros(world, dtype=torch.int64, device=device)
+    said[rank] = 1
+    dist.all_reduce(said)
+    channel.facts({"present": [index for index, count in enumerate(said.tolist()) if count == 1]})
     correctness(channel, rank, world, device)
     seconds, size = bandwidth(channel, rank, world, device)
     channel.stage("comparing times")
-    channel.facts({"seconds": _slowest(seconds, device), "bytes": size})
+    times = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    channel.facts({"seconds": [float(each) for each in times.tolist()], "bytes": size})
     channel.stage("leaving the group")
     dist.barrier()
     dist.destroy_process_group()

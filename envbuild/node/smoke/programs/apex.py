@@ -49,33 +49,29 @@ def fused_adam(case: Case) -> None:
     for decoupled in (True, False):
 
         def work(dtype: str, decoupled: bool = decoupled) -> None:
-            _adam_steps(case, optimizer, decoupled, dtype)
+            reference = torch.optim.AdamW if decoupled else torch.optim.Adam
+            what = "FusedAdam against torch.optim.%s, %s" % (reference.__name__, dtype)
+            case.stage(what)
+            sizes = _SIZES + (5,) * _LAUNCH
+            pairs = [given(random(index, size), dtype) for index, size in enumerate(sizes)]
+            ours = [torch.nn.Parameter(values.clone()) for values, _ in pairs]
+            theirs = [torch.nn.Parameter(values.clone()) for _, values in pairs]
+            settings = {"lr": 0.05, "betas": (0.9, 0.999), "eps": 1e-4, "weight_decay": 0.2}
+            ours_step = optimizer(ours, adam_w_mode=decoupled, **settings)
+            theirs_step = reference(theirs, **settings)
+            for step in range(5):
+                for index, size in enumerate(sizes):
+                    ours[index].grad, theirs[index].grad = given(_signs(1000 * step + index, size), dtype)
+                ours_step.step()
+                theirs_step.step()
+            wait()
+            # Half types: the parameter is rounded after each step, and in old versions both moments too.
+            steps = None if dtype == "float32" else 16.0
+            got, expected = (torch.cat([each.detach().reshape(-1) for each in group]) for group in (ours, theirs))
+            case.close(what, got, expected, dtype, steps, scale=1.0)
 
         case.each(_ALL, ("float32", "float16"), work)
     case.dtypes = [name for name in _ALL if name in case.dtypes]
-
-
-def _adam_steps(case: Case, optimizer: Any, decoupled: bool, dtype: str) -> None:
-    reference = torch.optim.AdamW if decoupled else torch.optim.Adam
-    what = "FusedAdam against torch.optim.%s, %s" % (reference.__name__, dtype)
-    case.stage(what)
-    sizes = _SIZES + (5,) * _LAUNCH
-    pairs = [given(random(index, size), dtype) for index, size in enumerate(sizes)]
-    ours = [torch.nn.Parameter(values.clone()) for values, _ in pairs]
-    theirs = [torch.nn.Parameter(values.clone()) for _, values in pairs]
-    settings = {"lr": 0.05, "betas": (0.9, 0.999), "eps": 1e-4, "weight_decay": 0.2}
-    ours_step = optimizer(ours, adam_w_mode=decoupled, **settings)
-    theirs_step = reference(theirs, **settings)
-    for step in range(5):
-        for index, size in enumerate(sizes):
-            ours[index].grad, theirs[index].grad = given(_signs(1000 * step + index, size), dtype)
-        ours_step.step()
-        theirs_step.step()
-    wait()
-    # Half types: the parameter is rounded after each step, and in old versions both moments too.
-    steps = None if dtype == "float32" else 16.0
-    got, expected = (torch.cat([each.detach().reshape(-1) for each in group]) for group in (ours, theirs))
-    case.close(what, got, expected, dtype, steps, scale=1.0)
 
 
 def _flag() -> Any:
@@ -249,11 +245,6 @@ def _cross_entropy(case: Case, loss: Any, shape: Tuple[int, int], dtype: str, sm
 # --- mlp_cuda and fused_dense_cuda: cuBLAS with an epilogue
 
 
-def _product_tolerance(dtype: str) -> str:
-    """float32 products may run in TF32, whose inputs have 10 bits."""
-    return "tensorfloat32" if dtype == "float32" else dtype
-
-
 def _chain(layers: List[Tuple[Any, Any]], values: Any, activation: Any) -> Any:
     for weight, bias in layers:
         values = activation(functional.linear(values, weight, bias))
@@ -297,7 +288,8 @@ def _compare_mlp(case: Case, layer: Any, sizes: Tuple[int, ...], kind: str, func
     values.requires_grad_(True)
     doubles.requires_grad_(True)
     output, expected = module(values), _chain(layers, doubles, function)
-    tolerance = _product_tolerance(dtype)
+    # float32 products may run in TF32, whose inputs have 10 bits.
+    tolerance = "tensorfloat32" if dtype == "float32" else dtype
     case.close(what, output, expected, tolerance, 8.0, scale=1.0)
     if kind == "relu":
         return  # its derivative jumps where rounding moves a value over 0

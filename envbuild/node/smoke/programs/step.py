@@ -56,15 +56,11 @@ def _run(request: Request, script: str) -> None:
         _leave(code)
     channel.done()
     if args["trial"]:
-        _finalize_mpi()
+        # What the end of the interpreter would do: without it MPICH leaves its shared memory behind.
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and not mpi.Is_finalized():
+            mpi.Finalize()
         _leave(0)  # gloo's threads may abort a process that ends while others do
-
-
-def _finalize_mpi() -> None:
-    """What the end of the interpreter would do: without it MPICH leaves its shared memory behind."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and not mpi.Is_finalized():
-        mpi.Finalize()
 
 
 def _leave(code: int) -> Any:

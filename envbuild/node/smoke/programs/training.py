@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .common import Channel, begin, torch_version
+from .common import begin, torch_version
 
 # The loss of the last steps must be at most this part of the first one (which is about ln(vocabulary)).
 LOSS_FACTOR = 0.5
@@ -116,16 +116,6 @@ class Trainer:
         return float(loss.item())  # waits for the GPU
 
 
-def _judge(channel: Channel, losses: List[float]) -> None:
-    last = sorted(losses[-5:])[len(losses[-5:]) // 2]
-    channel.facts({"loss_first": losses[0], "loss_last": last, "loss_factor_allowed": LOSS_FACTOR})
-    if not last <= LOSS_FACTOR * losses[0]:
-        channel.failure(
-            "the loss did not fall: %.4g at first, %.4g at last, it must reach %g of the first"
-            % (losses[0], last, LOSS_FACTOR)
-        )
-
-
 def _short(values: List[float]) -> List[float]:
     """Five digits: enough for a curve."""
     return [float("%.5g" % value) for value in values]
@@ -154,7 +144,13 @@ def main() -> None:
     channel.facts({"shape": shape, "steps_done": len(losses), "device": str(device), "torch": str(torch.__version__)})
     channel.facts({"losses": _short(losses), "step_seconds": _short(times), "first_step_seconds": sum(times[:1])})
     if len(losses) == shape["steps"]:
-        _judge(channel, losses)
+        last = sorted(losses[-5:])[len(losses[-5:]) // 2]
+        channel.facts({"loss_first": losses[0], "loss_last": last, "loss_factor_allowed": LOSS_FACTOR})
+        if not last <= LOSS_FACTOR * losses[0]:
+            channel.failure(
+                "the loss did not fall: %.4g at first, %.4g at last, it must reach %g of the first"
+                % (losses[0], last, LOSS_FACTOR)
+            )
         tokens = shape["batch"] * shape["length"]
         channel.metric("training_tokens_per_second", "token/s", [tokens / seconds for seconds in times[1:]])
     channel.done()
