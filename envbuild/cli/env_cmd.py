@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -193,8 +194,6 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
 
 
 def _is_old(item: dict[str, Any], days: float) -> bool:
-    from datetime import UTC, datetime, timedelta
-
     if item.get("current"):
         return False
     at = (item.get("stamp") or {}).get("stamped_at")

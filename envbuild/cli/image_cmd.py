@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import installer_option, options
 from envbuild.cli.output import Ui, common_options, writing
-from envbuild.errors import ExitCode
+from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
     from envbuild.container.builders import Builder
@@ -305,8 +306,6 @@ def pin(
     They lie in `images.toml` beside the lock, with the day and the digest of each platform; a lock whose variants stand
     on an image has its digest too. A mirror's digest is recorded by hand.
     """
-    import functools
-
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.container import pin_digests, registry
     from envbuild.container.base_images import read_digests
@@ -370,7 +369,6 @@ def pods(
     """
     from envbuild.container import pods as made
     from envbuild.container.base_images import load_containers
-    from envbuild.errors import EnvbuildError
 
     recipe = _recipe(stack, flags)
     known = load_containers().stacks.get(recipe.stack)

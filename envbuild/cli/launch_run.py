@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -100,8 +101,6 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
 
 def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
     """What the options ask of a job. Raises click.UsageError."""
-    import re
-
     from envbuild.provision.jobs.launch import Asked
 
     limit = flags.get("time_limit")

@@ -11,7 +11,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import choice_of, configured, engine_option, place_options, settings_of, target_of
 from envbuild.cli.output import Ui, common_options, print_error
-from envbuild.errors import EnvbuildError, as_dicts, exit_of
+from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
@@ -162,7 +162,6 @@ def _earlier(run: str, prepared: Prepared) -> Evidence:
 
 def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
     """What is other than in an earlier run; silence where nothing is and all is good, as cron mails what is printed."""
-    from envbuild.errors import gravest
     from envbuild.report.diff import told
     from envbuild.report.diff.compare import compare, exit_code
 

@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import ExitCode
+from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
@@ -201,7 +201,6 @@ def _place(run: str) -> Path:
         if run.endswith((".json", ".html")) or (path / "evidence.json").is_file():
             return path
     from envbuild.config import load_config
-    from envbuild.errors import EnvbuildError
     from envbuild.provision.run.run_dir import open_run
 
     if run and Path(run).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import keep_days, progress_option
 from envbuild.cli.output import Ui, columns, common_options, pruned
+from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
@@ -76,7 +78,6 @@ def watch(ui: Ui, run_id: str) -> int:
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.config import load_config
-    from envbuild.errors import EnvbuildError, ExitCode
     from envbuild.provision.run.progress_events import told
     from envbuild.provision.run.run_dir import open_run
 
@@ -108,8 +109,6 @@ def prune(ui: Ui, keep_days: float, *, yes: bool) -> None:
 
     Without `--yes` it only says which.
     """
-    import shutil
-
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import old_runs
     from envbuild.text import size
@@ -128,8 +127,6 @@ def prune(ui: Ui, keep_days: float, *, yes: bool) -> None:
 
 def _row(found: RunDir) -> dict[str, Any]:
     """What one line says about a run. A journal that cannot be read is a row too."""
-    from envbuild.errors import EnvbuildError
-
     try:
         events = found.journal.events
         status: str = found.status
@@ -147,7 +144,6 @@ def _row(found: RunDir) -> dict[str, Any]:
 
 def _exit(last: Event) -> int | None:
     """The exit code of a run whose last event this is; None where it has not ended, or does not say."""
-    from envbuild.errors import ExitCode
     from envbuild.provision.run.journal import TERMINAL, EventKind
 
     if last.kind == EventKind.INTERRUPTED:

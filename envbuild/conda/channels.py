@@ -11,16 +11,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
 
 from envbuild.catalog.yaml_load import read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaChannel, CondaSpec
 from envbuild.node.conda.logins import condarc_files, rattler_files, without_login
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 ALIAS = "https://conda.anaconda.org"
 # What Anaconda's terms of service cover: the channels that the name `defaults` stands for, and their copies.
@@ -56,8 +55,6 @@ class CondaConfig:
 
 def read_config(environ: Mapping[str, str]) -> CondaConfig:
     """What these files say. Raises EnvbuildError `manifest-*` and `conda-config-invalid` (exit 2)."""
-    from pydantic import TypeAdapter
-
     text, texts = TypeAdapter(str | None), TypeAdapter(list[str] | None)
     named, listed = TypeAdapter(dict[str, str] | None), TypeAdapter(dict[str, list[str]] | None)
     forms: dict[str, TypeAdapter[Any]] = {
@@ -86,8 +83,6 @@ def _strongest(key: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _checked(path: Path, data: Any, forms: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any]:
     """The keys of `forms` in a file, each in its form."""
-    from pydantic import ValidationError
-
     found, key = {}, ""
     try:
         for key in forms.keys() & data.keys():

@@ -16,6 +16,7 @@ from envbuild.container.recipe import INDEXES as INDEXES
 from envbuild.container.recipe import NODE as NODE
 from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError
+from envbuild.node_program import node_pyz
 
 LIMIT = 100_000_000
 UNCOMMITTED = (NODE, INDEXES)
@@ -44,8 +45,6 @@ def write(
     """
     contents = {name: text.encode() for name, text in {**texts(recipe), **(more or {})}.items()}
     if program:
-        from envbuild.node_program import node_pyz
-
         contents |= {name: text.encode() for name, text in recipe.uncommitted.items()}
         contents[NODE] = node_pyz()
     return write_files(folder, contents)

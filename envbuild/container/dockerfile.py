@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -139,8 +140,6 @@ def _lines(instruction: Instruction) -> list[str]:
 
 def comment_lines(text: str, indent: str = "") -> list[str]:
     """Comment lines after `indent`, no longer than the others."""
-    import textwrap
-
     begin = f"{indent}# "
     return [begin + line for line in textwrap.wrap(" ".join(text.split()), _WIDTH - len(begin), break_on_hyphens=False)]
 

@@ -13,6 +13,7 @@ from envbuild.container.builders import Builder
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 from envbuild.node.protocol import PROTOCOL
+from envbuild.redact import redact_data
 from envbuild.text import how_it_ended
 
 _LABEL = "dev.envbuild."
@@ -50,7 +51,6 @@ def as_junit(image: str, found: dict[str, Any]) -> str:
     from xml.etree import ElementTree
 
     from envbuild.model.evidence import Check
-    from envbuild.redact import redact_data
     from envbuild.report.formats.junit import suite
     from envbuild.report.text import visible_data
 

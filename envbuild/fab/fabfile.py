@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,8 +193,6 @@ def _ended(error: EnvbuildError) -> Exit:
 
 def _say(text: str) -> None:
     """One or several lines, redacted and harmless for a terminal."""
-    import sys
-
     from envbuild.redact import redact_text
     from envbuild.report.text import visible
 

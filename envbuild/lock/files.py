@@ -8,16 +8,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from envbuild.catalog.yaml_load import parsed_file
 from envbuild.errors import EnvbuildError
-from envbuild.model.lock import canonical_json
+from envbuild.model.lock import LOCK_VERSION, Lock, canonical_json
 from envbuild.model.stack import Profile
 from envbuild.node import paths
 
 if TYPE_CHECKING:
     from tomlkit.items import InlineTable, Table
-
-    from envbuild.model.lock import Lock
 
 MAX_BYTES = 16 * 1024 * 1024
 HEADER = (
@@ -91,8 +91,6 @@ def _read_text(path: Path) -> str:
 
 
 def _check_version(data: dict[str, Any], name: str) -> None:
-    from envbuild.model.lock import LOCK_VERSION
-
     version = data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > LOCK_VERSION:
         raise EnvbuildError(
@@ -117,10 +115,6 @@ def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validated(as_json: str, name: str) -> Lock:
-    from pydantic import ValidationError
-
-    from envbuild.model.lock import Lock
-
     try:
         return Lock.model_validate_json(as_json)
     except ValidationError as error:

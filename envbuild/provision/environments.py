@@ -15,6 +15,7 @@ from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
+from envbuild.provision.ansible.play import following, telling
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.delivery.node_files import node_files
 from envbuild.provision.fleet.rollout import in_waves
@@ -242,8 +243,6 @@ def _told(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterato
     if verb != "smoke":
         yield requests
         return
-    from envbuild.provision.ansible.play import following, telling
-
     asked = {}
     for node, request in requests.items():
         prefix = posixpath.dirname(posixpath.dirname(request["args"]["environment"]))  # as the node has filled it in

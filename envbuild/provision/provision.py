@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 from envbuild.errors import EnvbuildError
@@ -43,8 +44,6 @@ def provision(
 
 def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
     """Look and plan in a run directory that is thrown away; nothing on a node changes."""
-    import shutil
-
     run = RunDir.create(settings.runs_root)
     try:
         with run.open_journal() as journal:

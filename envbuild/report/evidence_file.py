@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+from pydantic import ValidationError
+
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
@@ -35,8 +37,6 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
 
     Raises EnvbuildError `evidence-invalid`, or `evidence-version` for another schema version.
     """
-    from pydantic import ValidationError
-
     try:
         found = strict_json.parse(data)
     except ValueError as error:

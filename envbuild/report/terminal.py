@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -126,8 +127,6 @@ def _cut(text: str, width: int) -> str:
 
 
 def _wrap(text: str, most: int, width: int) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(text, width - 2, max_lines=most, placeholder=" …") or [text]
 
 

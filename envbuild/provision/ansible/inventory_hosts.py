@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import MAX_HOSTS, check_host
 from envbuild.model.target import HostAddress
@@ -94,8 +96,6 @@ def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
 
 def _address(path: Path, name: str, given: Mapping[str, Any]) -> HostAddress:
     """What is said of one host. What cannot be used is an error: without it another machine would be reached."""
-    from pydantic import ValidationError
-
     values: dict[str, Any] = {}
     for field, keys in (("address", _ADDRESS), ("user", _USER), ("port", _PORT)):
         key = next((key for key in keys if given.get(key) not in (None, "")), None)

@@ -25,6 +25,7 @@ from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
 from envbuild.provision.run.progress_events import TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
+from envbuild.text import how_it_ended
 
 if TYPE_CHECKING:
     from envbuild.provision.run.context import Work
@@ -242,8 +243,6 @@ def _step_error(event: TaskEvent) -> EnvbuildError:
             why=last[-500:],
             hint="make room, or name a larger disk as `prefix` or `tmp` of the target; then run the same command again",
         )
-    from envbuild.text import how_it_ended
-
     return EnvbuildError(
         "step-failed",
         f"{event.node}: the step `{event.role}` {how_it_ended(event.rc)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import platform
 from functools import cache
@@ -88,7 +89,6 @@ def _installed() -> tuple[Path, Path]:
 
 def _write(path: Path, package: Path) -> None:
     """Owner, time and mode are fixed, so that equal packages give equal bytes."""
-    import gzip
     import tarfile
 
     files = [each for each in sorted(package.rglob("*")) if each.is_file() and "__pycache__" not in each.parts]

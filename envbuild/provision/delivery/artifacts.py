@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.utils import parse_wheel_filename
+
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
+from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.delivery.conda_archives import fetch_archives
@@ -142,7 +145,6 @@ def fetch_delivery(
 
 
 def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
-    from envbuild.lock.unpinned import hash_unrecorded
     from envbuild.resolve.artifacts import Platform, fitting_file
 
     machine = variant.machine
@@ -235,8 +237,6 @@ def _index_options(index: str) -> list[str]:
 
 def _platform_options(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], variant: Variant) -> list[str]:
     """Describe the node to pip by the tags of the very files that were chosen for it."""
-    from packaging.utils import parse_wheel_filename
-
     if not pairs[0][1].file.endswith(".whl"):
         # pip asks a source archive for its metadata, with the controller's Python; wheels never run anything.
         return ["--no-binary=:all:", "--ignore-requires-python"]

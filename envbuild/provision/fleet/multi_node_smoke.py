@@ -25,7 +25,7 @@ from envbuild.provision.contact.first_contact import WORKERS, ContactResult, con
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.outcome import Outcome
-from envbuild.provision.survey.in_use import Current
+from envbuild.provision.survey.in_use import Current, matching_variant
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
 from envbuild.text import grouped
@@ -159,8 +159,6 @@ def own_addresses(facts: NodeFacts) -> list[str]:
 
 def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
     """The variant of the lock that an environment was built from."""
-    from envbuild.provision.survey.in_use import matching_variant
-
     return matching_variant(work.prepared.lock, stamp) if stamp else None
 
 

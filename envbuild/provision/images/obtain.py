@@ -13,8 +13,11 @@ import platformdirs
 
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
+from envbuild.container.dockerfile import render
 from envbuild.container.recipe import SLIM, ImageRecipe
+from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
 from envbuild.node import paths
@@ -75,9 +78,7 @@ def wanted(prepared: Prepared) -> Wanted:
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
     from envbuild.container import apptainer
-    from envbuild.container.dockerfile import render
     from envbuild.container.select import Choice, recipe_for
-    from envbuild.container.stage_images import Given
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
     recipe = recipe_for(
@@ -172,8 +173,6 @@ def obtain(
     path.unlink(missing_ok=True)
     say("writing the image to a file")
     builder.save(image.name, path)
-    from envbuild.hashing import sha256_of
-
     return Obtained(found["id"], builder.name, path, sha256_of(path), built=built, seconds=seconds)
 
 

@@ -22,6 +22,7 @@ from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args
+from envbuild.provision.survey.errors import python_broken
 from envbuild.provision.survey.up_to_date import can_keep, kept
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.
@@ -118,7 +119,6 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
 def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
     from envbuild.provision.jobs.stage import stage_python
-    from envbuild.provision.survey.errors import python_broken
 
     work.progress.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python[:4])} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})

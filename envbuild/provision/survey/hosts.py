@@ -13,6 +13,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import MAX_HOSTS, expand_hosts
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
+from envbuild.node.proc import clean_env
 from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.supported import NODE_FILE, refuse_unsupported
 from envbuild.text import last_lines, plural
@@ -132,8 +133,6 @@ def _by_node_file(told: str, folder: Path) -> list[str]:
 def _by_command(command: Sequence[str], folder: Path) -> list[str]:
     """The hosts that a program prints: host lists, one or several a line, separated by spaces."""
     import shlex
-
-    from envbuild.node.proc import clean_env
 
     # A program of the target's own folder is found from there: `./my-hosts`.
     first = str(folder / command[0]) if "/" in command[0] else command[0]
