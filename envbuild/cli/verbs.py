@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,50 +13,33 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class Verb(NamedTuple):
-    """`module:attribute` of a click command, and the line that `--help` shows for it."""
-
-    module: str
-    attribute: str
-    help: str
-
-
-VERBS: dict[str, Verb] = {
-    "explain": Verb(
-        "envbuild.cli.explain_cmd", "explain", "What a stack's document gets wrong, and what is done instead"
-    ),
-    "plan": Verb("envbuild.cli.provision_cmd", "plan", "Say what would run where, and why"),
-    "probe": Verb("envbuild.cli.nodes_cmd", "probe", "Read the facts of the nodes"),
-    "provision": Verb("envbuild.cli.provision_cmd", "provision", "Build the environment of a stack on a target"),
-    "smoke": Verb("envbuild.cli.nodes_cmd", "smoke", "Run the smoke benchmarks in a built environment"),
-    "verify": Verb("envbuild.cli.nodes_cmd", "verify", "Compare a built environment with its lock and stamp"),
-    "doctor": Verb("envbuild.cli.doctor_cmd", "doctor", "Check this machine, or say what follows on a cluster"),
-    "launch": Verb(
-        "envbuild.cli.launch_cmd", "launch", "Print the commands that start a stack, or run them here or as a job"
-    ),
-    "bench": Verb("envbuild.cli.bench_cmd", "bench", "Measure a stack's own run, and compare it with its document"),
-    "strategy": Verb(
-        "envbuild.cli.strategy_cmd", "strategy", "Search the parallel degrees that train fastest, by trials"
-    ),
-    "data": Verb("envbuild.cli.data_cmd", "data", "Make small synthetic data for a stack's own run"),
-    "trace": Verb("envbuild.cli.trace_cmd", "trace", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
-    "stack": Verb("envbuild.cli.stack_cmd", "stack", "Stacks: list, show, validate"),
-    "target": Verb("envbuild.cli.target_cmd", "target", "Targets: list, show, validate, init"),
-    "lock": Verb("envbuild.cli.lock_cmd", "lock", "Locks: create, sizes, check, diff, export"),
-    "patch": Verb("envbuild.cli.patch_cmd", "patch", "Patches: list, apply"),
-    "env": Verb("envbuild.cli.env_cmd", "env", "Environments: list, activate, exec, shell, kernel, use, prune"),
-    "wheels": Verb("envbuild.cli.wheels_cmd", "wheels", "Wheels built from source: list, verify, prune, pack, unpack"),
-    "cache": Verb("envbuild.cli.cache_cmd", "cache", "Caches of this machine and of nodes: show, clean"),
-    "image": Verb(
-        "envbuild.cli.image_cmd", "image", "Images: dockerfile, build, verify, diff, pin, apptainer, pods, workflow"
-    ),
-    "run": Verb("envbuild.cli.run_cmd", "run", "Runs: list, show, watch, prune"),
-    "report": Verb("envbuild.cli.report_cmd", "report", "Reports: show, verify, sign, diff, merge, kit"),
-    "config": Verb("envbuild.cli.config_cmd", "config", "Configuration: show, fabfile, playbooks"),
-    "completion": Verb("envbuild.cli.completion_cmd", "completion", "Print the completion script of a shell"),
+# Verb -> its module in this package, where a click command has the name of the verb, and its line of `--help`.
+VERBS: dict[str, tuple[str, str]] = {
+    "explain": ("explain_cmd", "What a stack's document gets wrong, and what is done instead"),
+    "plan": ("provision_cmd", "Say what would run where, and why"),
+    "probe": ("nodes_cmd", "Read the facts of the nodes"),
+    "provision": ("provision_cmd", "Build the environment of a stack on a target"),
+    "smoke": ("nodes_cmd", "Run the smoke benchmarks in a built environment"),
+    "verify": ("nodes_cmd", "Compare a built environment with its lock and stamp"),
+    "doctor": ("doctor_cmd", "Check this machine, or say what follows on a cluster"),
+    "launch": ("launch_cmd", "Print the commands that start a stack, or run them here or as a job"),
+    "bench": ("bench_cmd", "Measure a stack's own run, and compare it with its document"),
+    "strategy": ("strategy_cmd", "Search the parallel degrees that train fastest, by trials"),
+    "data": ("data_cmd", "Make small synthetic data for a stack's own run"),
+    "trace": ("trace_cmd", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
+    "stack": ("stack_cmd", "Stacks: list, show, validate"),
+    "target": ("target_cmd", "Targets: list, show, validate, init"),
+    "lock": ("lock_cmd", "Locks: create, sizes, check, diff, export"),
+    "patch": ("patch_cmd", "Patches: list, apply"),
+    "env": ("env_cmd", "Environments: list, activate, exec, shell, kernel, use, prune"),
+    "wheels": ("wheels_cmd", "Wheels built from source: list, verify, prune, pack, unpack"),
+    "cache": ("cache_cmd", "Caches of this machine and of nodes: show, clean"),
+    "image": ("image_cmd", "Images: dockerfile, build, verify, diff, pin, apptainer, pods, workflow"),
+    "run": ("run_cmd", "Runs: list, show, watch, prune"),
+    "report": ("report_cmd", "Reports: show, verify, sign, diff, merge, kit"),
+    "config": ("config_cmd", "Configuration: show, fabfile, playbooks"),
+    "completion": ("completion_cmd", "Print the completion script of a shell"),
 }
-
-
 # What other tools call it. A second name for a verb would be one more thing to know, so it is only told.
 MEANT = {
     **dict.fromkeys(("install", "build", "create", "setup", "sync", "up", "apply", "update"), "provision"),
@@ -88,12 +71,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of one verb."""
-        verb = VERBS.get(cmd_name)
-        if verb is None:
+        if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(verb.module), verb.attribute)
+        command = getattr(importlib.import_module(f"envbuild.cli.{VERBS[cmd_name][0]}"), cmd_name)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{verb.module}.{verb.attribute} is not a command")
+            raise TypeError(f"{cmd_name} is not a command")
         return command
 
     def resolve_command(
@@ -116,13 +98,13 @@ class LazyGroup(click.Group):
         """Verbs and options from the table, without importing the commands."""
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name, help=verb.help) for name, verb in VERBS.items() if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=line) for name, (_, line) in VERBS.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help lines from the table, without importing the commands."""
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
 
 
 @click.group(
