@@ -178,17 +178,13 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
     if stack is None:
         if profile or lock_file:
             raise click.UsageError("--profile and --lock are about one STACK: name it")
-        return _check_all(ui, offline=offline)
+        found = [_check_one(name, profile, None, offline=offline) for name, profile in _all_locks()]
+        data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
+        ui.result(data, lambda: "\n".join(text for _, _, text in found), wrapped=True)
+        return gravest(code for code, _, _ in found)
     code, data, text = _check_one(stack, profile, lock_file, offline=offline)
     ui.result(data, lambda: text, wrapped=True)
     return code
-
-
-def _check_all(ui: Ui, *, offline: bool) -> int:
-    found = [_check_one(name, profile, None, offline=offline) for name, profile in _all_locks()]
-    data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
-    ui.result(data, lambda: "\n".join(text for _, _, text in found), wrapped=True)
-    return gravest(code for code, _, _ in found)
 
 
 def _all_locks() -> list[tuple[str, str]]:

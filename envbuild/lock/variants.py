@@ -73,11 +73,7 @@ def variant_plans(
     """
     if profile.conda is None or not profile.conda.only:
         yield from _venv_plans(profile, standalone or {})
-    yield from _conda_plans(profile, virtual)
-
-
-def _conda_plans(profile: Profile, virtual: Sequence[Virtual]) -> Iterator[Plan]:
-    """The interpreter comes with the packages, so there is no base and no kind of interpreter to choose."""
+    # The interpreter comes with the packages, so there is no base and no kind of interpreter to choose.
     if profile.conda is None:
         return
     for python in profile.python:

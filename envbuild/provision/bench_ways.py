@@ -58,7 +58,8 @@ def way(work: Work, told: Bench, asked: Asked, place: Place | None, nodes: Seque
     """
     prepared, connection = work.prepared, work.prepared.target.connection
     if place is None:
-        return _by_jobs(work, told, asked)
+        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, work.run.id)
+        return Way(made, None, partial(_in_job, work, told, site, job, asked.deadline or 0.0))
     hosts = tuple(node.node for node in nodes) if connection.kind == "ssh" else ()
     if hosts:
         place = _there(work, place, asked, nodes)
@@ -84,12 +85,6 @@ def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]
     first = work.prepared.target.connection.reaches(nodes[0].node)[0]
     told = {"environment": environment, "output": asked.output or output, "master": place.master or first}
     return place.model_copy(update=told)
-
-
-def _by_jobs(work: Work, told: Bench, asked: Asked) -> Way:
-    prepared = work.prepared
-    site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, work.run.id)
-    return Way(made, None, partial(_in_job, work, told, site, job, asked.deadline or 0.0))
 
 
 def _in_job(work: Work, told: Bench, site: JobSite, job: Job, deadline: float, name: str) -> Log:
