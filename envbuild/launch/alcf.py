@@ -15,13 +15,26 @@ from envbuild.launch.command import Value, fill, fill_config
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.request import Order
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
+from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
 from envbuild.node import program_files
 
 PORT = 5432
 _RANKS = ("envbuild.node.smoke.programs", "mpi_ranks")
 _PORT = ("alcf-deepspeed-port", "RANK and LOCAL_RANK from MPI's variables, so that DeepSpeed takes MASTER_PORT")
+_DEVIATIONS = (
+    ("alcf-exit-code", "one command in the foreground; its exit code is the run's"),
+    ("alcf-seed", "a fixed seed, the same on every rank and every start"),
+    ("alcf-unknown-key", "MODEL_SIZE_KEY comes from the table, other keys are refused"),
+    ("alcf-tensor-parallel", "the degrees are said; MPSIZE is kept when it is given, with pipeline stages too"),
+    ("alcf-flash-attention", "0 means off"),
+    ("alcf-hosfile", "one host file for the launcher, the world size and the log"),
+    ("alcf-wrong-base", "python3 of the environment, not the first on PATH"),
+    ("alcf-data-path", "DATA_DIR and DATA_TYPE instead of a folder chosen by host name"),
+    ("alcf-setup-scripts", "LAUNCHER instead of the host name's first letters"),
+    ("alcf-wandb", "WANDB_MODE=disabled unless you say otherwise"),
+    ("alcf-master-address", "MASTER_ADDR is the first node, not 127.0.0.1"),
+)
 
 
 class AlcfParameters(Parameters):
@@ -102,12 +115,8 @@ def make(order: Order) -> Launch:
         "WORLD_SIZE": str(order.place.gpus),
         "WANDB_MODE": given.wandb_mode,
     }
-    return Launch(
-        stack=order.stack,
-        profile=order.profile_name,
-        nodes=order.place.nodes,
-        gpus_per_node=order.place.gpus_per_node,
-        model=model.name,
+    return order.launch(
+        model.name,
         degrees={
             "tensor": degrees.tensor,
             "pipeline": degrees.pipeline,
@@ -119,7 +128,7 @@ def make(order: Order) -> Launch:
         files=(LaunchFile(path=str(values["config"]), text=text), *told),
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *degrees.computed),
-        deviations=(*_deviations(order), *(order.deviations(_PORT) if told else ())),
+        deviations=order.deviations(*_DEVIATIONS, *((_PORT,) if told else ())),
         notes=(*_notes(order, given), *order.without_timers(degrees.pipeline)),
     )
 
@@ -229,19 +238,3 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
     if given.sp_type == "ds":
         notes.append("the scripts themselves say that SP_TYPE=ds with MPSIZE of all GPUs has no effect")
     return tuple(notes)
-
-
-def _deviations(order: Order) -> tuple[Deviation, ...]:
-    return order.deviations(
-        ("alcf-exit-code", "one command in the foreground; its exit code is the run's"),
-        ("alcf-seed", "a fixed seed, the same on every rank and every start"),
-        ("alcf-unknown-key", "MODEL_SIZE_KEY comes from the table, other keys are refused"),
-        ("alcf-tensor-parallel", "the degrees are said; MPSIZE is kept when it is given, with pipeline stages too"),
-        ("alcf-flash-attention", "0 means off"),
-        ("alcf-hosfile", "one host file for the launcher, the world size and the log"),
-        ("alcf-wrong-base", "python3 of the environment, not the first on PATH"),
-        ("alcf-data-path", "DATA_DIR and DATA_TYPE instead of a folder chosen by host name"),
-        ("alcf-setup-scripts", "LAUNCHER instead of the host name's first letters"),
-        ("alcf-wandb", "WANDB_MODE=disabled unless you say otherwise"),
-        ("alcf-master-address", "MASTER_ADDR is the first node, not 127.0.0.1"),
-    )

@@ -10,7 +10,7 @@ from envbuild.launch.command import Value, fill
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.request import Order
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
+from envbuild.model.launch import Command, Default, Endpoint, Launch
 from envbuild.model.reference import BenchmarkCase, ModelSize, Reference
 
 PORT = 41000
@@ -18,6 +18,12 @@ RESULTS = "megatron_results_e2e"
 TORCHRUN_PATCH = "alpa-launch-torchrun"
 # Our edit of the upstream commit does what the fork does, without its marker line.
 OWN_EDIT = "megatron-no-tie"
+_DEVIATIONS = (
+    ("alpa-step-3-empty", "the case and the command that the empty step stands for"),
+    ("alpa-missing-cases", "2 and 64 GPUs take a row of the manual list, and no figure is promised"),
+    ("alpa-tmp-bound", "TMP up to the GPUs of a node"),
+    ("alpa-bashrc", "the environment's own path, no start-up file"),
+)
 
 
 class AlpaParameters(Parameters):
@@ -80,12 +86,8 @@ def make(order: Order) -> Launch:
         )
         for rank in range(place.nodes)
     )
-    return Launch(
-        stack=order.stack,
-        profile=order.profile_name,
-        nodes=place.nodes,
-        gpus_per_node=place.gpus_per_node,
-        model=case.model.name,
+    return order.launch(
+        case.model.name,
         degrees={
             "data": case.dp,
             "tensor": case.tmp,
@@ -96,7 +98,7 @@ def make(order: Order) -> Launch:
         },
         commands=commands,
         defaults=(*taken, *computed),
-        deviations=_deviations(order),
+        deviations=order.deviations(*_DEVIATIONS),
         notes=(case.note, *_notes(order, case)),
     )
 
@@ -206,13 +208,4 @@ def _notes(order: Order, case: _Case) -> tuple[str, ...]:
     return (
         f"PP {case.pp}: {marker} (finding alpa-tie-embedding)",
         "success is exit code 0 and a new row of results; the artifact's own wrapper drops the exit code",
-    )
-
-
-def _deviations(order: Order) -> tuple[Deviation, ...]:
-    return order.deviations(
-        ("alpa-step-3-empty", "the case and the command that the empty step stands for"),
-        ("alpa-missing-cases", "2 and 64 GPUs take a row of the manual list, and no figure is promised"),
-        ("alpa-tmp-bound", "TMP up to the GPUs of a node"),
-        ("alpa-bashrc", "the environment's own path, no start-up file"),
     )

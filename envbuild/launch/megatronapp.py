@@ -70,12 +70,8 @@ def make(order: Order) -> Launch:
         "data": (given.data or f"{place.output}/datasets").rstrip("/"),
         "checkpoints": (given.checkpoints or f"{place.output}/checkpoints").rstrip("/"),
     }
-    return Launch(
-        stack=order.stack,
-        profile=order.profile_name,
-        nodes=place.nodes,
-        gpus_per_node=place.gpus_per_node,
-        model=model.name,
+    return order.launch(
+        model.name,
         degrees={
             "pipeline": given.pipeline_parallel,
             "chunks": chunks,

@@ -41,6 +41,13 @@ words = [word for each in grid for word in ([each.name] if each.binary_flag else
 sys.argv = [script, *words, *ours]
 runpy.run_path(script, run_name="__main__")
 '''
+_DEVIATIONS = (
+    ("opt-t-and-n", "-t 1 trial on -n nodes, not the other way round"),
+    ("opt-prefix", "a prefix from the model size and the job, so that no run is skipped"),
+    ("opt-local-nodes", "the number of nodes that there are, not 128"),
+    ("opt-175b-nodes", "fewer nodes than the memory model allows are refused"),
+    ("opt-exit-code", "success is read from the log"),
+)
 
 
 class MetaseqParameters(Parameters):
@@ -95,16 +102,12 @@ def make(order: Order) -> Launch:
         directory=place.output,
         ends=END,
     )
-    return Launch(
-        stack=order.stack,
-        profile=order.profile_name,
-        nodes=place.nodes,
-        gpus_per_node=place.gpus_per_node,
-        model=model.name,
+    return order.launch(
+        model.name,
         degrees={"tensor": model.model_parallel or 1, "data": copies, "sequences-a-rank": batch},
         commands=(command,),
         defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
-        deviations=_deviations(order),
+        deviations=order.deviations(*_DEVIATIONS),
         notes=(*_notes(submit, prefix), *_too_many_scores(model, batch)),
     )
 
@@ -124,12 +127,8 @@ def _one_gpu(order: Order, given: MetaseqParameters, taken: tuple[Default, ...],
         *(own, model.name, f"{place.source(order.data.source)}/metaseq/cli/train.py", "--save-dir", checkpoints),
         *(str(word) for pair in ours.items() for word in pair),
     )
-    return Launch(
-        stack=order.stack,
-        profile=order.profile_name,
-        nodes=1,
-        gpus_per_node=1,
-        model=model.name,
+    return order.launch(
+        model.name,
         degrees={"tensor": 1, "data": 1, "sequences-a-rank": batch, "parts-of-a-step": sequences // batch},
         files=(LaunchFile(path=own, text=_ONE_GPU),),
         commands=(
@@ -225,14 +224,4 @@ def _too_many_scores(model: ModelSize, batch: int) -> tuple[str, ...]:
     return (
         f"{batch} sequences a rank are {scores / _SCORES:.1f} times the scores that the pinned softmax counts in "
         f"32 bits: expect a crash or wrong figures with fewer than {math.ceil(whole / _SCORES) * parallel} GPUs",
-    )
-
-
-def _deviations(order: Order) -> tuple[Deviation, ...]:
-    return order.deviations(
-        ("opt-t-and-n", "-t 1 trial on -n nodes, not the other way round"),
-        ("opt-prefix", "a prefix from the model size and the job, so that no run is skipped"),
-        ("opt-local-nodes", "the number of nodes that there are, not 128"),
-        ("opt-175b-nodes", "fewer nodes than the memory model allows are refused"),
-        ("opt-exit-code", "success is read from the log"),
     )

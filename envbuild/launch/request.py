@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envbuild.launch.topology import Place
-from envbuild.model.launch import Deviation, LaunchData
+from envbuild.model.launch import Deviation, Launch, LaunchData
 from envbuild.model.reference import Reference
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class Order:
         wanted = (Requirement(text) for text in self.profile.packages)
         pins = (Version(pin.version) for each in wanted if each.name == "deepspeed" for pin in each.specifier)
         return any(pin >= Version(release) for pin in pins)
+
+    def launch(self, model: str, **more: Any) -> Launch:
+        """What is started at this place; `more`: the fields of a launch that the recipe decides."""
+        nodes, gpus = self.place.nodes, self.place.gpus_per_node
+        return Launch(stack=self.stack, profile=self.profile_name, nodes=nodes, gpus_per_node=gpus, model=model, **more)
 
     def deviations(self, *rows: tuple[str, str]) -> tuple[Deviation, ...]:
         """Deviations that answer findings of this stack; a user's own stack may have none of them."""

@@ -61,12 +61,8 @@ def make(order: Order) -> Launch:
         *fill(order.data.arguments, values),
     )
     text = json.dumps(fill_config(order.data.configs["deepspeed"], values), indent=2) + "\n"
-    return Launch(
-        stack=order.stack,
-        profile=order.profile_name,
-        nodes=order.place.nodes,
-        gpus_per_node=order.place.gpus_per_node,
-        model=model.name,
+    return order.launch(
+        model.name,
         degrees={
             **{name.replace("_", "-"): number for name, number in shape.items()},
             "data": data,
