@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -154,13 +155,9 @@ def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
         filled = with_all_sizes(made, places[0].find_links, indexes, ui.warn, channels)
         if filled != made:
             write_lock(path, filled)
-        files = [file for variant in filled.variants for file in variant.files]
-        archives = [each for variant in filled.variants for each in variant.archives]
-        left = sorted(
-            {each.file for each in files if each.unpacked is None}
-            | {each.file for each in archives if each.unpacked is None}
-        )
-        rows.append({"lock": str(path), "changed": filled != made, "unmeasured": left})
+        left = {file.file for variant in filled.variants for file in variant.files if file.unpacked is None}
+        left |= {each.file for variant in filled.variants for each in variant.archives if each.unpacked is None}
+        rows.append({"lock": str(path), "changed": filled != made, "unmeasured": sorted(left)})
     ui.result({"locks": rows}, lambda: "\n".join(_measured(row) for row in rows))
 
 
@@ -272,7 +269,7 @@ def export(
 
     loaded, made, _ = _read(stack, profile, lock_file)
     variant = find_variant(made, variant_id)
-    if output and form == "pylock" and not _is_pylock_name(output.name):
+    if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
             "pylock-name",
             f"{output.name} is not a name that other tools read as a pylock",
@@ -358,11 +355,6 @@ def _channels(loaded: LoadedStack, made: Lock, variant: Variant) -> dict[str, tu
 
     profile = loaded.stack.profiles.get(made.profile)
     return addresses(profile.conda) if variant.conda and profile and profile.conda else {}
-
-
-def _is_pylock_name(name: str) -> bool:
-    parts = name.split(".")
-    return parts[0] == "pylock" and parts[-1] == "toml" and len(parts) in (2, 3)
 
 
 def _row(variant: Variant) -> dict[str, Any]:

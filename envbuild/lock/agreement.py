@@ -36,13 +36,9 @@ class LockFinding(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "code": self.code,
-            "kind": self.kind,
-            "subject": self.subject,
-            "says": self.says,
-            "exit": int(self.exit_code) if self.kind == "problem" else 0,
-        }
+        told = self._asdict()
+        code = told.pop("exit_code")
+        return {**told, "exit": int(code) if self.kind == "problem" else 0}
 
 
 def differs(field: str, says: str) -> LockFinding:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from envbuild.model.lock import Lock, LockedPackage, LockedPatch, LockedSource, Variant
+from envbuild.text import grouped
 
 _FIELDS = ("engine", "platform", "python", "torch", "flavour")
 _CONDA = {"provides", "link_scripts", "unrecorded"}
@@ -30,10 +31,6 @@ class Change:
             return f"- {self.what} {self.name} {self.before}".rstrip()
         return f"~ {self.what} {self.name} {self.before} -> {self.after}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class LockDiff:
@@ -43,20 +40,17 @@ class LockDiff:
 
     def text(self) -> str:
         """Lines for people, grouped by variant; variants with the same changes share one group."""
-        groups: dict[tuple[str, ...], list[str]] = {}
-        by_variant: dict[str, list[str]] = {}
-        for change in self.changes:
-            by_variant.setdefault(change.variant, []).append(change.line())
-        for variant, lines in by_variant.items():
-            groups.setdefault(tuple(lines), []).append(variant)
+        changed = grouped(self.changes, lambda change: change.variant)
+        said = {variant: tuple(change.line() for change in changes) for variant, changes in changed.items()}
         blocks = [
-            "\n".join([f"{', '.join(names)}:", *(f"  {line}" for line in lines)]) for lines, names in groups.items()
+            "\n".join([f"{', '.join(names)}:", *(f"  {line}" for line in lines)])
+            for lines, names in grouped(said, lambda variant: said[variant]).items()
         ]
         return "\n".join(blocks) if blocks else "the same contents"
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {"same": not self.changes, "changes": [change.as_dict() for change in self.changes]}
+        return {"same": not self.changes, "changes": [asdict(change) for change in self.changes]}
 
 
 def diff_locks(a: Lock, b: Lock) -> LockDiff:
