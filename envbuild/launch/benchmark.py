@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.launch import Launch
-from envbuild.model.reference import Bench, BenchmarkCase, Figure, Reference
+from envbuild.model.reference import Bench, BenchmarkCase, Reference
 from envbuild.node.smoke.training_log import read
 from envbuild.report.claimed import percent_of, verdict_of
 
@@ -122,7 +122,8 @@ def _nearest(claims: Iterable[_Claim], gpus: Gpus) -> _Claim | None:
 def _claims(reference: Reference, bench: Bench, launch: Launch) -> list[_Claim]:
     if bench.figure is not None:
         figures = [each for each in reference.figures if each.name == bench.figure]
-        return [_of_figure(each) for each in figures if each.model in (None, launch.model)]
+        fitting = [each for each in figures if each.model in (None, launch.model)]
+        return [_Claim(each.value, each.where, each.source, each.gpu, each.gpus) for each in fitting]
     return [_of_case(each) for each in reference.cases if each.tflops is not None and _is_case(each, launch)]
 
 
@@ -137,7 +138,3 @@ def _is_case(case: BenchmarkCase, launch: Launch) -> bool:
 def _of_case(case: BenchmarkCase) -> _Claim:
     where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
     return _Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus)
-
-
-def _of_figure(figure: Figure) -> _Claim:
-    return _Claim(figure.value, figure.where, figure.source, figure.gpu, figure.gpus)

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from functools import partial
 
 from envbuild.node import proc, program_files, redact
 from envbuild.node.build import build_dir
@@ -287,11 +288,7 @@ def run_processes(
     keep: int = _TAIL,
 ) -> "list[Outcome]":
     """The same for an argument list and the variables `child`; of each output the last `keep` bytes are kept."""
-
-    def start(request: str, output: int) -> "subprocess.Popen[bytes] | Copy":
-        return _popen(argv, child, scratch.path, request, output)
-
-    return _run(scratch, start, requests, deadline, keep)
+    return _run(scratch, partial(_popen, argv, child, scratch.path), requests, deadline, keep)
 
 
 def _popen(
