@@ -24,7 +24,7 @@ lint: .venv/.ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/yamllint --strict .
-	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
+	ANSIBLE_HOME="$(CURDIR)/.cache/ansible" PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/ansible-lint --offline --strict playbooks
 	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
 
 generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ agree with what makes them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from envbuild.model.resolution import Resolution
 from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
+_NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
+# What wheels expect of every Linux, and a small one may lack.
+_PACKAGES = {"libstdc++.so.6": "libstdc++6", "libgomp.so.1": "libgomp1", "libgcc_s.so.1": "libgcc-s1"}
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -90,7 +94,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     smoke = first.name.startswith("smoke/")
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
-    repeat = f"again: {again}" if command else ""
+    repeat = _missing_library(first.says) + (f"again: {again}" if command else "")
     measured = smoke or first.name.partition("/")[0] in ("bench", "strategy")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
@@ -105,6 +109,15 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
+
+
+def _missing_library(said: str) -> str:
+    """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
+    found = _NO_LIBRARY.search(said)
+    if found is None:
+        return ""
+    package = _PACKAGES.get(found[1])
+    return f"install {found[1]} on that node{f' (Debian, Ubuntu: package {package})' if package else ''}; "
 
 
 def _only(command: Sequence[str], name: str) -> list[str]:

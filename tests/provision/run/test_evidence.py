@@ -18,10 +18,10 @@ from tests.resolve.builders import node_facts
 UNREAD = {"name": "files", "status": "not-run", "level": "not-checked", "says": "contents not read"}
 
 
-def failed(name: str, **more: Any) -> NodeEvidence:
+def failed(name: str, says: str = "no", **more: Any) -> NodeEvidence:
     checks = [
         {"name": "smoke/sound", "status": "passed", "says": "fine"},
-        {"name": name, "status": "failed", "says": "no"},
+        {"name": name, "status": "failed", "says": says},
     ]
     return NodeEvidence.from_plain({"node": "gpu1", "status": "failed", "exit": 1, "checks": checks, **more})
 
@@ -68,6 +68,20 @@ def test_a_smoke_test_of_provision_is_repeated_by_provision_as_what_failed_is_no
     error = coded(failed("smoke/sound"), ("envbuild", "provision"), verb="provision", several=False).error
     assert error is not None
     assert error["hint"] == "again: envbuild provision"
+
+
+@pytest.mark.parametrize(
+    ("library", "first"),
+    [
+        ("libstdc++.so.6", "install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6); "),
+        ("libown-2.so", "install libown-2.so on that node; "),
+    ],
+)
+def test_a_library_that_a_small_machine_lacks_is_named_as_what_to_install_first(library: str, first: str) -> None:
+    says = f"import torch: ImportError: {library}: cannot open shared object file: No such file or directory"
+    error = coded(failed("smoke/sound", says), ("envbuild", "provision"), verb="provision", several=False).error
+    assert error is not None
+    assert error["hint"] == f"{first}again: envbuild provision"
 
 
 def test_an_error_that_is_there_stays() -> None:
