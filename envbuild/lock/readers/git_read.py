@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.readers.git import fetch, run_git
+from envbuild.lock.readers.git import fetch, resolve_ref, run_git
 from envbuild.node.git_source import object_missing
 
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
@@ -93,6 +93,10 @@ class GitReader:
             self._fetch(place, url, ["--filter=tree:0"], [commit])
             self._histories.add((url, commit))
         return run_git(["merge-base", "--is-ancestor", ancestor, commit], cwd=place).returncode == 0
+
+    def remote_ref(self, url: str, ref: str) -> str | None:
+        """The commit a branch or tag of the remote is at now, None when there is none of that name."""
+        return resolve_ref(url, ref)
 
     def _repository(self, url: str, purpose: str) -> Path:
         name = hashlib.sha256(url.encode()).hexdigest()[:16]
