@@ -306,6 +306,25 @@ def test_the_longest_are_started_first(tmp_path: Path) -> None:
     assert job_client.weigh(["cc", "-shared", "a.o", "-o", "a.so"]) > weights[-1]
 
 
+def test_what_includes_all_of_torch_is_started_first(tmp_path: Path) -> None:
+    """Apex's fused softmaxes, of 3 to 4 kB, take longest of all: by their own size they were compiled last."""
+    (tmp_path / "softmax.h").write_text("#pragma once\n# include <torch/extension.h>\n")
+    (tmp_path / "templates.h").write_text("/" * 3000)
+    texts = {
+        "small.cu": "// #include <torch/all.h>\n#include <ATen/ATen.h>\n",
+        "large.cu": "/" * 2000,
+        "headers.cu": '#include "templates.h"\n#include "missing.h"\n#include "."\n',
+        "softmax.cu": '#include "softmax.h"\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    weights = [job_client.weigh(["nvcc", "-c", str(tmp_path / name)]) for name in texts]
+    assert weights == sorted(weights)
+    assert weights[-1] < job_client.weigh(["c++", "-shared", "softmax.o"])
+    (tmp_path / "module.cpp").write_text("#include <torch/extension.h>\n")
+    assert weights[0] < job_client.weigh(["c++", "-c", str(tmp_path / "module.cpp")]) < weights[-1]
+
+
 @pytest.mark.parametrize(
     ("limit", "usage", "stat", "free"),
     [("8000000000", "6000000000", "inactive_file 1000000000\n", 3.0), ("max", "1", "", 20.0)],
