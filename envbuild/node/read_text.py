@@ -39,6 +39,14 @@ def json_lines(text: str) -> "list[Json]":
     return found
 
 
+def number(text: str) -> "float | None":
+    """What a program printed as a number; None where it has none to say."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def which(name: str, folders: "list[str]") -> "str | None":
     """The first executable file `name` in `folders`."""
     for folder in folders:

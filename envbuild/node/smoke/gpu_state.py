@@ -8,7 +8,7 @@ import subprocess
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import read, search_path, which
+from envbuild.node.read_text import number, read, search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,18 +105,10 @@ def _row(line: str) -> "Json | None":
     values = [each.strip() for each in line.split(",")]
     if len(values) != len(_FIELDS) or not values[0].isdigit():
         return None
-    row = {name: _number(value) for (name, _), value in zip(_FIELDS, values)}  # type: Json  # noqa: B905 - of 3.10
+    row = {name: number(value) for (name, _), value in zip(_FIELDS, values)}  # type: Json  # noqa: B905 - of 3.10
     row.update(index=int(values[0]), uuid=values[1], ecc={"Enabled": True, "Disabled": False}.get(values[8]))
     row["throttle"] = reasons(values[10])
     return row
-
-
-def _number(text: str) -> "float | None":
-    """None for what nvidia-smi says where it has no value."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def reasons(text: str) -> "list[str] | None":

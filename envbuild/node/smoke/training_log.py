@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from envbuild.node.read_text import number
+
 # The loss of a step, by format; a row of Alpa has none.
 LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
 
@@ -75,9 +77,9 @@ def _megatron(line: str) -> "Record | None":
     values = {"iterations": float(match.group(2))}
     for part in match.group(3).split("|"):
         name, _, value = part.partition(":")
-        number = _number(value)
-        if number is not None:
-            values[" ".join(name.split())] = number
+        found = number(value)
+        if found is not None:
+            values[" ".join(name.split())] = found
     return Record(int(match.group(1)), values)
 
 
@@ -99,7 +101,7 @@ def _metaseq(line: str) -> "Record | None":
     if not isinstance(row, dict):
         return None
     # Its figures are texts (`%g`); `update` is a fraction of the epoch, `num_updates` counts.
-    found = {str(name): _number(str(value)) for name, value in row.items()}
+    found = {str(name): number(str(value)) for name, value in row.items()}
     values = {name: value for name, value in found.items() if value is not None}
     return Record(int(values["num_updates"]), values) if math.isfinite(values.get("num_updates", math.nan)) else None
 
@@ -109,13 +111,6 @@ def _alpa(line: str) -> "Record | None":
     if match is None:
         return None
     return Record(0, {name: float(value) for name, value in _ITEM.findall(match.group(0))})
-
-
-def _number(text: str) -> "float | None":
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 _READERS = {"megatron": _megatron, "deepspeed": _deepspeed, "metaseq": _metaseq, "alpa": _alpa}
