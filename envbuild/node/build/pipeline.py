@@ -10,8 +10,8 @@
 
 import os
 import tempfile
-import urllib.request
 from functools import partial
+from urllib.parse import quote
 
 from envbuild.node import git_source, merkle, paths, proc, program_files
 from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch_sources
@@ -383,4 +383,4 @@ def _failed(source: Json, done: "proc.Finished") -> "NodeError":
 
 def _url(path: str) -> str:
     """A path as uv takes it whatever its letters: in a plain one `; ` begins a marker."""
-    return "file://" + urllib.request.pathname2url(path)
+    return "file://" + quote(path)

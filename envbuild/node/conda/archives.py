@@ -5,8 +5,6 @@ import threading
 from functools import partial
 
 from envbuild.node import hashing, paths, pip_config, proc
-from envbuild.node.conda import logins
-from envbuild.node.packages import index_client
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 _AT_ONCE = 8
@@ -84,6 +82,10 @@ def _refused(package: Json, error: "NodeError") -> "NodeError":
 
 
 def _fetch(package: Json, url: str, path: str, cert: str) -> str:
+    # Every installation would import an HTTP client for what few ask for.
+    from envbuild.node.conda import logins
+    from envbuild.node.packages import index_client
+
     asked, authorization = logins.login(url, os.environ)
     half = "%s.part-%d" % (path, threading.get_ident())
     try:

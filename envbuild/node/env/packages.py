@@ -1,9 +1,7 @@
 """Installs a variant's locked packages with uv: hashes required, dependencies never resolved, files copied."""
 
-import http.client
 import os
 import tempfile
-import urllib.request
 from functools import partial
 from typing import NamedTuple
 
@@ -305,6 +303,9 @@ def _check_index(group: "Group", error: "NodeError") -> None:
 
     uv reads such a page as an empty list and says only that there is no such version.
     """
+    import http.client
+    import urllib.request
+
     for url in group.urls:
         if not url.startswith(("http://", "https://")):
             continue
