@@ -157,6 +157,11 @@ def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
     notes = []
     if given.pipeline_parallel == 1:
         notes.append("one stage: no pipeline, no virtual stages and no transfers; the document's run has four stages")
+    elif given.tensor_parallel > 1:
+        notes.append(
+            "the ranks of a stage may compute different microbatches at once, as each chooses what has arrived for it, "
+            "and would add their parts up (finding app-tensor-order): compare losses with tensor_parallel=1"
+        )
     if order.place.nodes > 1 and not given.addresses:
         notes.append(
             "no InfiniBand addresses (addresses=A,B): all ranks take shared memory, which works within one node only"

@@ -244,6 +244,15 @@ def test_megatronapp_on_one_gpu_has_no_virtual_stages_and_says_so() -> None:
     assert "too few" in refusal(APP, place(1, 1), pipeline_parallel="1", model_chunks="2").what
 
 
+def test_megatronapp_says_that_tensor_parallel_ranks_of_a_pipeline_choose_for_themselves() -> None:
+    def said(gpus: int, **values: str) -> bool:
+        return any("app-tensor-order" in note for note in started(APP, place(1, gpus), **values).notes)
+
+    assert said(8, tensor_parallel="2")
+    assert not said(4)
+    assert not said(2, tensor_parallel="2", pipeline_parallel="1")
+
+
 def test_a_batch_that_is_offered_instead_is_accepted() -> None:
     hint = refusal(APP, place(1, 4), global_batch="10").hint
     key, _, value = hint.partition("=")
