@@ -14,6 +14,7 @@ PYTHON = """#!/bin/sh
 case "$*" in
     *" venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python; cp "$0" .venv/bin/uv ;;
     *"-c "*executable*) echo "$0" ;;
+    *"pip install"*) exit "${PIP_ENDS:-0}" ;;
     "pip sync"*) while [ "$(grep -c . "$WAITED")" -lt 3 ]; do /bin/sleep 0.05; done; exit "$ENDS" ;;
 esac
 """
@@ -51,5 +52,16 @@ def test_setup_says_that_it_goes_on_while_a_tool_is_quiet_and_no_longer(tmp_path
     said = done.stderr.splitlines()
     assert said[0] == f"setup: making .venv with {tmp_path}/bin/python3.13"
     assert said[1] == "setup: installing what lockfiles/development.txt lists into .venv"
-    assert set(said[2:]) == {"setup: still installing what lockfiles/development.txt lists into .venv"}
+    waiting = said[2:] if ends == 0 else said[2:-2]
+    assert set(waiting) == {"setup: still installing what lockfiles/development.txt lists into .venv"}
+    assert ("check the" in said[-2]) == (ends != 0)
     assert set((tmp_path / "waited").read_text().split()) == {"20"}, "every 20 s"
+
+
+def test_setup_says_what_to_look_at_where_pip_could_fetch_nothing(tmp_path: Path) -> None:
+    done = setup(tmp_path, PYTHON, PIP_ENDS="1")
+    assert done.returncode == 1
+    assert (
+        "setup: network and the proxy, or name a mirror (pip's index-url) or certificates (pip's cert), and start again"
+        in (done.stderr.splitlines())
+    )

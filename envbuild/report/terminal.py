@@ -127,7 +127,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _wrap(text: str, most: int, width: int) -> list[str]:
-    return textwrap.wrap(text, width - 2, max_lines=most, placeholder=" …") or [text]
+    return textwrap.wrap(" ".join(text.split()), width - 2, max_lines=most, placeholder=" …") or [text]
 
 
 def _what(evidence: Evidence) -> list[Line]:

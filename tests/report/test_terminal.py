@@ -71,7 +71,7 @@ def test_why_the_first_node_failed_and_what_to_do_stand_below_it() -> None:
     error = {
         "code": "extension-broken",
         "what": "source thing: the extension thing._fast was built and cannot be imported",
-        "why": "thing._fast: ImportError: undefined symbol: nowhere\n" + "and so on " * 100,
+        "why": "thing._fast: ImportError: undefined\n  symbol: nowhere\n" + "and so on " * 100,
         "hint": "it was built against other libraries than those of the environment",
         "exit": 4,
     }
