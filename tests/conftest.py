@@ -28,6 +28,11 @@ gc.disable()
 
 def pytest_collection(session: pytest.Session) -> None:
     """Each process of a whole run imports other modules first: in a fresh checkout it finds most of them compiled."""
+    from hypothesis import settings
+
+    # An example takes as long as the machine needs that does other work, too.
+    settings.register_profile("patient", settings(), deadline=None)
+    settings.load_profile("patient")
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args != session.config.getini("testpaths"):
         return

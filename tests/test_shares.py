@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hypothesis import settings
+
 from tests.support.shares import LONG, dealt
 
 TOP = Path(__file__).parents[1]
+
+
+def test_an_example_may_take_as_long_as_a_busy_machine_needs() -> None:
+    assert settings().deadline is None
 
 
 def test_each_process_begins_with_a_long_module_and_nothing_is_lost() -> None:

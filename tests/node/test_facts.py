@@ -165,7 +165,7 @@ def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
     facts = probe_gpu.gpu_facts([str(tmp_path)])
     assert facts["gpus"] == []
     assert says in facts["driver"]["problem"]
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < PATIENCE
 
 
 def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:

@@ -345,11 +345,11 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 
 
 def test_ensure_does_nothing_quickly_where_everything_is_in_place(packed: Packed) -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     changed, told = packed.ensure()
     assert not changed
     assert told["root"] == packed.stamp["root"]
-    assert time.monotonic() - begun < 0.5
+    assert time.process_time() - begun < 0.5
     # Nothing of the pack is needed then.
     Path(packed.told["file"]).unlink()
     assert packed.ensure()[0] is False
