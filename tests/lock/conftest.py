@@ -64,7 +64,7 @@ class Repos:
         return git(self.folder / name, *arguments)
 
     def create(self, name: str) -> str:
-        self.git(name, "init", "-q")
+        self.git(name, "init", "-q", "--template=")
         return self.commit(name, "README", name)
 
     def commit(self, name: str, file: str, text: str) -> str:

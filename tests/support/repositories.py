@@ -6,7 +6,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_SETTINGS = ("user.name=T", "user.email=t@example.org", "protocol.file.allow=always", "init.defaultBranch=main")
+_SETTINGS = (
+    "user.name=T", "user.email=t@example.org", "protocol.file.allow=always", "init.defaultBranch=main",
+    "maintenance.auto=false",
+)  # fmt: skip
 
 
 def git(folder: Path, *args: str) -> str:
@@ -20,13 +23,14 @@ def git(folder: Path, *args: str) -> str:
 def make_repository(folder: Path, files: Mapping[str, str]) -> tuple[str, str]:
     """Create or extend a repository by one commit; returns (commit, tree)."""
     if not (folder / ".git").exists():
-        git(folder, "init", "-q", "-b", "main")
+        git(folder, "init", "-q", "-b", "main", "--template=")
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "x")
-    return git(folder, "rev-parse", "HEAD"), git(folder, "rev-parse", "HEAD^{tree}")
+    commit, tree = git(folder, "rev-parse", "HEAD", "HEAD^{tree}").splitlines()
+    return commit, tree
 
 
 def lose_file(folder: Path, path: str) -> str:

@@ -19,7 +19,8 @@ from envbuild.node import proc
 from envbuild.node.git_source import REPOSITORY_VARIABLES, lost_object, object_missing
 
 _TIMEOUT_S = 900
-_SAFE = ("-c", "protocol.ext.allow=never", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0")
+_SETTINGS = ("protocol.ext.allow=never", "core.hooksPath=/dev/null", "gc.auto=0", "maintenance.auto=false")
+_SAFE = tuple(word for setting in _SETTINGS for word in ("-c", setting))
 
 
 def _environ() -> dict[str, str]:
@@ -117,7 +118,7 @@ def fetched(
     with tempfile.TemporaryDirectory(prefix="envbuild-git-") as folder:
         place = Path(folder)
         repository = Repository(place, url, commit)
-        repository.git("init", "--quiet", "--bare", ".")
+        repository.git("init", "--quiet", "--bare", "--template=", ".")
         repository.git("remote", "add", "origin", url)
         # Only what the questions need: for a tree hash the commit object is enough.
         options = [] if history else ["--depth=1"]

@@ -103,12 +103,9 @@ class GitReader:
         place = self.folder / f"{name}-{purpose}.git"
         if not place.is_dir():
             place.mkdir(parents=True)
-            _output(place, ["init", "--quiet", "--bare", "."])
+            # The first fetch leaves objects out, and makes the remote the promisor that has them.
+            _output(place, ["init", "--quiet", "--bare", "--template=", "."])
             _output(place, ["remote", "add", "origin", url])
-            # Without a promisor git would call the objects that were left out a corruption.
-            _output(place, ["config", "core.repositoryFormatVersion", "1"])
-            _output(place, ["config", "extensions.partialClone", "origin"])
-            _output(place, ["config", "remote.origin.promisor", "true"])
         return place
 
     def _fetch(self, place: Path, url: str, options: list[str], wanted: list[str]) -> None:
