@@ -44,7 +44,7 @@ progress_option = click.option(
 )
 target_option = click.option(
     "-t", "--target", metavar="TARGET", shell_complete=names.targets,
-    help="Where: a shipped target, or a file (./my-target.yaml).",
+    help="Where: a shipped target, or a file (./lab.yaml).",
 )  # fmt: skip
 engine_option = click.option(
     "--engine",
@@ -75,7 +75,6 @@ node_options = options(
     ),
 )
 place_options = options(
-    progress_option,
     target_option,
     click.option(
         "-s",
@@ -87,6 +86,7 @@ place_options = options(
     click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack."),
     click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's."),
     node_options,
+    progress_option,
 )
 build_options = options(
     place_options,

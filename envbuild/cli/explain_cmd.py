@@ -27,10 +27,15 @@ _FILE = click.Path(path_type=Path)
 @click.command("explain")
 @click.argument("stack", shell_complete=names.stacks)
 @click.option(
-    "--profile", shell_complete=names.profiles, help="Profile of the stack (default: the target's, else exact)."
+    "--profile",
+    metavar="NAME",
+    shell_complete=names.profiles,
+    help="Profile of the stack (default: the target's, else exact).",
 )
 @click.option(
+    "-t",
     "--target",
+    metavar="TARGET",
     shell_complete=names.targets,
     help="Target for the decisions: a shipped name or a path (default: local).",
 )

@@ -293,7 +293,7 @@ def _differences(found: dict[str, Any]) -> str:
 @click.argument("reference", metavar="[IMAGE]", required=False)
 @click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack.")
 @click.option("--digest", metavar="sha256:HEX", help="Record this digest of IMAGE, without asking a registry.")
-@click.option("--witness", metavar="TEXT", help="Whose word that digest is; with --digest.")
+@click.option("--witness", metavar="WHOSE", help="Whose word that digest is; with --digest.")
 @click.option("--upgrade", is_flag=True, help="Take the new digest of a tag that has moved.")
 @click.option("--insecure", is_flag=True, help="The registries have no TLS.")
 @common_options

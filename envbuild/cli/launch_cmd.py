@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command("launch")
 @click.argument("stack", shell_complete=names.stacks)
-@click.option("--profile", shell_complete=names.profiles, help="Profile of the stack (default: exact).")
+@click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack (default: exact).")
 @click.option(
     "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose prefix: a shipped target, or a file."
 )

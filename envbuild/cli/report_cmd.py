@@ -75,7 +75,7 @@ def _other(form: str, evidence: Evidence) -> str:
 
 @report.command("verify")
 @click.argument("path", metavar="REPORT|KIT", default="last", shell_complete=names.runs)
-@click.option("--run", help="The run that the report has to be of.")
+@click.option("--run", metavar="RUN", help="The run that the report has to be of.")
 @click.option(
     "--signers", type=click.Path(path_type=Path, dir_okay=False),
     help="The keys that you trust, as ssh-keygen's allowed_signers has them: demands a signature of one of them.",
@@ -105,7 +105,10 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
 @report.command("diff")
 @click.argument("before", shell_complete=names.runs)
 @click.argument("after", default="last", shell_complete=names.runs)
-@click.option("--format", "form", type=click.Choice(["summary", "html"]), default="summary", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["summary", "html"]), default="summary", show_default=True,
+    help="For this terminal, or as a page.",
+)  # fmt: skip
 @common_options
 def diff(ui: Ui, before: str, after: str, form: str) -> int:
     """What is other in the run AFTER than in BEFORE: two runs, sites, or before and after an update.
@@ -171,7 +174,7 @@ def merge(ui: Ui, runs: tuple[str, ...], out: Path | None) -> None:
 @click.option(
     "--key", type=click.Path(path_type=Path, dir_okay=False), help="Sign the report in the kit with this key."
 )
-@click.option("-s", "--stack", help="The stack's file, where it is one of your own.")
+@click.option("-s", "--stack", metavar="FILE", help="The stack's file, where it is one of your own.")
 @click.option("--document", type=click.Path(path_type=Path), help="Its document's text; without it, it is fetched.")
 @click.option("--without-document", is_flag=True, help="Annotate no document.")
 @common_options

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from envbuild import __version__
 from envbuild.cli import begin
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
-from envbuild.cli.verbs import MEANT
+from envbuild.cli.verbs import MEANT, cli
 from envbuild.provision.survey.in_use import of_stack
 from tests.e2e.world import World
 
@@ -23,6 +25,29 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
     assert "Verbs:" in capsys.readouterr().out
     assert main(["help", "lock", "create"]) == 0
     assert capsys.readouterr().out.startswith("Usage: envbuild lock create")
+
+
+def options(command: click.Command, context: click.Context) -> Iterator[tuple[click.Context, click.Option]]:
+    """All options of a command and of those below it, as its help lists them."""
+    for each in command.params:
+        if isinstance(each, click.Option):
+            yield context, each
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from options(found, click.Context(found, context, name))
+
+
+def test_every_option_says_what_it_takes_in_a_sentence_and_where_and_what_come_first() -> None:
+    unnamed = {"TEXT", "INTEGER", "FLOAT", "FILENAME"}
+    first: dict[str, str] = {}
+    for context, option in options(cli, click.Context(cli, info_name="envbuild")):
+        place = f"{context.command_path} {option.opts[0]}"
+        assert option.is_flag or option.make_metavar(context) not in unnamed, place
+        assert option.help and option.help.endswith((".", ")")), place
+        first.setdefault(context.command_path, option.opts[0])
+    assert {first[f"envbuild {verb}"] for verb in ("plan", "provision", "smoke", "verify", "bench")} == {"-t"}
 
 
 def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
