@@ -11,8 +11,6 @@ from datetime import date
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import urllib3
-
 from envbuild.container.base_images import AskedDigest
 from envbuild.errors import EnvbuildError
 
@@ -148,6 +146,7 @@ class _Repository:
 
     def get(self, url: str) -> _Answer:
         import requests
+        import urllib3
 
         try:
             with self.session.get(url, timeout=_TIMEOUT, stream=True) as answer:

@@ -379,26 +379,32 @@ def root_of(files: "dict[str, list[Any]]") -> str:
 
     Without those of the tag `compiled`: two compilers give two files, and each environment has its own in its list.
     """
-    tree: Json = {}
+    # Folder -> the lines of what lies in it, by name.
+    folders: dict[str, dict[str, str]] = {"": {}}
     for path, (tag, digest, _size, executable) in files.items():
         if tag == COMPILED:
             continue
-        node = tree
-        *folders, name = path.split("/")
-        for folder in folders:
-            node = node.setdefault(folder + "/", {})
-        node[name] = (tag, digest, "x" if executable else "-")
-    return _digest_folder(tree).hex()
+        folder, _, name = path.rpartition("/")
+        if folder not in folders:
+            _add_folders(folders, folder)
+        folders[folder][name] = "%s\0%s\0%s\0%s\0\n" % (name, tag, digest, "x" if executable else "-")
+    # The deepest first: the line of a folder is made of all that is in it.
+    for folder in sorted((each for each in folders if each), key=lambda each: -each.count("/")):
+        above, _, name = folder.rpartition("/")
+        folders[above][name + "/"] = "%s/\0folder\0%s\0\0\n" % (name, _folder_digest(folders[folder]))
+    return _folder_digest(folders[""])
 
 
-def _digest_folder(tree: Json) -> bytes:
-    total = hashlib.sha256(b"envbuild-folder-1\0")
-    for name in sorted(tree):
-        value = tree[name]
-        leaf = ("folder", _digest_folder(value).hex(), "") if isinstance(value, dict) else value
-        # Names may hold any byte but NUL and "/": NUL ends each field.
-        total.update(b"\0".join(part.encode("utf-8", "surrogateescape") for part in (name,) + leaf) + b"\0\n")
-    return total.digest()
+def _add_folders(folders: "dict[str, dict[str, str]]", folder: str) -> None:
+    while folder not in folders:
+        folders[folder] = {}
+        folder = folder.rpartition("/")[0]
+
+
+def _folder_digest(lines: "dict[str, str]") -> str:
+    # Names may hold any byte but NUL and "/": NUL ends each field.
+    text = "envbuild-folder-1\0" + "".join(lines[name] for name in sorted(lines))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def record_digest(raw: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,6 +49,28 @@ def test_every_real_change_gives_another_root(tmp_path: Path, change: object) ->
     before = root(top)
     change(top)  # type: ignore[operator]
     assert root(top) != before
+
+
+def _by_definition(files: dict[str, list[Any]], top: str = "") -> str:
+    """The root as the design has it: a folder is the sorted lines of what lies in it, each field ended by NUL."""
+    here: dict[str, str] = {}
+    for path, (tag, digest, _size, executable) in files.items():
+        if path.startswith(top):
+            name, below, _ = path[len(top) :].partition("/")
+            fields = (
+                ("folder", _by_definition(files, f"{top}{name}/"), "") if below else (tag, digest, "-x"[executable])
+            )
+            here[name + below] = "".join(f"{field}\0" for field in (name + below, *fields)) + "\n"
+    text = "envbuild-folder-1\0" + "".join(here[name] for name in sorted(here))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def test_the_root_is_made_folder_by_folder() -> None:
+    names = ["z", "a/b/c/d", "a/b.c/d", "a/b-c", "a/b/e\udcff", "a b/\n", "a.py", "b/c/d/e/f/g", "é/a", "b/c/x"]
+    files = {path: ["file", f"{number:064}", number, number % 2] for number, path in enumerate(names)}
+    assert merkle.root_of(files) == _by_definition(files)
+    assert merkle.root_of({}) == _by_definition({})
+    assert merkle.root_of({**files, "b/own.so": [merkle.COMPILED, "0" * 64, 1, 0]}) == merkle.root_of(files)
 
 
 def test_times_umask_threads_and_byte_code_give_the_same_root(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 
 from envbuild.node import git_source, hashing, paths, pip_config, proc
-from envbuild.node.packages import index_client, installed, wheel_file
+from envbuild.node.packages import installed, wheel_file
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -130,6 +130,8 @@ class _Places:
             for base in (self._indexes.get("conda:" + wanted["channel"]) or {}).get("urls") or []:
                 yield "%s/%s/%s" % (base.rstrip("/"), wanted["subdir"], wanted["file"])
             return
+        from envbuild.node.packages import index_client  # with what asks indexes, which sources alone do not need
+
         last: NodeError | None = None
         seen: int = 0
         for page in self._pages(wanted):
@@ -162,6 +164,8 @@ class _Places:
         return self._default
 
     def _download(self, url: str, name: str, digest: str, target: str) -> None:
+        from envbuild.node.packages import index_client
+
         with open(target, "wb") as stream:
             found, _ = hashing.write(index_client.blocks(url, self._config.cert), stream)
         if found != digest:
