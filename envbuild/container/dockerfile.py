@@ -134,8 +134,9 @@ def _lines(instruction: Instruction) -> list[str]:
             pairs = [f"{name}={quoted(value)}" for name, value in values.items()]
             return _pairs("LABEL", [*pairs, *(f'{name}="${{{argument}}}"' for name, argument in given.items())])
         case Start(user, folder, entry, command):
-            lines = [f"USER {user}:{user}", f"WORKDIR {folder}", f"CMD {json.dumps(list(command))}"]
-            return [*lines[:2], f"ENTRYPOINT {json.dumps(list(entry))}", lines[2]] if entry else lines
+            lines = [f"USER {user}:{user}", *([f"WORKDIR {folder}"] if folder else [])]
+            lines += [f"ENTRYPOINT {json.dumps(list(entry))}"] if entry else []
+            return [*lines, f"CMD {json.dumps(list(command))}"]
 
 
 def comment_lines(text: str, indent: str = "") -> list[str]:

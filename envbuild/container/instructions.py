@@ -81,7 +81,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a container runs: user and group id, working directory, entry point and default command."""
+    """What a container runs: user and group id, working directory (empty: as below), entry point, default command."""
 
     user: int
     folder: str

@@ -27,7 +27,7 @@ from envbuild.container.instructions import (
     Stage,
     Start,
 )
-from envbuild.container.recipe import GIVEN, SLIM, USER, WHO, ImageRecipe, about_variables, about_written, written
+from envbuild.container.recipe import GIVEN, HOME, SLIM, USER, WHO, ImageRecipe, about_variables, about_written, written
 from envbuild.export import steps
 from envbuild.export.source_patches import PATCHES, patched
 from envbuild.model.lock import LockedPackage, LockedSource
@@ -359,7 +359,7 @@ class _Maker:
                         yield Comment(GIVEN)
                     yield each
                 case Start():
-                    yield replace(each, entry=())
+                    yield replace(each, folder=HOME, entry=())
                 case _:
                     pass
 

@@ -354,6 +354,7 @@ class _Maker:
             Copy((NODE, ENTRY), self.folder + "/"),
             Comment(WHO),
             Run(" && ".join(words)),
+            Folder(HOME),  # here, as every image with this instruction costs a builder as much as a COPY
         ]
         return tuple(out)
 
@@ -370,7 +371,7 @@ class _Maker:
             Arg("SOURCE"),
             Arg("REVISION"),
             self._labels(self.requests.variant),
-            Start(USER, HOME, ("/bin/sh", f"{self.folder}/{ENTRY}"), ("python",)),
+            Start(USER, "", ("/bin/sh", f"{self.folder}/{ENTRY}"), ("python",)),
         )
 
     def _by_file(self) -> str:

@@ -94,6 +94,7 @@ Stage: runtime
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild
     chown 10001:10001 /home/envbuild
+    cd /home/envbuild
 
 %environment
     export VIRTUAL_ENV=/opt/envbuild/current/torch-smoke

@@ -5,7 +5,7 @@ Everything after it (wheels, sources, hashes, stamp) is the same for both.
 
 import os
 
-from envbuild.node.conda import activation, meta
+from envbuild.node.conda import activation, archives, meta, prefix
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import staged_tools
 from envbuild.node.packages import installed, uv
@@ -87,8 +87,6 @@ class Conda(Foundation):
 
     def __init__(self, request: Json, environment: str) -> None:
         """Raises NodeError `conda-unrecorded` (exit 5)."""
-        from envbuild.node.conda import archives  # with what asks channels, which few environments need
-
         Foundation.__init__(self, request, environment)
         archives.check_recorded(self.variant)
         for name in ("rattler_python", "rattler"):
@@ -96,8 +94,6 @@ class Conda(Foundation):
 
     def make(self, tool: "uv.Uv") -> "base.Interpreter":
         """Install them; raises what `prefix.make` and `activation.variables` raise, and `conda-and-wheel` (exit 7)."""
-        from envbuild.node.conda import prefix
-
         where = (self.args.get("artifacts") or {}).get("conda") or {}
         folder = os.path.join(tool.cache if tool.keeps_cache else tool.tmp, "conda")
         os.makedirs(folder, exist_ok=True)
