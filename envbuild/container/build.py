@@ -121,8 +121,7 @@ class _Parts:
             return self._here()[made]
         with self._sources() as contexts:
             more: dict[str, Any] = {"network": False, "arguments": arguments, "pull": False, "contexts": contexts}
-            gathered = Copy((self.recipe.prefix,), self.recipe.prefix, "sources") if contexts else None
-            return self._build("runtime", stages, given, gathered, also=tag, **more)
+            return self._build("runtime", stages, given, "sources" if contexts else "", also=tag, **more)
 
     @contextmanager
     def _sources(self) -> Iterator[dict[str, Path]]:
@@ -173,7 +172,7 @@ class _Parts:
         name: str,
         stages: tuple[str, ...],
         given: Mapping[str, str] = MappingProxyType({}),
-        gathered: Copy | None = None,
+        gathered: str = "",
         **more: Any,
     ) -> str:
         begun = time.monotonic()

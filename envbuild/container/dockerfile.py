@@ -52,16 +52,16 @@ def render_part(
     given: Mapping[str, str],
     *,
     cached: bool = True,
-    gathered: Copy | None = None,
+    gathered: str = "",
 ) -> str:
     """The stages `names` alone, on images that earlier parts gave: `given` is stage to image.
 
-    `cached`: with what earlier builds left in cache mounts. `gathered` stands for what the stages copy from the context
-    and from where it copies from: every COPY costs a builder as much as a small RUN. No stage stands for an image that
-    was given: buildah 1.28 leaves a container of it behind in every build.
+    `cached`: with what earlier builds left in cache mounts. `gathered`: a context that has, at their places, what the
+    stages copy from it and from their own; it is mounted, for a COPY costs a builder as much as a small RUN. No stage
+    stands for an image that was given: buildah 1.28 leaves a container of it behind in every build.
     """
     stages = [_on_images(recipe.stage(name), given) for name in names]
-    if gathered is not None:
+    if gathered:
         stages = [_gather(stage, gathered) for stage in stages]
     return "\n".join(_stages(stages if cached else [_uncached(stage) for stage in stages])) + "\n"
 
@@ -76,10 +76,22 @@ def _on_images(stage: Stage, given: Mapping[str, str]) -> Stage:
     return replace(stage, instructions=made, image=given[stage.above], digest=None, above=None)
 
 
-def _gather(stage: Stage, copy: Copy) -> Stage:
-    same = [each for each in stage.instructions if isinstance(each, Copy) and each.stage in (None, copy.stage)]
-    made = (copy if same and each is same[0] else each for each in stage.instructions if each not in same[1:])
+def _gather(stage: Stage, name: str) -> Stage:
+    """The stage with mounts, while it runs, of what it would copy from its context or from `name`."""
+    same = [each for each in stage.instructions if isinstance(each, Copy) and each.stage in (None, name)]
+    paths = [path for copy in same for path in _targets(copy)]
+    mounts = tuple(f"type=bind,from={name},source={path},target={path}" for path in paths)
+    made = (
+        replace(each, mounts=(*each.mounts, *mounts)) if isinstance(each, Run) else each
+        for each in stage.instructions
+        if each not in same
+    )
     return replace(stage, instructions=tuple(made))
+
+
+def _targets(copy: Copy) -> list[str]:
+    """Where the files of a COPY will be."""
+    return [f"{copy.to}{name}" for name in copy.sources] if copy.to.endswith("/") else [copy.to]
 
 
 def _uncached(stage: Stage) -> Stage:

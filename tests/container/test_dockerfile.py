@@ -272,6 +272,18 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     assert "type=cache" not in render_part(made, ("build",), {}, cached=False)
 
 
+def test_what_a_rebuild_brings_is_mounted_where_a_dockerfile_copies_it(recipes: dict[str, ImageRecipe]) -> None:
+    recipe = recipes["opt-175b"]
+    given = {"packages": "localhost/p", "installed": "localhost/i"}
+    text = render_part(recipe, ("build", "runtime"), given, gathered="sources")
+    assert [line for line in text.splitlines() if line.startswith("COPY ")] == [
+        "COPY --from=build /opt/envbuild/added /opt/envbuild"
+    ]
+    for path in ("fetched/sources", "image/variant.json", "image/build.json"):
+        place = f"/opt/envbuild/{path}"
+        assert text.count(f"--mount=type=bind,from=sources,source={place},target={place} ") == 1
+
+
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "\x00", "a\x1bb", "\x7f"])
 def test_a_value_that_a_dockerfile_cannot_hold_is_refused(value: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
