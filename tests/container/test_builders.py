@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -127,10 +128,11 @@ def test_only_what_gets_something_has_a_network(monkeypatch: pytest.MonkeyPatch,
     assert f"FROM {named['compilers']} AS packages\n" in texts["packages"]
     assert f"FROM {named['packages']} AS build\n" in texts["runtime"]
     copied = [line for line in texts["runtime"].splitlines() if line.startswith("COPY ")]
-    assert copied == [
-        "COPY --from=sources /opt/envbuild /opt/envbuild",
-        "COPY --from=build /opt/envbuild/added /opt/envbuild",
-    ]
+    assert copied == ["COPY --from=build /opt/envbuild/added /opt/envbuild"]
+    mounted = set(re.findall(r"--mount=type=bind,from=sources,source=(\S+),target=\1", texts["runtime"]))
+    assert mounted == {
+        f"/opt/envbuild/{name}" for name in ("fetched/sources", "image/build.json", "image/variant.json")
+    }
     assert Recorder.beside == [{"variant.json", "build.json"}]
     given = {str(build.target): set(build.contexts) for build, _ in Recorder.built}
     assert given["runtime"] == {"sources"} and given["fetch"] == {"wheelhouse"}
