@@ -86,7 +86,10 @@ class EnvbuildError(Exception):
         exit_code: ExitCode | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Keep the parts apart; `str()` joins them for logs. `exit_code`: by default that of the code, see `EXITS`."""
+        """Keep the parts apart; `str()` joins them for logs.
+
+        `exit_code`: by default that of the code, see `EXITS` of `node/protocol.py`.
+        """
         from envbuild.node.protocol import EXITS
 
         super().__init__(what)

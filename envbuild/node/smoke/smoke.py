@@ -2,9 +2,9 @@
 
 `sound`: every import comes from the locked place at the locked version. `machine`: matrix products and an all-reduce
 against their expected results. `training`: a small GPT must learn. `extensions`: compiled extensions compute what
-plain torch computes. `step`: the stack's own training script takes a few steps. A failing check is a result, not an
-error: the answer has `ok` false and `exit` 1, or 6 when only floors were missed. Nothing is written into the
-environment.
+plain torch computes. `step`: the stack's own training script takes a few steps. `full`: torch.compile and a larger
+model. A failing check is a result, not an error: the answer has `ok` false and `exit` 1, or 6 when only floors were
+missed. Nothing is written into the environment.
 """
 
 import contextlib
