@@ -37,11 +37,14 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
     )
     usage = (
         f"To build it, for {recipe.variant.machine}: `docker build -f {_folder(recipe)}/Dockerfile .` in the root of a "
-        "checkout of envbuild, with BuildKit (podman and buildah alike)."
+        "checkout of envbuild, with BuildKit, podman or buildah."
     )
-    plain = "" if recipe.variant.conda else " Dockerfile.plain gives the same with uv, pip and git alone."
+    plain = "" if recipe.variant.conda else " Dockerfile.plain installs the same with pip, uv, git and curl alone."
+    sources = "`sources`, " * bool(recipe.variant.sources)
     read = (
-        f"What each stage does is in the .json of its name beside this file; variant.json is all that is locked.{plain}"
+        f"The stages `fetch`, {sources}`packages` and `build` each run envbuild's program, envbuild-node.pyz, on the "
+        ".json of that name beside this file, which says what to do; variant.json has every package and "
+        f"source.{plain}"
     )
     return replace(recipe, stages=stages, notes=(usage, read, *recipe.notes))
 

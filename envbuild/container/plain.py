@@ -65,11 +65,11 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     sources = bool(recipe.variant.sources)
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
-        _how(recipe),
+        *_how(recipe),
         f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}`packages` "
-        f"downloads and installs the packages, `build` {'compiles the sources and ' * sources}imports the modules "
-        f"named there, `runtime` is the image{lacks}.",
-        "Dockerfile, the other form, installs the same and has envbuild's checks in it.",
+        f"downloads and installs the packages, `build` {'compiles the sources and ' * sources}imports everything once "
+        f"as a test, `runtime` is the image{lacks}.",
+        "Dockerfile, the other form, installs the same by a program of envbuild, which also checks and stamps it.",
     )
     return replace(
         recipe,
@@ -80,20 +80,19 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     )
 
 
-def _how(recipe: ImageRecipe) -> str:
-    """The command that builds it, and what has to be there first."""
-    command = (
-        f"To build it, for {recipe.variant.machine}: `docker build -f {DOCKERFILE} .` in this folder, with BuildKit"
-    )
-    command += " (podman and buildah alike). "
+def _how(recipe: ImageRecipe) -> tuple[str, ...]:
+    """The command that builds it, and what has to be there first; a string a paragraph."""
+    able = f"To build it, for {recipe.variant.machine}, with BuildKit, podman or buildah:"
+    build = f"`docker build -f {DOCKERFILE} .` in"
     names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe.variant))
     if not names:
-        return f"{command}It needs no envbuild."
+        return (f"{able} {build} this folder. It needs no envbuild.",)
     return (
-        f"{command}It needs {names}, too, not committed because a diff quotes its source: `envbuild image dockerfile "
-        f"{recipe.stack}{recipe.options} --plain -o FOLDER`, after `pip install .` in the root of envbuild's "
-        "repository, makes a FOLDER with everything, to build in. That needs git and a network; the build "
-        "needs no envbuild."
+        able,
+        "1. `pip install .` in a checkout of envbuild.",
+        f"2. `envbuild image dockerfile {recipe.stack}{recipe.options} --plain -o FOLDER` writes these files and "
+        f"{names}, not kept here as a patch quotes the source that it is for. It needs git and a network.",
+        f"3. {build} FOLDER. It needs no envbuild.",
     )
 
 
@@ -161,8 +160,8 @@ class _Maker:
 
     def _sources(self) -> Iterator[Instruction]:
         yield Comment(
-            "Each source is one commit. Its tree, which is git's hash of all its files, is compared, after a patch "
-            "once more; then git's own folder goes."
+            "Each source is one commit. Its tree, git's hash over all its files, must be the one that is written here; "
+            "after a patch once more. .git is removed, since two fetches differ in it."
         )
         for source in self.recipe.variant.sources:
             yield from self._source(source)
@@ -202,7 +201,7 @@ class _Maker:
         if variant.packages:
             yield Copy(tuple(self._requirements()), "/requirements/")
         yield Comment(
-            "uv keeps no cache, copies files instead of linking them, and gets no other Python; Python writes no byte "
+            "uv keeps no cache, copies files instead of linking them, and downloads no Python; Python writes no byte "
             "code."
         )
         yield Env(_UV)
@@ -260,9 +259,8 @@ class _Maker:
             )
             yield Comment(
                 "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
-                "isolation), and what it compiled is imported. A fixed date and hash seed: two builds give the same."
-                + gpus
-                * ("TORCH_CUDA_ARCH_LIST" in seen)
+                "isolation), and what it compiled is imported. A fixed date and hash seed: two builds give the same "
+                "files." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
             )
             yield Env(seen)
             if "CUDA_HOME" in seen:
@@ -273,8 +271,9 @@ class _Maker:
         last += [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
         last += [f"rm -f {self._site}/*.dist-info/uv_cache.json"]
         yield Comment(
-            "The test: everything is imported, here and not in the image that runs; no kernel runs, no GPU is needed. "
-            "Then uv's notes of when it installed go, in which two builds would differ."
+            "The test: everything is imported; no kernel runs, no GPU is needed. It is made in this stage, not once "
+            "more in the image that runs. Then uv_cache.json is removed: it has the time of installing, so two "
+            "builds differ."
         )
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
@@ -364,7 +363,7 @@ class _Maker:
                     pass
 
     def _about(self, values: Mapping[str, str]) -> str:
-        gpus = " NVIDIA_*: the container runtime hands in the GPUs and their driver."
+        gpus = " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver."
         return about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
 
     def _written(self) -> Iterator[Instruction]:

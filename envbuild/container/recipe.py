@@ -168,8 +168,8 @@ def about_written(variant: Variant) -> str:
     """Why folders of sources belong to the user."""
     names = [f"{each.name}/{path}" for each in variant.sources if each.install != "wheel" for path in each.generated]
     return (
-        f"Runs write {', '.join(names)}, so the user owns the folders of these and may replace any file there; "
-        "elsewhere it has its home and /tmp."
+        f"What runs here may write {', '.join(names)}, so the user owns the folders of these and may replace any file "
+        "in them; elsewhere it may write to its home and /tmp."
     )
 
 
@@ -181,7 +181,7 @@ def _machines(target: Target) -> str:
 def about_variables(machines: str) -> str:
     """Whose variables the image sets."""
     own = f", and of the machines that it is for: {machines}" if machines else ""
-    return f"Variables of the environment{own}. Others at the start, `-e NAME=VALUE`."
+    return f"Variables of the environment{own}. To change one: `docker run -e NAME=VALUE`."
 
 
 def _refuse_unrecorded(variant: Variant) -> None:
@@ -272,8 +272,9 @@ class _Maker:
             Folder(self.folder),
             Copy((NODE, "sources.json"), self.folder + "/"),
             Comment(
-                "Fetches the commits of sources.json and compares their trees; uses what earlier builds fetched, and "
-                "bundles NAME-COMMIT-TREE.bundle (12 digits of the tree) of the wheelhouse."
+                "Fetches the commits of sources.json and compares their trees. A commit that an earlier build "
+                "fetched is in the cache; the wheelhouse may have one as a git bundle, NAME-COMMIT-TREE.bundle (the "
+                "tree's first 12 digits)."
             ),
             self._fetching("sources.json", "gitconfig"),
         )
@@ -314,9 +315,10 @@ class _Maker:
         out += [
             Copy(("variant.json", "build.json"), self.folder + "/"),
             Comment(
-                f"{self._how_built()}Imports the modules of variant.json (no kernel runs, no GPU is needed) and writes "
-                "the stamp: hashes of all files but byte code and what runs write. What is new goes to `added`, which "
-                f"the image that runs copies, with the link current/{self.lock.stack} to the environment."
+                f"{self._how_built()}Imports the modules of variant.json (no kernel runs, no GPU is needed) and "
+                "writes the stamp, the hash of every file but byte code and what runs write, into the environment. "
+                f"The folder `added` then has what is new, and the link current/{self.lock.stack} to the "
+                "environment; the image that runs copies it."
             ),
         ]
         mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()

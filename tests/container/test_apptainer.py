@@ -67,9 +67,9 @@ Stage: build
     # Installs the packages of packages.json and compares every file with its RECORD and every version with the
     # lock's; imports torch.
     PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < packages.json
-    # Imports the modules of variant.json (no kernel runs, no GPU is needed) and writes the stamp: hashes of all files
-    # but byte code and what runs write. What is new goes to `added`, which the image that runs copies, with the link
-    # current/torch-smoke to the environment.
+    # Imports the modules of variant.json (no kernel runs, no GPU is needed) and writes the stamp, the hash of every
+    # file but byte code and what runs write, into the environment. The folder `added` then has what is new, and the
+    # link current/torch-smoke to the environment; the image that runs copies it.
     PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3.11 envbuild-node.pyz image < build.json
 
 Bootstrap: docker

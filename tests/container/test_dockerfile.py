@@ -229,7 +229,9 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     lines = render(made).splitlines()
     head = " ".join(line.removeprefix("# ") for line in lines[: lines.index("# A note.")])
     assert head.startswith("s: Python 3.11, 10 packages, torch ") and "`envbuild image dockerfile s`; not to be" in head
-    assert head.endswith(f"for s (profile exact, variant {recipe.variant.id}, sha256 {recipe.variant.digest}).")
+    assert head.endswith(
+        f"for s (profile exact, variant {recipe.variant.id}, whose `digest` is {recipe.variant.digest})."
+    )
     assert lines[lines.index("# A note.") :] == [
         "# A note.",
         "",
