@@ -18,6 +18,9 @@ _PROC = Path("/proc")
 _SOCKETS = "eb-ssh-"
 # Seconds to end by itself; a step that puts an environment back on a loaded node needs them.
 GRACE = 30.0
+# Seconds that one look at all processes waits for those whose program is being started.
+_LOADED = 1.0
+_ENV_END = 51 - 3  # the place of env_end behind the name in proc(5)'s stat
 
 
 def marker_value() -> str:
@@ -61,11 +64,15 @@ def _marked(name: str) -> dict[int, str]:
     """The marker's value by process id, for every process of this user that has one."""
     wanted = os.fsencode(f"{name}=")
     found: dict[int, str] = {}
+    until = time.monotonic() + _LOADED
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            environment = (entry / "environ").read_bytes()
+            while not (environment := (entry / "environ").read_bytes()) and _is_loading(entry):
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.001)
         except OSError:
             # Gone meanwhile, or another user's.
             continue
@@ -77,12 +84,24 @@ def _marked(name: str) -> dict[int, str]:
     return found
 
 
+def _is_loading(entry: Path) -> bool:
+    """Whether its program is just being started: it has one, and no environment yet (neither has a kernel thread)."""
+    try:
+        (entry / "exe").readlink()
+        return (entry / "stat").read_text().rpartition(")")[2].split()[_ENV_END] == "0"
+    except (OSError, IndexError):
+        return False
+
+
 def end_marked(name: str, value: str, *, grace: float = GRACE) -> list[int]:
     """End these processes: SIGTERM, up to `grace` seconds, then SIGKILL. Returns the ids that were found first."""
     first = found = find_marked(name, value)
-    _signal(found, signal.SIGTERM)
+    told: set[int] = set()
     until = time.monotonic() + grace
     while found and time.monotonic() < until:
+        # Those, too, that one of them has started meanwhile.
+        _signal([process for process in found if process not in told], signal.SIGTERM)
+        told.update(found)
         time.sleep(0.05)
         found = find_marked(name, value)
     while found:
