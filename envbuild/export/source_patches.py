@@ -18,7 +18,7 @@ from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Name, Sha256, StrictModel, TreeHash
 from envbuild.model.lock import LockedSource, Variant
-from envbuild.node import git_source
+from envbuild.node import git_source, paths
 from envbuild.node.patch.apply import apply
 from envbuild.node.protocol import NodeError
 
@@ -62,7 +62,12 @@ def read_trees(folder: Path) -> list[PatchedTree]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise EnvbuildError("patched-trees-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
+        raise EnvbuildError(
+            "patched-trees-unreadable",
+            f"{path} cannot be read",
+            why=str(error)[:300],
+            hint="take it from version control, or remove it: `image dockerfile STACK --plain -o DIR` records anew",
+        ) from None
 
 
 def trees_of(variant: Variant, recorded: Iterable[PatchedTree]) -> dict[str, str]:
@@ -71,7 +76,7 @@ def trees_of(variant: Variant, recorded: Iterable[PatchedTree]) -> dict[str, str
 
 
 def record_trees(folder: Path, variant: Variant, trees: Mapping[str, str]) -> None:
-    """Add what is not recorded yet, sorted."""
+    """Add what is not recorded yet, sorted. Raises EnvbuildError `patched-trees-unwritable` (exit 2) and as reading."""
     import tomlkit
 
     known = read_trees(folder)
@@ -83,7 +88,16 @@ def record_trees(folder: Path, variant: Variant, trees: Mapping[str, str]) -> No
     if new:
         rows = sorted([*known, *new], key=lambda row: (row.source, row.before, row.after))
         text = tomlkit.dumps({"patched": [row.to_json_dict() for row in rows]})
-        (folder / FILE).write_text(f"{_HEAD}\n{text}", encoding="utf-8")
+        path = folder / FILE
+        try:
+            paths.write_whole(str(path), f"{_HEAD}\n{text}".encode())
+        except OSError as error:
+            raise EnvbuildError(
+                "patched-trees-unwritable",
+                f"{path} cannot be written",
+                why=error.strerror or str(error),
+                hint="make the folder writable; diffs are written once their trees are recorded",
+            ) from error
 
 
 def patched(variant: Variant) -> list[LockedSource]:
@@ -113,11 +127,11 @@ def make_patches(variant: Variant, known: Mapping[str, str]) -> Diffs:
 def _edited(source: LockedSource) -> dict[str, Any]:
     """A source without submodules that no edit can be in: they may be large, and elsewhere."""
     parts = (part for name in source.patches for part in load_patch(name).parts)
-    paths = [path for part in parts for path in part.files]
+    edited = [path for part in parts for path in part.files]
     within = [
         each.to_json_dict()
         for each in source.submodules
-        if any("*" in path or path.startswith(f"{each.path}/") for path in paths)
+        if any("*" in path or path.startswith(f"{each.path}/") for path in edited)
     ]
     return {**source.to_json_dict(), "submodules": within}
 

@@ -84,3 +84,9 @@ def test_trees_are_recorded_once_and_another_one_is_told(variant: Variant, tmp_p
     with pytest.raises(EnvbuildError) as caught:
         read_trees(tmp_path)
     assert (caught.value.code, caught.value.exit_code) == ("patched-trees-unreadable", 2)
+    assert "records anew" in (caught.value.hint or "")
+
+    (tmp_path / FILE).unlink()
+    with pytest.raises(EnvbuildError) as caught:
+        record_trees(tmp_path / "gone", variant, made.trees)
+    assert (caught.value.code, caught.value.exit_code) == ("patched-trees-unwritable", 2)
