@@ -7,7 +7,7 @@ from envbuild.resolve import arch
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import Check, Decisions
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules import build, driver, gpu, node, packages, wheel
+from envbuild.resolve.rules import driver, gpu, node, nvcc, packages, wheel
 
 RULES: dict[str, Check] = {
     "torch-release-known": wheel.torch_release_known,
@@ -27,16 +27,16 @@ RULES: dict[str, Check] = {
     "cuda-ceiling": driver.cuda_ceiling,
     "image-gpu": gpu.image_gpu,
     "image-driver": gpu.image_driver,
-    "nvcc-absent": build.nvcc_absent,
-    "nvcc-major": build.nvcc_major,
-    "nvcc-minor": build.nvcc_minor,
-    "apex-cuda-check": build.apex_cuda_check,
-    "apex-flags": build.apex_flags,
-    "own-cuda-list": build.own_cuda_list,
-    "setuptools-minor": build.setuptools_minor,
-    "nvcc-knows-gpu": build.nvcc_knows_gpu,
-    "gcc-range": build.gcc_range,
-    "cxx11-abi": build.cxx11_abi,
+    "nvcc-absent": nvcc.nvcc_absent,
+    "nvcc-major": nvcc.nvcc_major,
+    "nvcc-minor": nvcc.nvcc_minor,
+    "apex-cuda-check": nvcc.apex_cuda_check,
+    "apex-flags": nvcc.apex_flags,
+    "own-cuda-list": nvcc.own_cuda_list,
+    "setuptools-minor": nvcc.setuptools_minor,
+    "nvcc-knows-gpu": nvcc.nvcc_knows_gpu,
+    "gcc-range": nvcc.gcc_range,
+    "cxx11-abi": nvcc.cxx11_abi,
     "arch-list-from-target": arch.arch_list_from_target,
     "build-isolation": packages.build_isolation,
     "package-homonym": packages.package_homonym,
