@@ -16,6 +16,7 @@ from envbuild.catalog.patches import load_patch, load_patches
 from envbuild.config import KEYS
 from envbuild.errors import ExitCode
 from envbuild.node.protocol import EXITS, Exit
+from envbuild.resolve.decision import Check
 from envbuild.resolve.rules.order import RULES
 
 HERE = Path(__file__).parent
@@ -89,16 +90,24 @@ def errors_page() -> str:
     return ERRORS + table(("code", "exit", "what it says", "next step"), rows)
 
 
+def _place(check: Check) -> str:
+    return f"{check.__module__.removeprefix('envbuild.resolve.').replace('.', '/')}.py: {check.__name__}"
+
+
 def rules_page() -> str:
     """One row a rule of `RULES`, in the order in which they are asked, and how many rows the package table has."""
     says = {rule: inspect.getdoc(check) or "" for rule, check in RULES.items()}
-    rows = ((f"`{rule}`", text.partition(": ")[2].replace("\n\n", " ")) for rule, text in says.items())
+    rows = (
+        (f"`{rule}`", text.partition(": ")[2].replace("\n\n", " "), f"`{_place(RULES[rule])}`")
+        for rule, text in says.items()
+    )
     return f"""# Rules
 
 Each rule compares facts of a node with one variant of the lock; `plan` and `explain` name it with what it compared.
 These are asked in this order; those of package pairs follow, a row each in `envbuild/catalog/compat/packages.yaml`.
+"Decided by" names a file below `envbuild/resolve/` and its function.
 
-{table(("rule", "what it asks"), rows)}"""
+{table(("rule", "what it asks", "decided by"), rows)}"""
 
 
 def findings_page() -> str:

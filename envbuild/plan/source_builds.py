@@ -14,7 +14,7 @@ from envbuild.model.patch import Patch
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Build
 from envbuild.resolve.arch import given_codes
-from envbuild.resolve.rules.nvcc import cxx_of
+from envbuild.resolve.rules.gcc import cxx_of
 from envbuild.resolve.variant_checks import needs_nvcc, stack_arch_list
 from envbuild.resolve.wheel_providers import NVCC, TOOLS
 from envbuild.text import plural

@@ -21,8 +21,8 @@ from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
 from envbuild.resolve.request import Request, visible_gpus
-from envbuild.resolve.rules.nvcc import other_gcc
 from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
+from envbuild.resolve.rules.gcc import other_gcc
 from envbuild.resolve.rules.order import evaluate
 from envbuild.resolve.variant_checks import (
     Interpreter,

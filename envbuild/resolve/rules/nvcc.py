@@ -1,21 +1,19 @@
-"""Can the extensions be compiled here? (nvcc, gcc, C++ ABI); only where something is compiled"""
+"""Does a node's nvcc fit the CUDA of its torch (nvcc 11.4 and cu113)? Only where something is compiled."""
 
 from __future__ import annotations
-
-from pathlib import PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.resolution import Decision
 from envbuild.resolve.arch import pick_nvcc
-from envbuild.resolve.compat import Compat, TorchBuild
+from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import NOTHING, Decisions, decision
 from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
 
 
-def _toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:
+def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:
     """(nvcc, its version, the wheel's CUDA); the last is empty when nothing is compiled."""
     cuda = flavour_cuda(request.wanted_flavour(compat)) if request.compiled else ()
     nvcc = pick_nvcc(facts, cuda) if cuda else None
@@ -24,7 +22,7 @@ def _toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccF
 
 def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-absent`: compiling CUDA code needs an nvcc; prebuilt wheels do not."""
-    nvcc, there, cuda = _toolkits(facts, request, compat)
+    nvcc, there, cuda = toolkits(facts, request, compat)
     if not cuda:
         return NOTHING
     names = ", ".join(request.compiled)
@@ -39,7 +37,7 @@ def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
 
 def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-major`: torch's extension builder stops when the CUDA majors differ, and that is never patched."""
-    nvcc, there, cuda = _toolkits(facts, request, compat)
+    nvcc, there, cuda = toolkits(facts, request, compat)
     if not cuda or nvcc is None or not there:
         return NOTHING
     compared = (f"nvcc {nvcc.version}", f"torch built with CUDA {dotted(cuda)}")
@@ -54,7 +52,7 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
 
 
 def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:
-    _nvcc, there, cuda = _toolkits(facts, request, compat)
+    _nvcc, there, cuda = toolkits(facts, request, compat)
     return (there, cuda) if cuda and there and there[0] == cuda[0] else None
 
 
@@ -104,25 +102,6 @@ def _apex_check(
         return decision("apex-cuda-check", "allow", what, compared, note)
     what = f"{name} stops when the CUDA versions differ, and this stack does not patch that"
     return decision("apex-cuda-check", "refuse", what, compared, note, instead)
-
-
-def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`apex-flags`: the setup.py of an Apex takes the flags that it is built with, which differ by commit."""
-    out = []
-    for name, flags in request.flags.items():
-        commit = request.commits.get(name, "")
-        if not flags or not compat.apex.knows(commit):
-            continue
-        taken = compat.apex.flags_at(commit)
-        unknown = [flag for flag in flags if flag not in taken]
-        compared = (f"{name} at {commit[:12]}: {', '.join(flags)}", f"it takes {', '.join(taken)}")
-        if not unknown:
-            out.append(decision("apex-flags", "allow", f"{name} takes its flags", compared, compat.apex_note))
-            continue
-        what = f"{name} at {commit[:12]} has no flag {' and no flag '.join(unknown)}, so its build would fail"
-        instead = f"`flags` without {', '.join(unknown)}, or a commit that has it"
-        out.append(decision("apex-flags", "refuse", what, compared, compat.apex_note, instead))
-    return tuple(out)
 
 
 def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -175,7 +154,7 @@ def _at_least(version: str, least: str) -> bool:
 
 def nvcc_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-knows-gpu`: the toolkit can compile for each GPU, or for an older one of its major."""
-    nvcc, there, _cuda = _toolkits(facts, request, compat)
+    nvcc, there, _cuda = toolkits(facts, request, compat)
     if nvcc is None or not there:
         return NOTHING
     found = (_knows(name, capability, there, compat) for name, capability in capabilities(facts))
@@ -205,92 +184,3 @@ def _knows(name: str, capability: Numbers, there: Numbers, compat: Compat) -> De
         return decision("nvcc-knows-gpu", "patch", what, compared, cuda.arch_note, f"TORCH_CUDA_ARCH_LIST={best}")
     what = f"nvcc {dotted(there)} does not know {dotted(capability)}, and no older code runs on it"
     return decision("nvcc-knows-gpu", "refuse", what, compared, cuda.arch_note, f"CUDA {dotted(first)} or newer")
-
-
-def _gccs(facts: NodeFacts) -> list[tuple[str, Numbers]]:
-    """(path, version) of each gcc, the one named plain `gcc` first: that is what a build takes."""
-    found = []
-    for compiler in facts.compilers:
-        base = PurePosixPath(compiler.path).name
-        if "gcc" in base and numbers(compiler.version):
-            found.append((base != "gcc", compiler.path, numbers(compiler.version)))
-    return [(path, version) for _rank, path, version in sorted(found, key=lambda item: item[0])]
-
-
-def _with_cxx(facts: NodeFacts, gccs: list[tuple[str, Numbers]]) -> list[tuple[str, Numbers]]:
-    """Those that are not the usual one and have a g++ of the same version beside them: a build needs both."""
-    cxx = {(c.path, numbers(c.version)) for c in facts.compilers}
-    return [(path, version) for path, version in gccs[1:] if (cxx_of(path), version) in cxx]
-
-
-def cxx_of(gcc: str) -> str:
-    """The g++ that belongs to a gcc: `/usr/bin/gcc-9` has `/usr/bin/g++-9`."""
-    path = PurePosixPath(gcc)
-    return str(path.with_name(path.name.replace("gcc", "g++")))
-
-
-def _gcc_bounds(there: Numbers, full: Numbers, request: Request, compat: Compat) -> tuple[int | None, int, bool]:
-    """(greatest gcc major, least gcc major, whether the least is firm) for a toolkit and a torch."""
-    rules, asked = compat.compilers, numbers(request.torch)
-    most = rules.max_gcc_exact.get(full, rules.max_gcc.get(there))
-    by_cuda = max((gcc for cuda, gcc in rules.min_gcc.items() if cuda <= there), default=0)
-    by_error = max((gcc for torch, gcc in rules.torch_gcc_errors.items() if torch <= asked), default=0)
-    by_torch = max((gcc for torch, gcc in rules.torch_min_gcc.items() if torch <= asked), default=0)
-    sure = max(by_cuda, by_error)
-    return most, max(sure, by_torch), by_torch <= sure
-
-
-def other_gcc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
-    """The gcc that a build has to be given in the place of the usual one; None where that one works, or none does."""
-    nvcc, there, _cuda = _toolkits(facts, request, compat)
-    gccs = _gccs(facts)
-    if nvcc is None or not there or not gccs:
-        return None
-    most, least, _firm = _gcc_bounds(there, numbers(nvcc.version), request, compat)
-    if most is None or least <= gccs[0][1][0] <= most:
-        return None
-    return next((path for path, version in _with_cxx(facts, gccs) if least <= version[0] <= most), None)
-
-
-def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`gcc-range`: nvcc accepts the host gcc, or another one that is there and that the build is given."""
-    nvcc, there, _cuda = _toolkits(facts, request, compat)
-    gccs = _gccs(facts)
-    if nvcc is None or not there:
-        return NOTHING
-    most, least, firm = _gcc_bounds(there, numbers(nvcc.version), request, compat)
-    if most is None:
-        return NOTHING
-    path, version = gccs[0] if gccs else ("gcc", ())
-    compared = (f"gcc {dotted(version) or 'absent'}", f"{least} to {most} for nvcc {nvcc.version}")
-    note = compat.compilers.note
-    if version and least <= version[0] <= most:
-        from_, says = compat.compilers.disputed.get(there, ((), None))
-        mark = says if version >= from_ else None
-        what = f"gcc {dotted(version)} works with nvcc {nvcc.version}"
-        return (decision("gcc-range", "warn" if mark else "allow", what, compared, note.but(mark)),)
-    other = other_gcc(facts, request, compat)
-    if other:
-        what = f"nvcc {nvcc.version} does not take gcc {dotted(version)}; the build is given CC={other}"
-        return (decision("gcc-range", "patch", what, compared, note, f"CC={other}"),)
-    if version and version[0] < least and not firm:
-        note = compat.compilers.torch_note
-    what = f"nvcc {nvcc.version} does not take {path} {dotted(version)}" if version else "there is no gcc"
-    return (decision("gcc-range", "refuse", what, compared, note, f"gcc and g++ {most} beside it"),)
-
-
-def cxx11_abi(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
-    """`cxx11-abi`: what is prebuilt, or sets a C++ ABI itself, has that of the torch it is loaded into."""
-    build = request.build(compat)
-    if build is None:
-        return NOTHING
-    return tuple(_abi(name, abi, build, request, compat) for name, abi in request.abis.items())
-
-
-def _abi(name: str, abi: int, build: TorchBuild, request: Request, compat: Compat) -> Decision:
-    compared = (f"{name} has C++ ABI {abi}", f"torch {request.torch}+{build.flavour} has {build.abi}")
-    if abi == build.abi:
-        return decision("cxx11-abi", "allow", f"{name} and torch have the same C++ ABI", compared, compat.abi_note)
-    what = f"{name} has the other C++ ABI, and would fail when it is loaded"
-    instead = "a build for this torch, or a source that leaves the ABI to torch"
-    return decision("cxx11-abi", "refuse", what, compared, compat.abi_note, instead)

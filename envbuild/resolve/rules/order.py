@@ -7,7 +7,7 @@ from envbuild.resolve import arch
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import Check, Decisions
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules import driver, gpu, node, nvcc, packages, wheel
+from envbuild.resolve.rules import driver, gcc, gpu, node, nvcc, packages, wheel
 
 RULES: dict[str, Check] = {
     "torch-release-known": wheel.torch_release_known,
@@ -31,12 +31,12 @@ RULES: dict[str, Check] = {
     "nvcc-major": nvcc.nvcc_major,
     "nvcc-minor": nvcc.nvcc_minor,
     "apex-cuda-check": nvcc.apex_cuda_check,
-    "apex-flags": nvcc.apex_flags,
+    "apex-flags": packages.apex_flags,
     "own-cuda-list": nvcc.own_cuda_list,
     "setuptools-minor": nvcc.setuptools_minor,
     "nvcc-knows-gpu": nvcc.nvcc_knows_gpu,
-    "gcc-range": nvcc.gcc_range,
-    "cxx11-abi": nvcc.cxx11_abi,
+    "gcc-range": gcc.gcc_range,
+    "cxx11-abi": gcc.cxx11_abi,
     "arch-list-from-target": arch.arch_list_from_target,
     "build-isolation": packages.build_isolation,
     "package-homonym": packages.package_homonym,

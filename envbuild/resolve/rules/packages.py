@@ -103,6 +103,25 @@ def build_isolation(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
     return (decision("build-isolation", "refuse", what, compared, note, "`torch:` in the profile, or a base with it"),)
 
 
+def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """`apex-flags`: the setup.py of an Apex takes the flags that it is built with, which differ by commit."""
+    out = []
+    for name, flags in request.flags.items():
+        commit = request.commits.get(name, "")
+        if not flags or not compat.apex.knows(commit):
+            continue
+        taken = compat.apex.flags_at(commit)
+        unknown = [flag for flag in flags if flag not in taken]
+        compared = (f"{name} at {commit[:12]}: {', '.join(flags)}", f"it takes {', '.join(taken)}")
+        if not unknown:
+            out.append(decision("apex-flags", "allow", f"{name} takes its flags", compared, compat.apex_note))
+            continue
+        what = f"{name} at {commit[:12]} has no flag {' and no flag '.join(unknown)}, so its build would fail"
+        instead = f"`flags` without {', '.join(unknown)}, or a commit that has it"
+        out.append(decision("apex-flags", "refuse", what, compared, compat.apex_note, instead))
+    return tuple(out)
+
+
 def traits_of(packages: Mapping[str, str], names: Iterable[str], compat: Compat) -> frozenset[str]:
     """The traits that well known packages and sources bring, by name and version."""
     found = {trait for name in names for trait in compat.source_traits.get(name, ())}
