@@ -6,22 +6,24 @@ from envbuild.node.protocol import Json
 
 # Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
 VERBS = {
+    # A provisioned node, in this order (`NodeSteps.steps` of `plan/node_steps.py`), from `install` on under one lease:
     "probe": "facts",
+    "fetch": "packages.fetch_unpinned",  # once, what a lock has no hash of
+    "install": "packs.provide",  # a pack that is there, else `env/install.py`: `_build` is the order of a build
+    "smoke": "smoke.smoke",  # what fails here is never stamped
+    "activate": "env.activate",  # `_finish` reads every file, then stamps; `switch` points `current` at it
+    "settle": "env.backup",  # where one of these failed, what was in use gets its place back
+    # All others.
     "doctor": "doctor",
-    "fetch": "packages.fetch_unpinned",
-    "install": "packs.provide",
-    "smoke": "smoke.smoke",
     "meet": "smoke.multi_node",
     "pack": "packs.pack",
     "unpack": "packs.unpack",
     "ensure": "packs.ensure",
     "relay": "packs.relay",
-    "activate": "env.activate",
     "verify": "packs.verify",
     "files": "env.files",
     "log": "logs",
     "envs": "packs.listing",
-    "settle": "env.backup",
     "use": "env.switch",
     "remove": "env.remove",
     "wheels": "wheels.manage",

@@ -2,10 +2,10 @@
 
 `Builder` does it in steps, so that the install can do what else is due between them:
 
-    fetch     trees that become part of the environment, and those that must be built: what the store has is not fetched
-    prepare   after the locked packages: patches, and all wheels at once
-    install   in the order of the lock
-    prove     every extension is imported in the environment, in a process of its own
+    fetch             trees that become part of the environment, and those that must be built; the store has the others
+    patch_and_build   after the locked packages: patches, and all wheels at once
+    install           in the order of the lock
+    prove             every extension is imported in the environment, in a process of its own
 """
 
 import os
@@ -82,7 +82,7 @@ class Builder:
         """Say that packages were installed since `fetch`: they may have brought compilers (an MPI, say)."""
         self._toolchains = {}
 
-    def prepare(self) -> None:
+    def patch_and_build(self) -> None:
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
 
         Raises what `patch_sources.apply`, `obtain` and `wheel.build_wheel` raise.
@@ -153,7 +153,7 @@ class Builder:
         self.built[name] = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
 
     def distributions(self) -> "dict[str, str]":
-        """Name -> version of every wheel that `prepare` made, by its file name."""
+        """Name -> version of every wheel that `patch_and_build` made, by its file name."""
         names = [os.path.basename(path).split("-") for path in self.wheels.values()]
         return {words[0]: words[1] for words in names}
 

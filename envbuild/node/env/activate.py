@@ -69,25 +69,46 @@ def _update(environment: str, found: Json, variant: "Json | None", variables: Js
 
 
 def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -> Json:
-    """Hash, check against RECORD, write `files.json`, and the stamp as the last thing."""
+    """Hash, check against RECORD, write what activates it and `files.json`, and the stamp as the last thing."""
     args = request["args"]
+    built = _built(environment, request)
+    # Of an image within one process, else from the verb `install`.
+    before = args.get("scan") or contents.Scan(contents.kept(paths.meta(environment, stamp.SCAN)))
+    entries = before.again(prefix, environment, built)
+    _check_record(environment, entries, built.get("archived"), before.agreed(entries))
+    files = {path: entry.as_list() for path, entry in entries.items()}
+    data = _stamp(environment, request, built, files)
+    _check_root(environment, data["root"], args.get("root"))
+    activation_files.write(environment, data["stack"], data["variables"])
+    paths.write_json(paths.meta(environment, stamp.FILES), files)
+    held.check()
+    stamp.write(environment, data)
+    log("stamped %s: %s, root %.12s" % (environment, plural(len(files), "file"), data["root"]))
+    for name in (stamp.SCAN, stamp.INSTALLED):
+        paths.remove_tree(paths.meta(environment, name))
+    return data
+
+
+def _built(environment: str, request: Json) -> Json:
+    """What this run's `install` noted. Raises NodeError `environment-not-installed` (exit 2)."""
     built = paths.read_json(paths.meta(environment, stamp.INSTALLED))
-    wanted = (args.get("variant") or {}).get("digest")
+    wanted = (request["args"].get("variant") or {}).get("digest")
     if built is None or built.get("run") != request["run"] or built.get("variant_digest") != wanted:
         raise NodeError(
             "environment-not-installed",
             "%s was not built by this run" % environment,
             hint="run the whole of `envbuild provision`",
         )
-    # Of an image within one process, else from the verb `install`.
-    before = args.get("scan") or contents.Scan(contents.kept(paths.meta(environment, stamp.SCAN)))
-    entries = before.again(prefix, environment, built)
-    _check_record(environment, entries, built.get("archived"), before.agreed(entries))
-    files = {path: entry.as_list() for path, entry in entries.items()}
-    data = {
+    return built
+
+
+def _stamp(environment: str, request: Json, built: Json, files: Json) -> Json:
+    """Everything that a stamp says; `root` is the Merkle root over `files`."""
+    args = request["args"]
+    return {
         "stack": args["stack"],
         "profile": args.get("profile"),
-        "variant_digest": wanted,
+        "variant_digest": built["variant_digest"],
         "variant_id": args["variant"].get("id"),
         "arch_list": args["variant"].get("arch_list"),
         "root": merkle.root_of(files),
@@ -99,20 +120,11 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
         "interpreter": built["interpreter"],
         "environment": environment,
         "files": len(files),
-        "bytes": sum(entry.size for entry in entries.values()),
+        "bytes": sum(size for _tag, _sha256, size, _executable in files.values()),
         "run": request["run"],
         "stamped_at": utc_time(args.get("stamped_at")),
         "evidence": args.get("evidence") or {},
     }
-    _check_root(environment, data["root"], args.get("root"))
-    activation_files.write(environment, data["stack"], data["variables"])
-    paths.write_json(paths.meta(environment, stamp.FILES), files)
-    held.check()
-    stamp.write(environment, data)
-    log("stamped %s: %s, root %.12s" % (environment, plural(len(files), "file"), data["root"]))
-    for name in (stamp.SCAN, stamp.INSTALLED):
-        paths.remove_tree(paths.meta(environment, name))
-    return data
 
 
 def _check_record(

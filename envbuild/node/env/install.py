@@ -29,6 +29,7 @@ class _Job:
         self.prefix = request["prefix"]
         self.environment = paths.checked_environment(self.prefix, args.get("environment"))
         self.variant = args["variant"]
+        self.locked: list[Json] = args["variant"].get("packages", [])
         self.artifacts = args.get("artifacts") or {}
         self.part = args.get("part")
         self.seconds: dict[str, float] = {}
@@ -67,7 +68,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     if found is not None and not again:
         return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
     stands_on = foundation.of(job.request, job.environment)
-    packages.check_recorded(job.variant.get("packages", []))
+    packages.check_recorded(job.locked)
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     own = os.path.join(job.prefix, "tmp")
     _sweep(job.environment, own)
@@ -111,7 +112,7 @@ def _tool(job: "_Job", own: str) -> "uv.Uv":
 def _check_space(job: "_Job") -> None:
     """Refuse early when the disk cannot hold what the lock says; sizes that are not recorded count as nothing."""
     needed = job.args.get("needed") or {}
-    sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.variant.get("packages", [])]
+    sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.locked]
     size = needed.get("bytes", sum(sizes) * packages.BYTES_PER_FETCHED)
     inodes = needed.get("inodes", len(sizes) * _INODES_PER_PACKAGE)
     paths.check_room(paths.envs_dir(job.prefix), job.prefix, size, inodes)
@@ -128,72 +129,90 @@ def _sweep(environment: str, own: str) -> None:
 
 
 def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Json:
-    locked = job.variant.get("packages", [])
+    """The order of a build, from the interpreter to the notes that `activate` makes the stamp of."""
     job.phase("checks")
-    progress("making the environment's interpreter")
-    interpreter = stands_on.begun() if job.part == "rest" else stands_on.make(tool)
-    job.phase(stands_on.phase)
+    interpreter = _begin(job, tool, stands_on)
     if job.part == "packages":
-        packages.install(tool, job.environment, locked, job.artifacts)
-        job.phase("packages")
-        _required(job, interpreter)
-        done = {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
-        return dict(done, interpreter=interpreter.path, **stands_on.told)
-    made = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
-    made.fetch()
+        return _end_with_packages(job, tool, stands_on, interpreter)
+    sources = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
+    sources.fetch()
     job.phase("sources")
     if job.part is None:
-        packages.install(tool, job.environment, locked, job.artifacts)
-        made.look_again()
-        job.phase("packages")
+        _install_packages(job, tool)
+        sources.look_again()
     required = _required(job, interpreter)
-    if made.pins:
-        made.prepare()
+    if sources.pins:
+        sources.patch_and_build()
         job.phase("wheels")
-        stands_on.check_added(made.distributions())
-        made.install()
-        made.prove()
+        stands_on.check_added(sources.distributions())
+        sources.install()
+        sources.prove()
         job.phase("builds")
     tool.drop_cache()
     progress("comparing every file with its RECORD")
-    installed = record.installed(job.environment)
-    base.check_replaces(installed, interpreter.packages)
-    _check_set(locked, installed)
-    entries, told_of_files = _check_record(job, tool, {"interpreter": interpreter.path, "sources": made.pins})
+    there = _check_set(job, interpreter)
+    entries, compared = _check_record(job, tool, {"interpreter": interpreter.path, "sources": sources.pins})
     job.phase("record")
-    told = made.told()
     result = {
         "environment": job.environment,
-        "packages": installed,
+        "packages": there,
         "base_packages": interpreter.packages,
         "files": len(entries),
         "bytes": sum(entry.size for entry in entries.values()),
-        "record_checked": told_of_files["checked"],
-        "record_wrong": told_of_files["wrong"],
+        "record_checked": compared["checked"],
+        "record_wrong": compared["wrong"],
         "required": required,
-        "sources": told,
+        "sources": sources.told(),
         "seconds": job.seconds,
         **stands_on.told,
     }
-    notes = dict(result, run=job.run, interpreter=interpreter.path, variant_digest=job.variant["digest"])
-    notes["archived"] = told_of_files["archived"]
-    notes["sources"] = patch_sources.for_stamp(told)
-    if told:
+    _note(job, result, interpreter.path, compared["archived"])
+    return result
+
+
+def _begin(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "base.Interpreter":
+    progress("making the environment's interpreter")
+    interpreter = stands_on.begun() if job.part == "rest" else stands_on.make(tool)
+    job.phase(stands_on.phase)
+    return interpreter
+
+
+def _install_packages(job: "_Job", tool: "uv.Uv") -> None:
+    packages.install(tool, job.environment, job.locked, job.artifacts)
+    job.phase("packages")
+
+
+def _end_with_packages(
+    job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation", interpreter: "base.Interpreter"
+) -> Json:
+    """What the part `packages` of an image is: no sources, no notes."""
+    _install_packages(job, tool)
+    _required(job, interpreter)
+    done = {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
+    return dict(done, interpreter=interpreter.path, **stands_on.told)
+
+
+def _note(job: "_Job", result: Json, interpreter: str, archived: Json) -> None:
+    """Leave for `activate` what the result says, and what only the stamp needs."""
+    notes = dict(result, run=job.run, interpreter=interpreter, variant_digest=job.variant["digest"], archived=archived)
+    notes["sources"] = patch_sources.for_stamp(result["sources"])
+    if notes["sources"]:
         paths.write_json(paths.meta(job.environment, "sources.json"), notes["sources"])
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
-    return result
 
 
 def _required(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, int]":
     """What `packages.check_required` says, before anything of the packages can run; nothing where nobody says it."""
     if job.args.get("asked") is None:
         return {}
-    locked = job.variant.get("packages", [])
-    return packages.check_required(job.environment, locked, job.args["asked"], interpreter.requires)
+    return packages.check_required(job.environment, job.locked, job.args["asked"], interpreter.requires)
 
 
-def _check_set(locked: "list[Json]", installed: "dict[str, str]") -> None:
-    for package in locked:
+def _check_set(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, str]":
+    """What is installed: every package of the lock in its version, and nothing that would hide one of the base."""
+    installed = record.installed(job.environment)
+    base.check_replaces(installed, interpreter.packages)
+    for package in job.locked:
         there = installed.get(record.normal_name(package["name"]))
         if there is None or record.normal_version(there) != record.normal_version(package["version"]):
             raise NodeError(
@@ -202,6 +221,7 @@ def _check_set(locked: "list[Json]", installed: "dict[str, str]") -> None:
                 hint="the file that the lock names holds another package; check the lock",
                 changed=True,
             )
+    return installed
 
 
 def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, merkle.Entry], Json]":
@@ -214,9 +234,9 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
     entries = before.again(job.prefix, job.environment, told)
     known = dict.fromkeys(job.args.get("left_out") or (), "")
     checked, doubtful = contents.check(job.environment, entries, known, before.agreed(entries))
-    locked, wrong = job.variant.get("packages", []), doubtful
+    wrong = doubtful
     if doubtful:
-        known.update(packages.archived(tool, job.environment, locked, job.artifacts, doubtful))
+        known.update(packages.archived(tool, job.environment, job.locked, job.artifacts, doubtful))
         checked, wrong = contents.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
