@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -68,6 +69,34 @@ def test_the_digest_of_torch_smoke_that_a_page_shows_is_that_of_its_lock() -> No
         digest for page in PAGES for digest in re.findall(r"torch-smoke[:-]exact-([0-9a-f]{12})", page.read_text())
     }
     assert shown == {digest}
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Functions, classes and constants of a module, methods as `Class.method`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from (f"{node.name}.{name}" for name in _defined(node))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (each.id for each in targets if isinstance(each, ast.Name))
+
+
+def test_what_the_page_of_places_names_is_there() -> None:
+    """Each file of a cell, and the names behind it; what is in the last table is found by the end of its path."""
+    decided, _, added = (TOP / "docs" / "where.md").read_text(encoding="utf-8").partition("## Where to add what")
+    files = [path.relative_to(TOP / "envbuild").as_posix() for path in (TOP / "envbuild").rglob("*") if path.is_file()]
+    rows = re.findall(r"`([\w/]+\.(?:py|yaml))`((?:[:,] `[\w.]+`)*)", decided)
+    assert len(rows) > 30
+    for file, names in rows:
+        assert file in files
+        wanted = re.findall("`([^`]+)`", names.partition(": ")[2])
+        there = set(_defined(ast.parse((TOP / "envbuild" / file).read_text(encoding="utf-8")))) if wanted else set()
+        assert set(wanted) <= there, f"{file}: {set(wanted) - there}"
+    named = re.findall(r"`([a-z_/]+\.(?:py|sh))`", added)
+    named = [each for each in named if not (TOP / each).is_file()]
+    assert [each for each in named if not any(f"/{file}".endswith(f"/{each}") for file in files)] == []
 
 
 @pytest.fixture(scope="module")
