@@ -7,7 +7,6 @@ from pathlib import Path
 
 from envbuild import resources
 from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
-from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.patches import patches_of
 from envbuild.conda.channels import addresses
 from envbuild.container.base_images import StackImage, load_containers, read_digests
@@ -21,6 +20,7 @@ from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.named_variant import named_variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,7 @@ def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | N
 def _variant(lock: Lock, asked: str | None, engine: str) -> Variant:
     """The variant asked for; else, of those of the engine where there are any, the first on an image or on nothing."""
     if asked is not None:
-        ids = [variant.id for variant in lock.variants]
-        if asked not in ids:
-            raise EnvbuildError(
-                "variant-unknown",
-                f"the lock of {lock.stack} ({lock.profile}) has no variant {asked}",
-                why=f"it has {', '.join(ids)}",
-                hint=did_you_mean(asked, ids) or "name one of them, or none",
-            )
-        return next(variant for variant in lock.variants if variant.id == asked)
+        return named_variant(lock, asked)
     fitting = [variant for variant in lock.variants if variant.engine == engine] or lock.variants
     for kind in ("image", "none"):
         for variant in fitting:

@@ -20,6 +20,7 @@ from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.resolve.named_variant import named_variant
 
 FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx")
 
@@ -35,12 +36,13 @@ class Places:
 
 def find_variant(lock: Lock, variant_id: str | None) -> Variant:
     """The variant of that id, or the only one. Raises EnvbuildError `variant-unknown` (exit 2)."""
-    found = [variant for variant in lock.variants if variant_id in (variant.id, None)]
-    if len(found) == 1:
-        return found[0]
+    if variant_id:
+        return named_variant(lock, variant_id)
+    if len(lock.variants) == 1:
+        return lock.variants[0]
     raise EnvbuildError(
         "variant-unknown",
-        f"the lock has no variant {variant_id}" if variant_id else "the lock has several variants",
+        "the lock has several variants",
         hint=f"name one of: {', '.join(variant.id for variant in lock.variants)}",
     )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
-from envbuild.catalog.nearest import did_you_mean
-from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
@@ -18,6 +16,7 @@ from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, estimate, fetch_words
 from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
+from envbuild.resolve.named_variant import named_variant
 from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
 from envbuild.resolve.request import Request, visible_gpus
@@ -77,19 +76,11 @@ class Resolver:
         tool_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """Keep the inputs; raises EnvbuildError `variant-unknown` (exit 2) for one that the lock does not have."""
-        ids = [v.id for v in lock.variants]
-        if variant is not None and variant not in ids:
-            raise EnvbuildError(
-                "variant-unknown",
-                f"the lock of {lock.stack} ({lock.profile}) has no variant {variant}",
-                why=f"it has {', '.join(ids)}",
-                hint=did_you_mean(variant, ids) or "name one of them, or none: the facts of the node choose",
-            )
         self.lock, self.target, self.compat = lock, target, compat
         self.supply = supply or Supply()
         self.interpreter, self.trust_first_use = interpreter, trust_first_use
         self.tool_bytes = tool_bytes or {}
-        self.variants = tuple(v for v in lock.variants if variant in (None, v.id))
+        self.variants = lock.variants if variant is None else (named_variant(lock, variant),)
         self._unrecorded = {v.id for v in self.variants if _has_unrecorded(v)}
         self._flavours = _first_places(v.flavour for v in self.variants)
         self._pythons = _first_places(v.python for v in self.variants)
