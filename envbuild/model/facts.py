@@ -46,8 +46,9 @@ class CpuFacts(_Fact):
 class PythonFacts(_Fact):
     """One interpreter: real path, full version, whether it belongs to a virtual environment, its site packages.
 
-    `openssl` is the version that its ssl module is linked with, None for another library or none; `also` are the paths
-    by which the probe was asked for it.
+    `openssl` is the version that its ssl module is linked with, None for another library or none; `libstdcxx`
+    whether the loader finds libstdc++.so.6 in it, None where that was not asked; `also` are the paths by which the
+    probe was asked for it.
     """
 
     path: str
@@ -56,6 +57,7 @@ class PythonFacts(_Fact):
     virtual: bool = False
     packages: dict[str, str] | None = None
     openssl: str | None = None
+    libstdcxx: bool | None = None
     also: tuple[str, ...] = ()
 
 

@@ -90,6 +90,13 @@ class Image(NamedTuple):
     driver_note: Note
 
 
+class Loads(NamedTuple):
+    """A package that loads a library of the system."""
+
+    has: Requirement
+    note: Note
+
+
 class PackageRule(NamedTuple):
     """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps."""
 
@@ -184,6 +191,7 @@ class Compat(NamedTuple):
     package_traits: tuple[tuple[Requirement, tuple[str, ...]], ...]
     source_traits: Mapping[str, tuple[str, ...]]
     patched_traits: Mapping[str, tuple[str, ...]]
+    libstdcxx: tuple[Loads, ...]
     homonyms: Mapping[str, tuple[str, str]]
     homonym_note: Note
     apex: ApexHistory

@@ -18,6 +18,7 @@ from envbuild.resolve.compat import (
     Gpu,
     Image,
     Limits,
+    Loads,
     Note,
     OwnList,
     PackageRule,
@@ -85,6 +86,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
         package_traits=tuple((Requirement(row["has"]), tuple(row["traits"])) for row in packages["traits"]["packages"]),
         source_traits=_words(packages["traits"]["sources"]),
         patched_traits=_words(packages["traits"]["patches"]),
+        libstdcxx=tuple(_loads(row, packages["libstdcxx"]) for row in packages["libstdcxx"]["packages"]),
         homonyms={n: (row["is"], row["meant"]) for n, row in packages["homonyms"]["names"].items()},
         homonym_note=_note(packages["homonyms"], "packages.yaml#homonyms"),
         apex=apex_history(data["apex"]),
@@ -97,6 +99,10 @@ def _note(row: Mapping[str, Any], where: str, default: Mapping[str, Any] | None 
     both = {**(default or {}), **row}
     source = f"compat/{where}: {short(str(both['source']))}"
     return Note(source, short(str(both["verified"])), firm=not row.get("unverified", False))
+
+
+def _loads(row: Mapping[str, Any], table: Mapping[str, Any]) -> Loads:
+    return Loads(Requirement(row["has"]), _note(table, "packages.yaml#libstdcxx").but(row.get("unverified")))
 
 
 def _release(version: str, row: Mapping[str, Any], note: Note) -> TorchRelease:

@@ -22,6 +22,7 @@ from envbuild.resolve.reachability import Supplied, Supply, supplied
 from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
 from envbuild.resolve.rules.gcc import other_gcc
+from envbuild.resolve.rules.libraries import finds_libstdcxx, library_rule
 from envbuild.resolve.rules.order import evaluate
 from envbuild.resolve.variant_checks import (
     Interpreter,
@@ -228,7 +229,8 @@ class Resolver:
     def _shared(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts, shared: int) -> Decisions:
         """Decisions that equal nodes share: platform, files and every compatibility rule."""
         torch = (python.packages or {}).get("torch") if python and variant.base.kind != "none" else None
-        key = (variant.id, torch, python.openssl if python else None, shared)
+        libstdcxx = finds_libstdcxx(variant, python, facts)
+        key = (variant.id, torch, python.openssl if python else None, libstdcxx, shared)
         known = self._known.get(key)
         if known is None:
             request = self._request(variant, python)
@@ -240,6 +242,7 @@ class Resolver:
                 seen = facts
                 seen_by_builds = with_own_compilers(variant, facts)
                 known = platform_rules(variant, facts) + evaluate(seen_by_builds, request, self.compat)
+                known += library_rule(variant, self.target, libstdcxx, self.compat)
             known += unrecorded_rule(variant, self.lock) + virtual_rule(variant, seen, inside=seen is not facts)
             self._known[key] = known
         return known

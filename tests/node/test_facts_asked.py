@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from envbuild.node.probe.interpreters import python_facts
 from tests.node.env_support import MINOR, PYTHON
 
@@ -27,3 +29,15 @@ def test_a_name_is_the_first_of_path_and_never_a_shim(tmp_path: Path) -> None:
         (place / "python3").symlink_to(PYTHON)
     (fact,) = python_facts([str(place) for place in places], str(tmp_path), [MINOR], asked=["python3", "python9"])
     assert (fact["path"], fact["also"]) == (PYTHON, ["python3"])
+
+
+def test_whether_an_interpreter_finds_the_cxx_library_is_asked_of_its_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fact,) = python_facts([], str(tmp_path), [MINOR], asked=[PYTHON])
+    assert fact["libstdcxx"] is True
+    # The loader takes the first of that name, and this one is empty.
+    (tmp_path / "libstdc++.so.6").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    (fact,) = python_facts([], str(tmp_path), [MINOR], asked=[PYTHON])
+    assert fact["libstdcxx"] is False

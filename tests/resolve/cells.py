@@ -19,9 +19,10 @@ from envbuild.model.lock import LockedSource
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.request import Request
+from envbuild.resolve.rules.libraries import library_rule
 from envbuild.resolve.rules.order import RULES
 from envbuild.resolve.rules.packages import meets, package_rule, scanned, traits_of
-from tests.resolve.builders import node_facts, plain_compat
+from tests.resolve.builders import make_variant, node_facts, package, plain_compat, target
 
 Path = tuple[str | int, ...]
 Answer = Callable[[Compat], object]
@@ -441,6 +442,7 @@ def _packages() -> Iterator[Probe]:
             yield Probe(("packages", "traits", "sources", name, index), "another", _brought(name, trait))
 
     yield from _package_traits()
+    yield from _libraries()
     yield from _apex()
 
 
@@ -457,6 +459,21 @@ def _package_traits() -> Iterator[Probe]:
     for name in cell(("packages", "homonyms", "names")):
         answer = verdicts("package-homonym", node(), Request(from_pypi=frozenset({name})))
         yield Probe(("packages", "homonyms", "names", name), REMOVED, answer)
+
+
+def _libraries() -> Iterator[Probe]:
+    at: Path = ("packages", "libstdcxx", "packages")
+    for index, row in enumerate(cell(at)):
+        needed = Requirement(row["has"])
+        version = next(v for v in ("2.12.0", "2.13.0", "2.11.0", "2.4.6", "2.5.5") if meets(v, needed))
+        yield Probe((*at, index, "has"), f"{needed.name}>99999", _library(needed.name, version))
+        if "unverified" in row:
+            yield Probe((*at, index, "unverified"), None, _library(needed.name, version))
+
+
+def _library(name: str, version: str) -> Answer:
+    variant = make_variant("s", "exact", id="v", python="3.11", packages=[package(name, version)])
+    return lambda compat: [item.verdict for item in library_rule(variant, target(), False, compat)]
 
 
 def _traits(versions: Mapping[str, str]) -> Answer:

@@ -30,6 +30,7 @@ NODE_RULES = (
     "replaces-base-package",
     "platform",
     "no-fitting-file",
+    "libstdcxx-absent",
     "hash-unrecorded",
     "conda-unrecorded",
     "conda-virtual",

@@ -53,6 +53,15 @@ try:
     out["openssl"] = _ssl.OPENSSL_VERSION
 except (ImportError, AttributeError):
     pass
+try:
+    import _ctypes
+    try:
+        _ctypes.dlopen("libstdc++.so.6", os.RTLD_LAZY)
+        out["libstdcxx"] = True
+    except OSError:
+        out["libstdcxx"] = False
+except (ImportError, AttributeError):
+    pass
 if "-P" in sys.argv:
     out["packages"] = packages()
 print(json.dumps(out))
@@ -160,6 +169,8 @@ def _ask(path: str, packages: bool) -> "Json | None":
     openssl = re.match(r"OpenSSL ([0-9.]+)", str(data.get("openssl")))
     if openssl:
         fact["openssl"] = openssl.group(1)
+    if isinstance(data.get("libstdcxx"), bool):
+        fact["libstdcxx"] = data["libstdcxx"]
     if packages:
         fact["packages"] = data.get("packages")
     return fact

@@ -12,12 +12,11 @@ from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
+from envbuild.resolve.rules.libraries import install_words
 from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
 _NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
-# What wheels expect of every Linux, and a small one may lack.
-_PACKAGES = {"libstdc++.so.6": "libstdc++6", "libgomp.so.1": "libgomp1", "libgcc_s.so.1": "libgcc-s1"}
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -114,10 +113,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
 def _missing_library(said: str) -> str:
     """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
     found = _NO_LIBRARY.search(said)
-    if found is None:
-        return ""
-    package = _PACKAGES.get(found[1])
-    return f"install {found[1]} on that node{f' (Debian, Ubuntu: package {package})' if package else ''}; "
+    return "" if found is None else f"{install_words(found[1])}; "
 
 
 def _only(command: Sequence[str], name: str) -> list[str]:

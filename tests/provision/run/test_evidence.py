@@ -73,7 +73,10 @@ def test_a_smoke_test_of_provision_is_repeated_by_provision_as_what_failed_is_no
 @pytest.mark.parametrize(
     ("library", "first"),
     [
-        ("libstdc++.so.6", "install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6); "),
+        (
+            "libstdc++.so.6",
+            "install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6; Red Hat, Fedora: libstdc++); ",
+        ),
         ("libown-2.so", "install libown-2.so on that node; "),
     ],
 )

@@ -1,0 +1,80 @@
+"""A node without the C++ library that wheels load is told so before anything is fetched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from envbuild.catalog.node_facts import list_facts, load_facts
+from envbuild.model.resolution import Decision, Resolution
+from envbuild.provision.survey.errors import refusal
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target, torch_package
+
+
+def python(path: str = "/usr/bin/python3.11", *, finds: bool | None = None) -> dict[str, Any]:
+    return {"path": path, "version": "3.11.2", "libstdcxx": finds}
+
+
+def resolution(
+    *pythons: dict[str, Any], version: str = "2.13.0+cpu", on: dict[str, Any] | None = None, **variant: Any
+) -> Resolution:
+    torch = torch_package(version, "3.11", index="pytorch-cpu")
+    row = {
+        "id": "cpu",
+        "python": "3.11",
+        "torch": version.partition("+")[0],
+        "flavour": "cpu",
+        "packages": [torch],
+        **variant,
+    }
+    facts = node_facts("cpu-laptop", more={"pythons": list(pythons)})
+    return resolve(facts, make_lock(row), target(**(on or {})), compat())
+
+
+def said(found: Resolution) -> list[Decision]:
+    return [item for item in found.decisions if item.rule == "libstdcxx-absent"]
+
+
+def test_torch_is_refused_where_the_loader_has_no_cxx_library_and_the_package_to_install_is_named() -> None:
+    error = refusal(resolution(python(finds=False)))
+    assert (error.code, error.exit_code) == ("libstdcxx-absent", 7)
+    assert error.why == "torch 2.13.0+cpu loads libstdc++.so.6 when it is imported, and this node has none"
+    assert error.hint.startswith("install libstdc++.so.6 on that node (Debian, Ubuntu: package libstdc++6; ")
+
+
+def test_a_wheel_that_was_not_read_is_warned_of_and_not_refused() -> None:
+    found = resolution(python(finds=False), version="2.12.0+cpu")
+    assert not found.refused
+    assert [item.verdict for item in said(found)] == ["warn"]
+
+
+def test_a_run_that_sets_the_loaders_path_may_know_better() -> None:
+    found = resolution(python(finds=False), on={"environment": {"LD_LIBRARY_PATH": "/soft/gcc/lib64"}})
+    assert [item.verdict for item in said(found)] == ["warn"]
+
+
+@pytest.mark.parametrize("finds", [True, None])
+def test_where_it_is_there_or_was_not_asked_nothing_is_said(finds: bool | None) -> None:
+    assert said(resolution(python(finds=finds))) == []
+
+
+def test_an_interpreter_that_brings_the_library_serves_itself_and_no_standalone_one() -> None:
+    conda, system = python("/opt/conda/bin/python3.11", finds=True), python(finds=False)
+    assert said(resolution(conda, system, on={"interpreter": conda["path"]})) == []
+    standalone = {"kind": "standalone", "name": "cpython-3.11.9", "sha256": "0" * 64}
+    assert [item.verdict for item in said(resolution(conda, system, interpreter=standalone))] == ["refuse"]
+    assert said(resolution(python(), interpreter=standalone)) == []
+
+
+def test_a_package_that_loads_nothing_of_the_kind_is_let_through() -> None:
+    six = {"packages": [package("six", "1.17.0")], "torch": None, "flavour": None}
+    assert said(resolution(python(finds=False), **six)) == []
+
+
+@pytest.mark.parametrize("name", list_facts())
+def test_facts_that_were_recorded_before_say_nothing_of_it(name: str) -> None:
+    for facts in load_facts(name).values():
+        row = {"id": "cpu", "python": "3.11", "torch": "2.13.0", "flavour": "cpu"}
+        lock = make_lock({**row, "packages": [torch_package("2.13.0+cpu", "3.11", index="pytorch-cpu")]})
+        assert said(resolve(facts, lock, target(), compat())) == []
