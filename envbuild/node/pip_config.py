@@ -11,6 +11,10 @@ from collections.abc import Iterable, Mapping
 
 from envbuild.node.read_text import read as read_text
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
 # The name of the index that is asked where a lock names no other.
 NORMAL_INDEX = "pypi"
 # What pip's `install` and `download` read, the strongest first.
@@ -97,6 +101,20 @@ def tell_certificates(env: "dict[str, str]", cert: str) -> None:
     """Name pip's certificates in the variables of a uv, which does not read them; others that are named there stay."""
     if cert and "SSL_CERT_FILE" not in env and os.path.exists(cert):
         env["SSL_CERT_FILE"] = cert
+
+
+def trusting(cert: str) -> "ssl.SSLContext":
+    """What Python trusts by itself (SSL_CERT_FILE counts), and pip's certificates besides.
+
+    Raises OSError, ssl.SSLError among them, where the file of pip's cannot be used.
+    """
+    import ssl
+
+    context = ssl.create_default_context()
+    if cert and os.path.exists(cert):
+        folder = os.path.isdir(cert)
+        context.load_verify_locations(cafile=None if folder else cert, capath=cert if folder else None)
+    return context
 
 
 def local_path(link: str) -> "str | None":

@@ -21,7 +21,7 @@ from envbuild.text import few
 def make_plan(
     target: Target, lock: Lock, facts: Mapping[str, NodeFacts], resolutions: Mapping[str, Resolution], inputs: Inputs
 ) -> Plan:
-    """Steps for every node that a variant was chosen for, which has its tools; refused ones are in the warnings."""
+    """Steps for every node that a variant was chosen for, which has its tools; errors say why others have none."""
     chosen = ChosenVariants(lock)
     nodes = tuple(
         _node_plan(facts[node], resolution, target, lock, inputs, chosen)
@@ -105,10 +105,6 @@ def plan_warnings(
     for name, value in facts.items():
         for text in unexpected(value, target):
             said.setdefault(text, []).append(name)
-    for name, resolution in resolutions.items():
-        if resolution.refused:
-            first = resolution.decisions[0] if resolution.decisions else None
-            said.setdefault(f"refused: {_worded(first) if first else 'nothing fits'}", []).append(name)
     many = len(resolutions) > 1
     return tuple(f"{text} [{few(names)}]" if many else text for group in (heavy, said) for text, names in group.items())
 

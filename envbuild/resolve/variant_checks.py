@@ -382,7 +382,8 @@ def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, st
     if free >= certain:
         return decision(rule, "warn", "there may be too little room; the need is an estimate", compared, OURS)
     what = f"there is too little room: {', '.join(compared)}"
-    return decision(rule, "refuse", what, compared, OURS, "another `--prefix`, or remove environments")
+    instead = "another `--prefix`, or remove environments (`envbuild env prune`)"
+    return decision(rule, "refuse", what, compared, OURS, instead)
 
 
 def bound_variant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.packages import Request, arguments, resolve
+from envbuild.lock.packages import Index, Request, arguments, resolve
+from envbuild.lock.readers.pylock import OfferedFile, with_sizes
+from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv, uv_version
 from tests.lock.wheels import make_wheel
 
@@ -127,24 +130,48 @@ def certificate(folder: Path) -> Path:
 def test_uv_trusts_the_certificates_that_pip_is_told_of(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    make_wheel(tmp_path / "page", "alpha", "1.0")
+    with over_tls(tmp_path / "page", monkeypatch) as (address, cert):
+        request = replace(REQUEST, find_links=(address,))
+        unknown = failure(request)
+        assert unknown.code == "index-unreachable" and "pip's `cert`" in unknown.hint
+        tell_pip(home, cert)
+        assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0")]
+
+
+def test_the_index_of_torch_and_sizes_are_asked_through_the_certificates_that_pip_is_told_of(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = make_wheel(tmp_path / "page" / "torch", "torch", "1.0")
+    with over_tls(tmp_path / "page", monkeypatch) as (address, cert):
+        file = OfferedFile(file=wheel.name, sha256="0" * 64, size=None, url=f"{address}torch/{wheel.name}")
+        assert not can_reach(Index("pytorch-cpu", address))
+        assert [each.size for each in with_sizes([file])] == [None]
+        tell_pip(home, cert)
+        assert can_reach(Index("pytorch-cpu", address))
+        assert [each.size for each in with_sizes([file])] == [wheel.stat().st_size]
+
+
+def tell_pip(home: Path, cert: Path) -> None:
+    (home / ".config" / "pip").mkdir()
+    (home / ".config" / "pip" / "pip.conf").write_text(f"[global]\ncert = {cert}\n")
+
+
+@contextmanager
+def over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Path]]:
+    """The address of a folder's server that has its own certificate, and the file of that."""
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    make_wheel(tmp_path / "page", "alpha", "1.0")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    cert = certificate(tmp_path)
+    cert = certificate(folder.parent)
     context.load_cert_chain(cert)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        request = replace(REQUEST, find_links=(f"https://127.0.0.1:{server.server_port}/",))
-        unknown = failure(request)
-        assert unknown.code == "index-unreachable" and "pip's `cert`" in unknown.hint
-        (home / ".config" / "pip").mkdir()
-        (home / ".config" / "pip" / "pip.conf").write_text(f"[global]\ncert = {cert}\n")
-        assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0")]
+        yield f"https://127.0.0.1:{server.server_port}/", cert
         server.shutdown()
 
 

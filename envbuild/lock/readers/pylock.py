@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.unpacked import of_wheel
 from envbuild.model.unpacked import Unpacked
+from envbuild.node import pip_config
 from envbuild.resolve.artifacts import Platform, rank
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
@@ -117,7 +119,8 @@ def _size_of(item: OfferedFile) -> int | None:
         return None
     try:
         request = Request(item.url, method="HEAD")  # noqa: S310 - the scheme was checked above
-        with urlopen(request, timeout=10) as answer:  # noqa: S310
+        trusted = pip_config.trusting(pip_config.read(os.environ).cert)
+        with urlopen(request, timeout=10, context=trusted) as answer:  # noqa: S310
             length = answer.headers.get("Content-Length")
     except (URLError, OSError, ValueError):
         # A size is a courtesy (the plan sums them); a lock without it is as good.

@@ -7,6 +7,7 @@ index that the catalog names. When neither that index nor a find-links folder ha
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,10 +97,12 @@ def load_records() -> TorchRecords:
 
 
 def can_reach(index: Index) -> bool:
-    """Whether an index answers for torch within 5 s (proxies and certificates of the environment are honoured)."""
+    """Whether an index answers for torch within 5 s (with the environment's proxies and pip's certificates)."""
     address = index.url if index.kind == "find-links" else f"{index.url.rstrip('/')}/torch/"
     try:
-        with urlopen(Request(address, method="HEAD"), timeout=5) as answer:  # noqa: S310 - a catalog URL
+        trusted = pip_config.trusting(pip_config.read(os.environ).cert)
+        request = Request(address, method="HEAD")  # noqa: S310 - a catalog URL
+        with urlopen(request, timeout=5, context=trusted) as answer:  # noqa: S310
             return int(answer.status) < 400
     except (URLError, OSError, ValueError):
         return False

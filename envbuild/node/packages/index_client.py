@@ -161,11 +161,7 @@ def _open(
         # Not sent on when the answer is a redirect to another host.
         request.add_unredirected_header("Authorization", authorization)
     try:
-        context = ssl.create_default_context()
-        if cert and os.path.exists(cert):
-            folder = os.path.isdir(cert)
-            context.load_verify_locations(cafile=None if folder else cert, capath=cert if folder else None)
-        https = urllib.request.HTTPSHandler(context=context)
+        https = urllib.request.HTTPSHandler(context=pip_config.trusting(cert))
         return urllib.request.build_opener(_NoDowngrade(), https).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 407):

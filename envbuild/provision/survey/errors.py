@@ -5,6 +5,9 @@ from __future__ import annotations
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.resolution import Decision, Resolution
 
+# What they say is of the place, not of the variants: it comes first.
+_OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
+
 
 def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError:
     """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit.
@@ -15,11 +18,16 @@ def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError
     # Each of them has to go: what to do about one alone would lead to the next.
     instead = "; and ".join(dict.fromkeys(decision.instead for decision in against[:4] if decision.instead))
     hints = (f"`--profile {profile}` fits" if profile else "", instead)
+    what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
+    why = "; ".join(_told(decision) for decision in against[:4])
+    if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
+        what = f"{resolution.node}: {against[0].what}"
+        why = "; ".join([*map(_told, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"])
     unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
-        f"{resolution.node}: no variant of {resolution.stack} fits this node",
-        why="; ".join(_told(decision) for decision in against[:4]),
+        what,
+        why=why,
         hint="; or ".join(filter(None, hints)) or "`envbuild plan --json` has every rule that was applied",
         exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
         details={"node": resolution.node},
