@@ -63,6 +63,13 @@ class SystemPackages(StrictModel):
     packages: DebianPackages
 
 
+class NetworkPackages(StrictModel):
+    """Packages of the distribution that communication across nodes loads and the image that runs lacks, and why."""
+
+    packages: DebianPackages
+    why: Text
+
+
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$")]
 
 
@@ -85,7 +92,7 @@ class Pods(StrictModel):
 class StackImage(StrictModel):
     """Which profile, variant and target a stack's image is of; `why` where the profile is not the stack's default.
 
-    `compiles_at_start`: why the image that runs needs the compilers too.
+    `compiles_at_start`: why the image that runs needs the compilers too. `network`: for an image of NVIDIA's toolkit.
     """
 
     profile: Name
@@ -94,6 +101,7 @@ class StackImage(StrictModel):
     why: Text | None = None
     compiles_at_start: Text | None = None
     system: SystemPackages | None = None
+    network: NetworkPackages | None = None
     pods: Pods | None = None
 
 

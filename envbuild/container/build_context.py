@@ -27,11 +27,15 @@ _DIFF_LINES = 60
 
 
 def texts(recipe: ImageRecipe) -> dict[str, str]:
-    """File name -> text of everything that is generated and committed."""
+    """File name -> text of everything that is generated and committed.
+
+    In a checkout the folder is the context of the plain form alone.
+    """
     files = {"Dockerfile": render(recipe), **recipe.files}
-    allowed = sorted([*recipe.files, *UNCOMMITTED, *_PLAIN])
+    own = UNCOMMITTED if recipe.uncommitted else ()
+    allowed = sorted([*(recipe.files if own else ()), *own, *_PLAIN])
     files[".dockerignore"] = "*\n" + "".join(f"!{name}\n" for name in allowed)
-    files[".gitignore"] = "".join(f"{name}\n" for name in (*UNCOMMITTED, "patches/"))
+    files[".gitignore"] = "".join(f"{name}\n" for name in (*own, "patches/"))
     return files
 
 

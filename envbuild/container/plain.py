@@ -27,7 +27,7 @@ from envbuild.container.instructions import (
     Stage,
     Start,
 )
-from envbuild.container.recipe import GIVEN, HOME, SLIM, USER, WHO, ImageRecipe, about_variables, about_written, written
+from envbuild.container.recipe import GIVEN, HOME, SLIM, WHO, ImageRecipe, about_patch, about_variables, owned, written
 from envbuild.export import steps
 from envbuild.export.source_patches import PATCHES, patched
 from envbuild.model.lock import LockedPackage, LockedSource
@@ -63,12 +63,13 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     maker = _Maker(recipe)
     stages = {stage.name: stage for stage in maker.stages()}
     sources = bool(recipe.variant.sources)
+    compiles = "compiles the sources" if sources else "finishes the environment"
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
         *_how(recipe),
         f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}`packages` "
-        f"downloads and installs the packages, `build` {'compiles the sources and ' * sources}imports everything once "
-        f"as a test, `runtime` is the image{lacks}.",
+        f"downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in which everything "
+        "is imported once as a test.",
         "Dockerfile, the other form, installs the same by a program of envbuild, which also checks and stamps it.",
     )
     return replace(
@@ -181,12 +182,12 @@ class _Maker:
                 f"test \"$(git rev-parse 'HEAD^{{tree}}')\" = {tree.tree}",
             ]
             if after and not tree.path:
-                yield from _patches(source)
+                yield from _patches(source, self.recipe.same_cuda)
                 yield Copy((path,), f"/{PATCHES}/")
                 commands += [f"git apply --index /{path}", f'test "$(git write-tree)" = {after}']
             yield Run(" && ".join([*commands, "rm -rf .git"]), mounts)
         if source.patches and not after:
-            yield from _patches(source)
+            yield from _patches(source, self.recipe.same_cuda)
             yield Comment("Which tree it has to give is not recorded, so that is not compared.")
             if source.submodules:
                 yield Folder(top)
@@ -267,14 +268,9 @@ class _Maker:
                 yield Env({"PATH": f"bin:{seen['CUDA_HOME']}/bin"}, prepend=True, within="VIRTUAL_ENV")
         for source in variant.sources:
             yield from self._built(source)
-        last = [f'python -c "import {", ".join(variant.imports)}"'] if variant.imports else []
-        last += [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
+        last = [f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD"]
         last += [f"rm -f {self._site}/*.dist-info/uv_cache.json"]
-        yield Comment(
-            "The test: everything is imported; no kernel runs, no GPU is needed. It is made in this stage, not once "
-            "more in the image that runs. Then uv_cache.json is removed: it has the time of installing, so two "
-            "builds differ."
-        )
+        yield Comment("uv_cache.json has the time of installing, so two builds differ.")
         yield Run(" && ".join(last), ignore=("DL3059",) if variant.sources else ())
 
     def _built(self, source: LockedSource) -> Iterator[Instruction]:
@@ -346,7 +342,7 @@ class _Maker:
             match each:
                 case Env(_, prepend=True):
                     yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
-                    yield from self._written()
+                    yield from owned(self._written(), _HERE)
                 case Env(values):
                     yield Comment(self._about(values))
                     mine = {name: value for name, value in values.items() if name != "ENVBUILD_STACK"}
@@ -359,6 +355,7 @@ class _Maker:
                     yield each
                 case Start():
                     yield replace(each, folder=HOME, entry=())
+                    yield from self._test()
                 case _:
                     pass
 
@@ -366,19 +363,33 @@ class _Maker:
         gpus = " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver."
         return about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
 
-    def _written(self) -> Iterator[Instruction]:
-        folders = " ".join(f"{_HERE}/{shlex.quote(path)}" for path in written(self.recipe.variant))
-        if folders:
-            yield Comment(about_written(self.recipe.variant))
-            yield Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}")
+    def _written(self) -> list[tuple[str, str]]:
+        """What runs write: also, into the folder of its source, a module that another program than torch compiles."""
+        found = written(self.recipe.variant)
+        for source in self.recipe.variant.sources:
+            modules = (source.build.modules if source.build else None) or ()
+            folders = [(each.name, each.sources[0].rpartition("/")[0]) for each in modules if each.torch is False]
+            found += [(source.name, f"{folder}/{name}*.so") for name, folder in folders]
+        return found
+
+    def _test(self) -> Iterator[Instruction]:
+        if self.recipe.variant.imports:
+            yield Comment(
+                "The test, in the image and as the user that runs: everything is imported; no kernel runs, no GPU is "
+                "needed. It leaves nothing behind."
+            )
+            # No mount of a tmpfs: buildah 1.28 removes every file of the stage when that ends.
+            names = ", ".join(self.recipe.variant.imports)
+            home = "HOME=/tmp/test TMPDIR=/tmp/test PYTHONDONTWRITEBYTECODE=1"
+            yield Run(f'mkdir /tmp/test && {home} python -c "import {names}" && rm -rf /tmp/test')
 
 
-def _patches(source: LockedSource) -> Iterator[Instruction]:
+def _patches(source: LockedSource, same_cuda: str | None) -> Iterator[Instruction]:
     """What the patches of a source are for."""
     for name in source.patches:
         patch = load_patch(name)
         files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
-        yield Comment(f"Patch {name}, in {files}: {patch.summary}. {patch.why}")
+        yield Comment(f"Patch {name}, in {files}: {about_patch(name, same_cuda, why=True)}")
 
 
 def texts(recipe: ImageRecipe) -> dict[str, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,8 @@ class ImageRecipe:
     """Everything that an image is made from. `files` are the committed texts of the context, `uncommitted` the others.
 
     `options` are those of `image dockerfile` that give this form, `warnings` are for the user. `trees`: source -> its
-    tree after the patches, where it is known; `records`: the folder where that is recorded.
+    tree after the patches, where it is known; `records`: the folder where that is recorded. `same_cuda`: the release
+    of CUDA which both nvcc and torch are of, where both are known.
     """
 
     stack: str
@@ -84,6 +85,7 @@ class ImageRecipe:
     uncommitted: Mapping[str, str] = field(default_factory=dict)
     trees: Mapping[str, str] = field(default_factory=dict)
     records: Path | None = None
+    same_cuda: str | None = None
 
     @property
     def tag(self) -> str:
@@ -151,26 +153,46 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
         warnings=tuple(dict.fromkeys(warnings)),
         # Addresses appear only in what is made on request.
         uncommitted={INDEXES: pretty(requests.indexes)},
+        same_cuda=place.same_cuda,
     )
 
 
-def written(variant: Variant) -> list[str]:
-    """The folders of sources, in the environment, into which runs write; the stamp leaves out what they write there."""
-    found = set()
-    for source in variant.sources:
-        for path in source.generated if source.install != "wheel" else ():
-            above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
-            found.add("/".join(["src", source.name, *above]))
-    return sorted(found)
+def written(variant: Variant) -> list[tuple[str, str]]:
+    """Source and path in it, with wildcards, of what runs write; the stamp leaves it out."""
+    return [(each.name, path) for each in variant.sources if each.install != "wheel" for path in each.generated]
 
 
-def about_written(variant: Variant) -> str:
-    """Why folders of sources belong to the user."""
-    names = [f"{each.name}/{path}" for each in variant.sources if each.install != "wheel" for path in each.generated]
+def owned(paths: Sequence[tuple[str, str]], environment: str) -> tuple[Instruction, ...]:
+    """What makes `paths`, as `written` gives them, the user's; `environment` is its folder as a shell takes it.
+
+    Their folders too, for new files; and what is there already, as some programs rewrite a file in place.
+    """
+    if not paths:
+        return ()
+    folders = set()
+    for name, path in paths:
+        above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
+        folders.add("/".join(["src", name, *above]))
+    every = " ".join(f"{environment}/{shlex.quote(path)}" for path in sorted(folders))
+    sources = " ".join(f"{environment}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
+    there = " -o ".join(f"-path {environment}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
     return (
-        f"What runs here may write {', '.join(names)}, so the user owns the folders of these and may replace any file "
-        "in them; elsewhere it may write to its home and /tmp."
+        Comment(
+            f"What runs here may write {', '.join(f'{name}/{path}' for name, path in paths)}, so the user owns these "
+            "and their folders, in which it may replace any file; elsewhere it may write to its home and /tmp."
+        ),
+        Run(
+            f"mkdir -p {every} && chown {USER}:{USER} {every}"
+            f" && find {sources} \\( {there} \\) -exec chown -h {USER}:{USER} {{}} +"
+        ),
     )
+
+
+def about_patch(name: str, same_cuda: str | None, *, why: bool = False) -> str:
+    """What a patch is for, and where the data say so that it changes nothing in this image."""
+    patch = load_patch(name)
+    idle = f" nvcc and torch are both of CUDA {same_cuda} here, so it changes nothing in this image."
+    return f"{patch.summary}.{f' {patch.why}' * why}{idle if same_cuda and patch.idle == 'same-cuda' else ''}"
 
 
 def _machines(target: Target) -> str:
@@ -227,11 +249,11 @@ class _Maker:
             fetched.append(self._stage("sources", self.place.fetch, self._sources()))
         place, system = self.place, list[Stage]()
         compilers = "compilers" if place.system is not None or place.lacks else None
-        libraries = "libraries" if place.system is not None else None
+        libraries = "libraries" if place.system is not None or place.network is not None else None
         if compilers is not None:
             system.append(self._stage(compilers, place.build, _for_building(place)))
-        if place.system is not None:
-            system.append(self._stage("libraries", place.runtime, _system(place.system, "Needed at run time. ")))
+        if libraries is not None:
+            system.append(self._stage(libraries, place.runtime, _for_running(place)))
         return (
             Stage("wheelhouse", "scratch", None, ()),
             *fetched,
@@ -329,7 +351,7 @@ class _Maker:
         if not self.requests.variant.sources:
             return ""
         names = dict.fromkeys(name for each in self.requests.variant.sources for name in each.patches)
-        patches = "".join(f" Patch {name}: {load_patch(name).summary}." for name in names)
+        patches = "".join(f" Patch {name}: {about_patch(name, self.place.same_cuda)}" for name in names)
         return (
             "Patches, builds and installs the sources of variant.json; wheels that earlier builds left are taken where "
             f"source, patches, flags, packages and compilers are the same.{patches} "
@@ -364,7 +386,7 @@ class _Maker:
         current = f"{self.prefix}/current/{self.lock.stack}"
         return (
             Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
-            *self._owned(),
+            *owned(written(self.requests.variant), shlex.quote(self.requests.environment)),
             Comment(f"{about_variables(self.machines)}{self._by_file()}"),
             Env(self._environment(current)),
             Env({"PATH": f"{current}/bin"}, prepend=True),
@@ -395,16 +417,6 @@ class _Maker:
         if self.place.cuda is not None or self.requests.variant.flavour not in (None, "cpu"):
             mine |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
         return {**mine, **plain}
-
-    def _owned(self) -> tuple[Instruction, ...]:
-        within = f"{self.requests.environment}/"
-        folders = " ".join(shlex.quote(within + path) for path in written(self.requests.variant))
-        if not folders:
-            return ()
-        return (
-            Comment(about_written(self.requests.variant)),
-            Run(f"mkdir -p {folders} && chown {USER}:{USER} {folders}"),
-        )
 
     def _labels(self, variant: Variant) -> Labels:
         runtime = self._stage("runtime", self.place.runtime, ())
@@ -455,11 +467,27 @@ def _for_building(place: Place) -> tuple[Instruction, ...]:
     if place.system is not None:
         names = (*place.system.packages, *place.lacks)
         return _system(place.system.model_copy(update={"packages": names}), f"Needed to compile against. {lacks}")
+    return _of_today(tuple(place.lacks), f"{lacks}It is that of the archive today.")
+
+
+def _for_running(place: Place) -> tuple[Instruction, ...]:
+    network, system = place.network, place.system
+    if network is None:
+        return _system(system, "Needed at run time. ") if system is not None else ()
+    why = f"{' and '.join(network.packages)} are not in this image, and {network.why}. "
+    if system is not None:
+        names = (*system.packages, *network.packages)
+        return _system(system.model_copy(update={"packages": names}), f"Needed at run time. {why}")
+    devices = "A container needs the host's devices, too: `--device /dev/infiniband --ulimit memlock=-1`."
+    return _of_today(network.packages, f"{why}They are those of the archive today. {devices}")
+
+
+def _of_today(packages: Sequence[str], why: str) -> tuple[Instruction, ...]:
     line = (
         "rm -f /etc/apt/sources.list.d/cuda*.list && apt-get update"
-        f" && apt-get install -y --no-install-recommends {' '.join(place.lacks)} && rm -rf /var/lib/apt/lists/*"
+        f" && apt-get install -y --no-install-recommends {' '.join(packages)} && rm -rf /var/lib/apt/lists/*"
     )
-    return (Comment(f"{lacks}It is that of the archive today. {_KEY}"), Run(line, ignore=("DL3008",)))
+    return (Comment(f"{why} {_KEY}"), Run(line, ignore=("DL3008",)))
 
 
 def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:

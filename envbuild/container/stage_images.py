@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from envbuild.container.base_images import Containers, StackImage, SystemPackages
+from envbuild.container.base_images import Containers, NetworkPackages, StackImage, SystemPackages
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.resolve.variant_checks import needs_nvcc
@@ -17,7 +17,8 @@ class Place:
     """Images by stage. `python`: the interpreter in the image, None: a standalone build goes in.
 
     `glibc` is empty where nobody said it; `cuda` is the release of the toolkit in the build image. `lacks`:
-    packages that the build image does not have, for building alone, and why.
+    packages that the build image does not have, for building alone, and why; `network`: what the runtime image does
+    not have. `same_cuda`: the release which both the toolkit and torch are of, where both are known.
     """
 
     fetch: str
@@ -28,6 +29,8 @@ class Place:
     cuda: str | None = None
     system: SystemPackages | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)
+    network: NetworkPackages | None = None
+    same_cuda: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -62,12 +65,13 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
             hint="choose a profile or `--variant` that stands on nothing or on an image",
         )
     given, notes = given or Given(), tuple[str, ...]()
-    runtime, system = found.runtime, None
+    runtime, system, network = found.runtime, None, None
     if stack is not None and stack.compiles_at_start and variant.base.kind == "none":
         runtime = found.build
         notes += (f"The image that runs keeps the compilers: {stack.compiles_at_start}.",)
     if stack is not None:
         system = stack.system
+        network = stack.network if found.lacks and not (given.base or given.runtime) else None
     if stack is not None and stack.why:
         notes += (f"Profile {stack.profile}: {stack.why}.",)
     base = given.base or found.build
@@ -80,6 +84,8 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
         cuda=found.cuda,
         system=None if given.base else system,
         lacks={} if given.base else found.lacks,
+        network=network,
+        same_cuda=None if given.base or found.cuda != dotted(flavour_cuda(variant.flavour)) else found.cuda,
         notes=notes,
     )
 

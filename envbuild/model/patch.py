@@ -63,7 +63,10 @@ class Tried(StrictModel):
 
 
 class Patch(StrictModel):
-    """One patch of the catalog. `aliases`: other names that stacks use. `variables`: what the edited source reads."""
+    """One patch of the catalog. `aliases`: other names that stacks use. `variables`: what the edited source reads.
+
+    `idle`: where it changes nothing (`same-cuda`: nvcc and torch are of one release of CUDA).
+    """
 
     name: Name
     summary: Text
@@ -73,6 +76,7 @@ class Patch(StrictModel):
     precondition: Text
     postcondition: Text
     variables: dict[EnvName, Text] = {}
+    idle: Literal["same-cuda"] | None = None
     replaces: tuple[Recipe, ...] = ()
     tried: tuple[Tried, ...] = ()
 

@@ -27,7 +27,7 @@ from envbuild.container.base_images import load_containers
 from envbuild.container.checkout import from_checkout, shared
 from envbuild.container.dockerfile import WHEELHOUSE, quoted, render, render_part
 from envbuild.container.instructions import Added, Arg, Comment, Copy, Env, Folder, Labels, Run, Stage, Start
-from envbuild.container.recipe import ImageRecipe
+from envbuild.container.recipe import USER, ImageRecipe, owned
 from envbuild.container.select import Choice, recipe_for, shipped
 from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
@@ -369,6 +369,85 @@ def test_images_of_nvidias_toolkit_get_git_for_building_alone(recipes: dict[str,
     }
     own = recipe_for(Choice("opt-175b", given=Given(base="localhost/mine", glibc="2.31")))
     assert "compilers" not in {stage.name for stage in own.stages}
+
+
+def test_an_image_for_several_nodes_gets_what_nccl_loads_for_infiniband_in_both_forms(
+    recipes: dict[str, ImageRecipe],
+) -> None:
+    wanted = {name: known.network for name, known in load_containers().stacks.items() if known.network}
+    assert wanted["opt-175b"].packages == ("libibverbs1", "ibverbs-providers")
+    for name, network in wanted.items():
+        for recipe in (recipes[name], plain.make_plain(recipes[name])):
+            stages = {stage.name: stage for stage in recipe.stages}
+            below, name_of = set(), "runtime"
+            while name_of := stages[name_of].above or "":
+                below.add(name_of)
+            assert "libraries" in below and "packages" not in below
+            (line,) = [each.line for each in stages["libraries"].instructions if isinstance(each, Run)]
+            assert f" {' '.join(network.packages)} " in line and "--device /dev/infiniband" in render(recipe)
+    own = recipe_for(Choice("opt-175b", given=Given(runtime="localhost/mine")))
+    assert "libraries" not in {stage.name for stage in own.stages}, "nobody knows what that image has"
+
+
+def test_an_edit_that_changes_nothing_here_is_said_where_the_data_say_so(recipes: dict[str, ImageRecipe]) -> None:
+    idle = re.compile(r"nvcc and torch are both of CUDA ([0-9.]+) here, so it changes nothing in this image\.")
+    assert load_patch("apex-cuda-check").idle == "same-cuda"
+    said = {
+        (name, form.removeprefix("Dockerfile")): idle.findall(" ".join(text.replace("\n# ", " ").split()))
+        for name, recipe in recipes.items()
+        for form, text in committed(recipe).items()
+        if form.startswith("Dockerfile")
+    }
+    toolkits = {"opt-175b": ["11.3"], "megatron-alpa": ["13.0"], "megatron-deepspeed-alcf": ["11.8"]}
+    assert said == {(name, form): toolkits.get(name, []) for name in recipes for form in ("", ".plain")}
+    own = recipe_for(Choice("opt-175b", given=Given(base="localhost/mine", glibc="2.31")))
+    assert not idle.search(render(own)), "nobody knows which nvcc that image has"
+
+
+def test_what_a_run_writes_into_a_source_is_the_users_and_so_is_what_the_plain_form_compiles_there(
+    recipes: dict[str, ImageRecipe], tmp_path: Path
+) -> None:
+    paths = [("a b", "data/*.so"), ("a b", "out/deep/*"), ("a b", "log")]
+    (_, run) = owned(paths, shlex.quote(str(tmp_path / "an env")))
+    assert isinstance(run, Run)
+    for name in ("data/old.so", "data/old.txt", "out/deep/er/x", "log", "logs"):
+        path = tmp_path / "an env" / "src" / "a b" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "chown").write_text(f'#!/bin/sh\nshift; printf "%s\\n" "$@" >> {tmp_path}/told\n')
+    (tmp_path / "chown").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["/bin/sh", "-c", run.line], env=env, check=True)
+    top = f"{tmp_path}/an env/src/a b"
+    told = {line.removeprefix(top) for line in (tmp_path / "told").read_text().splitlines()}
+    assert told - {"10001:10001"} == {
+        "",
+        "/data",
+        "/out/deep",
+        "/data/old.so",
+        "/out/deep/er",
+        "/out/deep/er/x",
+        "/log",
+    }
+
+    for name, recipe in recipes.items():
+        helpers = [
+            f"src/{source.name}/{module.sources[0].rpartition('/')[0]}"
+            for source in recipe.variant.sources
+            for module in (source.build.modules if source.build else None) or ()
+            if module.name == "helpers"
+        ]
+        assert bool(helpers) == name.startswith("megatron")
+        lines = [line for line in render(plain.make_plain(recipe)).splitlines() if f"chown {USER}:{USER} " in line]
+        assert all(any(f'"$VIRTUAL_ENV"/{folder} ' in line + " " for line in lines) for folder in helpers)
+
+
+def test_the_plain_form_is_tested_in_the_image_that_runs_as_its_user(recipes: dict[str, ImageRecipe]) -> None:
+    for recipe in recipes.values():
+        stages = {stage.name: stage.instructions for stage in plain.make_plain(recipe).stages}
+        *_, start, _, test = stages["runtime"]
+        assert isinstance(start, Start) and isinstance(test, Run)
+        assert f'python -c "import {", ".join(recipe.variant.imports)}"' in test.line
 
 
 def test_the_entry_point_keeps_what_a_container_was_started_with(

@@ -42,7 +42,8 @@ def site(world: World, storage: Storage) -> World:
 def _stack(world: World, files: dict[str, str]) -> None:
     pin = world.repository("quick", files)
     source = {**pin, "ref": "main", "patches": [PATCH], "build": {"kind": "wheel", "extensions": ["quick._fast"]}}
-    tree = world.repository("tree", {"tree.py": "", "data/made.txt": "made", "README": str(time.monotonic_ns())})
+    files = {"tree.py": "", "data/made.txt": "made", "data/old.so": "old", "README": str(time.monotonic_ns())}
+    tree = world.repository("tree", files)
     path = {**tree, "ref": "main", "install": "path", "generated": ["data/*.so", "out/*/x"]}
     stack = world.stack(
         python=[PYTHON], sources=[source, path], imports=["quick._fast"], environment={"TINY": 'a "b" $HOME \\'}
@@ -104,6 +105,7 @@ def test_a_source_a_patch_and_an_extension_give_one_image_twice_and_it_verifies(
     assert inside.split()[-1] in environment
     assert "KIND = float" in _run(storage, "cat", f"{inside.split()[-1]}/lib/python{PYTHON}/site-packages/quick/old.py")
     _run(storage, "touch", f"{inside.split()[-1]}/src/tree/data/own.so", f"{inside.split()[-1]}/src/tree/out/own")
+    _run(storage, "sh", "-c", f"echo new > {inside.split()[-1]}/src/tree/data/old.so")  # in place
     stamp = json.loads(_run(storage, "cat", f"{inside.split()[-1]}/.envbuild/stamp.json"))
     assert stamp["evidence"]["network"] == "off"
     assert [patch["name"] for patch in stamp["sources"][0]["patches"]] == [PATCH]
