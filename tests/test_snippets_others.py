@@ -1,8 +1,8 @@
 """Commands of the pages that are no envbuild run as written in the tests of `ELSEWHERE`, which take them from here.
 
-Those of docker are only looked at, whether what they name is there: they need its daemon, and bases from a registry.
-The instructions of these Dockerfiles run where images are built (`container/test_images.py`), and buildah, bake and
-compose read the files in `container/test_dockerfile.py`.
+Those of docker are only looked at here, whether what they name is there. They run as written, with a small stack, in
+`container/test_docker.py`, where a daemon can be started; buildah, bake and compose read the files in
+`container/test_dockerfile.py` everywhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def says(*argv: str) -> str:
 
 
 def docker(command: str) -> None:
-    """The files that a build takes from its context are there; what builds them: container/test_images.py."""
+    """The files that a build takes from its context are there; what builds them: container/test_docker.py."""
     words = shlex.split(command)
     file, context = TOP / words[words.index("-f") + 1], TOP / words[-1]
     copied = [line.split()[1:-1] for line in file.read_text().splitlines() if line.startswith("COPY ")]
