@@ -21,7 +21,7 @@ from envbuild.node import paths
 from envbuild.redact import redact_data
 from envbuild.report import equality, page, view
 from envbuild.report.sections import every
-from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, visible_data
+from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, unbroken, visible_data
 from envbuild.text import plural
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _templates() -> jinja2.Environment:
     ):
         templates.filters[function.__name__] = function
     templates.filters["names"] = equality.names
-    templates.filters.update(hosts=fold_hosts, breakable=breakable)
+    templates.filters.update(hosts=fold_hosts, breakable=breakable, unbroken=unbroken)
     templates.filters.update(md=markdown_text, code=markdown_code, block=markdown_block, details=view.details)
     templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
     return templates

@@ -69,6 +69,11 @@ def breakable(name: object) -> Markup:
     return Markup(_JOINTS.sub(r"\1<wbr>", str(escape(name))))  # noqa: S704
 
 
+def unbroken(figure: str) -> str:
+    """A figure that a narrow column breaks neither at `=` nor before `%`."""
+    return figure.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
+
+
 def markdown_text(value: object) -> str:
     """`value` as inline Markdown prose that contains no markup, HTML, mention or link of its own."""
     text = _MARKDOWN.sub(r"\\\1", visible(str(value)))

@@ -35,6 +35,11 @@ def test_a_figure_slips_where_it_leaves_its_spread_downwards(factor: float, kind
     assert exit_code(changes) == code
 
 
+def test_a_figure_is_not_broken_on_the_page_where_its_column_is_narrow() -> None:
+    page = told.page(evidence(), evidence(faster(0.75)))
+    assert "n\u00a0=\u00a0" in page and "(-25.0\u00a0%)" in page
+
+
 @pytest.mark.parametrize(("factor", "kind", "code"), [(0.75, "changed", 0), (1.0, None, 0), (1.3, "slipped", 6)])
 def test_a_time_slips_where_it_leaves_its_spread_upwards(factor: float, kind: str | None, code: int) -> None:
     before, after = (evidence(faster(each, unit="ms", lower_is_better=True)) for each in (1.0, factor))

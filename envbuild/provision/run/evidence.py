@@ -17,6 +17,8 @@ from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
 _NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
+# The options that say what and where, as every verb takes them.
+_PLACE = frozenset({"-t", "--target", "-s", "--stack", "--profile", "--prefix", "--engine"})
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -104,7 +106,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         f"{node.node}: {first.name}: {first.says}{more}",
         hint=repeat
         if measured
-        else "`envbuild provision --repair` builds it again; `envbuild verify` names every file",
+        else f"`{_as('provision --repair', command)}` builds it again; `{_as('verify', command)}` names every file",
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
@@ -114,6 +116,14 @@ def _missing_library(said: str) -> str:
     """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
     found = _NO_LIBRARY.search(said)
     return "" if found is None else f"{install_words(found[1])}; "
+
+
+def _as(verb: str, command: Sequence[str]) -> str:
+    """Another verb for the stack, the target and the prefix of a command."""
+    pairs = [(word, after) for word, after in zip(command, (*command[1:], ""), strict=True)]
+    named = [[word, after] for word, after in pairs if word in _PLACE]
+    joined = [[word] for word, _ in pairs if word.partition("=")[0] in _PLACE and "=" in word]
+    return f"envbuild {verb} {shlex.join([each for part in (*named, *joined) for each in part])}".rstrip()
 
 
 def _only(command: Sequence[str], name: str) -> list[str]:

@@ -87,6 +87,17 @@ def test_a_library_that_a_small_machine_lacks_is_named_as_what_to_install_first(
     assert error["hint"] == f"{first}again: envbuild provision"
 
 
+def test_a_drifted_environment_is_repaired_where_it_was_verified() -> None:
+    command = ("envbuild", "verify", "--prefix", "/my disk/p", "--stack=./my.yaml", "--quick", "-t", "lab")
+    error = coded(failed("files", drift_count=2), command, verb="verify", several=False).error
+    assert error is not None
+    place = "--prefix '/my disk/p' -t lab --stack=./my.yaml"
+    assert (
+        error["hint"]
+        == f"`envbuild provision --repair {place}` builds it again; `envbuild verify {place}` names every file"
+    )
+
+
 def test_an_error_that_is_there_stays() -> None:
     node = failed("smoke/sound", error={"code": "lease-lost", "what": "w", "exit": 75})
     assert coded(node, ("envbuild",), verb="smoke", several=False) is node
