@@ -108,8 +108,11 @@ def fold(view: View, event: Mapping[str, Any]) -> bool:
         return False
     told = {key: event[key] for key in ("phase", "what", "done", "total", "unit") if key in event}
     other = (told.get("phase"), told.get("unit")) != (row.now.get("phase"), row.now.get("unit"))
-    if other:
-        row.phase = (at, float(told.get("done") or 0.0))
+    done, (since, before) = float(told.get("done") or 0.0), row.phase
+    # A first file that takes no time (a module's list of functions) says nothing of the others.
+    quick = told.get("unit") == "files" and done > before == 0.0 and at - since < _PACE_SECONDS
+    if other or quick:
+        row.phase = (at, done)
     if other or told.get("done") != row.now.get("done"):
         row.counted = at
     row.now = told

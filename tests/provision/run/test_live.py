@@ -42,6 +42,14 @@ def test_a_compile_is_told_with_its_count_its_file_and_the_time_by_its_pace() ->
     assert live.rows(view, 960.0) == [f"gpu1: building the environment – {work} ({time})"]
 
 
+def test_a_first_file_that_was_quick_says_nothing_of_the_pace_of_the_others() -> None:
+    told = [compiled(900.0, 0), compiled(901.0, 1), compiled(921.0, 2), compiled(941.0, 3)]
+    for until in (3, 4):
+        row = shown(planned(install=30.0), step(900.0), *told[:until]).rows["gpu1"]
+        done = until - 1
+        assert live.left(row, row.counted) == pytest.approx(20.0 * (60 - done))
+
+
 def test_between_two_files_the_time_left_only_falls() -> None:
     view = shown(step(900.0), compiled(900.0, 0), compiled(950.0, 10))
     found = [live.left(view.rows["gpu1"], 950.0 + seconds) for seconds in range(0, 300, 10)]
