@@ -2,71 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from error_rows import rows as errors
 from make_schemas import schema_text
 
 from envbuild.catalog import loader
 from envbuild.catalog.patches import load_patch, load_patches
 from envbuild.config import KEYS
-from envbuild.errors import ExitCode
-from envbuild.node.protocol import EXITS, Exit
 from envbuild.resolve.decision import Check
 from envbuild.resolve.rules.order import RULES
 
 HERE = Path(__file__).parent
-PACKAGE = HERE.parent / "envbuild"
 ERRORS = """# Error codes
 
 Every error says what happened, why, and what to do next; `--json` has it as `code`, `what`, `why`, `hint`.
 This list is made from the sources (`make generated` compares it); "…" stands for a name, a number or a text of
-its own. A code with several lines is used for each of them.
+its own. A code with several lines is used for each of them. A rule that refuses a node is an error by the name of the
+rule (exit 7): [rules](rules.md), and in `envbuild/resolve/`.
 
 """
-
-
-def words(node: ast.AST | None) -> str:
-    """The constant text of an expression, with "…" for everything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(words(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-        text = words(node.left)
-        for sign in ("%s", "%d", "%r", "%.12s", "%.1f", "%g"):
-            text = text.replace(sign, "…")
-        return text.replace("%%", "%")
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return words(node.left) + words(node.right)
-    if isinstance(node, ast.IfExp):
-        return words(node.body) or words(node.orelse)
-    return "…" if node is not None else ""
-
-
-def _is_name(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    return isinstance(node, ast.Attribute) and node.attr in ExitCode.__members__
-
-
-def errors(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """(code, exit, what, hint) of every error that a module makes with its code in place."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        name = getattr(node, "func", None)
-        called = getattr(name, "id", getattr(name, "attr", ""))
-        if not isinstance(node, ast.Call) or called not in ("EnvbuildError", "NodeError") or len(node.args) < 2:
-            continue
-        code = node.args[0]
-        if not isinstance(code, ast.Constant) or not isinstance(code.value, str):
-            continue
-        given = {each.arg: each.value for each in node.keywords}
-        exit_code = given.get("exit_code")
-        of_code = str(EXITS.get(code.value, Exit.USAGE))
-        number = of_code if exit_code is None else f"{ExitCode[exit_code.attr]:d}" if _is_name(exit_code) else "…"
-        yield code.value, number, words(node.args[1]), words(given.get("hint"))
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -85,8 +44,7 @@ def quoted(text: str) -> str:
 
 def errors_page() -> str:
     """One row a code and text, sorted by code."""
-    found = {each for path in sorted(PACKAGE.rglob("*.py")) for each in errors(path)}
-    rows = ((f"`{code}`", number, quoted(what), quoted(hint)) for code, number, what, hint in sorted(found))
+    rows = ((f"`{code}`", number, quoted(what), quoted(hint)) for code, number, what, hint in sorted(errors()))
     return ERRORS + table(("code", "exit", "what it says", "next step"), rows)
 
 

@@ -6,53 +6,50 @@ import json
 import re
 from collections.abc import Sequence
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 
 _NO_IDS = "the image has files of users for whom this user has no subordinate ids"
 _NOT_HERE = "no image of this machine has that name, and `localhost` is no registry"
 _NO_REGISTRY = "what answers there is no registry"
 # What builders say, as patterns, and what it means.
 OF_REGISTRIES = (
-    ("StatusCode: 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
-    ("StatusCode: 404", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
-    ("StatusCode: 5", "registry-unreachable", "the registry does not answer", ExitCode.TRY_AGAIN),
-    ("StatusCode: 429", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
-    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
-    ("name unknown", "image-base-unknown", "the registry has no such image", ExitCode.REFUSED),
-    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest", ExitCode.REFUSED),
-    ("match provided manifest digest", "image-base-unknown", "the registry has something else", ExitCode.REFUSED),
-    ("authentication required", "registry-refused", "the registry wants a login", ExitCode.BUILD_FAILED),
-    ("access to the resource is denied", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
-    ("toomanyrequests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
-    ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
+    ("StatusCode: 403", "registry-refused", "the registry gives nothing"),
+    ("StatusCode: 404", "image-base-unknown", "the registry has no such image"),
+    ("StatusCode: 5", "registry-unreachable", "the registry does not answer"),
+    ("StatusCode: 429", "registry-busy", "the registry was asked too often"),
+    ("manifest unknown", "image-base-unknown", "the registry has no such image or digest"),
+    ("name unknown", "image-base-unknown", "the registry has no such image"),
+    ("not found: manifest", "image-base-unknown", "the registry has no such image or digest"),
+    ("match provided manifest digest", "image-base-unknown", "the registry has something else"),
+    ("authentication required", "registry-refused", "the registry wants a login"),
+    ("access to the resource is denied", "registry-refused", "the registry gives nothing"),
+    ("toomanyrequests", "registry-busy", "the registry was asked too often"),
+    ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry"),
     # docker's words, of its builds and of its `pull`.
-    ("401 Unauthorized|no basic auth credentials", "registry-refused", "the registry wants a login",
-     ExitCode.BUILD_FAILED),
-    ("403 Forbidden|HTTP 403 response|pull access denied", "registry-refused", "the registry gives nothing",
-     ExitCode.BUILD_FAILED),
-    ("429 Too Many Requests", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
-    ("unknown type text/html", "registry-not-a-registry", "a web page answers, no registry", ExitCode.BUILD_FAILED),
-    ("resolve source metadata .*: not found", "image-base-unknown", "the registry has no such image or digest",
-     ExitCode.REFUSED),
-    ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS, ExitCode.REFUSED),
+    ("401 Unauthorized|no basic auth credentials", "registry-refused", "the registry wants a login"),
+    ("403 Forbidden|HTTP 403 response|pull access denied", "registry-refused", "the registry gives nothing"),
+    ("429 Too Many Requests", "registry-busy", "the registry was asked too often"),
+    ("unknown type text/html", "registry-not-a-registry", "a web page answers, no registry"),
+    ("resolve source metadata .*: not found", "image-base-unknown", "the registry has no such image or digest"),
+    ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS),
     # What a registry says before it is asked for an image at all.
-    ("https?://localhost/v2/", "image-base-unknown", _NOT_HERE, ExitCode.REFUSED),
-    ("invalid status code from registry 403", "registry-refused", "the registry gives nothing", ExitCode.BUILD_FAILED),
-    ("invalid status code from registry 404", "registry-not-a-registry", _NO_REGISTRY, ExitCode.BUILD_FAILED),
-    ("too many requests to registry", "registry-busy", "the registry was asked too often", ExitCode.TRY_AGAIN),
+    ("https?://localhost/v2/", "image-base-unknown", _NOT_HERE),
+    ("invalid status code from registry 403", "registry-refused", "the registry gives nothing"),
+    ("invalid status code from registry 404", "registry-not-a-registry", _NO_REGISTRY),
+    ("too many requests to registry", "registry-busy", "the registry was asked too often"),
     ("pinging container registry|HEAD request to .*: 5\\d\\d |unexpected HTTP status: 5|failed to do request: "
-     '|Get "https?://[^" ]+/v2/": ', "registry-unreachable", "the registry does not answer", ExitCode.TRY_AGAIN),
+     '|Get "https?://[^" ]+/v2/": ', "registry-unreachable", "the registry does not answer"),
 )  # fmt: skip
-_CAUSES = (
+CAUSES = (
     *OF_REGISTRIES,
-    ("image not known", "image-base-unknown", "the image is not on this machine", ExitCode.REFUSED),
-    ("executable file not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
-    ("python3: not found", "image-without-python", "the image has no Python to run it with", ExitCode.REFUSED),
-    ("exit status 127", "image-without-python", "the image has not what the node program runs with", ExitCode.REFUSED),
-    ("error setting ownership of", "image-without-ids", _NO_IDS, ExitCode.REFUSED),
-    ("No space left on device", "disk-full", "the builder's storage is full", ExitCode.TRY_AGAIN),
+    ("image not known", "image-base-unknown", "the image is not on this machine"),
+    ("executable file not found", "image-without-python", "the image has no Python to run it with"),
+    ("python3: not found", "image-without-python", "the image has no Python to run it with"),
+    ("exit status 127", "image-without-python", "the image has not what the node program runs with"),
+    ("error setting ownership of", "image-without-ids", _NO_IDS),
+    ("No space left on device", "disk-full", "the builder's storage is full"),
 )
-_HINTS = {
+HINTS = {
     "image-base-unknown": "name another with `--base`, `--runtime` or `--fetch-image`",
     "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
     "image-without-ids": "ask for ranges of the user in /etc/subuid and /etc/subgid (package uidmap), then call "
@@ -65,15 +62,15 @@ _HINTS = {
 }
 
 
-def known(output: str, causes: Sequence[tuple[str, str, str, ExitCode]], what: str = "") -> EnvbuildError | None:
+def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -> EnvbuildError | None:
     """The error that a builder's words mean; None where they are not known."""
-    for text, code, means, exit_code in causes:
+    for text, code, means in causes:
         if re.search(text, output):
             from envbuild.redact import redact_text
 
             why = redact_text("\n".join(output.strip().splitlines()[-15:]))
             told = f"{what}: {means}" if what else means
-            return EnvbuildError(code, told, why=why, hint=_HINTS.get(code, ""), exit_code=exit_code)
+            return EnvbuildError(code, told, why=why, hint=HINTS.get(code, ""))
     return None
 
 
@@ -88,7 +85,7 @@ def failure(name: str, output: str) -> EnvbuildError:
                 return EnvbuildError.from_dict(json.loads(line[start:])["error"])
             except (ValueError, KeyError, TypeError):
                 break
-    meant = known(output, _CAUSES)
+    meant = known(output, CAUSES)
     if meant is not None:
         return meant
     tail = redact_text("\n".join(output.strip().splitlines()[-15:]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from envbuild.container.builder_errors import OF_REGISTRIES, failure, known
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node import paths, proc
 
 # What each needs, for a machine that has none.
@@ -153,7 +153,7 @@ class Builder:
         done = proc.run(command, timeout=_TIMEOUT)
         if not done.ok:
             why = done.err.strip()[-800:]
-            raise known(why, OF_REGISTRIES, what) or EnvbuildError(code, what, why=why, exit_code=ExitCode.TRY_AGAIN)
+            raise known(why, OF_REGISTRIES, what) or EnvbuildError(code, what, why=why)
 
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""

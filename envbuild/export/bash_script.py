@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.export import bash_required, steps
 from envbuild.export.bash_sources import comment, needs_of, quote, sources
 from envbuild.lock.unpinned import CODE
@@ -164,7 +164,6 @@ def _first_use(step: Step) -> EnvbuildError:
         "a script cannot trust a file on first use",
         why=f"it would have to {step.what}",
         hint="provision once with `--trust-first-use`; with the recorded hash there can be a script",
-        exit_code=ExitCode.INTEGRITY,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.lock import ArtifactFile, Variant
 
 CODE = "hash-unrecorded"
@@ -16,7 +16,6 @@ def hash_unrecorded(file: ArtifactFile) -> EnvbuildError:
         why=file.reason or "",
         hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256; or create the lock "
         "again where its index can be reached",
-        exit_code=ExitCode.INTEGRITY,
     )
 
 

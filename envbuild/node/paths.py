@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import read
 
 TYPE_CHECKING = False
@@ -160,7 +160,6 @@ def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
             "not enough room under %s" % prefix,
             why="; ".join(text for _, text in short),
             hint="remove old environments (`envbuild env remove`), or choose another prefix",
-            exit_code=Exit.TRY_AGAIN,
         )
 
 
@@ -179,7 +178,6 @@ def full_disk(where: str, why: str) -> NodeError:
         why=why,
         hint="remove old environments or runs (`envbuild env remove`, `envbuild run prune`), or choose another prefix, "
         "cache or tmp folder",
-        exit_code=Exit.TRY_AGAIN,
         changed=True,
     )
 

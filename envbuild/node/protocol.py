@@ -53,13 +53,16 @@ _CODES = {
         image-does-not-run image-none kernel-missing link-blocked log-unknown nodes-cannot-meet
     """,
     Exit.UNREACHABLE: """
-        answer-unreadable answers-not-collected node-silent node-unreachable peer-gave-up peer-unreachable
-        scheduler-unreachable ssh-missing step-overdue transfer-cut-off
+        answer-unreadable answers-not-collected contact-cut-off contact-malformed contact-no-answer
+        contact-timeout contact-too-much-output host-key-changed host-key-unknown known-hosts-missing
+        login-needs-terminal node-program-died node-silent node-unreachable peer-gave-up peer-unreachable
+        scheduler-unreachable ssh-auth-failed ssh-config-missing ssh-missing step-overdue transfer-cut-off
     """,
     Exit.BUILD_FAILED: """
         arch-missing build-failed conda-install-failed conda-script-failed download-refused extension-broken
         extensions-missing image-build-failed image-export-failed image-layer index-not-an-index index-refused
-        kernel-sources-missing package-not-found patch-not-written patch-precondition playbook-deadline
+        install-failed kernel-sources-missing package-not-found patch-no-hits patch-not-written
+        patch-postcondition patch-precondition patch-too-few-hits patch-too-many-hits playbook-deadline
         registry-not-a-registry registry-refused tls-failed
     """,
     Exit.INTEGRITY: """
@@ -78,25 +81,31 @@ _CODES = {
         container-no-gpu-access container-no-runtime container-option context-too-large data-not-made
         delivery-unfit environment-in-use environment-not-stamped environment-of-another-stack
         environments-differ first-use-through-jobs git-missing image-base-unfit image-base-unknown
-        image-no-builder image-no-file image-of-another-lock image-without-glibc interpreter-mismatch
-        interpreter-unavailable job-folder-unwritable job-refused kernel-not-written kit-without-lock
-        launch-does-not-fit network-there no-acceptable-file node-class-differs node-without-python nodes-differ
-        nodes-unknown not-writable not-yet-supported pack-does-not-fit pack-format-unknown pack-leads-out
-        pack-not-writable patch-refused prefix-not-shared prefix-not-writable python-too-old rattler-unfit
-        replaces-base-package resolution-failed run-elsewhere scheduler-missing script-of-image
-        script-of-node-local ssh-keygen-missing store-not-writable strategy-not-here toolchain-python-broken
-        transfer-too-large
+        image-no-builder image-no-file image-of-another-lock image-without-glibc image-without-ids
+        image-without-python interpreter-mismatch interpreter-missing interpreter-unavailable
+        job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit merge-differs
+        merge-nested merge-node-twice merge-part-twice network-there no-acceptable-file node-class-differs
+        node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
+        pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-not-shared prefix-not-writable
+        python-too-old rattler-unfit replaces-base-package resolution-failed run-elsewhere scheduler-missing
+        script-of-image script-of-node-local ssh-keygen-missing store-not-writable strategy-not-here
+        toolchain-python-broken transfer-too-large
     """,
-    Exit.JOB_FAILED: "job-not-cancelled",
+    Exit.JOB_FAILED: """
+        job-boot-fail job-cancelled job-deadline job-failed job-launch-failed job-lost job-node-fail
+        job-not-cancelled job-out-of-memory job-timeout
+    """,
     Exit.INTERNAL: """
         ansible-missing compat-data contact-internal file-unreadable git-failed node-internal playbook-broken
         playbook-missing pylock-unreadable rattler-missing
     """,
     Exit.TRY_AGAIN: """
         address-missing build-busy channel-unreachable disk-full download-failed download-timeout
-        image-fetch-failed image-in-use index-unreachable job-not-started journal-unwritable lease-lost
-        network-unreachable object-missing partition-out-of-service prefix-busy queue-closed registry-busy
-        registry-unreachable run-directory-unwritable scheduler-silent source-unreachable uv-timeout
+        image-fetch-failed image-in-use image-load-failed image-pull-failed image-push-failed image-save-failed
+        index-unreachable inodes-full job-not-started job-preempted journal-unwritable lease-lost
+        network-unreachable not-begun object-missing partition-out-of-service prefix-busy queue-closed
+        registry-busy registry-unreachable run-directory-unwritable scheduler-silent source-unreachable
+        uv-timeout
     """,
     Exit.INTERRUPTED: "interrupted",
 }

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
 from envbuild.model.target import Modules
 from envbuild.text import plural
@@ -215,7 +215,6 @@ def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:
         f"job {job} ended as {state.word or state.phase}",
         why="\n".join(filter(None, (why, last_lines.strip()[-1500:]))),
         hint=hint_for(state.failure),
-        exit_code=ExitCode.TRY_AGAIN if state.failure is Failure.PREEMPTED else ExitCode.JOB_FAILED,
         details={"job": job, "nodes": list(state.nodes), "restarts": state.restarts},
     )
 

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.transport.processes import end_masters, end_masters_of_the_dead, sockets_prefix
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _there(name: str, code: str, hint: str) -> Path:
     if path.is_file():
         return path
     why = "the target names it"
-    raise EnvbuildError(code, f"{path} is not there", why=why, hint=hint, exit_code=ExitCode.UNREACHABLE)
+    raise EnvbuildError(code, f"{path} is not there", why=why, hint=hint)
 
 
 def _ssh_path(path: str) -> str:

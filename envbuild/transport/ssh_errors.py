@@ -9,7 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 
 _DENIED = re.compile(r"Permission denied \(([a-z0-9,@.-]*)\)|Too many authentication failures")
@@ -49,7 +49,7 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
 
 def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:
     found = {"node": node, **details}
-    return EnvbuildError(code, what, why=why, hint=hint, exit_code=ExitCode.UNREACHABLE, details=found)
+    return EnvbuildError(code, what, why=why, hint=hint, details=found)
 
 
 def _last(words: str) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from envbuild.node import pip_config, redact
 from envbuild.node.packages import index_client
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,5 +116,4 @@ def _invalid(path: str, error: Exception) -> "NodeError":
         "conda-config-invalid",
         "%s cannot be read for the credentials of conda's channels" % path,
         why="%s: %s" % (type(error).__name__, getattr(error, "strerror", None) or "it is not what rattler writes"),
-        exit_code=Exit.USAGE,
     )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from envbuild.node import proc
 from envbuild.node.packages import installed as record
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 # Without what is installed there, unless that is asked for: to read it takes longer than all the rest.
 _ASK = """
@@ -81,9 +81,7 @@ def examine(path: object, variant: Json) -> "Interpreter":
 
 
 def _refused(code: str, what: str, why: str) -> "NodeError":
-    return NodeError(
-        code, what, why=why.strip(), hint="choose another interpreter (--python) or variant", exit_code=Exit.REFUSED
-    )
+    return NodeError(code, what, why=why.strip(), hint="choose another interpreter (--python) or variant")
 
 
 def check(variant: Json, provided: "dict[str, str]") -> None:

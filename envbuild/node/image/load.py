@@ -10,7 +10,7 @@ from functools import partial
 
 from envbuild.node import hashing, paths, proc
 from envbuild.node.image import image_file, local_registry, runtimes
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 
 TIMEOUT = 2 * 3600.0
 _CONFIG_LIMIT = 16 << 20
@@ -172,5 +172,4 @@ def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None] |
         "%s could not take the image %s" % (args["runtime"], args["name"]),
         why=why,
         hint="the same command tries again",
-        exit_code=Exit.TRY_AGAIN,
     )

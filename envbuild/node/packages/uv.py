@@ -130,7 +130,7 @@ def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
     text = _GREETING.sub("", done.err + "\n" + done.out)
     why = tail(text)
     if done.timed_out:
-        return _error("network-unreachable", "uv did not finish %s in time" % doing, why, Exit.TRY_AGAIN)
+        return _error("network-unreachable", "uv did not finish %s in time" % doing, why)
     if paths.says_full(text):
         return paths.full_disk(where, why)
     found = re.search(r"Hash mismatch for `([^`]+)`", text)
@@ -139,17 +139,15 @@ def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
             "hash-mismatch",
             "%s is not the file that the lock names" % found.group(1),
             why,
-            Exit.INTEGRITY,
             "the index or mirror has other contents; do not use it, or re-create the lock if the change is meant",
         )
     if re.search(r"Failed to extract archive|invalid Zip archive|ZIP file contains", text):
-        return _error("artifact-damaged", "a file is damaged (%s)" % doing, why, Exit.INTEGRITY, "fetch it again")
+        return _error("artifact-damaged", "a file is damaged (%s)" % doing, why, "fetch it again")
     if _REFUSED.search(text):
         return _error(
             "index-refused",
             "the package index refused us (%s)" % doing,
             why,
-            Exit.BUILD_FAILED,
             "check the credentials in ~/.netrc, or pip's and uv's configuration",
         )
     if _TRANSPORT.search(text):
@@ -157,7 +155,6 @@ def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
             "network-unreachable",
             "cannot reach what is needed (%s)" % doing,
             why,
-            Exit.TRY_AGAIN,
             "check the network and the proxy, configure a mirror in pip's configuration, or use `delivery: controller`",
         )
     if "No solution found" in text or "not found in the package registry" in text:
@@ -165,11 +162,10 @@ def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
             "package-not-found",
             "a locked package is not available (%s)" % doing,
             why,
-            Exit.BUILD_FAILED,
             "check that the configured index or mirror has it; offline, that it was delivered",
         )
-    return _error("install-failed", "uv failed (%s)" % doing, why, Exit.BUILD_FAILED)
+    return _error("install-failed", "uv failed (%s)" % doing, why)
 
 
-def _error(code: str, what: str, why: str, exit_code: int, hint: str = "") -> "NodeError":
-    return NodeError(code, what, why=why, hint=hint, exit_code=exit_code, changed=True)
+def _error(code: str, what: str, why: str, hint: str = "") -> "NodeError":
+    return NodeError(code, what, why=why, hint=hint, changed=True)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from envbuild.node.patch import registry
 from envbuild.node.patch.source_text import Source, UnfitError, changed_text, mask_c, unbalanced
-from envbuild.node.protocol import Exit, Json, NodeError, log, plural
+from envbuild.node.protocol import Json, NodeError, log, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -256,7 +256,6 @@ def _count(name: str, bounds: Json, hits: int, files: "list[_File]", directory: 
         "patch %s found %s, expected %s" % (name, plural(hits, "place"), wanted),
         why="looked in %s below %s%s" % (", ".join(looked) or "no file", directory, "; " + where if where else ""),
         hint="this commit is not one that the patch was written for; `envbuild patch list --json` names those",
-        exit_code=Exit.BUILD_FAILED,
         details={"hits": hits, "least": least, "files": [{"path": f.path, "hits": f.hits} for f in files[:50]]},
     )
 
@@ -268,7 +267,6 @@ def _failed(code: str, name: str, path: str, source: "Source | None", error: "Un
         "patch %s does not fit %s" % (name, path),
         why="%s %s%s" % (path, error, "\n" + around if around else ""),
         hint="every file is as before; check that the source is at the commit that the patch was written for",
-        exit_code=Exit.BUILD_FAILED,
         details={"path": path},
     )
 

@@ -1,6 +1,6 @@
 """Smoke item `extensions`: runs its program, starts it again behind a step that crashed, and makes a check of each."""
 
-from envbuild.node.protocol import Exit, Json, NodeError
+from envbuild.node.protocol import Json, NodeError
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
 from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
 
@@ -55,7 +55,6 @@ def _found(only: "list[str]", facts: Json) -> None:
             "smoke-unknown",
             "there is no smoke check 'extensions/%s' in this environment" % missing[0],
             hint="known: %s" % ", ".join("extensions/%s" % name for name in there),
-            exit_code=Exit.USAGE,
         )
 
 

@@ -22,7 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
@@ -175,7 +175,6 @@ def _garbled(node: str, code: str, what: str, why: str, log: str) -> EnvbuildErr
         f"{node}: {what}",
         why=why,
         hint=f"run the same by hand: `ssh {node} /bin/sh -c true`" if node != "localhost" else "see the log",
-        exit_code=ExitCode.UNREACHABLE,
         details={"node": node, "log": log[-2000:]},
     )
 

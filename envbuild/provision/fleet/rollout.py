@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.plan.rollout import Batches
@@ -91,6 +91,5 @@ def _not_begun(node: str, failed: int, total: int, batches: Batches) -> Envbuild
         f"{node}: nothing was done, because too many nodes failed before",
         why=f"{failed} of {total} failed, `--max-fail` allows {most}",
         hint="find out why the others failed; the same command then does the rest",
-        exit_code=ExitCode.TRY_AGAIN,
         details={"node": node},
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from envbuild.catalog.loader import LoadedTarget, load_target, refuse_template
 from envbuild.catalog.nearest import nearest
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.hostlist import MAX_HOSTS, expand_hosts
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
@@ -178,7 +178,6 @@ def narrow(names: Sequence[str], narrowing: Narrowing, whose: str) -> tuple[list
             f"{' and '.join(narrowing.options)} leave no host",
             why=f"{whose} has {len(names)}",
             hint="name other hosts",
-            exit_code=ExitCode.USAGE,
         )
     return chosen, Selection(len(chosen), len(names), narrowing.options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.node.smoke import only as names
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.findings import Prepared
@@ -25,7 +25,6 @@ def chosen(prepared: Prepared, settings: Settings) -> Prepared:
             f"the smoke test of {prepared.stack.name} has no {wrong[0]!r}",
             why="--only names an item of its smoke list, or one check of it",
             hint=f"known: {', '.join(names.known(there))}{', extensions/CHECK' if 'extensions' in items else ''}",
-            exit_code=ExitCode.USAGE,
         )
     if names.chosen(only, "nodes"):
         return prepared

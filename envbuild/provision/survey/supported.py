@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.target import HostSource, Target
 
 CODE = "not-yet-supported"
@@ -72,6 +72,5 @@ def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = F
             why="; ".join(missing),
             hint=f"`envbuild plan --target {target.name} --facts FILE` says from recorded facts what would be built; "
             f"what works today, in a file that extends it: {', '.join(f'`{setting}`' for setting in missing.values())}",
-            exit_code=ExitCode.REFUSED,
             details={"missing": list(missing)},
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence, Part, run_exit
 from envbuild.report.fleet_equality import equality_of
 
@@ -92,19 +92,21 @@ def agree(parts: Sequence[PartEvidence]) -> None:
     for part in parts:
         run = part.evidence.run
         if part.evidence.parts:
-            raise _refused("merge-nested", f"the report of {run} is merged itself", "merge all parts at once")
+            raise EnvbuildError("merge-nested", f"the report of {run} is merged itself", hint="merge all parts at once")
         for name in _SAME:
             one, other = getattr(first, name), getattr(part.evidence, name)
             if one != other:
                 says = f"{run} has the {name.replace('_', ' ')} {other}, {first.run} has {one}"
-                raise _refused("merge-differs", says, "only parts of one run can be merged")
+                raise EnvbuildError("merge-differs", says, hint="only parts of one run can be merged")
         for key in (run, *sorted(_identities(part.evidence))):
             if key in seen:
                 code = "merge-part-twice" if key == run else "merge-node-twice"
-                raise _refused(code, f"{key} is in {seen[key]} and in {run}", "give each node once")
+                raise EnvbuildError(code, f"{key} is in {seen[key]} and in {run}", hint="give each node once")
         seen |= dict.fromkeys([run, *_identities(part.evidence)], run)
     if len(variants) > 1:
-        raise _refused("merge-differs", "the parts have other variants of the lock", "only equal ones can be merged")
+        raise EnvbuildError(
+            "merge-differs", "the parts have other variants of the lock", hint="only equal ones can be merged"
+        )
 
 
 def _identities(evidence: Evidence) -> set[str]:
@@ -112,10 +114,6 @@ def _identities(evidence: Evidence) -> set[str]:
     facts = [node.facts for node in evidence.nodes if node.facts]
     gpus = {gpu.uuid for each in facts for gpu in each.gpus if gpu.uuid}
     return {*map(_name, evidence.nodes), *(each.hostname for each in facts), *gpus}
-
-
-def _refused(code: str, what: str, hint: str) -> EnvbuildError:
-    return EnvbuildError(code, what, hint=hint, exit_code=ExitCode.REFUSED)
 
 
 def _moment(text: str) -> datetime:

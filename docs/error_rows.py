@@ -1,0 +1,229 @@
+"""Every coded error that the sources make: read from their syntax trees, through the functions that make errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from envbuild.container.builder_errors import CAUSES, HINTS
+from envbuild.errors import ExitCode
+from envbuild.node.protocol import EXITS, Exit
+from envbuild.schedule.job import Failure, hint_for
+
+PACKAGE = Path(__file__).parents[1] / "envbuild"
+_SIGNS = ("%s", "%d", "%r", "%.12s", "%.1f", "%g")
+
+
+class Row(NamedTuple):
+    """One error: its code, the exit code in digits, what it says and the next step, "…" for what is not constant."""
+
+    code: str
+    exit: str
+    what: str
+    hint: str
+
+
+class Value(NamedTuple):
+    """An argument: the texts that it can be where all of them are known, and one text with "…" for all else."""
+
+    known: tuple[str, ...]
+    words: str
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Module:
+    """One file: its functions, the constants of its top, where an imported name comes from."""
+
+    functions: list[Function]
+    constants: dict[str, ast.expr]
+    imported: dict[str, Path]
+
+
+Names = Mapping[str, Value]
+
+
+@cache
+def module(path: Path) -> Module:
+    """What is in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    constants = {
+        each.id: node.value
+        for node in assigned
+        for each in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(each, ast.Name) and node.value
+    }
+    imported = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("envbuild"):
+            source = PACKAGE.parent / str(node.module).replace(".", "/")
+            imported |= {alias.asname or alias.name: _file(source, alias.name) for alias in node.names}
+    return Module(functions, constants, imported)
+
+
+def _file(source: Path, name: str) -> Path:
+    """The file of an imported name, which may be a module itself."""
+    for path in (source / f"{name}.py", source.with_suffix(".py"), source / "__init__.py"):
+        if path.is_file():
+            return path
+    return source
+
+
+def value(node: ast.expr | None, names: Names, path: Path) -> Value:
+    """What an expression can be, where `names` are known."""
+    if node is None:
+        return Value(("",), "")
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return Value((node.value,), node.value)
+    if isinstance(node, ast.Name):
+        return names[node.id] if node.id in names else _constant(node.id, path)
+    if isinstance(node, ast.IfExp):
+        one, other = value(node.body, names, path), value(node.orelse, names, path)
+        return Value(one.known + other.known, one.words or other.words)
+    if isinstance(node, ast.JoinedStr):
+        parts = [value(p.value if isinstance(p, ast.FormattedValue) else p, names, path) for p in node.values]
+        known = tuple("".join(each) for each in product(*(part.known for part in parts)))
+        return Value(known, "".join(part.words for part in parts))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return Value((), value(node.left, names, path).words + value(node.right, names, path).words)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return Value((), _filled(value(node.left, names, path).words, node.right, names, path))
+    return Value((), "…")
+
+
+def _constant(name: str, path: Path) -> Value:
+    here = module(path)
+    if name in here.constants:
+        return value(here.constants[name], {}, path)
+    there = here.imported.get(name)
+    if there is not None and there != path and there.is_file() and name in module(there).constants:
+        return value(module(there).constants[name], {}, there)
+    return Value((), "…")
+
+
+def _filled(text: str, right: ast.expr, names: Names, path: Path) -> str:
+    """A text of `%`, each sign by the words of its argument."""
+    words = [value(each, names, path).words for each in (right.elts if isinstance(right, ast.Tuple) else [right])]
+    out, place = "", 0
+    while place < len(text):
+        sign = next((sign for sign in _SIGNS if text.startswith(sign, place)), "")
+        if sign:
+            out += words.pop(0) if words else "…"
+        out += "" if sign else text[place]
+        place += len(sign) or (2 if text.startswith("%%", place) else 1)
+    return out
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "id", getattr(call.func, "attr", "")))
+
+
+def _calls(function: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(function) if isinstance(node, ast.Call))
+
+
+@cache
+def _callers() -> dict[str, list[tuple[Path, Function, ast.Call]]]:
+    """Every call by the name of what is called, with the function that it stands in."""
+    found: dict[str, list[tuple[Path, Function, ast.Call]]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in module(path).functions:
+            for call in _calls(function):
+                found.setdefault(_called(call), []).append((path, function, call))
+    return found
+
+
+def _own(function: Function, names: Names, path: Path) -> Names:
+    """The names that are known in a function: its parameters, and what is assigned once."""
+    assigned = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and len(node.targets) == 1]
+    single: dict[str, list[ast.expr]] = {}
+    for node in assigned:
+        if isinstance(node.targets[0], ast.Name):
+            single.setdefault(node.targets[0].id, []).append(node.value)
+    known = dict(names)
+    for name, values in single.items():
+        if len(values) == 1 and name not in known:
+            known[name] = value(values[0], known, path)
+    return known
+
+
+def _asked(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _given(path: Path, function: Function, needed: set[str], depth: int = 3) -> Iterator[Names]:
+    """What a function's parameters are, call by call; a `needed` one that is the caller's, by the caller's calls."""
+    parameters = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+    usual = dict(zip(parameters[::-1], function.args.defaults[::-1], strict=False))
+    for place, caller, call in _callers().get(function.name, []):
+        here = module(place)
+        if path not in (place, here.imported.get(function.name), here.imported.get(_of(call))):
+            continue
+        named = {str(each.arg): each.value for each in call.keywords}
+        arguments = usual | dict(zip(parameters, call.args, strict=False)) | named
+        above: Iterator[Names] = iter(({},))
+        if any(not value(arguments[name], _own(caller, {}, place), place).known for name in needed & arguments.keys()):
+            theirs = set().union(*(_asked(arguments[name]) for name in needed & arguments.keys()))
+            above = _given(place, caller, theirs, depth - 1) if depth and caller is not function else iter(())
+        for names in above:
+            known = _own(caller, names, place)
+            yield {name: value(node, known, place) for name, node in arguments.items()}
+
+
+def _of(call: ast.Call) -> str:
+    """`module` of a call `module.function(...)`."""
+    return str(getattr(getattr(call.func, "value", None), "id", ""))
+
+
+def _rows(path: Path, function: Function, call: ast.Call, names: Names) -> Iterator[Row]:
+    known = _own(function, names, path)
+    given = {each.arg: each.value for each in call.keywords}
+    code, what = value(call.args[0], known, path), value(call.args[1] if len(call.args) > 1 else None, known, path)
+    said = given.get("exit_code")
+    named = isinstance(said, ast.Attribute) and said.attr in ExitCode.__members__
+    for each in code.known:
+        by_table = str(EXITS.get(each, Exit.USAGE))
+        number = by_table if said is None else f"{ExitCode[said.attr]:d}" if named else "…"  # type: ignore[attr-defined]
+        texts = (what.words, value(given.get("hint"), known, path).words)
+        yield Row(each, number, *(re.sub("…{2,}", "…", text) for text in texts))
+
+
+def _of_call(path: Path, function: Function, call: ast.Call) -> Iterator[Row]:
+    """The rows of one place that makes an error: with its own words, else with those of the calls of its function."""
+    plain = list(_rows(path, function, call, {}))
+    yield from plain
+    if not plain:
+        for names in _given(path, function, _asked(call.args[0]) | _asked_locally(function, call.args[0])):
+            yield from _rows(path, function, call, names)
+
+
+def _asked_locally(function: Function, code: ast.expr) -> set[str]:
+    """The names in what a local name of the code was assigned."""
+    wanted = _asked(code)
+    assigned = (node for node in ast.walk(function) if isinstance(node, ast.Assign))
+    return {name for node in assigned if wanted & _asked(node.targets[0]) for name in _asked(node.value)}
+
+
+def rows() -> set[Row]:
+    """All of them; of a rule that refuses, whose name is the code, none."""
+    found: set[Row] = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in module(path).functions:
+            for call in _calls(function):
+                if _called(call) in ("EnvbuildError", "NodeError") and call.args:
+                    found.update(_of_call(path, function, call))
+    found |= {Row(code, str(EXITS[code]), means, HINTS.get(code, "")) for _, code, means in CAUSES}
+    jobs = {f"job-{each}": hint_for(each) for each in Failure} | dict.fromkeys(
+        ("job-failed", "job-lost"), hint_for(None)
+    )
+    return found | {Row(code, str(EXITS[code]), "job … ended as …", hint) for code, hint in jobs.items()}
