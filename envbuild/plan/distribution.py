@@ -43,29 +43,50 @@ class Sharing(NamedTuple):
 
 def spread(plan: Plan, by: Sharing) -> Plan:
     """The plan with one builder for all nodes that get the same environment, and steps that say so."""
-    target, facts = by.target, by.facts
-    if target.placement == "shared":
-        return _shared(plan, facts, by.least, by.tried)
-    if target.placement != "node-local" or not target.spread:
+    if by.target.placement == "shared":
+        classes = _on_one_prefix(plan, by.tried)
+    elif by.target.placement == "node-local" and by.target.spread:
+        classes = _on_own_disks(plan, by)
+    else:
         return plan
+    takes = {name: each for each in classes for name in each.nodes}
+    gives = {each.builder: each for each in classes if each.nodes and not each.finished}
+
+    def told(node: NodePlan) -> NodePlan:
+        if node.node in takes:
+            group = takes[node.node]
+            return (_testing if group.shared else _taking)(node, group, by)
+        return _giving(node, gives[node.node]) if node.node in gives else node
+
+    return plan.model_copy(update={"nodes": tuple(map(told, plan.nodes)), "spreads": tuple(classes)})
+
+
+def _on_own_disks(plan: Plan, by: Sharing) -> list[SpreadClass]:
     given = [node for node in plan.nodes if node.node not in by.tried]
     takers = [node for node in given if _would_build(node)]
-    donors = [node for node in given if not by.rebuild and _is_finished(node, facts[node.node])]
-    classes: list[SpreadClass] = []
-    for group in _groups([*donors, *takers], facts):
-        classes += _classes(group, {node.node for node in donors}, facts, by.variants)
-    made = {name: each for each in classes for name in each.nodes}
-    gives = {each.builder: each for each in classes if not each.finished}
-    nodes = []
-    for node in plan.nodes:
-        if node.node in made:
-            here = facts[node.node]
-            nodes.append(_taking(node, made[node.node], here, by.least.get(node.node, ()), by.tool_bytes))
-        elif node.node in gives:
-            nodes.append(_giving(node, gives[node.node]))
-        else:
-            nodes.append(node)
-    return plan.model_copy(update={"nodes": tuple(nodes), "spreads": tuple(classes)})
+    donors = [node for node in given if not by.rebuild and _is_finished(node, by.facts[node.node])]
+    names = {node.node for node in donors}
+    groups = _groups([*donors, *takers], by.facts)
+    return [each for group in groups for each in _classes(group, names, by.facts, by.variants)]
+
+
+def _on_one_prefix(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
+    """For each environment one node builds, if none has, and the others test."""
+    working = [node for node in plan.nodes if node.steps and node.node not in tried]
+    finished = {node.environment: node.node for node in plan.nodes if node.nothing_to_do}
+    able = [node for node in working if node.resolution.wheels_from is None]
+    builders = {**{node.environment: node.node for node in reversed(able)}, **finished}
+    return [
+        SpreadClass(
+            environment=environment,
+            builder=builders[environment],
+            nodes=tuple(node.node for node in group if node.node != builders[environment]),
+            finished=environment in finished,
+            shared=True,
+        )
+        for environment, group in grouped(working, lambda node: node.environment).items()
+        if environment in builders
+    ]
 
 
 def _would_build(node: NodePlan) -> bool:
@@ -172,16 +193,15 @@ def _giving(node: NodePlan, group: SpreadClass) -> NodePlan:
     return node.model_copy(update={"steps": tuple(told(step) for step in node.steps)})
 
 
-def _taking(
-    node: NodePlan, group: SpreadClass, facts: NodeFacts, least: Sequence[NodeTool], tool_bytes: Mapping[str, int]
-) -> NodePlan:
+def _taking(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
     """Unpacking in place of fetching, delivering and installing; of the tools, only what runs the node program."""
     steps: list[Step] = []
-    missing = [tool for tool in least if tool.folder not in facts.toolchain]
+    facts = by.facts[node.node]
+    missing = [tool for tool in by.least.get(node.node, ()) if tool.folder not in facts.toolchain]
     for step in node.steps:
         if step.kind == "toolchain" and missing:
             what = toolchain_words(missing, facts.prefix.path)
-            amount = sum(tool_bytes.get(tool.folder, 0) for tool in missing)
+            amount = 0 if group.shared else sum(by.tool_bytes.get(tool.folder, 0) for tool in missing)
             sums = {"disk_bytes": amount, "inodes": 2 * len(missing)}
             steps.append(step.model_copy(update={"what": what, **sums}))
         elif step.kind == "install":
@@ -209,35 +229,9 @@ def _unpack(install: Step, group: SpreadClass) -> Step:
     )
 
 
-def _shared(
-    plan: Plan, facts: Mapping[str, NodeFacts], least: Mapping[str, Sequence[NodeTool]], tried: Collection[str]
-) -> Plan:
-    """On one prefix for all nodes: for each environment one node builds, if none has, and the others test."""
-    working = [node for node in plan.nodes if node.steps and node.node not in tried]
-    finished = {node.environment: node.node for node in plan.nodes if node.nothing_to_do}
-    able = [node for node in working if node.resolution.wheels_from is None]
-    builders = {**{node.environment: node.node for node in reversed(able)}, **finished}
-    classes = {}
-    for environment in dict.fromkeys(node.environment for node in working if node.environment in builders):
-        builder = builders[environment]
-        others = tuple(node.node for node in working if node.environment == environment and node.node != builder)
-        classes[environment] = SpreadClass(
-            environment=environment, builder=builder, nodes=others, finished=environment in finished, shared=True
-        )
-    made = {name: each for each in classes.values() for name in each.nodes}
-    gives = {each.builder: each for each in classes.values() if each.nodes and not each.finished}
-    nodes = []
-    for node in plan.nodes:
-        if node.node in made:
-            nodes.append(_testing(node, made[node.node], facts[node.node], least.get(node.node, ())))
-        else:
-            nodes.append(_giving(node, gives[node.node]) if node.node in gives else node)
-    return plan.model_copy(update={"nodes": tuple(nodes), "spreads": tuple(classes.values())})
-
-
-def _testing(node: NodePlan, group: SpreadClass, facts: NodeFacts, least: Sequence[NodeTool]) -> NodePlan:
+def _testing(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
     """The smoke test alone, and what runs it; nothing where only a link is switched."""
-    taking = _taking(node, group, facts, least, {}).steps if any(step.kind == "smoke" for step in node.steps) else ()
+    taking = _taking(node, group, by).steps if any(step.kind == "smoke" for step in node.steps) else ()
     why = f"the prefix is shared: {group.builder} {'has built' if group.finished else 'builds'}"
     steps = (
         step.model_copy(update={"why": why} if step.kind == "smoke" else {})
