@@ -28,8 +28,8 @@ class Visit:
     error: EnvbuildError | None = None
 
 
-def visit(target: Target, deadline: float = DEADLINE) -> list[Visit]:
-    """One round trip a host, `deadline` seconds each. Changes nothing and submits nothing."""
+def visit(target: Target) -> list[Visit]:
+    """One round trip a host, `DEADLINE` seconds each. Changes nothing and submits nothing."""
     reached = as_login(target)
     nodes = expand_hosts(reached.hosts)
     args: dict[str, Any] = {"reach": {name: each.url for name, each in load_indexes().items() if each.url}}
@@ -42,7 +42,7 @@ def visit(target: Target, deadline: float = DEADLINE) -> list[Visit]:
     def request_for(node: str) -> dict[str, Any]:
         return node_request("doctor", target.prefix, {"node": node, **args})
 
-    answers = contact(nodes, request_for, reached.connection, deadline)
+    answers = contact(nodes, request_for, reached.connection, DEADLINE)
     return [_visit(node, answers[node], target) for node in nodes]
 
 

@@ -64,10 +64,9 @@ checkout() {
 """
 
 
-def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str]] | None = None) -> str:
+def render_script(plan: Plan, lock: Lock) -> str:
     """The plan as bash. Nodes that get different environments become cases of its first argument, the node's name.
 
-    `indexes`: index name to `url` and `kind` (`simple`, `find-links`), for those that the plan's requests do not name.
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `conda-in-a-script` (exit 7).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
@@ -85,7 +84,7 @@ def render_script(plan: Plan, lock: Lock, indexes: Mapping[str, Mapping[str, str
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
     parts += [bash_required.function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
-        parts.append(_function(f"build_{number}", nodes, lock, indexes or {}))
+        parts.append(_function(f"build_{number}", nodes, lock))
     parts.append(_dispatch(groups))
     return "\n".join(parts)
 
@@ -117,7 +116,7 @@ def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
     return "\n".join(lines)
 
 
-def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping[str, Mapping[str, str]]) -> str:
+def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
     first = _first(nodes)
     for step in first.steps:
         if step.kind == "fetch":
@@ -132,14 +131,13 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock, indexes: Mapping
     if "install" in requests:
         variant = _variant(lock, first)
         args = requests["install"]["args"]
-        named = {**indexes, **(args["artifacts"].get("indexes") or {})}
         found = ",".join(args["artifacts"].get("find_links") or [])
         if args["artifacts"].get("offline"):
             lines += _delivered(args["artifacts"].get("find_links") or [])
         if found:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
-        lines += _packages(variant, named)
+        lines += _packages(variant, args["artifacts"].get("indexes") or {})
         lines += bash_required.call(variant, args.get("asked"))
         lines += sources(variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])

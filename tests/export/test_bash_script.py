@@ -36,6 +36,9 @@ HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # E
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+INDEX = {"nowhere": {"url": "http://127.0.0.1:9/simple", "kind": "simple"}}
+
+
 def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     version = ".".join(map(str, sys.version_info[:3]))
     node = options.pop("node", "cpu-laptop")
@@ -49,7 +52,8 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
     where = target(environment=options.pop("environment", {}), delivery=options.pop("delivery", "auto"))
     resolutions = resolve_fleet(fleet, lock, where, compat())
     tools = {facts.node: FakeTools()}
-    inputs = Inputs(run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools=tools, **options)
+    more = {"indexes": INDEX, **options}
+    inputs = Inputs(run="r", controller=CONTROLLER, pyz_digest="d" * 64, tools=tools, **more)
     return make_plan(where, lock, fleet, resolutions, inputs)
 
 
@@ -106,13 +110,10 @@ def real_lock(tmp_path: Path, home: Path, **changed: str) -> tuple[Lock, Path]:
     return lock, wheels
 
 
-INDEX = {"nowhere": {"url": "http://127.0.0.1:9/simple", "kind": "simple"}}
-
-
 def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home)
     plan = planned(lock, str(tmp_path / "pre fix"))
-    script = render_script(plan, lock, INDEX)
+    script = render_script(plan, lock)
     syntax_ok(script)
     done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode == 0, done.stderr
@@ -146,7 +147,7 @@ def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, h
     lock, wheels = real_lock(tmp_path, home)
     found = {file.name: str(file) for file in wheels.iterdir()}
     plan = planned(lock, str(tmp_path / "p"), more={"files_found": found})
-    done = run(render_script(plan, lock, INDEX), tmp_path, UV_FIND_LINKS="", UV_OFFLINE="1")
+    done = run(render_script(plan, lock), tmp_path, UV_FIND_LINKS="", UV_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p/current/demo/bin/python").exists()
 
@@ -154,7 +155,7 @@ def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, h
 def test_what_the_controller_delivered_is_taken_from_where_it_was_staged(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home)
     plan = planned(lock, str(tmp_path / "p"), delivery="controller")
-    script = render_script(plan, lock, INDEX)
+    script = render_script(plan, lock)
     alone = run(script, tmp_path)
     assert (alone.returncode, "this script brings none" in alone.stderr) == (7, True)
     assert not (tmp_path / "p/envs").exists()
@@ -173,7 +174,7 @@ def test_what_the_controller_delivered_is_taken_from_where_it_was_staged(tmp_pat
 
 def test_a_file_with_another_hash_stops_the_script(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home)
-    script = render_script(planned(lock, str(tmp_path / "p")), lock, INDEX)
+    script = render_script(planned(lock, str(tmp_path / "p")), lock)
     make_wheel(wheels, "beta", "2.5", body="evil = True\n")
     done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode != 0
@@ -207,7 +208,7 @@ def test_d23_a_package_that_nothing_asks_for_stops_the_script_before_its_code_ca
 
 def test_another_tree_stops_the_script(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home, tree="0" * 40)
-    script = render_script(planned(lock, str(tmp_path / "p")), lock, INDEX)
+    script = render_script(planned(lock, str(tmp_path / "p")), lock)
     done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode == 5
     assert "expected " + "0" * 40 in done.stderr
@@ -220,7 +221,7 @@ def test_an_environment_that_is_there_is_left_alone(tmp_path: Path, home: Path) 
     there = Path(plan.nodes[0].environment)
     there.mkdir(parents=True)
     (there / "mine").write_text("x")
-    done = run(render_script(plan, lock, INDEX), tmp_path)
+    done = run(render_script(plan, lock), tmp_path)
     assert done.returncode == 7 and "is there already" in done.stderr
     assert (there / "mine").read_text() == "x"
 
@@ -242,8 +243,9 @@ def test_hostile_values_stay_values(tmp_path: Path, home: Path) -> None:
         "environment": {"A": HOSTILE, "P": {"path": HOSTILE, "if": "exists"}},
     }
     lock = make_lock(row)
-    plan = planned(lock, f"{tmp_path}/{HOSTILE.replace('/', '_')}", environment={"B": HOSTILE})
-    script = render_script(plan, lock, {"pypi": {"url": f"http://x/{HOSTILE}", "kind": "find-links"}})
+    pypi = {"url": f"http://x/{HOSTILE}", "kind": "find-links"}
+    where = f"{tmp_path}/{HOSTILE.replace('/', '_')}"
+    script = render_script(planned(lock, where, environment={"B": HOSTILE}, indexes={"pypi": pypi}), lock)
     syntax_ok(script)
     done = run(script, tmp_path)
     assert done.returncode != 0
@@ -377,7 +379,8 @@ def test_indexes_bases_archives_and_builds_have_their_words() -> None:
         ],
     }
     lock = make_lock(row)
-    script = render_script(planned(lock), lock, {"links": {"url": "https://x.org/l.html", "kind": "find-links"}})
+    links = {"url": "https://x.org/l.html", "kind": "find-links"}
+    script = render_script(planned(lock, indexes={"links": links}), lock)
     syntax_ok(script)
     assert "--no-index --find-links https://x.org/l.html" in script
     assert "--no-build-isolation --no-binary old" in script
@@ -423,7 +426,7 @@ def test_d01_the_script_installs_an_editable_source_of_old_setuptools(tmp_path: 
     pin = {"name": "opt", "git": "https://example.org/lib", "commit": commit, "tree": tree, "install": "editable"}
     lock = make_lock({"id": "v", "python": PYTHON, "packages": packages, "sources": [pin]})
     plan = planned(lock, str(tmp_path / "pre fix"))
-    script = render_script(plan, lock, INDEX)
+    script = render_script(plan, lock)
     syntax_ok(script)
     done = run(script, tmp_path, UV_FIND_LINKS=str(wheels), UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode == 0, done.stderr

@@ -168,9 +168,8 @@ def narrow(names: Sequence[str], narrowing: Narrowing, whose: str) -> tuple[list
     """
     if not narrowing.options:
         return list(names), None
-    known = set(names)
-    wanted = _known(narrowing.limit, known, names, "--limit", whose) if narrowing.limit else known
-    without = _known(narrowing.exclude, known, names, "--exclude", whose)
+    wanted = _known(narrowing.limit, names, "--limit", whose) if narrowing.limit else set(names)
+    without = _known(narrowing.exclude, names, "--exclude", whose)
     chosen = [name for name in names if name in wanted and name not in without]
     if not chosen:
         raise EnvbuildError(
@@ -182,8 +181,8 @@ def narrow(names: Sequence[str], narrowing: Narrowing, whose: str) -> tuple[list
     return chosen, Selection(len(chosen), len(names), narrowing.options)
 
 
-def _known(lists: Sequence[str], known: set[str], names: Sequence[str], option: str, whose: str) -> set[str]:
-    said = expand_hosts(lists)
+def _known(lists: Sequence[str], names: Sequence[str], option: str, whose: str) -> set[str]:
+    said, known = expand_hosts(lists), set(names)
     unknown = [name for name in said if name not in known]
     if unknown:
         near = nearest(unknown[0], names)
