@@ -233,7 +233,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) ->
         lines += _total(node)
     lines += [f"  warning: {text}" for text in plan.warnings]
     for node_name, error in survey.errors.items():
-        lines.append(f"  {node_name}: error[{error.code}]: {error.what}")
+        lines.append(f"  {node_name}: error[{error.code}]: {error.what.removeprefix(f'{node_name}: ')}")
         resolution = survey.resolutions.get(node_name)
         rows = (("nearest", resolution.nearest if resolution else ""), ("why", error.why), ("hint", error.hint))
         lines += [f"    {label}: {text}" for label, text in rows if text]

@@ -103,11 +103,13 @@ def arch_codes(variant: Variant) -> tuple[str, ...]:
 def compile_text(variant: Variant, jobs: int | None) -> str:
     """What is compiled, for the plan: `apex (2 flags, for 9.0)`; empty where nothing is."""
     codes = ";".join(arch_codes(variant))
-    names = ", ".join(_one(source.name, source.build, codes) for source in variant.sources if source.build)
+    names = [_one(source.name, source.build, codes) for source in variant.sources if source.build]
     if not names:
         return ""
     many = f" with {plural(jobs, 'job')}" if jobs is not None else ""
-    return f"compile {names}{many}, where the wheel store has no wheel of them"
+    return (
+        f"compile {', '.join(names)}{many}, where the wheel store has no wheel of {'it' if len(names) == 1 else 'them'}"
+    )
 
 
 def _one(name: str, build: Build, codes: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.catalog.patches import load_patch
 from envbuild.cli.provision_cmd import plan_text
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.patch import Patch
@@ -261,6 +262,13 @@ def test_a_refused_node_has_no_steps_and_no_warning_as_its_error_says_why() -> N
     assert not any("interpreter" in text for text in plan.warnings)
 
 
+def test_a_plan_names_a_refused_node_once_before_its_error() -> None:
+    facts = node_facts("v100-aws", more={"node": "old"})
+    plan, survey = planned({"old": facts}), Survey(facts={"old": facts})
+    survey.errors["old"] = EnvbuildError("disk-space", "old: there is too little room", hint="another prefix")
+    assert "  old: error[disk-space]: there is too little room" in plan_text(plan, survey).splitlines()
+
+
 def test_the_same_warning_of_many_nodes_is_one_line() -> None:
     fleet = {f"n{i}": node_facts("rtx4090", pythons=["3.11.2"], more={"node": f"n{i}"}) for i in range(5)}
     plan = planned(fleet)
@@ -366,7 +374,7 @@ def test_what_is_compiled_is_told_to_the_install_and_to_the_reader() -> None:
         "check_rebuild": False,
     }
     step = next(step for step in only(plan).steps if step.kind == "install")
-    assert "; compile apex (2 flags, for 9.0) with 16 jobs, where the wheel store has no wheel of them" in step.what
+    assert "; compile apex (2 flags, for 9.0) with 16 jobs, where the wheel store has no wheel of it" in step.what
     alone = planned(node_facts("h100"), compiled_lock(), where=target(build_jobs=1))
     assert next(s for s in only(alone).steps if s.kind == "install").seconds > step.seconds + 600
 

@@ -65,7 +65,7 @@ def test_many_are_counted() -> None:
 def test_a_single_node_is_left_to_itself() -> None:
     plan = shared(machine("gpu1"))
     assert plan.builds == ()
-    assert said(plan)["gpu1"] == "compile ext, where the wheel store has no wheel of them"
+    assert said(plan)["gpu1"] == "compile ext, where the wheel store has no wheel of it"
 
 
 def test_nodes_that_would_make_other_wheels_are_other_classes() -> None:
