@@ -125,7 +125,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
             job=flags["job"],
             hostfile=_absolute(flags["hostfile"]) if flags["hostfile"] else None,
             image=flags["image"],
-            direct=target.scheduler.kind != "slurm",
+            direct=not target.scheduler.starts_tasks,
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -157,6 +157,11 @@ class Scheduler(StrictModel):
     resources: tuple[FileText, ...] = ()
     modules: Modules | None = None
 
+    @property
+    def starts_tasks(self) -> bool:
+        """Whether it starts a job's tasks on nodes given by name itself (srun); else the stack's own launcher does."""
+        return self.kind == "slurm"
+
 
 class Expectation(StrictModel):
     """The hardware a target is said to have; what differs is a warning in the plan and the report.

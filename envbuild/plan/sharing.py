@@ -37,7 +37,7 @@ def _alone(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
 
 
 def _in_job(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
-    local, pins = given.target.placement == "node-local", given.target.scheduler.kind == "slurm"
+    local, pins = given.target.placement == "node-local", given.target.scheduler.starts_tasks
     return shared_prefix.share(plan, given.variants, local=local, pins=pins), {}
 
 

@@ -77,7 +77,7 @@ def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str)
         environment=environment,
         output=asked.output or posixpath.join(facts.prefix.path, "launches", f"{stack.name}-{run}"),
         image=asked.image,
-        direct=target.scheduler.kind != "slurm",
+        direct=not target.scheduler.starts_tasks,
     )
     activate = None if asked.image else f"{environment}/.envbuild/activate.sh"
     made, texts = job_steps(lambda told: launch(stack, profile, asked.values, told), place, activate, port=asked.port)
