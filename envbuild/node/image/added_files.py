@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 
-from envbuild.node import paths
+from envbuild.node import merkle, paths
 from envbuild.node.protocol import NodeError, log, plural
 
 TYPE_CHECKING = False
@@ -24,12 +24,11 @@ def look(environment: str, below: str = "") -> "Seen":
     pending = [below] if os.path.isdir(os.path.join(environment, below)) else []
     while pending:
         top = pending.pop()
-        with os.scandir(os.path.join(environment, top)) as items:
-            for item in items:
-                path, told = top + item.name, item.stat(follow_symlinks=False)
-                if stat.S_ISDIR(told.st_mode):
-                    pending.append(path + "/")
-                found[path] = told
+        for item in merkle.listed(os.path.join(environment, top)):
+            path, told = top + item.name, item.stat(follow_symlinks=False)
+            if stat.S_ISDIR(told.st_mode):
+                pending.append(path + "/")
+            found[path] = told
     return found
 
 
