@@ -16,9 +16,11 @@ import pytest
 
 from envbuild.container import build_context, checkout, plain
 from envbuild.container.select import Choice, recipe_for
-from tests.container.storage import Storage
-from tests.container.test_two_forms import GIVEN, PIP_BASE, REPOSITORY, storage
+from tests.container.storage import PYTHON, Storage
+from tests.container.test_images import bundle
+from tests.container.test_two_forms import GIVEN, PIP_BASE, PLACE, REPOSITORY, storage
 from tests.e2e.world import World
+from tests.node.forge import FILES, PATCH
 from tests.support.patience import PATIENCE, until
 from tests.test_snippets_others import shown
 
@@ -63,10 +65,42 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         shutil.rmtree(top, ignore_errors=True)
 
 
-def test_the_lines_of_docker_bake_and_compose_run_as_they_are_written(
-    world: World, storage: Storage, daemon: str
+@pytest.fixture(scope="module")
+def loaded(storage: Storage, daemon: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same with the base in it."""
+    archive = tmp_path_factory.mktemp("base") / "base.tar"
+    storage.buildah("push", "-q", PIP_BASE, f"docker-archive:{archive}:{PIP_BASE}")
+    assert _docker("load", "-i", str(archive), DOCKER_HOST=daemon).returncode == 0
+    return daemon
+
+
+def test_a_rebuild_by_docker_makes_the_last_part_alone_from_what_is_mounted(
+    world: World, storage: Storage, loaded: str
 ) -> None:
-    world.env |= storage.env
+    world.env |= {"DOCKER_HOST": loaded}
+    house = storage.house(world.top)
+    shutil.copy(world.wheel(), house)
+    images = []
+    for number in (42, 43):
+        files = {**FILES, "fast.c": FILES["fast.c"].replace("42", str(number))}
+        source = {**world.repository("quick", files), "ref": "main", "patches": [PATCH]}
+        source |= {"build": {"kind": "wheel", "extensions": ["quick._fast"]}}
+        tree = {**world.repository("tree", {"tree.py": f"NUMBER = {number}\n"}), "ref": "main", "install": "path"}
+        world.lock(world.stack(python=[PYTHON], sources=[source, tree], imports=["quick._fast"]))
+        bundle(world, house)
+        words = ["./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--builder", "docker", "--json"]
+        images.append(world.good("image", "build", *words, timeout=280).json)
+        code = "import quick._fast as f, os; print(f.answer(), os.getuid())"
+        tag = str(images[-1]["image"])
+        done = _docker("run", "--rm", "--network", "none", tag, "python", "-c", code, DOCKER_HOST=loaded)
+        assert done.stdout == f"{number} 10001\n", done.stderr
+    there = {part for part, seconds in images[1]["seconds"].items() if not seconds}
+    assert there == {"fetch", "packages", "installed"} and all(images[0]["seconds"][part] for part in there)
+
+
+def test_the_lines_of_docker_bake_and_compose_run_as_they_are_written(
+    world: World, storage: Storage, loaded: str
+) -> None:
     house = storage.house(world.top)
     shutil.copy(world.wheel(), house)
     stack = world.stack(name=NAME, imports=["alpha"])
@@ -81,9 +115,7 @@ def test_the_lines_of_docker_bake_and_compose_run_as_they_are_written(
     build_context.write(checkout.from_checkout(recipe), folder, program=False, more=texts)
     for name, text in checkout.shared([recipe]).items():
         (clone / name).write_text(text)
-    more = _what_a_reader_has(world, house, clone, daemon)
-    storage.buildah("push", "-q", PIP_BASE, f"docker-archive:{world.top}/base.tar:{PIP_BASE}")
-    assert _docker("load", "-i", f"{world.top}/base.tar", DOCKER_HOST=daemon).returncode == 0
+    more = _what_a_reader_has(world, house, clone, loaded)
 
     def run(line: str, stdin: str = "") -> str:
         done = subprocess.run(
