@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError
+from envbuild.lock.unpinned import conda_unrecorded
 from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.lock import Variant, canonical_json
 
@@ -16,7 +17,7 @@ Channels = Mapping[str, Sequence[str]]
 def explicit(variant: Variant, header: Sequence[str], channels: Channels) -> str:
     """What `conda create --file` takes: one address with its sha256 a line; wheels and sources are in the comments.
 
-    Raises EnvbuildError `format-not-available` (exit 2), `conda-unrecorded` (exit 7), `address-missing` (exit 75).
+    Raises EnvbuildError `format-not-available` (exit 2), `conda-unrecorded` (exit 5), `address-missing` (exit 75).
     """
     conda = _recorded(variant)
     left = [f"not in this file: {package.name}=={package.version} of pip" for package in variant.packages]
@@ -66,13 +67,7 @@ def _recorded(variant: Variant) -> LockedConda:
             hint="export a variant of the engine conda, or pylock or requirements",
         )
     if variant.conda.unrecorded is not None:
-        raise EnvbuildError(
-            "conda-unrecorded",
-            f"the conda packages of {variant.id} are not recorded yet",
-            why=variant.conda.unrecorded,
-            hint="create the lock again where the channels can be reached",
-            exit_code=ExitCode.REFUSED,
-        )
+        raise conda_unrecorded(variant)
     return variant.conda
 
 

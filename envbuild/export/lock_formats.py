@@ -58,7 +58,7 @@ def export_lock(
     """Text of one variant in the format of another tool. Raises EnvbuildError:
 
     `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`,
-    `wheelhouse-hash`, `address-mismatch` (exit 5); `conda-unrecorded` (exit 7); `address-missing` (exit 75); what uv's
+    `conda-unrecorded`, `wheelhouse-hash`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's
     resolution raises.
     """
     variant = find_variant(lock, variant_id)

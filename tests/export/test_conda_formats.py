@@ -93,7 +93,7 @@ def test_what_pip_installs_is_said_beside_the_list() -> None:
 def test_without_packages_or_an_address_nothing_is_exported() -> None:
     with pytest.raises(EnvbuildError) as caught:
         explicit(variant_of(unrecorded="not asked"), [], {})
-    assert (caught.value.code, caught.value.exit_code) == ("conda-unrecorded", ExitCode.REFUSED)
+    assert (caught.value.code, caught.value.exit_code) == ("conda-unrecorded", ExitCode.INTEGRITY)
     with pytest.raises(EnvbuildError) as caught:
         explicit(variant_of(), [], {})
     assert (caught.value.code, caught.value.exit_code) == ("address-missing", ExitCode.TRY_AGAIN)

@@ -9,7 +9,7 @@ import json
 import os
 import time
 
-from envbuild.node.protocol import Json, NodeError, plural
+from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
 from envbuild.node.smoke.runner import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
@@ -26,12 +26,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError `nodes-cannot-meet`."""
     args = request["args"]
     environment = str(args.get("environment") or "")
-    if not os.path.exists(os.path.join(environment, "bin", "python")):
-        raise NodeError(
-            "environment-missing",
-            "there is no environment at %s" % (environment or "(no path given)"),
-            hint="run `envbuild provision`",
-        )
+    smoke.check_there(environment)
     place = dict(args["place"]) if args.get("place") else rendezvous.in_job(args.get("most"))
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
         return False, smoke.summary([])

@@ -36,13 +36,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     environment = str(args.get("environment") or "")
 
     def work() -> Json:
-        if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
-            raise NodeError(
-                "environment-missing",
-                "there is no environment at %s" % (environment or "(no path given)"),
-                why="it has no bin/python",
-                hint="run `envbuild provision`",
-            )
+        check_there(environment)
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
         spec.imported = tuple(args.get("imported") or ())
         spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
@@ -56,6 +50,17 @@ def run(request: Json) -> "tuple[bool, Json]":
         return False, dict(work(), addresses=own)
     environment = paths.checked_environment(prefix, environment)
     return False, _under_lease(lease.resume(prefix, str(name)), environment, work)
+
+
+def check_there(environment: str) -> None:
+    """Raise NodeError `environment-missing` (exit 1) where the path (it may be empty) is not one of an environment."""
+    if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
+        raise NodeError(
+            "environment-missing",
+            "there is no environment at %s" % (environment or "(no path given)"),
+            why="it has no bin/python",
+            hint="run `envbuild provision`",
+        )
 
 
 def _under_lease(held: "lease.Lease", environment: str, work: "Callable[[], Json]") -> Json:
