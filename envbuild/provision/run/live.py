@@ -169,7 +169,8 @@ def timing(row: Row, now: float) -> str:
     """`1 min 32 s, about 2 min left`, `estimated` where nothing is measured yet; or that it takes longer."""
     told, rest, measured = duration(now - row.since), left(row, now), row.step in row.measured
     by_pace = _by_pace(row, now)
-    if row.now.get("unit") == "files" and by_pace is None and not measured and not row.compiling.get(row.step):
+    compiling = str(row.now.get("phase", "")).startswith(_COMPILING)
+    if compiling and by_pace is None and not measured and not row.compiling.get(row.step):
         return f"{told}, time left not known yet"  # what a plan says of a first compile is a guess
     if rest is not None:
         known = by_pace or all(step in row.measured for step in _to_come(row))

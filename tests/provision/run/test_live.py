@@ -95,6 +95,13 @@ def test_files_that_are_compiled_for_the_first_time_get_no_time_before_their_pac
     assert live.timing(row, 931.0) == "31 s, about 29 min 35 s left"
 
 
+def test_a_first_compile_has_no_time_left_before_its_files_are_known_either() -> None:
+    view = shown(planned(install=30.0), step(900.0), now(901.0, phase="compiling apex"))
+    assert live.timing(view.rows["gpu1"], 902.0) == "2 s, time left not known yet"
+    live.fold(view, now(903.0, phase="fetching and unpacking", what="1 package"))
+    assert live.timing(view.rows["gpu1"], 904.0) == "4 s, estimated 26 s left"
+
+
 def test_files_that_were_compiled_before_have_the_time_of_the_plan_at_once() -> None:
     view = shown(planned("install", "smoke", install=600.0, smoke=5.0), step(900.0), compiled(901.0, 0))
     assert live.timing(view.rows["gpu1"], 903.0) == "3 s, about 10 min 02 s left"
