@@ -156,6 +156,23 @@ def test_what_was_not_checked_has_a_section_of_its_own() -> None:
     assert ("claims", ("localhost",)) in found
 
 
+def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:
+    compared = {"measured": 5456.1, "unit": "ms", "gpus": 1, "verdict": "no-claim", "why": "no figure is published"}
+    ran = {"name": "bench", "status": "passed", "says": "no figure is published", "comparison": compared}
+    told = {
+        (verb, len(checks)): next(
+            gap.why for gap in sections(evidence(node(checks=checks), verb=verb)).gaps if gap.what == "claims"
+        )
+        for verb, checks in (("provision", []), ("bench", [ran]), ("bench", []))
+    }
+    plain = "no figure of the document was measured"
+    assert told == {
+        ("provision", 0): f"{plain}; `envbuild bench` does it",
+        ("bench", 1): f"{plain}: it has none for what ran",
+        ("bench", 0): plain,
+    }
+
+
 def test_hostile_names_in_pictures_are_shown_and_do_nothing() -> None:
     run = evidence(node(HOSTILE, checks=gpu_checks(), steps=[{**taken()[0], "name": HOSTILE, "status": HOSTILE}]))
     page = Page(render_html(run))

@@ -46,7 +46,7 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         why = "bandwidth between each two GPUs was not measured; `envbuild smoke --only machine/copies` does it"
         out.append(Gap("links", why, several))
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
-        out.append(Gap("claims", "no figure of the document was measured; `envbuild bench` does it", every))
+        out.append(Gap("claims", _uncompared(evidence, claims), every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
         out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {'; '.join(open_[:8])}", every))
     if loose := [pin.name for pin in pins if pin.same is None and not pin.wanted]:
@@ -54,6 +54,14 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few}"
         out.append(Gap("pins", why, every))
     return tuple(out)
+
+
+def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:
+    """Why no figure of the document was measured, or what does it."""
+    if any(claim.verdict == "no claim" for claim in claims):
+        return "no figure of the document was measured: it has none for what ran"
+    way = "" if evidence.verb == "bench" else "; `envbuild bench` does it"
+    return f"no figure of the document was measured{way}"
 
 
 def _unlinked(node: NodeEvidence) -> bool:
