@@ -27,7 +27,18 @@ from envbuild.container.instructions import (
     Stage,
     Start,
 )
-from envbuild.container.recipe import GIVEN, HOME, SLIM, WHO, ImageRecipe, about_patch, about_variables, owned, written
+from envbuild.container.recipe import (
+    GIVEN,
+    HOME,
+    SLIM,
+    WHO,
+    ImageRecipe,
+    about_patch,
+    about_variables,
+    changes_nothing,
+    owned,
+    written,
+)
 from envbuild.export import steps
 from envbuild.export.source_patches import PATCHES, patched
 from envbuild.model.lock import LockedPackage, LockedSource
@@ -63,13 +74,13 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     maker = _Maker(recipe)
     stages = {stage.name: stage for stage in maker.stages()}
     sources = bool(recipe.variant.sources)
-    compiles = "compiles the sources" if sources else "finishes the environment"
+    compiles = "compiles the sources" if sources else "removes what differs between two builds"
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
         *_how(recipe),
         f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}`packages` "
-        f"downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in which everything "
-        "is imported once as a test.",
+        f"downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in which what the "
+        "stack imports is imported once as a test.",
         "Dockerfile, the other form, installs the same by a program of envbuild, which also checks and stamps it.",
     )
     return replace(
@@ -85,15 +96,23 @@ def _how(recipe: ImageRecipe) -> tuple[str, ...]:
     """The command that builds it, and what has to be there first; a string a paragraph."""
     able = f"To build it, for {recipe.variant.machine}, with BuildKit, podman or buildah:"
     build = f"`docker build -f {DOCKERFILE} .` in"
-    names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in patched(recipe.variant))
+    edited = patched(recipe.variant)
+    names = " and ".join(f"{PATCHES}/{source.name}.patch" for source in edited)
     if not names:
         return (f"{able} {build} this folder. It needs no envbuild.",)
+    without: tuple[str, ...] = ()
+    if all(changes_nothing(source.patches, recipe.same_cuda) for source in edited):
+        without = (
+            f"Or without envbuild, here: delete the lines with {PATCHES}/ and `git write-tree` below; what is "
+            "compiled stays the same.",
+        )
     return (
         able,
         "1. `pip install .` in a checkout of envbuild.",
         f"2. `envbuild image dockerfile {recipe.stack}{recipe.options} --plain -o FOLDER` writes these files and "
         f"{names}, not kept here as a patch quotes the source that it is for. It needs git and a network.",
         f"3. {build} FOLDER. It needs no envbuild.",
+        *without,
     )
 
 
@@ -139,9 +158,12 @@ class _Maker:
         yield Comment(f"uv, which makes the environment and installs into it. {UV}: its version and sha256.")
         yield Copy((UV,), "/")
         gitconfig = ", gitconfig for git" * bool(self.recipe.variant.sources)
+        seen = " What builds an archive of source could read them." * (
+            "requirements-archives.txt" in self._requirements()
+        )
         yield Comment(
             f"Optional secrets, here and below: pip.conf and uv.toml for mirrors of indexes{gitconfig}, netrc for "
-            "logins (`--secret id=netrc,src=FILE`). No layer keeps them."
+            f"credentials (`--secret id=netrc,src=FILE`). No layer keeps them.{seen}"
         )
         pip = _SECRET.format("pip.conf", "/etc/pip.conf")
         words = "pip install --no-cache-dir --no-deps --require-hashes --find-links /wheelhouse"
@@ -151,7 +173,7 @@ class _Maker:
             build = next(each for each in load_toolchain().builds if each.sha256[:12] == folder[-12:])
             yield Comment(
                 f"Python {self.recipe.variant.python}, which the images below do not have: CPython of "
-                "python-build-standalone, in a folder named by its sha256."
+                "python-build-standalone, in a folder named by the first digits of its sha256."
             )
             yield Run(
                 f"curl -fsSL -o /python.tar.gz {shlex.quote(build.url)}"
@@ -260,8 +282,8 @@ class _Maker:
             )
             yield Comment(
                 "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
-                "isolation), and what it compiled is imported. A fixed date and hash seed: two builds give the same "
-                "files." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
+                "isolation), and what it compiled is imported. A fixed date and hash seed keep the time and chance of "
+                "a build out of its files." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
             )
             yield Env(seen)
             if "CUDA_HOME" in seen:
@@ -276,12 +298,13 @@ class _Maker:
     def _built(self, source: LockedSource) -> Iterator[Instruction]:
         if source.install == "editable" and self._old():
             yield Comment(
-                f"{source.name} is used where it lies. `develop` does what `pip install -e` does with newer setuptools."
+                f"{source.name} is used where it lies, in the environment. `develop` installs it so: this setuptools "
+                f"is older than {_EDITABLE_WHEELS} and cannot make the wheel that `pip install -e` needs."
             )
         elif source.install != "wheel":
             yield Comment(f"{source.name} is used where it lies, in the environment.")
         if modules := ", ".join(steps.kernels(source)):
-            yield Comment(f"{modules}: compiled at the first start, so the image that runs has the compilers.")
+            yield Comment(f"{modules}: compiled at the first start, so the runtime image has the compilers.")
         below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
         yield Copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
         yield Run(" && ".join(self._commands(source)))
@@ -324,7 +347,7 @@ class _Maker:
     def _runtime(self) -> Iterator[Instruction]:
         recipe = self.recipe
         if recipe.requests.python_folder:
-            yield Comment("Python itself, of which the environment has only a link, and the finished environment.")
+            yield Comment("Python itself, of which the environment has only a symlink, and the finished environment.")
             yield Copy((recipe.requests.python_folder,), recipe.requests.python_folder, "packages")
         else:
             yield Comment("The finished environment. Its Python is that of this image, as it was in `packages`.")
@@ -360,8 +383,13 @@ class _Maker:
                     pass
 
     def _about(self, values: Mapping[str, str]) -> str:
-        gpus = " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver."
-        return about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
+        gpus = (
+            " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver; `--ipc host` gives "
+            "its ranks more shared memory than the 64 MB of a container."
+        )
+        nodes = " On several nodes also `--network host`: the interfaces named here are the host's."
+        words = about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
+        return words + nodes * any(name.endswith(("_IFNAME", "NET_DEVICES")) for name in values)
 
     def _written(self) -> list[tuple[str, str]]:
         """What runs write: also, into the folder of its source, a module that another program than torch compiles."""
@@ -375,8 +403,8 @@ class _Maker:
     def _test(self) -> Iterator[Instruction]:
         if self.recipe.variant.imports:
             yield Comment(
-                "The test, in the image and as the user that runs: everything is imported; no kernel runs, no GPU is "
-                "needed. It leaves nothing behind."
+                "The test, in the runtime image and as its user: what the stack imports is imported; no kernel runs, "
+                "no GPU is needed. It leaves nothing behind."
             )
             # No mount of a tmpfs: buildah 1.28 removes every file of the stage when that ends.
             names = ", ".join(self.recipe.variant.imports)

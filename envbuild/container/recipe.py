@@ -192,7 +192,12 @@ def about_patch(name: str, same_cuda: str | None, *, why: bool = False) -> str:
     """What a patch is for, and where the data say so that it changes nothing in this image."""
     patch = load_patch(name)
     idle = f" nvcc and torch are both of CUDA {same_cuda} here, so it changes nothing in this image."
-    return f"{patch.summary}.{f' {patch.why}' * why}{idle if same_cuda and patch.idle == 'same-cuda' else ''}"
+    return f"{patch.summary}.{f' {patch.why}' * why}{idle * changes_nothing((name,), same_cuda)}"
+
+
+def changes_nothing(names: Sequence[str], same_cuda: str | None) -> bool:
+    """Whether patches change nothing where nvcc and torch are both of CUDA `same_cuda` (None: they are not)."""
+    return same_cuda is not None and all(load_patch(name).idle == "same-cuda" for name in names)
 
 
 def _machines(target: Target) -> str:
@@ -467,7 +472,7 @@ def _for_building(place: Place) -> tuple[Instruction, ...]:
     if place.system is not None:
         names = (*place.system.packages, *place.lacks)
         return _system(place.system.model_copy(update={"packages": names}), f"Needed to compile against. {lacks}")
-    return _of_today(tuple(place.lacks), f"{lacks}It is that of the archive today.")
+    return _of_today(tuple(place.lacks), f"{lacks}Its version is what the archive has today, not pinned.")
 
 
 def _for_running(place: Place) -> tuple[Instruction, ...]:
@@ -479,7 +484,7 @@ def _for_running(place: Place) -> tuple[Instruction, ...]:
         names = (*system.packages, *network.packages)
         return _system(system.model_copy(update={"packages": names}), f"Needed at run time. {why}")
     devices = "A container needs the host's devices, too: `--device /dev/infiniband --ulimit memlock=-1`."
-    return _of_today(network.packages, f"{why}They are those of the archive today. {devices}")
+    return _of_today(network.packages, f"{why}Their versions are what the archive has today, not pinned. {devices}")
 
 
 def _of_today(packages: Sequence[str], why: str) -> tuple[Instruction, ...]:

@@ -404,6 +404,20 @@ def test_an_edit_that_changes_nothing_here_is_said_where_the_data_say_so(recipes
     assert not idle.search(render(own)), "nobody knows which nvcc that image has"
 
 
+def test_a_plain_form_whose_edits_change_nothing_can_be_built_without_them(recipes: dict[str, ImageRecipe]) -> None:
+    words = "Or without envbuild, here: delete the lines with patches/ and `git write-tree` below"
+    said = {name: render(plain.make_plain(recipe)) for name, recipe in recipes.items()}
+    assert [name for name, text in said.items() if words in text.replace("\n# ", " ")] == ["opt-175b"]
+    without = [
+        line for line in said["opt-175b"].splitlines() if "patches/" not in line and "git write-tree" not in line
+    ]
+    joined = "\n".join(without).replace("\\\n", " ")
+    (run,) = [line for line in joined.splitlines() if "/NVIDIA/apex" in line]
+    assert re.search(r"= [0-9a-f]{40} +&& rm -rf \.git$", run), "the commands around them still follow each other"
+    subprocess.run(["/bin/sh", "-n", "-c", re.sub(r"RUN (--\S+ +)*", "", run)], check=True)
+    assert "COPY patches" not in joined and "git apply" not in joined
+
+
 def test_what_a_run_writes_into_a_source_is_the_users_and_so_is_what_the_plain_form_compiles_there(
     recipes: dict[str, ImageRecipe], tmp_path: Path
 ) -> None:
