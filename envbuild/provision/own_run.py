@@ -45,8 +45,24 @@ _THERE = """exec 2>&1
 export {marker}
 timeout -k 10 {seconds:.0f} bash -c {text} </dev/null
 """
-# SIGTERM, and SIGKILL ten seconds later, for all that has the marker.
-_END = """left() {{ grep -lsz '^{marker}$' /proc/[0-9]*/environ | cut -d/ -f3; }}
+# SIGTERM, and SIGKILL after ten more looks, for all that has the marker. A program that is being started has no
+# environment for a moment, nor an end of one (env_end, behind the name the 49th word of proc(5)'s stat): it is waited
+# for, a second at most, and looked at again.
+_END = """marked() {{ grep -lsz '^{marker}$' /proc/[0-9]*/environ | cut -d/ -f3; }}
+starting() {{
+  for process in $(grep -Lsz '' /proc/[0-9]*/environ); do
+    process=${{process%/environ}}
+    [ -e "$process/exe" ] || continue
+    [ "$(sed 's/.*) //' "$process/stat" | cut -d' ' -f49)" != 0 ] || return 0
+  done
+  return 1
+}}
+left() {{
+  marked
+  looks=0
+  while [ "$looks" -lt 20 ] && starting; do looks=$((looks + 1)); sleep 0.05; done
+  marked
+}}
 n=0
 while ids=$(left) && [ "$ids" ]; do
   n=$((n + 1)); [ "$n" -le 10 ] || {{ kill -KILL $ids; break; }}

@@ -73,6 +73,8 @@ def _marked(name: str) -> dict[int, str]:
                 if time.monotonic() > until:
                     break
                 time.sleep(0.001)
+            # It may have got one since it was looked at.
+            environment = environment or (entry / "environ").read_bytes()
         except OSError:
             # Gone meanwhile, or another user's.
             continue

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +106,55 @@ def test_a_host_that_cannot_be_started_ends_those_that_were(tmp_path: Path, monk
         own_run.carry_out(work, TOLD, asked, "bench 1")
     assert [process.poll() is None for process in started] == [False]
     assert ended == ["a"]
+
+
+# While a host's shell waits for the first time the process gets its environment; the second time it goes.
+SLEEP = """#!/bin/sh
+[ ! -s {process}/environ ] || exec rm -r {process}
+printf 'A=1\\0{marker}\\0' >{process}/environ
+"""
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("program", [True, False])
+def test_a_hosts_shell_ends_what_was_just_being_started_and_waits_for_nothing_else(
+    tmp_path: Path, shell: str, program: bool
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    marker = f"{own_run.MARKER}=mine"
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        process = tmp_path / "proc" / str(victim.pid)
+        process.mkdir(parents=True)
+        (process / "environ").touch()
+        (process / "stat").write_text(f"{victim.pid} (a (b) c) S " + " ".join(["7"] * 47 + ["0", "0"]))
+        if program:
+            (process / "exe").symlink_to("/bin/sh")
+        sleep = tmp_path / "sleep"
+        sleep.write_text(SLEEP.format(marker=marker, process=process))
+        sleep.chmod(0o755)
+        script = own_run._END.format(marker=marker).replace("/proc/", f"{tmp_path}/proc/")
+        script = script.replace("-f3", f"-f{len(process.parts)}")
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        subprocess.run([shell], input=script.encode(), env=env, check=True, timeout=PATIENCE)
+        try:
+            if program:
+                victim.wait(PATIENCE)
+        finally:
+            victim.kill()
+    assert victim.returncode == -(signal.SIGTERM if program else signal.SIGKILL)
+
+
+def test_a_hosts_shell_ends_what_starts_itself_again_and_again(tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.write_text('#!/bin/sh\nexec "$0"\n')
+    again.chmod(0o755)
+    for number in range(5):
+        marker = f"{own_run.MARKER}_TEST={number}"
+        environment = {f"{own_run.MARKER}_TEST": f"{number}", "PATH": os.environ["PATH"]}
+        with subprocess.Popen([str(again)], env=environment) as started:
+            subprocess.run(["bash"], input=own_run._END.format(marker=marker).encode(), check=True, timeout=PATIENCE)
+            assert started.wait(PATIENCE) in (-signal.SIGTERM, -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("prefix", ["{}: ", "[default{}]:", "[rank{}]: ", "[{}] "])

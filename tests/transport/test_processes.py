@@ -44,6 +44,21 @@ def test_what_is_being_started_has_no_environment_for_a_moment_and_is_found_when
     loader.join()
 
 
+def test_what_has_its_environment_just_after_it_was_looked_at_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    started = entry(tmp_path, 70001, env_end=4096, environment=b"")
+    ask = processes._is_loading
+
+    def loaded(process: Path) -> bool:
+        (started / "environ").write_bytes(f"{NAME}=mine\0".encode())
+        return ask(process)
+
+    monkeypatch.setattr(processes, "_is_loading", loaded)
+    assert processes.find_marked(NAME, "mine") == [70001]
+
+
 def test_what_never_has_an_environment_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     monkeypatch.setattr(processes.time, "sleep", lambda _: pytest.fail("waited"))
