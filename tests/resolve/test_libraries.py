@@ -59,11 +59,12 @@ def test_where_it_is_there_or_was_not_asked_nothing_is_said(finds: bool | None) 
     assert said(resolution(python(finds=finds))) == []
 
 
-def test_an_interpreter_that_brings_the_library_serves_itself_and_no_standalone_one() -> None:
+def test_an_interpreter_that_brings_the_library_serves_itself_and_tells_nothing_of_a_standalone_one() -> None:
     conda, system = python("/opt/conda/bin/python3.11", finds=True), python(finds=False)
     assert said(resolution(conda, system, on={"interpreter": conda["path"]})) == []
     standalone = {"kind": "standalone", "name": "cpython-3.11.9", "sha256": "0" * 64}
-    assert [item.verdict for item in said(resolution(conda, system, interpreter=standalone))] == ["refuse"]
+    assert [item.verdict for item in said(resolution(system, interpreter=standalone))] == ["refuse"]
+    assert said(resolution(conda, system, interpreter=standalone)) == []
     assert said(resolution(python(), interpreter=standalone)) == []
 
 

@@ -27,14 +27,15 @@ def install_words(library: str) -> str:
 def finds_libstdcxx(variant: Variant, python: PythonFacts | None, facts: NodeFacts) -> bool | None:
     """Whether the variant will find libstdc++.so.6; None where no probe asked, and where conda brings it.
 
-    An interpreter that the toolchain brings has none of its own: it finds what every interpreter there finds.
+    An interpreter that the toolchain brings has none of its own: it finds what the others there find, and where these
+    differ, as one of conda brings its own, nobody knows (None).
     """
     if variant.conda is not None:
         return None
     if python is not None:
         return python.libstdcxx
-    known = [each.libstdcxx for each in facts.pythons if each.libstdcxx is not None]
-    return all(known) if known else None
+    known = {each.libstdcxx for each in facts.pythons if each.libstdcxx is not None}
+    return known.pop() if len(known) == 1 else None
 
 
 def library_rule(variant: Variant, target: Target, found: bool | None, compat: Compat) -> Decisions:
