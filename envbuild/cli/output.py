@@ -155,14 +155,14 @@ def say(text: str) -> None:
 def print_error(error: EnvbuildError) -> None:
     """`error[code]: what` with its why and hint, on stderr; colour is never the only signal."""
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    head = f"error[{error.code}]:"
-    if colour:
-        head = click.style(head, fg="red", bold=True)
-    lines = [f"{head} {_safe(error.what)}"]
-    for label, text in (("why", error.why), ("hint", error.hint)):
-        if text:
-            lines.append(f"{click.style(label + ':', fg='cyan') if colour else label + ':'} {_safe(text)}")
-    say(fitted(_redacted("\n".join(lines)), sys.stderr))
+    told = [(f"error[{error.code}]:", error.what, "bold red")]
+    told += [(label, text, "cyan") for label, text in (("why:", error.why), ("hint:", error.hint)) if text]
+    lines = []
+    for label, text, style in told:
+        # Colours come after the lines are broken: escapes take no room on them.
+        line = fitted(_redacted(f"{label} {_safe(text)}"), sys.stderr)
+        lines.append(line.replace(label, _styled(label, style), 1) if colour and line.startswith(label) else line)
+    say("\n".join(lines))
 
 
 def print_error_json(error: EnvbuildError) -> None:

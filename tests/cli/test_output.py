@@ -6,10 +6,12 @@ import io
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from envbuild.cli.nodes_cmd import show_evidence
-from envbuild.cli.output import Ui, columns, comments_fitted, fitted, text_width
+from envbuild.cli.output import Ui, columns, comments_fitted, fitted, print_error, text_width
+from envbuild.errors import EnvbuildError
 from envbuild.provision.run.run_dir import RunDir
 from tests.report.samples import evidence, node
 
@@ -42,6 +44,17 @@ def test_of_a_script_only_comments_are_broken_and_stay_comments(sixty: Terminal)
     first, *onward, last = comments_fitted(f"# opt-prefix: {'word ' * 30}\n{command}", sixty).split("\n")
     assert last == command and first.startswith("# opt-prefix: ") and len(onward) == 2
     assert all(line.startswith("#   word") and len(line) <= 60 for line in onward)
+
+
+def test_the_colours_of_an_error_take_no_room_of_its_lines(sixty: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = EnvbuildError("image-no-builder", "word " * 20, why="word " * 20, hint="word " * 20)
+    plain, coloured = Terminal(), Terminal()
+    for no_color, stream in (("1", plain), ("", coloured)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setattr("sys.stderr", stream)
+        print_error(error)
+    assert click.unstyle(coloured.getvalue()) == plain.getvalue() != coloured.getvalue()
+    assert coloured.getvalue().count(click.style("why:", fg="cyan")) == 1
 
 
 def test_a_pipe_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from envbuild.report.sections.claims import claims
 from envbuild.report.sections.every import sections
 from envbuild.report.sections.pins import pins
 from envbuild.report.timeline import steps
-from tests.report.samples import evidence, fleet, gpu_checks, node
+from tests.report.samples import evidence, facts, fleet, gpu_checks, node
 from tests.report.samples import steps as taken
 from tests.report.test_render import HOSTILE, Page, failing_fleet
 
@@ -154,6 +154,15 @@ def test_what_was_not_checked_has_a_section_of_its_own() -> None:
     assert ("contents", ("localhost",)) in found
     assert ("verify/deep", ("localhost",)) in found
     assert ("claims", ("localhost",)) in found
+
+
+def test_packages_without_a_locked_file_are_those_of_nodes_whose_facts_were_read() -> None:
+    told = [
+        next(gap.why for gap in sections(evidence(node(facts=read), verb=verb)).gaps if gap.what == "pins")
+        for verb, read in (("provision", facts("localhost")), ("verify", None))
+    ]
+    assert told[0].startswith("6 packages without a locked file (built here, or of the base): ")
+    assert told[1] == "6 packages not compared with the files of the lock: which of them fit was not asked"
 
 
 def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:

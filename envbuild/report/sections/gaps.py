@@ -49,11 +49,24 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         out.append(Gap("claims", _uncompared(evidence, claims), every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
         out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {'; '.join(open_[:8])}", every))
-    if loose := [pin.name for pin in pins if pin.same is None and not pin.wanted]:
+    loose, unread = _unlocked(evidence, pins)
+    if loose:
         few = ", ".join(loose[:8])
         why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few}"
         out.append(Gap("pins", why, every))
+    if unread:
+        why = f"{plural(unread, 'package')} not compared with the files of the lock: which of them fit was not asked"
+        out.append(Gap("pins", why, every))
     return tuple(out)
+
+
+def _unlocked(evidence: Evidence, pins: tuple[Pin, ...]) -> tuple[list[str], int]:
+    """Names of packages that no file of the lock is for, and how many others there are on nodes without facts."""
+    known = {variant.digest for variant in evidence.variants if variant.packages}
+    nodes = {node.node for node in evidence.nodes if node.facts is None and node.variant_digest not in known}
+    found = [pin for pin in pins if pin.same is None and not pin.wanted]
+    loose = [pin.name for pin in found if not nodes.issuperset(pin.nodes)]
+    return loose, len(found) - len(loose)
 
 
 def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:
