@@ -337,7 +337,9 @@ def _master(folder: Path) -> subprocess.Popen[bytes]:
     """A process whose title is that of a connection master with a socket in `folder`."""
     code = "print(1, flush=True); import time; time.sleep(600)"
     argv = [f"ssh: {folder}/0123456789 [mux]", "-c", code]
-    process = subprocess.Popen(argv, executable=sys.executable, stdout=subprocess.PIPE)
+    # A Python that lies elsewhere than it was built for finds its modules by its name, which is another here.
+    env = {**os.environ, "PYTHONHOME": sys.base_prefix}
+    process = subprocess.Popen(argv, executable=sys.executable, env=env, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     return process
