@@ -81,7 +81,7 @@ def _files(path: Path, scratch: Path, wanted: Wanted) -> tuple[dict[str, bytes],
     lock = parse_lock(data.decode(), name)
     loaded = _stack(report.evidence, lock, wanted)
     page, document = _annotated(report.evidence, loaded, wanted.document) if loaded and wanted.annotated else ("", None)
-    if not page and wanted.annotated:
+    if loaded is None and wanted.annotated:
         left.append(f"{ANNOTATED} is not in the kit: no document is known (--stack FILE names a stack of your own)")
     own = _own(open_report(path).evidence, loaded, wanted.publish, left)
     form: Literal["published", "full"] = "published" if wanted.publish else "full"

@@ -271,6 +271,15 @@ def test_a_stack_file_that_may_name_somebody_stays_behind_and_goes_with_a_full_k
     assert "what gpu01 needs" in (tmp_path / "full" / "torch-smoke.yaml").read_text()
 
 
+def test_a_document_is_missed_only_where_the_stack_is_not_known(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("document" in text for text in make_kit(report, tmp_path / "shipped", Wanted())[1])
+    monkeypatch.setattr("envbuild.kit.make.list_stacks", tuple)
+    missed = "document.html is not in the kit: no document is known (--stack FILE names a stack of your own)"
+    assert missed in make_kit(report, tmp_path / "unknown", Wanted())[1]
+
+
 def test_the_annotated_document_of_a_kit_has_the_decisions_of_the_run_once_for_equal_nodes(
     report: Path, tmp_path: Path
 ) -> None:
