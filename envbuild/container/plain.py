@@ -75,12 +75,15 @@ def make_plain(recipe: ImageRecipe) -> ImageRecipe:
     stages = {stage.name: stage for stage in maker.stages()}
     sources = bool(recipe.variant.sources)
     compiles = "compiles the sources" if sources else "removes what differs between two builds"
+    system = [name for name in ("compilers", "libraries") if name in stages]
+    verb = "adds" if len(system) == 1 else "add"
+    added = f"{' and '.join(f'`{name}`' for name in system)} {verb} packages of the system, " if system else ""
     lacks = ", without compilers" * (stages["runtime"].image != stages["packages"].image)
     notes = (
         *_how(recipe),
-        f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}`packages` "
-        f"downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in which what the "
-        "stack imports is imported once as a test.",
+        f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}{added}"
+        f"`packages` downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in which "
+        "what the stack imports is imported once as a test.",
         "Dockerfile, the other form, installs the same by a program of envbuild, which also checks and stamps it.",
     )
     return replace(
@@ -110,7 +113,8 @@ def _how(recipe: ImageRecipe) -> tuple[str, ...]:
         able,
         "1. `pip install .` in a checkout of envbuild.",
         f"2. `envbuild image dockerfile {recipe.stack}{recipe.options} --plain -o FOLDER` writes these files and "
-        f"{names}, not kept here as a patch quotes the source that it is for. It needs git and a network.",
+        f"{names}, not kept here, as a patch quotes the source, which has a licence of its own. It needs git and a "
+        "network.",
         f"3. {build} FOLDER. It needs no envbuild.",
         *without,
     )
@@ -158,7 +162,7 @@ class _Maker:
         yield Comment(f"uv, which makes the environment and installs into it. {UV}: its version and sha256.")
         yield Copy((UV,), "/")
         gitconfig = ", gitconfig for git" * bool(self.recipe.variant.sources)
-        seen = " What builds an archive of source could read them." * (
+        seen = " While a source archive (sdist) is built, its setup.py can read them." * (
             "requirements-archives.txt" in self._requirements()
         )
         yield Comment(
@@ -282,8 +286,8 @@ class _Maker:
             )
             yield Comment(
                 "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
-                "isolation), and what it compiled is imported. A fixed date and hash seed keep the time and chance of "
-                "a build out of its files." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
+                "isolation), and what it compiled is imported. A fixed date (1980-01-01) and hash seed keep the time "
+                "and chance of a build out of what these write." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
             )
             yield Env(seen)
             if "CUDA_HOME" in seen:
@@ -298,11 +302,12 @@ class _Maker:
     def _built(self, source: LockedSource) -> Iterator[Instruction]:
         if source.install == "editable" and self._old():
             yield Comment(
-                f"{source.name} is used where it lies, in the environment. `develop` installs it so: this setuptools "
-                f"is older than {_EDITABLE_WHEELS} and cannot make the wheel that `pip install -e` needs."
+                f"{source.name} is installed editable, so its tree is in the environment. `develop`, as this "
+                f"setuptools is older than {_EDITABLE_WHEELS} and cannot make the wheel that `pip install -e` needs."
             )
         elif source.install != "wheel":
-            yield Comment(f"{source.name} is used where it lies, in the environment.")
+            word = "installed editable" if source.install == "editable" else "put on Python's path"
+            yield Comment(f"{source.name} is {word}, so its tree is in the environment.")
         if modules := ", ".join(steps.kernels(source)):
             yield Comment(f"{modules}: compiled at the first start, so the runtime image has the compilers.")
         below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
@@ -388,7 +393,12 @@ class _Maker:
             "its ranks more shared memory than the 64 MB of a container."
         )
         nodes = " On several nodes also `--network host`: the interfaces named here are the host's."
-        words = about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values)
+        later = " TORCH_CUDA_ARCH_LIST: for code that is compiled when it is first used." * (
+            "TORCH_CUDA_ARCH_LIST" in values
+        )
+        mpi = " OMPI_* and UCX_*: read by Open MPI and UCX, where these are there."
+        words = about_variables(self.recipe.machines) + gpus * ("NVIDIA_VISIBLE_DEVICES" in values) + later
+        words += mpi * any(name.startswith(("OMPI_", "UCX_")) for name in values)
         return words + nodes * any(name.endswith(("_IFNAME", "NET_DEVICES")) for name in values)
 
     def _written(self) -> list[tuple[str, str]]:

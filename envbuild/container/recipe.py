@@ -176,10 +176,12 @@ def owned(paths: Sequence[tuple[str, str]], environment: str) -> tuple[Instructi
     every = " ".join(f"{environment}/{shlex.quote(path)}" for path in sorted(folders))
     sources = " ".join(f"{environment}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
     there = " -o ".join(f"-path {environment}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
+    names = ", ".join(f"{name}/{path}" for name, path in paths)
     return (
         Comment(
-            f"What runs here may write {', '.join(f'{name}/{path}' for name, path in paths)}, so the user owns these "
-            "and their folders, in which it may replace any file; elsewhere it may write to its home and /tmp."
+            f"What a source writes when it is built in place or started, {names}, "
+            "is the user's, as are the folders it is in, in which any file may be replaced: so a start that compiles "
+            "or downloads again can write. Elsewhere only the user's home and /tmp can be written."
         ),
         Run(
             f"mkdir -p {every} && chown {USER}:{USER} {every}"

@@ -228,7 +228,8 @@ def test_the_text_of_every_kind_of_instruction() -> None:
     made = replace(recipe, stack="s", stages=stages, notes=("A note.",))
     lines = render(made).splitlines()
     head = " ".join(line.removeprefix("# ") for line in lines[: lines.index("# A note.")])
-    assert head.startswith("s: Python 3.11, 10 packages, torch ") and "`envbuild image dockerfile s`; not to be" in head
+    assert head.startswith("s: Python 3.11, 10 packages, torch ")
+    assert "`envbuild image dockerfile s`; an edit is lost" in head
     assert head.endswith(
         f"for s (profile exact, variant {recipe.variant.id}, whose `digest` is {recipe.variant.digest})."
     )
