@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -20,8 +21,11 @@ def _until(true: Callable[[], bool]) -> None:
 
 def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -> None:
     waits = "import sys; sys.stdin.read()"
+    # A Python that lies elsewhere than it was built for finds its modules by its name, which is another here.
+    env = {**os.environ, "PYTHONHOME": sys.base_prefix}
     for words in (["x86_64-linux-gnu-g++-12", "-c", waits], ["/usr/bin/nvcc", "-c", waits]):
-        with subprocess.Popen([*words, "/src/adam.cu"], executable=sys.executable, stdin=subprocess.PIPE) as process:
+        argv = [*words, "/src/adam.cu"]
+        with subprocess.Popen(argv, executable=sys.executable, env=env, stdin=subprocess.PIPE) as process:
             _until(lambda: at_work() == {"what": "adam.cu"})
             process.communicate()
     assert at_work() == {}
