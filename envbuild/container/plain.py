@@ -393,7 +393,7 @@ class _Maker:
             "its ranks more shared memory than the 64 MB of a container."
         )
         nodes = " On several nodes also `--network host`: the interfaces named here are the host's."
-        later = " TORCH_CUDA_ARCH_LIST: for code that is compiled when it is first used." * (
+        later = " TORCH_CUDA_ARCH_LIST: for code compiled later, as by an image built on this one." * (
             "TORCH_CUDA_ARCH_LIST" in values
         )
         mpi = " OMPI_* and UCX_*: read by Open MPI and UCX, where these are there."

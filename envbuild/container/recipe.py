@@ -179,9 +179,9 @@ def owned(paths: Sequence[tuple[str, str]], environment: str) -> tuple[Instructi
     names = ", ".join(f"{name}/{path}" for name, path in paths)
     return (
         Comment(
-            f"What a source writes when it is built in place or started, {names}, "
-            "is the user's, as are the folders it is in, in which any file may be replaced: so a start that compiles "
-            "or downloads again can write. Elsewhere only the user's home and /tmp can be written."
+            f"What a source writes when it is built in place or started, {names}, is the user's, as are the folders it "
+            "is in, in which any file may be replaced: a start may write it, or a build in an image built on this one. "
+            "Elsewhere only the user's home and /tmp can be written."
         ),
         Run(
             f"mkdir -p {every} && chown {USER}:{USER} {every}"
