@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -186,8 +187,9 @@ def _write_conda(
 
 def make_python(standalone: Path, folder: Path) -> Package:
     """The CPython of a tar.gz in `install_only` layout as a package; what `sysconfig` says of its place is replaced."""
-    with tarfile.open(standalone) as archive:
-        archive.extractall(folder, filter="tar")
+    folder.mkdir(parents=True, exist_ok=True)
+    # `extractall(filter=...)` is not in every Python 3.11, Debian 12's for one.
+    subprocess.run(["tar", "-xf", str(standalone), "-C", str(folder), "--no-same-owner"], check=True)
     tree = folder / "python"
     names = {path.name for path in (tree / "bin").iterdir()}
     program = next(name for name in sorted(names, key=len, reverse=True) if name.startswith("python3."))
