@@ -67,7 +67,7 @@ def test_a_prefix_without_room_is_refused_with_numbers_before_anything_is_done(
         decisions = by_node(done)[node.address]["resolution"]["decisions"]
         (against,) = [each for each in decisions if each["verdict"] == "refuse"]
         if what == "read-only":
-            assert "read-only" in error["why"].lower()
+            assert "read-only" in error["what"].lower()
         else:
             assert "free" in against["compared"][0]
             assert "needed" in against["compared"][1]

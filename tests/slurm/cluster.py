@@ -140,6 +140,12 @@ def pyxis_plugin() -> Path | None:
     return next((path for path in (*named, *beside) if path.exists()), None)
 
 
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 class Cluster:
     """One running cluster. `env` is what its programs need; `shared` a folder that all of its nodes see.
 
@@ -304,16 +310,19 @@ class Cluster:
         (self.top / f"unhealthy-{name}").write_text(reason)
 
     def pull_the_plug(self, name: str) -> None:
-        """End everything that runs on a node at once; slurmctld is told, as a site's watchdog would."""
+        """End everything that runs on a node at once; slurmctld is told before, as a site's watchdog would.
+
+        Nothing says goodbye: srun would tell the job's script of a closed connection before slurmctld knows.
+        """
         process = self._processes.pop(name)
         pids = subprocess.run(
             ["ip", "netns", "pids", f"{self._space}-{name}"], capture_output=True, text=True, check=True, env=self.env
         )
-        for pid in pids.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        process.wait(10)
+        every = [int(pid) for pid in pids.stdout.split()]
+        _signal(every, signal.SIGSTOP)
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=pulled the plug")
+        _signal(every, signal.SIGKILL)
+        process.wait(10)
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.top / "log" / f"{name}.out").open("ab") as log:
