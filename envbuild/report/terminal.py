@@ -207,7 +207,7 @@ def _checks(evidence: Evidence) -> list[Line]:
 
 
 def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
-    """A check, what it says, and for how many it stands: those that failed first, each with its node.
+    """A check, what it says, and for how many it stands: failed ones first, each with its node, then unchecked ones.
 
     Where several nodes passed or skipped the same check, the first speaks for all.
     """
@@ -218,7 +218,8 @@ def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
     for index, (who, check) in enumerate(every):
         if not _bad(check):
             groups.setdefault((check.name, check.status) if many else index, []).append((who, check))
-    return failed + [(group[0][1], _said(group), len(group)) for group in groups.values()]
+    others = [(group[0][1], _said(group), len(group)) for group in groups.values()]
+    return failed + sorted(others, key=lambda row: row[0].status == "passed")
 
 
 def _bad(check: Check) -> bool:

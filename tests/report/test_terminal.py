@@ -135,3 +135,12 @@ def test_d34_the_figure_of_a_check_is_the_one_that_its_floor_is_about() -> None:
     assert "772 TFLOP/s gemm_cuda_bf16_tflops" in line(metric(*bf16, floor=600.0), metric(*fp32))
     assert "772 TFLOP/s" in line(metric(*fp32), metric(*bf16)), "the node program tells what training uses last"
     assert "51 TFLOP/s; right" in line(metric(*fp32))
+
+
+def test_what_was_not_checked_stands_before_what_passed_so_that_a_short_list_has_it() -> None:
+    passed = [{"name": f"smoke/{index}", "status": "passed", "says": "well", "seconds": 1.0} for index in range(8)]
+    skipped = {"name": "smoke/gpu", "status": "skipped", "says": "no GPU is here"}
+    lines = [text for text, _ in summary_lines(evidence(node(checks=[*passed, skipped])))]
+    names = [line.split()[1] for line in lines if "smoke/" in line and line.startswith("  ") and "envbuild" not in line]
+    assert names[:2] == ["smoke/gpu", "smoke/0"]
+    assert "    and 3 more checks" in lines

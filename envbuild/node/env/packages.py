@@ -180,7 +180,7 @@ def _install_wheels(
     for group in groups(packages, artifacts, tool.config):
         log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
         progress(
-            "fetching and unpacking %s" % plural(len(group.packages), "package"),
+            "fetching %s, unpacked so far" % plural(len(group.packages), "package"),
             ask=partial(_moved, tool, environment, group),
         )
         try:
