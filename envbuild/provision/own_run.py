@@ -64,7 +64,7 @@ left() {{
   marked
 }}
 n=0
-while ids=$(left) && [ "$ids" ]; do
+while ids=$(left | sort -u) && [ "$ids" ]; do
   n=$((n + 1)); [ "$n" -le 10 ] || {{ kill -KILL $ids; break; }}
   kill -TERM $ids; sleep 1
 done 2>/dev/null

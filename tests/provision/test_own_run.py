@@ -145,6 +145,24 @@ def test_a_hosts_shell_ends_what_was_just_being_started_and_waits_for_nothing_el
     assert victim.returncode == -(signal.SIGTERM if program else signal.SIGKILL)
 
 
+def test_a_host_asks_a_process_once_a_look_to_end_so_that_its_clean_up_is_not_interrupted(tmp_path: Path) -> None:
+    # A second SIGTERM on the heels of the first interrupts a program that cleans up.
+    told = tmp_path / "told"
+    (tmp_path / "kill").write_text(f'#!/bin/sh\necho "$*" >> {told}\nexec /bin/kill "$@"\n')
+    (tmp_path / "kill").chmod(0o755)
+    marker = f"{own_run.MARKER}=once-{tmp_path.name}"
+    started = subprocess.Popen(
+        ["sleep", "60"], env={"PATH": os.environ["PATH"], own_run.MARKER: marker.partition("=")[2]}
+    )
+    try:
+        script = own_run._END.format(marker=marker).replace("kill -", f"{tmp_path}/kill -")
+        subprocess.run(["/bin/sh"], input=script.encode(), check=True, timeout=PATIENCE)
+        assert started.wait(PATIENCE) == -signal.SIGTERM
+        assert told.read_text().splitlines() == [f"-TERM {started.pid}"]
+    finally:
+        started.kill()
+
+
 def test_a_hosts_shell_ends_what_starts_itself_again_and_again(tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.write_text('#!/bin/sh\nexec "$0"\n')
