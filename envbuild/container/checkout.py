@@ -53,8 +53,8 @@ def from_checkout(recipe: ImageRecipe) -> ImageRecipe:
     read = (
         f"The stages `fetch`, {sources}`packages` and `build` each run envbuild's program, envbuild-node.pyz, on the "
         ".json of that name beside this file, which says what to do; variant.json has every package and source. "
-        "`build` imports them as a test, and `envbuild image verify IMAGE --smoke` does so in the image that runs, "
-        f"where it would make every rebuild longer.{plain}"
+        "`build` imports them as a test. The runtime image is tested by `envbuild image verify IMAGE --smoke`, not "
+        f"here, as that would make every rebuild longer.{plain}"
     )
     return replace(recipe, stages=stages, notes=(usage, read, *recipe.notes), uncommitted={})
 
