@@ -15,6 +15,7 @@ from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
     from envbuild.catalog.target_file import Answers
+    from envbuild.model.target import Target
 
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
 
@@ -45,16 +46,18 @@ def validate(ui: Ui, targets: tuple[str, ...]) -> int:
 
     A stack that the target names is looked up too; no host is asked. A template is good as far as it goes.
     """
+    return validate_each(ui, "target", targets, lambda reference: _valid(reference).name)
+
+
+def _valid(reference: str) -> Target:
+    """A target or template whose stack and profile are there."""
     from envbuild.catalog.loader import load_stack, load_target, pick_profile, stack_of
 
-    def name_of(reference: str) -> str:
-        found = load_target(reference, template=True)
-        stack = stack_of(found)
-        if stack is not None:
-            pick_profile(load_stack(stack), found.target.profile)
-        return found.target.name
-
-    return validate_each(ui, "target", targets, name_of)
+    found = load_target(reference, template=True)
+    stack = stack_of(found)
+    if stack is not None:
+        pick_profile(load_stack(stack), found.target.profile)
+    return found.target
 
 
 @target.command("show")
@@ -86,7 +89,7 @@ def init(ui: Ui, file: Path, facts: str | None) -> None:
     A file that is there is never replaced.
     """
     from envbuild.catalog import target_file
-    from envbuild.catalog.loader import is_template, load_target
+    from envbuild.catalog.loader import is_template
     from envbuild.catalog.node_facts import load_facts
 
     if file.suffix not in (".yaml", ".yml"):
@@ -101,7 +104,7 @@ def init(ui: Ui, file: Path, facts: str | None) -> None:
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error), "name a file in a folder that you can write") from None
     try:
-        made = load_target(str(file), template=True).target
+        made = _valid(str(file))
     except EnvbuildError:
         file.unlink()
         raise

@@ -82,6 +82,8 @@ def test_facts_name_the_prefix_for_every_user() -> None:
 def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_changed(tmp_path: Path) -> None:
     bad = init(tmp_path, answers=("ssh", "", "a", "", "relative/prefix", ""))
     assert isinstance(bad.exception, EnvbuildError) and bad.exception.code == "manifest-invalid"
+    unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
+    assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
     short = init(tmp_path, answers=("ssh",))
     assert short.exit_code == 2 and "--from-facts" in short.output
     assert list(tmp_path.iterdir()) == []
