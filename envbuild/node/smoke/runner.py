@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,6 +72,22 @@ class Outcome:
         return merged
 
 
+# The first line of what was raised, below its traceback; torch puts a rank before each line.
+_RAISED = re.compile(
+    r"^((?:\[rank\d+\]: )?)Traceback \(most recent call last\):\n(?:\1[ \t].*\n)*\1(\S.*)$", re.MULTILINE
+)
+
+
+def last_words(text: str, raised: bool = False) -> str:
+    """The last line that is not empty, at most 300 characters; where it `raised`, that of the last traceback.
+
+    What torch raises for a CUDA error ends with general advice.
+    """
+    found = _RAISED.findall(text) if raised else []
+    lines = [found[-1][1]] if found else [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
 def how_it_ended(outcome: "Outcome", deadline: float) -> "str | None":
     """One phrase for an end that is not a regular one; None when the program reached its end."""
     during = " during %s" % outcome.stage()
@@ -87,8 +104,8 @@ def how_it_ended(outcome: "Outcome", deadline: float) -> "str | None":
         note = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
         return "crashed with %s%s%s" % (name, note, during)
     if code != 0:
-        lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
-        return "ended with exit code %s%s%s" % (code, during, ": " + lines[-1][:300] if lines else "")
+        last = last_words(outcome.stderr, raised=code == 1)
+        return "ended with exit code %s%s%s" % (code, during, ": " + last if last else "")
     if not outcome.of("done"):
         return "ended without saying that it was done%s" % during
     return None

@@ -18,6 +18,7 @@ from envbuild.node.smoke.runner import (
     Scratch,
     child_environment,
     how_it_ended,
+    last_words,
     program,
     run_processes,
     run_programs,
@@ -189,5 +190,4 @@ def _judge(part: "Part", outcomes: "list[Outcome]", step: Json, ranks: int, cloc
 def _last(text: str) -> str:
     """The last line of a rank's output that is not empty, before the stacks that it printed at its deadline."""
     said = re.split(r"^Timeout \([0-9:.]+\)!$", text, maxsplit=1, flags=re.MULTILINE)[0]
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return last_words(said)

@@ -239,6 +239,15 @@ def test_a_lost_context_ends_the_process_and_not_the_item(environment: Path) -> 
     assert found["multi-tensor-scale"].status == "passed"
 
 
+def test_an_extension_of_other_gpus_is_told_as_that(environment: Path) -> None:
+    text = "CUDA error: no kernel image is available for execution on the device"
+    line = f"raise RuntimeError('{text}\\nCompile with `TORCH_USE_CUDA_DSA`.')"
+    add(environment, "amp_C", "apex", "apex_C", amp_C=("each = torch.stack", f"{line}\n    each = torch.stack"))
+    found = checks(environment)
+    assert found["multi-tensor-norm"].says == f"float32: {text}: it was built for other GPUs"
+    assert found["multi-tensor-scale"].status == "passed"
+
+
 def test_a_hang_names_its_check_and_what_did_not_run(environment: Path) -> None:
     sleep = "__import__('time').sleep(600)"
     add(environment, "amp_C", "apex", "apex_C", amp_C=("each = torch.stack", f"{sleep}\n    each = torch.stack"))

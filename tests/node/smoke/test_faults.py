@@ -117,11 +117,24 @@ def test_a_metric_that_is_not_finite_is_a_failure(environment: Path, tmp_path: P
     assert "the metric training_tokens_per_second is not a finite number" in check.details["failures"]
 
 
+OUT_OF_MEMORY = "error = RuntimeError('CUDA error: out of memory\\nFor debugging pass X=1\\nCompile with `Y`.')\n"
+BY_RANK = """
+import traceback
+def hook(*raised):
+    for line in "".join(traceback.format_exception(*raised)).splitlines():
+        print("[rank0]: " + line, file=sys.stderr)
+sys.excepthook = hook
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("sys.exit(3)\n", "the training program ended with exit code 3 during start-up"),
         ("raise ImportError('libcudart.so.11.0')\n", "ImportError: libcudart.so.11.0"),
+        # as torch says it, and with a rank before each line once a process group is there
+        (f"{OUT_OF_MEMORY}raise error\n", "during start-up: RuntimeError: CUDA error: out of memory"),
+        (f"{OUT_OF_MEMORY}{BY_RANK}raise error\n", "during start-up: RuntimeError: CUDA error: out of memory"),
         (GOOD_TRAINING.replace("c.done()", ""), "ended without saying that it was done"),
         ("c.failure('the loss is nan at step 3')\nc.done()\n", "the loss is nan at step 3"),
         ("os.kill(os.getpid(), signal.SIGKILL)\n", "SIGKILL (the kernel does this when memory runs out)"),

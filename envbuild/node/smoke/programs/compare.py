@@ -30,6 +30,19 @@ _UNSUPPORTED = re.compile(
 _BROKEN_CONTEXT = re.compile(r"CUDA error|CUDA out of memory|device-side assert|cudaError", re.IGNORECASE)
 
 
+# What a launch says where the object has no machine code for this GPU, and no PTX that could be compiled for it.
+_NO_CODE = "no kernel image is available"
+
+
+def words(error: BaseException) -> str:
+    """Its first line, at most 300 characters: torch has advice in the others. That it is of other GPUs is added."""
+    text = str(error).strip().split("\n")[0][:300]
+    if _NO_CODE not in text:
+        return text
+    own = " than sm_%d%d" % torch.cuda.get_device_capability() if DEVICE == "cuda" else ""
+    return "%s: it was built for other GPUs%s" % (text, own)
+
+
 def epsilon(dtype: str) -> float:
     """One unit in the last place at 1: 2^-23, 2^-10 and 2^-7; `tensorfloat32` has the 10 bits of float16."""
     return 2.0**-10 if dtype == "tensorfloat32" else float(torch.finfo(getattr(torch, dtype)).eps)
@@ -154,7 +167,7 @@ class Case:
                 work(dtype)
                 wait()
             except (RuntimeError, TypeError, ValueError) as error:
-                text = str(error).strip().split("\n")[0][:300]
+                text = words(error)
                 if _BROKEN_CONTEXT.search(str(error)):
                     self.failures.append("%s: %s" % (dtype, text))
                     raise BrokenContextError(text) from error

@@ -15,7 +15,7 @@ import torch
 
 from . import apex, host_extensions, megatron_kernels
 from .common import Channel, begin, other_machine
-from .compare import BrokenContextError, Case, MissingApiError, on_device
+from .compare import BrokenContextError, Case, MissingApiError, on_device, words
 
 # Name of the check, the extension it needs, whether that needs a GPU, and the function.
 CHECKS = (
@@ -136,7 +136,7 @@ def _compare(case: Case, function: Any, module: str, problem: str, gpu: bool, cu
         return False
     except Exception as error:  # noqa: BLE001 - foreign code; whatever it is, the check has failed and says so
         at = traceback.extract_tb(sys.exc_info()[2])[-1]
-        text = "%s: %s (%s line %d)" % (type(error).__name__, str(error)[:300], at[0].split("/")[-1], at[1])
+        text = "%s: %s (%s line %d)" % (type(error).__name__, words(error), at[0].split("/")[-1], at[1])
         case.failures.append(text)
         return "CUDA error" not in str(error)
     if not case.failures and not case.skipped and case.compared == 0:
