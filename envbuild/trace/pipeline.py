@@ -83,22 +83,24 @@ def pipeline_of(trace: Trace, name: str, stages: int | None, chunks: int | None)
 
 def iterations(trace: Trace) -> list[Iteration]:
     """Every iteration in order. Passes of a rank that overlap count once."""
-    first, last, until = dict[int, float](), dict[int, float](), dict[tuple[int, int], float]()
-    busy: defaultdict[int, float] = defaultdict(float)
+    rank_of = [rank for rank, _, _ in trace.kinds]
+    rows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by iteration and rank
+    for row, key in enumerate(zip(trace.iterations, map(rank_of.__getitem__, trace.which), strict=True)):
+        rows[key].append(row)
+    ranks: defaultdict[int, list[tuple[float, float, float]]] = defaultdict(list)  # first, last and busy of each
+    for (number, _), found in rows.items():
+        times = sorted((trace.starts[row], trace.ends[row]) for row in found)
+        until, busy = times[0][0], 0.0
+        for start, end in times:
+            if end > until:
+                busy += end - max(start, until)
+                until = end
+        ranks[number].append((times[0][0], until, busy))
     spans = Counter(trace.iterations)
-    # Spans are in the order of their ends, and what overlaps is told by the order of starts.
-    for row in sorted(range(len(trace)), key=trace.starts.__getitem__):
-        number, rank, start, end = trace.iterations[row], trace.ranks[row], trace.starts[row], trace.ends[row]
-        first[number] = min(first.get(number, start), start)
-        last[number] = max(last.get(number, end), end)
-        since = until.get((number, rank), start)
-        busy[number] += max(0.0, end - max(start, since))
-        until[number, rank] = max(since, end)
-    ranks = len(set(trace.ranks))
     out = []
-    for number in sorted(spans):
-        seconds = last[number] - first[number]
-        share = 1 - busy[number] / (seconds * ranks) if seconds else 0.0
+    for number, each in sorted(ranks.items()):
+        seconds = max(last for _, last, _ in each) - min(first for first, _, _ in each)
+        share = 1 - sum(busy for _, _, busy in each) / (seconds * len(trace.ranks)) if seconds else 0.0
         out.append(Iteration(number, spans[number], seconds, max(0.0, share)))
     return out
 

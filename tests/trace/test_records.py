@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envbuild.trace import records
 from envbuild.trace.records import BACKWARD, FORWARD, Trace, read
 from tests.trace.support import iteration, write
 
@@ -23,7 +24,7 @@ def test_every_pass_of_every_rank_and_iteration_is_read(tmp_path: Path) -> None:
     lines = [line for number in range(3) for line in iteration(16, 4, 8, begin=1700000000.0 + number)]
     trace = read([write(tmp_path / "t.txt", ["[EXEC] torchrun", *lines, " iteration 3/ 20 | lm loss: 9.1"])])
     assert (len(trace), trace.broken, trace.others) == (3 * 16 * 8 * 2, {}, 2)
-    assert (set(trace.ranks), set(trace.iterations)) == (set(range(16)), {1, 2, 3})
+    assert (trace.ranks, set(trace.iterations)) == (set(range(16)), {1, 2, 3})
     assert len(trace.marks) == 3 * 16 * 3
     span = next(span for span in trace.spans(2) if (span.rank, span.direction, span.index) == (13, BACKWARD, 7))
     assert span.end - span.start == pytest.approx(0.02)
@@ -43,7 +44,7 @@ def test_records_are_found_however_lines_are_glued_or_prefixed(
     text = "".join(before + line + end for before, line, end in zip(noise, lines, ends, strict=False))
     trace = of(tmp_path / "t.txt", text.encode())
     whole = read([write(tmp_path / "u.txt", lines[: len(noise)])])
-    assert (trace.starts, trace.ends, trace.ranks) == (whole.starts, whole.ends, whole.ranks)
+    assert (trace.starts, trace.ends, trace.which) == (whole.starts, whole.ends, whole.which)
     assert trace.broken == whole.broken, "nothing of it is broken but passes that the cut left open"
 
 
@@ -67,6 +68,24 @@ def test_a_trace_with_a_piece_cut_out_or_doubled_is_read_and_its_fault_is_named(
     )
     assert all(span.end >= span.start for span in trace.spans(1))
     assert len(trace.lines) == min(20, sum(trace.broken.values()))
+
+
+@given(
+    st.lists(
+        st.sampled_from([*iteration(2, 2, 2), "0, 1, forward st", "", "a log", "0, 0, can reduce, "]), max_size=30
+    ),
+    st.lists(st.sampled_from(["", "\n", "\n", "\r\n", "\n\n"]), min_size=30, max_size=30),
+    st.integers(1, 300),
+)
+@TMP
+def test_how_much_is_read_at_once_makes_no_difference(
+    tmp_path: Path, lines: list[str], ends: list[str], size: int
+) -> None:
+    data = "".join(line + end for line, end in zip(lines, ends, strict=False)).encode()
+    whole = of(tmp_path / "t.txt", data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_AT_ONCE", size)
+        assert of(tmp_path / "t.txt", data) == whole
 
 
 @pytest.mark.parametrize(
