@@ -15,6 +15,8 @@ from envbuild.node.read_text import number
 
 # The loss of a step, by format; a row of Alpa has none.
 LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
+# A step whose loss was NaN or infinite is skipped by Megatron's loss scaler and told by this alone.
+_NOT_FINITE = "number of nan iterations"
 
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -51,6 +53,8 @@ def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
         for record in read(form, text):
             if LOSS[form] in record.values:
                 found[record.step] = record.values[LOSS[form]]
+            elif record.values.get(_NOT_FINITE):
+                found[record.step] = math.nan
     return sorted(found.items())
 
 

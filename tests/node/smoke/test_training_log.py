@@ -35,6 +35,14 @@ def test_an_iteration_line_of_megatron_is_read(before: str, step: int, loss: flo
     assert record.values.get("lm loss") == (None if skipped else pytest.approx(loss, rel=1e-5))
 
 
+def test_a_skipped_step_has_no_loss_and_one_that_was_skipped_for_a_loss_of_nan_has_that() -> None:
+    skipped = megatron_line(2, 3, {"learning rate": 6e-5}, 1)
+    lines = [megatron_line(1, 3, {"lm loss": 5.0}), skipped, megatron_line(3, 3, {"lm loss": 4.0})]
+    assert losses("megatron", ["\n".join(lines)]) == [(1, 5.0), (3, 4.0)]
+    lines[1] = skipped.replace("nan iterations:   0", "nan iterations:   1")
+    assert judge(losses("megatron", ["\n".join(lines)]), 3) == "the loss is nan at step 2"
+
+
 def test_the_last_fields_of_alcf_and_of_microsoft_are_read() -> None:
     parts = [" iteration        6/       6", "consumed samples:           48", "consumed tokens:         3072"]
     parts += ["lm loss: 5.8E+00", "actual seqlen:    64", "samples per second: 12.969"]
