@@ -15,6 +15,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 
 from envbuild.node.build import build_dir
 from envbuild.node.probe import system
@@ -26,6 +27,9 @@ MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
 _GB = 10**9
 _SOCKET_LIMIT = 90  # bytes of a Unix socket's path; the system's limit is 107
 _PREFIX = "envbuild-jobs-"
+# The first files of a source are held until no other has come for so long, or for so long in all (seconds): in three
+# recorded builds of 39 to 44 files the first sixteen came within half a second, and the longest of all behind them.
+_QUIET, _BOUND = 0.5, 3.0
 
 
 def free_memory(root: str = "/") -> "float | None":
@@ -82,6 +86,8 @@ class Budget:
         self._waiting: list[tuple[int, int, _Line, Json]] = []
         self._lines: dict[socket.socket, _Line] = {}
         self._count = 0
+        self._sources: set[str] = set()
+        self._begin, self._bound = 0.0, 0.0  # of what is held, monotonic: when it is granted, and at the latest
         self._folder = ""
         self._thread: threading.Thread | None = None
 
@@ -144,7 +150,7 @@ class Budget:
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._held()):
                 if key.fileobj is self._wake:
                     return
                 if key.fileobj is self._listener:
@@ -152,7 +158,13 @@ class Budget:
                 else:
                     self._read(self._lines[key.fileobj])  # type: ignore[index]
             with self._lock:
-                self._grant()
+                if not self._held():
+                    self._bound = 0.0
+                    self._grant()
+
+    def _held(self) -> "float | None":
+        """Seconds until what came first is granted, in order with all that came with it; None where nothing is held."""
+        return max(0.0, self._begin - time.monotonic()) if self._bound else None
 
     def _accept(self) -> None:
         try:
@@ -189,6 +201,11 @@ class Budget:
             with self._lock:
                 self._count += 1
                 line.source, line.file = str(message.get("source", "")), str(message.get("file", ""))
+                now = time.monotonic()
+                if line.file and line.source not in self._sources:
+                    self._sources.add(line.source)
+                    self._bound = now + _BOUND
+                self._begin = min(now + _QUIET, self._bound)
                 heapq.heappush(self._waiting, (-int(message["weight"]), self._count, line, message))
         elif message["op"] == "killed":
             with self._lock:

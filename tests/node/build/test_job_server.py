@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -323,6 +324,54 @@ def test_what_includes_all_of_torch_is_started_first(tmp_path: Path) -> None:
     assert weights[-1] < job_client.weigh(["c++", "-shared", "softmax.o"])
     (tmp_path / "module.cpp").write_text("#include <torch/extension.h>\n")
     assert weights[0] < job_client.weigh(["c++", "-c", str(tmp_path / "module.cpp")]) < weights[-1]
+
+
+def test_the_longest_of_those_that_come_together_is_first_though_jobs_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apex's longest file began 33 s after sixteen shorter ones, which had come a moment before it."""
+    monkeypatch.setattr(job_server, "_QUIET", 6 * PATIENCE)
+    monkeypatch.setattr(job_server, "_BOUND", 6 * PATIENCE)
+    compiler = str(program(tmp_path / "cc", '#!/bin/sh\necho "$2" >> {top}/order\n'))
+    files = {"a.cpp": "", "b.cpp": "/" * 10, "c.cu": "#include <torch/all.h>\n", "d.cu": "/" * 1000}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with job_server.Budget(1, memory=1000) as budget:
+        running = []
+        for count, name in enumerate(files, 1):  # of two sources, the shortest first, each when the one before waits
+            if count == len(files):
+                monkeypatch.setattr(job_server, "_QUIET", 0.01)
+            running.append(gated(budget, 1.0, compiler, "-c", str(tmp_path / name), source=name[-2:]))
+            until(lambda count=count: len(budget._waiting) == count or (tmp_path / "order").exists())
+        assert [each.wait(PATIENCE) for each in running] == [0] * 4
+    begun = [os.path.basename(line) for line in (tmp_path / "order").read_text().split()]
+    assert begun == ["c.cu", "d.cu", "b.cpp", "a.cpp"]
+
+
+def asks(budget: job_server.Budget, source: str) -> socket.socket:
+    line = job_client.connect(budget.socket)
+    line.settimeout(PATIENCE)
+    message = {"op": "take", "source": source, "cores": 1, "memory": 1.0, "weight": 1, "file": "a.cu"}
+    job_client.send(line, message)
+    return line
+
+
+def test_a_source_is_waited_for_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one whose files come one by one, nor what is gone when its time comes, holds a build up."""
+    monkeypatch.setattr(job_server, "_QUIET", 6 * PATIENCE)
+    monkeypatch.setattr(job_server, "_BOUND", 0.2)
+    with job_server.Budget(4, memory=1000) as budget:
+        asks(budget, "gone").close()
+        until(lambda: not budget._lines)
+        with asks(budget, "first") as line:
+            assert job_client.receive(line) == {"idle": 0}
+        monkeypatch.setattr(job_server, "_BOUND", 6 * PATIENCE)
+        with asks(budget, "first") as line:
+            assert job_client.receive(line) == {"idle": 0}
+        with asks(budget, "second"), asks(budget, "first") as held:
+            held.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                job_client.receive(held)
 
 
 @pytest.mark.parametrize(
