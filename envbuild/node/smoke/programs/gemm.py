@@ -5,6 +5,7 @@ same device, by element-wise products and sums, so that it shares no matrix-prod
 entirely, and the whole product against a random vector of signs (Freivalds' check). All GPUs are timed at once.
 """
 
+import math
 import statistics
 import time
 from typing import Any, Callable, Dict, List, Sequence, Tuple
@@ -22,8 +23,8 @@ _CUDA_SIZES = (1024, 2048, 4096, 8192)
 _ROWS = 8
 _BLOCK = 512
 _SECONDS = 0.3  # of products of one size and type on a GPU
-_SAMPLE = 1e-3  # s, at least: small products are timed several at once
-_SAMPLES = (10, 300)  # at least and at most
+_LIMITED, _SWING = 4096, 1.2  # from this size on those of 16 bits reach its power limit: it swings once a second or so
+_SAMPLES = (10, 300)  # at least; at most, as many as its queue holds: small products are timed several at once
 
 
 def _inputs(size: int, dtype: Any, device: Any) -> Tuple[Any, Any]:
@@ -130,13 +131,14 @@ class OnGpu:
         self.product = torch.matmul(self.a, self.b)
         self._events = []  # type: List[Any]
         self._at_once = self._samples = 1
+        wanted = _SWING if size >= _LIMITED and dtype != torch.float32 else _SECONDS
         for _ in range(2):  # the first time is that of a start, where products are small
             self._multiply = self._recorded()
             self.start()
             seconds = 2.0 * size**3 / (self.finish()[0] * 1e12)
-            self._at_once = max(1, int(_SAMPLE / seconds))
+            self._at_once = math.ceil(wanted / _SAMPLES[1] / seconds)
         self._multiply = self._recorded()
-        self._samples = int(min(max(_SECONDS / (seconds * self._at_once), _SAMPLES[0]), _SAMPLES[1]))
+        self._samples = max(_SAMPLES[0], round(wanted / (seconds * self._at_once)))
 
     def _recorded(self) -> Callable[[], None]:
         """What computes the products of a sample: several with one start, so that starts are not what is measured.
