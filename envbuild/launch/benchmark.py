@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, BenchmarkCase, Reference
-from envbuild.node.smoke.training_log import read
+from envbuild.node.smoke.training_log import cut_short, losses, not_finite, read, runs
 from envbuild.report.claimed import percent_of, verdict_of
 
 _TFLOPS = "TFLOP/s per GPU"
@@ -36,10 +38,28 @@ class _Claim:
     gpus: int | None
 
 
-def samples(bench: Bench, text: str) -> tuple[list[float], int]:
-    """The figures of one run's log without those of its warm-up, and how many were left out."""
-    found = [record.values[bench.metric] for record in read(bench.log, text) if bench.metric in record.values]
-    return found[bench.warmup :], min(bench.warmup, len(found))
+class Samples(NamedTuple):
+    """The figures of a run's log without those of its warm-up, how many were left out, and why they are no result."""
+
+    values: list[float]
+    warm_up: int
+    wrong: str
+
+
+def samples(bench: Bench, text: str) -> Samples:
+    """What a log tells. A training that began anew has warmed up anew."""
+    records = [record for record in read(bench.log, text) if bench.metric in record.values]
+    parts = [[record.values[bench.metric] for record in part] for part in runs(records)]
+    values = [value for part in parts for value in part[bench.warmup :]]
+    bad = next((value for value in values if not 0 < value < math.inf), None)
+    few = f"its log has {len(values)} of at least {bench.least} lines with `{bench.metric}` after its warm-up"
+    wrong = (
+        (few if len(values) < bench.least else None)
+        or (f"its log has {bad:g} for `{bench.metric}`" if bad is not None else None)
+        or not_finite(losses(bench.log, [text]))
+        or cut_short(records)
+    )
+    return Samples(values, len(records) - len(values), wrong or "")
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:

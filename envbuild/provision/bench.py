@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,8 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
         if all(node.exit == ExitCode.OK for node in nodes):
             made = _elsewhere(prepared, asked) if asked.logs else way(work, told, asked.run, asked.place, nodes)
             gpus = plural(made.launch.nodes * made.launch.gpus_per_node, "GPU")
-            with work.phase("bench", f"running {made.launch.model} on {gpus}"):
+            doing = "reading the log of" if asked.logs else "running"
+            with work.phase("bench", f"{doing} {made.launch.model} on {gpus}"):
                 check = _check(reference, told, made, _logs(made, asked))
             nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
             # A run that failed has failed on every node of it; its figure is told once.
@@ -113,10 +114,10 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
     left_out, failures, last, facts = 0, [], "", made.facts
     for number, log in enumerate(logs, 1):
         text = log.path.read_text(encoding="utf-8", errors="replace")
-        found, early = samples(told, text)
-        values, left_out, last = values + found, left_out + early, _last_lines(text)
+        found = samples(told, text)
+        values, left_out, last = values + found.values, left_out + found.warm_up, _last_lines(text)
         facts = log.facts or facts
-        wrong = log.failure or (CUT if text.startswith(CUT) else _too_few(told, found))
+        wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
         if wrong:
             failures.append(f"run {number}: {wrong}{'' if log.late else _end(text)}")
             break
@@ -138,12 +139,6 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
         comparison=found_,
         details=details | ({"only_floors": True} if below else {}),
     )
-
-
-def _too_few(told: Bench, found: Sequence[float]) -> str:
-    if len(found) >= told.least:
-        return ""
-    return f"its log has {len(found)} of at least {told.least} lines with `{told.metric}` after its warm-up"
 
 
 def _end(text: str) -> str:

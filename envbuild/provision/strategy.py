@@ -93,16 +93,17 @@ class _Trials:
                 f"trial {number}",
             )
         text = log.path.read_text(encoding="utf-8", errors="replace")
-        values, _ = samples(self.told, text)
+        values, _, wrong = samples(self.told, text)
+        wrong = log.failure or wrong
         answer: Answer = "measured"
-        if log.failure or len(values) < self.told.least:
+        if wrong:
             # Where one rank is out of memory, the others may wait for it until the deadline.
             answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "out-of-time" if log.late else "failed"
         median = statistics.median(values) if answer == "measured" else None
         self.search.trials.append(Trial(ranked, answer, median))
         says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU and {ranked.memory / 2**30:.1f} GiB"
         if answer != "measured":
-            says = f"{answer.replace('-', ' ')}: {says}" + (f"; {log.failure}" if log.failure else "")
+            says = f"{answer.replace('-', ' ')}: {says}; {wrong}"
         details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
         if used := _used(memory):
             says, details["used_gib"] = f"{says}; {used} GiB used", used

@@ -84,7 +84,8 @@ def test_a_figure_of_the_document_is_for_its_gpus_and_its_model(gpus: int, model
 @given(st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=1, max_size=9), st.integers(0, 3))
 def test_the_warm_up_is_left_out_and_counted(values: list[float], warmup: int) -> None:
     told = Bench(log="alpa", metric="tflops", unit="TFLOP/s per GPU", warmup=warmup)
-    found, left_out = samples(told, "noise\n".join(ROW.format(repr(value)) for value in values))
+    found, left_out, wrong = samples(told, "noise\n".join(ROW.format(repr(value)) for value in values))
+    assert bool(wrong) == (len(values) <= warmup)
     assert (found, left_out) == (values[warmup:], min(warmup, len(values)))
     if found:
         made = metric(told, found)
@@ -103,3 +104,43 @@ def test_every_document_says_how_its_own_run_is_measured() -> None:
     for name in ("megatron-alpa", "opt-175b", "megatron-deepspeed-alcf", "megatronapp", "megatron-deepspeed-slurm"):
         reference = stack(name).reference
         assert reference is not None and reference.bench is not None, name
+
+
+def line(step: int, of: int, ms: float, loss: float) -> str:
+    return f" iteration {step:8}/{of:8} | elapsed time per iteration (ms): {ms:.1f} | lm loss: {loss:.6E} |\n"
+
+
+MS = Bench(
+    log="megatron",
+    metric="elapsed time per iteration (ms)",
+    unit="ms",
+    lower_is_better=True,
+    warmup=2,
+    least=2,
+)
+
+
+@pytest.mark.parametrize("again", [1, 4])
+def test_a_training_that_began_anew_has_warmed_up_anew(again: int) -> None:
+    first = [line(step, 6, 9000.0 if step < 3 else 100.0, 5.0) for step in range(1, 6)]
+    second = [line(step, 6, 9000.0 if step < again + 2 else 100.0, 5.0) for step in range(again, 7)]
+    found = samples(MS, "".join([*first, "loading the checkpoint of iteration 3\n", *second]))
+    assert set(found.values) == {100.0}
+    assert (found.warm_up, found.wrong) == (4, "")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "0", "-0.0"])
+def test_a_figure_that_is_none_is_a_failure_and_its_value_is_told(value: str) -> None:
+    told = Bench(log="alpa", metric="tflops", unit="TFLOP/s per GPU")
+    assert samples(told, ROW.format(value)).wrong == f"its log has {float(value):g} for `tflops`"
+
+
+def test_a_figure_beside_a_loss_that_is_no_number_is_a_failure() -> None:
+    text = "".join(line(step, 5, 100.0, 5.0 if step != 4 else float("nan")) for step in range(1, 6))
+    assert samples(MS, text).wrong == "the loss is nan at step 4"
+
+
+def test_a_run_that_ended_before_its_last_iteration_is_a_failure_whatever_its_exit_code() -> None:
+    text = "".join(line(step, 500, 100.0, 5.0) for step in range(1, 61))
+    assert samples(MS, text).wrong == "its log ends at iteration 60 of 500"
+    assert samples(MS, "").wrong.startswith("its log has 0 of at least 2 lines with `elapsed")

@@ -19,9 +19,11 @@ LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
 _NOT_FINITE = "number of nan iterations"
 
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_ITERATION = re.compile(r"(?:^|\s)iteration\s+([0-9]+)/\s*([0-9]+)\s*\|(.*)")
-_STEPS = re.compile(r"(?:^|\s)steps: ([0-9]+)\s(.*samples/sec: .*)")
+# No record is longer, by far; a pattern would look at every part of such a line for its begin.
+_LONGEST = 16384
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and what else a terminal is told
+_ITERATION = re.compile(r"(?:^|\s)iteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
+_STEPS = re.compile(r"(?:^|\s)steps: ([0-9]{1,15})\s(.*samples/sec: .*)")
 _PAIR = re.compile(r"([A-Za-z][A-Za-z /()]*): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
 _ALPA = re.compile(r"\{'tflops': .*\}")
 # numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.
@@ -37,7 +39,8 @@ class Record(NamedTuple):
 
 def read_line(form: str, line: str) -> "Record | None":
     """The record in a line of a format; None where the line is none. Raises KeyError for an unknown format."""
-    return _READERS[form](_COLOUR.sub("", line))
+    reader = _READERS[form]
+    return reader(_COLOUR.sub("", line)) if len(line) <= _LONGEST else None
 
 
 def read(form: str, text: str) -> "list[Record]":
@@ -51,11 +54,36 @@ def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
     found: dict[int, float] = {}
     for text in texts:
         for record in read(form, text):
-            if LOSS[form] in record.values:
+            if LOSS.get(form) in record.values:
                 found[record.step] = record.values[LOSS[form]]
             elif record.values.get(_NOT_FINITE):
                 found[record.step] = math.nan
     return sorted(found.items())
+
+
+def runs(found: "list[Record]") -> "list[list[Record]]":
+    """Apart where a step is below the one before: a log that was appended to, or a training that began anew."""
+    parts: list[list[Record]] = [[]]
+    for record in found:
+        if parts[-1] and record.step < parts[-1][-1].step:
+            parts.append([])
+        parts[-1].append(record)
+    return parts
+
+
+def not_finite(found: "list[tuple[int, float]]") -> "str | None":
+    """The first loss that is no number."""
+    return next(("the loss is %s at step %d" % (loss, step) for step, loss in found if not math.isfinite(loss)), None)
+
+
+def cut_short(found: "list[Record]") -> "str | None":
+    """Where lines say how many iterations there are: that the one after the last line's is missing."""
+    last = runs(found)[-1]
+    if not last or "iterations" not in last[-1].values:
+        return None
+    step, of = last[-1].step, int(last[-1].values["iterations"])
+    every = step - last[-2].step if len(last) > 1 else 1
+    return "its log ends at iteration %d of %d" % (step, of) if step + every <= of else None
 
 
 def judge(found: "list[tuple[int, float]]", steps: int) -> "str | None":
@@ -63,9 +91,9 @@ def judge(found: "list[tuple[int, float]]", steps: int) -> "str | None":
 
     All steps must have told a finite loss, and the median of the last three must be below the first.
     """
-    for step, loss in found:
-        if not math.isfinite(loss):
-            return "the loss is %s at step %d" % (loss, step)
+    wrong = not_finite(found)
+    if wrong:
+        return wrong
     if len(found) < max(steps, 2):
         return "the loss was reported for %d of %d steps" % (len(found), steps)
     first, last = found[0][1], sorted(loss for _, loss in found[-3:])[len(found[-3:]) // 2]
@@ -100,14 +128,14 @@ def _metaseq(line: str) -> "Record | None":
         return None
     try:
         row = json.loads(parts[3])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict):
         return None
     # Its figures are texts (`%g`); `update` is a fraction of the epoch, `num_updates` counts.
     found = {str(name): number(str(value)) for name, value in row.items()}
     values = {name: value for name, value in found.items() if value is not None}
-    return Record(int(values["num_updates"]), values) if math.isfinite(values.get("num_updates", math.nan)) else None
+    return Record(int(values["num_updates"]), values) if 0 <= values.get("num_updates", -1) < math.inf else None
 
 
 def _alpa(line: str) -> "Record | None":

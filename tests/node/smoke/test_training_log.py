@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node.smoke import training_log
-from envbuild.node.smoke.training_log import judge, losses, read, read_line
+from envbuild.node.smoke.training_log import Record, cut_short, judge, losses, read, read_line, runs
 
 FINITE = st.floats(min_value=1e-6, max_value=1e8, allow_nan=False)
 STEP = st.integers(min_value=1, max_value=10**6)
@@ -100,6 +101,62 @@ NOT_RECORDS = [
 @pytest.mark.parametrize("line", NOT_RECORDS)
 def test_what_is_no_record_is_none(form: str, line: str) -> None:
     assert read_line(form, line) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        ("megatron", f" iteration {'9' * 5000}/ 5 | lm loss: 1 |"),
+        ("deepspeed", f"steps: {'9' * 5000} loss: 1.0 samples/sec: 1.0"),
+        ("deepspeed", "steps: 5 " * 100_000),
+        ("metaseq", f"a | b | train_inner | {'[' * 16000}"),
+        ("metaseq", 'a | b | train_inner | {"num_updates": "-3", "loss": "1"}'),
+        ("metaseq", 'a | b | train_inner | {"num_updates": "inf", "loss": "1"}'),
+        ("alpa", "{'tflops': " * 100_000),
+        ("alpa", f"{{'tflops': 1, {'a' * 1_000_000}}}"),
+    ],
+    ids=lambda each: each[:12],
+)
+def test_a_line_that_is_written_to_break_a_reader_is_no_record_and_costs_no_time(form: str, line: str) -> None:
+    began = time.process_time()
+    assert read(form, line) == []
+    assert time.process_time() - began < 2, "a pattern that looks at each part again takes a minute for these"
+
+
+@pytest.mark.parametrize("before", ["\x1b[K", "\x1b[2K\x1b[1G", "50%|#####     | 5/10\r", "\x1b[?25l", "\x1b[38;5;4m"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x1b[0m\n"])
+def test_what_a_terminal_is_told_hides_no_record(before: str, end: str) -> None:
+    lines = {
+        "megatron": megatron_line(4, 9, {"lm loss": 4.5}),
+        "deepspeed": "steps: 4 loss: 4.5000 iter time (s): 0.100 samples/sec: 80.000",
+        "metaseq": '2026-11-22 17:00:00 | INFO | train_inner | {"loss": "4.5", "num_updates": "4"}',
+    }
+    for form, line in lines.items():
+        assert losses(form, [f"noise{end}{before}{line}{end}more"]) == [(4, 4.5)], form
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts"),
+    [([], [0]), ([1, 2, 3], [3]), ([1, 2, 3, 1, 2], [3, 2]), ([5, 6, 7, 6, 7], [3, 2]), ([0, 0], [2])],
+)
+def test_a_training_that_began_anew_is_told_apart(steps: list[int], parts: list[int]) -> None:
+    assert [len(part) for part in runs([Record(step, {}) for step in steps])] == parts
+
+
+@pytest.mark.parametrize(
+    ("steps", "of", "says"),
+    [
+        ([1, 2, 3], 3, None),
+        ([1, 2], 3, "its log ends at iteration 2 of 3"),
+        ([1], 3, "its log ends at iteration 1 of 3"),
+        ([100, 200], 250, None),
+        ([100, 200], 300, "its log ends at iteration 200 of 300"),
+        ([1, 2, 3, 1], 3, "its log ends at iteration 1 of 3"),
+    ],
+)
+def test_a_log_that_ends_before_its_last_iteration_is_cut_short(steps: list[int], of: int, says: str | None) -> None:
+    text = "\n".join(megatron_line(step, of, {"lm loss": 5.0}) for step in steps)
+    assert cut_short(read("megatron", text)) == says
 
 
 @pytest.mark.parametrize("form", training_log.FORMATS)
