@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import choice_of, configured, place_options, settings_of
+from envbuild.cli.choose import Amount, choice_of, configured, place_options, settings_of
 from envbuild.cli.launch_cmd import launch_place, launch_settings
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
@@ -28,7 +28,7 @@ _OTHERS = ("environment", "job", "hostfile", "image")
 @click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="How often (default: once).")
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=1, max=864000),
+    type=Amount(min=1, max=864000),
     default=3600.0,
     metavar="SECONDS",
     help="A run is ended then: 1 hour.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
     """One decorator for several options, in the order of `--help`."""
     return lambda function: functools.reduce(lambda wrapped, option: option(wrapped), reversed(each), function)
+
+
+class Amount(click.FloatRange):
+    """A number in a range; to click `nan` is one, as no bound refuses it. `inf` is no time and no number of days."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Raises click.BadParameter."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        return number
 
 
 PROGRESS = "envbuild.progress"
@@ -106,17 +118,19 @@ build_options = options(
         metavar="N",
         help="Compile jobs at once on a node; else the target's, else from its cores and memory.",
     ),
-    click.option(
-        "--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for another envbuild this long."
-    ),
+    click.option("--wait", type=Amount(min=0), metavar="SECONDS", help="Wait for another envbuild this long."),
 )
+
+
+# Days; a date that many before today there is.
+_CENTURY = 36525
 
 
 def keep_days(default: int) -> Callable[[F], F]:
     """The options of a verb that removes what is old: `--keep-days`, and `--yes`, without which nothing goes."""
     return options(
         click.option(
-            "--keep-days", type=click.FloatRange(min=0), default=default, show_default=True, metavar="N",
+            "--keep-days", type=Amount(min=0, max=_CENTURY), default=default, show_default=True, metavar="N",
             help="Keep what is of the last N days.",
         ),
         click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import choice_of, configured, engine_option, place_options, settings_of, target_of
+from envbuild.cli.choose import Amount, choice_of, configured, engine_option, place_options, settings_of, target_of
 from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.node_classes")
 DEADLINE_OPTION = click.option(
     "--deadline",
-    type=click.FloatRange(min=0.1),
+    type=Amount(min=0.1),
     metavar="SECONDS",
     help="A node that has not answered then is silent; the others do not wait for it.",
 )

@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.begin import off_path
-from envbuild.cli.choose import build_options, choice_of, configured, settings_of
+from envbuild.cli.choose import Amount, build_options, choice_of, configured, settings_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
 from envbuild.text import few, grouped
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than these have failed.")
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=1),
+    type=Amount(min=1),
     metavar="SECONDS",
     help="Nodes of a wave that are not done then have failed; 6 hours without it. Jobs have a time limit instead.",
 )

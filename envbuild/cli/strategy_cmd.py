@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import choice_of, configured, place_options, settings_of
+from envbuild.cli.choose import Amount, choice_of, configured, place_options, settings_of
 from envbuild.cli.launch_cmd import place_here
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options, fitted
@@ -36,7 +36,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 @click.option("--global-batch", type=click.IntRange(min=1), help="Sequences a step (default: the document's).")
 @click.option("--gpu", metavar="MODEL", help="GPU to estimate for (default: the one that is here or expected).")
 @click.option(
-    "--network", type=click.FloatRange(min=0.01), default=3.1, metavar="GB/S",
+    "--network", type=Amount(min=0.01), default=3.1, metavar="GB/S",
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
 @click.option("--budget", default="5m", metavar="TIME", help="No trial runs longer: 90s, 5m, 1h (default: 5m).")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from envbuild.cli.choose import node_options, options, target_of, target_option
+from envbuild.cli.choose import Amount, node_options, options, target_of, target_option
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import ExitCode, as_dicts, exit_of, gravest, sort_out
 from envbuild.text import plural, size
@@ -46,7 +46,7 @@ def verify(ui: Ui, /, **flags: Any) -> int:
 @wheels.command("prune")
 @_store_options
 @click.option(
-    "--keep-days", type=click.FloatRange(min=0), default=90.0, show_default=True, metavar="N",
+    "--keep-days", type=Amount(min=0), default=90.0, show_default=True, metavar="N",
     help="Keep what was used in the last N days.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")

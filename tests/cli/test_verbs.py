@@ -50,6 +50,17 @@ def test_every_option_says_what_it_takes_in_a_sentence_and_where_and_what_come_f
     assert {first[f"envbuild {verb}"] for verb in ("plan", "provision", "smoke", "verify", "bench")} == {"-t"}
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "x"])
+def test_no_option_takes_what_is_no_number(value: str) -> None:
+    found = 0
+    for context, option in options(cli, click.Context(cli, info_name="envbuild")):
+        if isinstance(option.type, click.FloatRange):
+            found += 1
+            with pytest.raises(click.BadParameter):
+                option.type.convert(value, option, context)
+    assert found >= 8
+
+
 def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     assert capsys.readouterr().out == f"envbuild {__version__}\n"
