@@ -171,14 +171,30 @@ def _trials(evidence: Evidence, flags: dict[str, Any]) -> list[str]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """GiB: what is estimated and, of a trial, what was measured and the percent of it that the estimate was."""
     measured = any("tflops" in row for row in rows)
-    head = f"{'DP':>5} {'TMP':>4} {'PP':>4} {'microbatches':>13} {'of':>5} {'est. GiB':>9} {'est. TFLOP/s':>13}"
-    lines = [head + (f" {'used GiB':>9} {'TFLOP/s per GPU':>16}" if measured else "")]
-    for row in rows[:_SHOWN]:
-        text = f"{row['dp']:>5} {row['tmp']:>4} {row['pp']:>4} {row['microbatches']:>13} {row['micro_batch']:>5}"
-        text += f" {row['memory_gib']:>9} {row['estimated_tflops']:>13}"
-        lines.append(text + (f" {row.get('used_gib', '–'):>9} {row['tflops']:>16}" if measured else ""))
-    return [*lines, *([f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])]
+    head = f"{'DP':>4} {'TMP':>4} {'PP':>4} {'microbatches':>13} {'of':>5}"
+    if measured:
+        head += f" {'tensors':>8} {'torch':>6} {'%':>4} {'reserved':>9} {'torch':>6} {'%':>4} {'used':>6}"
+        head += f" {'est. TFLOP/s':>13} {'TFLOP/s per GPU':>16}"
+    else:
+        head += f" {'GiB in tensors':>15} {'GiB reserved':>13} {'est. TFLOP/s':>13}"
+    return [head, *(_line(row, measured=measured) for row in rows[:_SHOWN]), *_more(rows)]
+
+
+def _more(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+
+
+def _line(row: Mapping[str, Any], *, measured: bool) -> str:
+    text = f"{row['dp']:>4} {row['tmp']:>4} {row['pp']:>4} {row['microbatches']:>13} {row['micro_batch']:>5}"
+    tensors, reserved, speed = (row[f"estimated_{name}"] for name in ("tensors_gib", "reserved_gib", "tflops"))
+    if not measured:
+        return f"{text} {tensors:>15} {reserved:>13} {speed:>13}"
+    found = {name: row.get(name, "–") for name in ("tensors_gib", "tensors_percent", "reserved_gib", "used_gib")}
+    text += f" {tensors:>8} {found['tensors_gib']:>6} {found['tensors_percent']:>4}"
+    text += f" {reserved:>9} {found['reserved_gib']:>6} {row.get('reserved_percent', '–'):>4} {found['used_gib']:>6}"
+    return f"{text} {speed:>13} {row['tflops']:>16}"
 
 
 def _said(each: Placed) -> str:

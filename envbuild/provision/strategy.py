@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from envbuild.errors import ExitCode
 from envbuild.launch.benchmark import metric, samples
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
-from envbuild.provision.own_run import MARKER, OwnRun, carry_out, environments_in_use, facts_of, measured_by
+from envbuild.provision.gpu_memory import Taken, probed, used, watched
+from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -28,10 +24,9 @@ from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
-from envbuild.strategy.problem import Problem, as_row
+from envbuild.strategy.problem import GIB, Problem, as_row
 from envbuild.strategy.search import Answer, Ranked, Search, Trial
 from envbuild.text import plural
-from envbuild.transport.processes import marker_value
 
 CHECK = "strategy"
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
@@ -82,10 +77,11 @@ class _Trials:
 
     def _one(self, ranked: Ranked, deadline: float) -> Answer:
         number, found = len(self.search.trials) + 1, self.found
-        launch = self.asked.make(found, ranked.case)
+        memory = self.work.run.path / "logs" / f"trial-{number}.memory"
+        launch = probed(self.asked.make(found, ranked.case), memory)
         self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
-        began, memory = time.monotonic(), self.work.run.path / "logs" / f"trial-{number}.memory"
-        with _watch_memory(memory):
+        began = time.monotonic()
+        with watched(memory):
             log = carry_out(
                 self.work,
                 self.told,
@@ -101,12 +97,12 @@ class _Trials:
             answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "out-of-time" if log.late else "failed"
         median = statistics.median(values) if answer == "measured" else None
         self.search.trials.append(Trial(ranked, answer, median))
-        says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU and {ranked.memory / 2**30:.1f} GiB"
+        compared = _compared(ranked, used(memory))
+        says = _in_words(ranked, compared)
         if answer != "measured":
             says = f"{answer.replace('-', ' ')}: {says}; {wrong}"
         details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
-        if used := _used(memory):
-            says, details["used_gib"] = f"{says}; {used} GiB used", used
+        details |= compared
         if answer == "failed":
             details["output"] = "\n".join(text.splitlines()[-_LAST:])
         self.checks.append(
@@ -168,31 +164,27 @@ def _conclusion(trials: _Trials) -> Check:
     )
 
 
-@contextmanager
-def _watch_memory(path: Path) -> Iterator[None]:
-    """What nvidia-smi says of the memory in use, twice a second, into a file; nothing where it is not there."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        yield
-        return
-    words = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
-    with (
-        path.open("wb") as file,
-        subprocess.Popen(
-            words,
-            env={**os.environ, MARKER: marker_value()},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.DEVNULL,
-        ) as process,
-    ):
-        try:
-            yield
-        finally:
-            process.kill()
+def _compared(ranked: Ranked, taken: Taken) -> dict[str, object]:
+    """What was measured, in GiB, and how much of it the estimate was, in percent."""
+    told = {
+        "tensors": (ranked.held, taken.tensors),
+        "reserved": (ranked.reserved, taken.reserved),
+        "used": (ranked.reserved, taken.used),
+    }
+    figures: dict[str, object] = {}
+    for name, (estimate, measured) in told.items():
+        if measured:
+            figures |= {f"{name}_gib": measured, f"{name}_percent": round(100 * estimate / GIB / measured)}
+    return figures
 
 
-def _used(path: Path) -> float | None:
-    """GiB in use on the fullest GPU at its peak, CUDA's context and the allocator's cache included."""
-    used = [int(line) for line in path.read_text().split() if line.isdigit()] if path.exists() else []
-    return round(max(used) / 1024, 1) if used else None
+def _in_words(ranked: Ranked, compared: dict[str, object]) -> str:
+    """What was estimated, then what was measured of it."""
+    says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU"
+    says += f", {ranked.held / GIB:.1f} GiB in tensors, {ranked.reserved / GIB:.1f} GiB reserved"
+    found = [
+        f"{compared[f'{name}_gib']} GiB {what} ({compared[f'{name}_percent']} %)"
+        for name, what in (("tensors", "in tensors"), ("reserved", "reserved"), ("used", "used"))
+        if f"{name}_gib" in compared
+    ]
+    return says + (f"; measured {', '.join(found)}" if found else "")

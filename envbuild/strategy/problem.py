@@ -18,6 +18,7 @@ from envbuild.strategy.timing import Machine
 # What a recipe has to take, so that a case can be told to it.
 _NAMES = ("model", "global_batch", "dp", "tmp", "pp", "microbatches")
 FIRST = 3
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def machine_of(gpu: Gpu, gpus_per_node: int, network: float) -> Machine:
     require(None not in figures, f"peak, memory bandwidth or NVLink of {gpu.model} are not in our tables")
     peak, bandwidth, nvlink = (figure or 0.0 for figure in figures)
     # The sizes in the names of GPUs are powers of two; without NVLink it is PCIe 4.
-    return Machine(gpu.model, gpus_per_node, peak, gpu.memory_gb * 2**30, bandwidth, nvlink or 64.0, network)
+    return Machine(gpu.model, gpus_per_node, peak, gpu.memory_gb * GIB, bandwidth, nvlink or 64.0, network)
 
 
 def published(found: Problem) -> list[Placed]:
@@ -146,7 +147,7 @@ def _case(case: BenchmarkCase) -> Case:
 
 
 def as_row(found: Problem, each: Ranked) -> Mapping[str, object]:
-    """One line of the table: degrees, estimated GiB of the fullest GPU, estimated TFLOP/s per GPU."""
+    """One line of the table: degrees, estimated GiB on the fullest GPU (in tensors, reserved) and TFLOP/s per GPU."""
     case = each.case
     return {
         "dp": case.dp,
@@ -154,7 +155,8 @@ def as_row(found: Problem, each: Ranked) -> Mapping[str, object]:
         "pp": case.pp,
         "microbatches": case.microbatches,
         "micro_batch": case.micro_batch,
-        "memory_gib": round(each.memory / 2**30, 1),
+        "estimated_tensors_gib": round(each.held / GIB, 1),
+        "estimated_reserved_gib": round(each.reserved / GIB, 1),
         "fits": each.fits(found.machine),
         "estimated_tflops": round(each.tflops, 1),
     }

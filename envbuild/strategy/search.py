@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from envbuild.strategy.memory import Case, Shape, peak
+from envbuild.strategy.memory import Case, Shape, held, reserved
 from envbuild.strategy.timing import Machine, tflops
 
-# The part of a GPU's memory that a step may take; the rest is for CUDA's context, NCCL, and gaps between blocks.
+# The part of a GPU's memory that torch's allocator may take; the rest is for CUDA's context and NCCL.
 USABLE = 0.92
-# A case whose estimate exceeds the usable memory by up to this factor is still tried, after those that fit: estimates
-# are not exact. On two H200 they were 20 to 24 % below nvidia-smi's peak, which counts CUDA's context and the
-# allocator's cache too.
+# What tensors hold is known within a tenth. A case that fits by that and not by what the allocator reserves for it, or
+# exceeds it by no more, is still tried, after those that fit: whether it runs out of memory is for a trial to say.
 _TOLERANCE = 1.1
 # Megatron's fused softmax counts the elements of all attention maps of a microbatch in 32 bits (`first_batch * stride`
 # in scaled_upper_triang_masked_softmax.h).
@@ -30,15 +29,16 @@ Answer = Literal["measured", "out-of-memory", "out-of-time", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A case with its estimates: bytes of its fullest GPU, and TFLOP/s per GPU."""
+    """A case with its estimates: bytes of its fullest GPU that tensors hold and the allocator reserves; TFLOP/s."""
 
     case: Case
-    memory: float
+    held: float
+    reserved: float
     tflops: float
 
     def fits(self, machine: Machine) -> bool:
         """Whether it fits by the estimate alone."""
-        return self.memory <= USABLE * machine.memory
+        return self.reserved <= USABLE * machine.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ def cases(shape: Shape, gpus: int, global_batch: int, gpus_per_node: int) -> Ite
 def rank(shape: Shape, machine: Machine, gpus: int, global_batch: int) -> list[Ranked]:
     """The cases that may fit, those that fit by the estimate first, each group by its estimated speed."""
     found = [
-        Ranked(case, peak(shape, case), tflops(shape, case, machine))
+        Ranked(case, held(shape, case), reserved(shape, case), tflops(shape, case, machine))
         for case in cases(shape, gpus, global_batch, machine.gpus_per_node)
     ]
-    tried = [each for each in found if each.memory <= _TOLERANCE * USABLE * machine.memory]
+    tried = [each for each in found if each.held <= _TOLERANCE * USABLE * machine.memory]
     return sorted(tried, key=lambda each: (not each.fits(machine), -each.tflops, each.case))
 
 
@@ -96,14 +96,14 @@ class Search:
                 return known
         room = self._room()
         least = _WORTH * (self.best.tflops or 0.0) if self.best else 0.0
-        open_ = [each for each in self.ranked if each.case not in tried and each.memory < room]
+        open_ = [each for each in self.ranked if each.case not in tried and each.reserved < room]
         worth = [each for each in open_ if self._promise(each) >= least]
         return max(worth, key=lambda each: (each.fits(self.machine), self._promise(each)), default=None)
 
     def _room(self) -> float:
         """What needs as much as a case that ran out of memory is not tried."""
         return min(
-            (trial.ranked.memory for trial in self.trials if trial.answer == "out-of-memory"), default=float("inf")
+            (trial.ranked.reserved for trial in self.trials if trial.answer == "out-of-memory"), default=float("inf")
         )
 
     def _promise(self, each: Ranked) -> float:

@@ -40,3 +40,10 @@ def measured() -> list[tuple[str, str, Case, float]]:
     rows = load_yaml(Path(__file__).parent / "data/measured.yaml")
     assert isinstance(rows, dict)
     return [(gpu, row[0], Case(*row[1:6]), row[6]) for gpu, found in rows.items() for row in found]
+
+
+def counted() -> list[tuple[str, Case, float, float]]:
+    """(model, case, GiB that tensors held, GiB reserved)."""
+    rows = load_yaml(Path(__file__).parent / "data/megatron.yaml")
+    assert isinstance(rows, list)
+    return [(row[0], Case(*row[1:7]), row[7], row[8]) for row in rows]

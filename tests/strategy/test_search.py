@@ -66,7 +66,7 @@ def test_what_fits_only_perhaps_is_tried_where_nothing_that_fits_promises_as_muc
     gpu, case = machine(H200), Case(1024, 4, 1, 1, 16)
     usable = USABLE * gpu.memory
     first, slow, large = (
-        Ranked(replace(case, microbatches=count), memory, promise)
+        Ranked(replace(case, microbatches=count), memory, memory, promise)
         for count, memory, promise in [(16, 0.9 * usable, 300.0), (32, 0.5 * usable, 200.0), (8, 1.05 * usable, 294.0)]
     )
     search = Search(gpu, [first, slow, large], trials=[Trial(first, "measured", 300.0)])
@@ -79,16 +79,16 @@ def test_out_of_memory_rules_out_what_needs_as_much() -> None:
     limit = 30 * 2**30
 
     def says(ranked: Ranked) -> tuple[Answer, float | None]:
-        return ("out-of-memory", None) if ranked.memory > limit else ("measured", ranked.tflops)
+        return ("out-of-memory", None) if ranked.reserved > limit else ("measured", ranked.tflops)
 
     trials = found(four_h200(), says)
     smallest = float("inf")
     for trial in trials[1:]:
-        assert trial.ranked.memory < smallest, "nothing larger is tried after it"
+        assert trial.ranked.reserved < smallest, "nothing larger is tried after it"
         if trial.answer == "out-of-memory":
-            smallest = min(smallest, trial.ranked.memory)
+            smallest = min(smallest, trial.ranked.reserved)
     best = max((trial for trial in trials if trial.tflops), key=lambda trial: trial.tflops or 0)
-    fitting = [each.tflops for each in four_h200().ranked if each.memory <= limit]
+    fitting = [each.tflops for each in four_h200().ranked if each.reserved <= limit]
     assert best.tflops == max(fitting)
 
 

@@ -1,0 +1,84 @@
+"""What a run of a stack's own command takes of the GPUs' memory: torch's own peaks, and what nvidia-smi sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from envbuild.model.launch import Launch
+from envbuild.node.smoke.programs import torch_peak
+from envbuild.provision.own_run import MARKER
+from envbuild.transport.processes import marker_value
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """GiB of the fullest GPU at its peak; None: nothing told it.
+
+    `tensors` and `reserved`: torch's allocator, where the ranks ended by themselves. `used`: all of it as nvidia-smi
+    counts it, CUDA's context and NCCL's buffers included.
+    """
+
+    tensors: float | None = None
+    reserved: float | None = None
+    used: float | None = None
+
+
+def probed(launch: Launch, folder: Path) -> Launch:
+    """The same, and its processes write torch's peaks into the folder when they end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(torch_peak.__file__, folder / "sitecustomize.py")
+    commands = []
+    for command in launch.commands:
+        path = [str(folder), *filter(None, [command.environment.get("PYTHONPATH")])]
+        environment = {**command.environment, "PYTHONPATH": os.pathsep.join(path)}
+        commands.append(command.model_copy(update={"environment": environment}))
+    return launch.model_copy(update={"commands": tuple(commands)})
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[None]:
+    """What nvidia-smi says of the memory in use, twice a second, into the folder; nothing where it is not there."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        yield
+        return
+    words = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
+    with (
+        (folder / "nvidia-smi").open("wb") as file,
+        subprocess.Popen(
+            words,
+            env={**os.environ, MARKER: marker_value()},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+        ) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def used(folder: Path) -> Taken:
+    """What `probed` and `watched` have left in the folder."""
+    peaks = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    seen = folder / "nvidia-smi"
+    mebibytes = [int(line) for line in seen.read_text().split() if line.isdigit()] if seen.exists() else []
+    return Taken(
+        _gib(max((peak["allocated"] for peak in peaks), default=0)),
+        _gib(max((peak["reserved"] for peak in peaks), default=0)),
+        _gib(max(mebibytes, default=0) * 2**20),
+    )
+
+
+def _gib(size: int) -> float | None:
+    return round(size / _GIB, 1) if size else None

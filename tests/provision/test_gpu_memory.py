@@ -1,0 +1,62 @@
+"""Torch's peaks, written by every process of a run when it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.model.launch import Command, Launch
+from envbuild.provision.gpu_memory import Taken, probed, used, watched
+
+FAKE = """
+class cuda:
+    is_initialized = staticmethod(lambda: {used})
+    device_count = staticmethod(lambda: 2)
+    max_memory_allocated = staticmethod(lambda device: (3 << 30) - device)
+    max_memory_reserved = staticmethod(lambda device: device << 32)
+"""
+
+
+def launched(**environment: str) -> Launch:
+    command = Command(argv=("python3",), environment=environment, directory="/")
+    return Launch.model_construct(commands=(command,))
+
+
+def ended(folder: Path, code: str, *more: Path) -> None:
+    """A Python process of a probed run; `more`: folders on its path."""
+    (command,) = probed(launched(PYTHONPATH=":".join(map(str, more))) if more else launched(), folder).commands
+    subprocess.run([sys.executable, "-c", code], env=command.environment, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("initialized", "taken"), [(True, Taken(3.0, 4.0)), (False, Taken())])
+def test_a_process_that_used_a_gpu_tells_the_fullest_one(tmp_path: Path, initialized: bool, taken: Taken) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/torch.py").write_text(FAKE.format(used=initialized))
+    ended(tmp_path / "peaks", "import torch", tmp_path / "path")
+    assert used(tmp_path / "peaks") == taken
+
+
+def test_a_process_without_torch_tells_nothing(tmp_path: Path) -> None:
+    ended(tmp_path, "print(1)")
+    assert (used(tmp_path), list(tmp_path.glob("*.json"))) == (Taken(), [])
+
+
+def test_the_sitecustomize_that_is_hidden_runs_as_well(tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/sitecustomize.py").write_text("import builtins\nbuiltins.seen = __name__\n")
+    ended(tmp_path / "peaks", "import builtins; assert builtins.seen == 'sitecustomize'", tmp_path / "path")
+
+
+def test_the_fullest_rank_counts_and_nothing_is_asked_where_no_tool_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for number, size in enumerate([1 << 30, 5 << 29]):
+        (tmp_path / f"{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
+    with watched(tmp_path):
+        assert not (tmp_path / "nvidia-smi").exists()
+    assert used(tmp_path) == Taken(2.5, 5.0)
