@@ -17,7 +17,9 @@ from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
+from envbuild.provision import gpu_memory
 from envbuild.provision.bench_ways import Way, narrowed, way
+from envbuild.provision.gpu_memory import GIB, Taken, compared, most
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
 from envbuild.provision.own_run import Log, environments_in_use, measured_by
@@ -28,9 +30,11 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
+from envbuild.strategy.problem import estimated
 from envbuild.text import last_lines, plural
 
 CHECK = "bench"
+_ESTIMATES = ("tensors", "reserved")
 _LAST = 12  # lines of a run that failed, in the evidence
 # What `srun -l`, torchrun's `--tee` and we put before the line of a rank or node.
 _RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): )(?!slurmstepd|srun:).*\S")
@@ -111,17 +115,20 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
 def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) -> Check:
     began = time.monotonic()
     values: list[float] = []
+    taken: list[Taken] = []
     left_out, failures, last, facts = 0, [], "", made.facts
     for number, log in enumerate(logs, 1):
         text = log.path.read_text(encoding="utf-8", errors="replace")
         found = samples(told, text)
         values, left_out, last = values + found.values, left_out + found.warm_up, _last_lines(text)
         facts = log.facts or facts
+        taken.append(log.taken)
         wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
         if wrong:
             failures.append(f"run {number}: {wrong}{'' if log.late else _end(text)}")
             break
-    details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values}
+    memory = _memory(reference, made.launch, taken)
+    details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values, **memory}
     seconds = round(time.monotonic() - began, 1)
     if failures:
         details |= {"failures": failures, "output": last}
@@ -132,13 +139,22 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
     return Check(
         name=CHECK,
         status="failed" if below else "passed",
-        says=in_words(found_),
+        says="; ".join(filter(None, (in_words(found_), gpu_memory.in_words(memory)))),
         seconds=seconds,
         metrics=(metric(told, values),),
         level="measured",
         comparison=found_,
         details=details | ({"only_floors": True} if below else {}),
     )
+
+
+def _memory(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[str, float]:
+    """What the runs took of the GPUs' memory, beside the estimate where these degrees have one."""
+    estimate = estimated(reference, launch)
+    if estimate is None:
+        return compared(most(taken))
+    told = {f"estimated_{what}_gib": round(size / GIB, 1) for what, size in zip(_ESTIMATES, estimate, strict=True)}
+    return {**told, **compared(most(taken), *estimate)}
 
 
 def _end(text: str) -> str:

@@ -6,17 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from envbuild.model.launch import Launch
 from envbuild.node.smoke.programs import torch_peak
-from envbuild.provision.own_run import MARKER
-from envbuild.transport.processes import marker_value
 
-_GIB = 2**30
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,11 @@ def probed(launch: Launch, folder: Path) -> Launch:
 
 
 @contextmanager
-def watched(folder: Path) -> Iterator[None]:
-    """What nvidia-smi says of the memory in use, twice a second, into the folder; nothing where it is not there."""
+def watched(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """What nvidia-smi says of the memory in use, twice a second, into the folder; nothing where it is not there.
+
+    `environment`: of its process, on top of this one's.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         yield
@@ -56,7 +57,7 @@ def watched(folder: Path) -> Iterator[None]:
         (folder / "nvidia-smi").open("wb") as file,
         subprocess.Popen(
             words,
-            env={**os.environ, MARKER: marker_value()},
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.DEVNULL,
@@ -80,5 +81,31 @@ def used(folder: Path) -> Taken:
     )
 
 
+def most(runs: Iterable[Taken]) -> Taken:
+    """Of several runs, of each figure the greatest."""
+    columns = zip(*(astuple(each) for each in runs), strict=True)
+    return Taken(*(max((figure for figure in column if figure), default=None) for column in columns))
+
+
+def compared(taken: Taken, held: float | None = None, reserved: float | None = None) -> dict[str, float]:
+    """What was measured, in GiB, and what percent of it an estimate in bytes is, where there is one."""
+    told = {"tensors": (taken.tensors, held), "reserved": (taken.reserved, reserved), "used": (taken.used, reserved)}
+    figures: dict[str, float] = {}
+    for name, (measured, estimate) in told.items():
+        if measured:
+            figures[f"{name}_gib"] = measured
+            figures |= {f"{name}_percent": round(100 * estimate / GIB / measured)} if estimate else {}
+    return figures
+
+
+def in_words(figures: Mapping[str, float]) -> str:
+    """What `compared` gives, as one piece of a sentence; empty where nothing was measured."""
+    found = []
+    for name, what in (("tensors", "in tensors"), ("reserved", "reserved"), ("used", "used")):
+        percent = f" (estimate {figures[f'{name}_percent']:.0f} %)" if f"{name}_percent" in figures else ""
+        found += [f"{figures[f'{name}_gib']:.1f} GiB {what}{percent}"] if f"{name}_gib" in figures else []
+    return f"measured {', '.join(found)}" if found else ""
+
+
 def _gib(size: int) -> float | None:
-    return round(size / _GIB, 1) if size else None
+    return round(size / GIB, 1) if size else None

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from envbuild.node import proc
 from envbuild.node.smoke.training_log import read_line
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
+from envbuild.provision.gpu_memory import Taken, probed, used, watched
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
@@ -73,12 +74,16 @@ done 2>/dev/null
 
 @dataclass(slots=True)
 class Log:
-    """What a run printed, and why it failed (empty: it ended well); `facts`: of a node that a job ran it on."""
+    """What a run printed, and why it failed (empty: it ended well); `facts`: of a node that a job ran it on.
+
+    `taken`: of GPUs of this machine.
+    """
 
     path: Path
     failure: str = ""
     late: bool = False
     facts: NodeFacts | None = None
+    taken: Taken = field(default_factory=Taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,18 @@ def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:
 def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
     log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
+    if asked.hosts:
+        _carried_out(work, told, asked, name, log)
+        return log
+    memory = log.path.with_suffix(".memory")
+    asked = replace(asked, launch=probed(asked.launch, memory))
+    with watched(memory, {MARKER: marker_value()}):
+        _carried_out(work, told, asked, name, log)
+    log.taken = used(memory)
+    return log
+
+
+def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) -> None:
     show = shows(work, told, name)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
@@ -178,7 +195,6 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
         if code
     ]
     log.failure = log.failure or (f"timed out after {asked.deadline:g} s" if log.late else "; ".join(failed))
-    return log
 
 
 def _started(asked: OwnRun, connection: Connection | None, marker: str) -> Iterator[subprocess.Popen[bytes]]:

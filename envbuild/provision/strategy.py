@@ -13,7 +13,7 @@ from envbuild.launch.benchmark import metric, samples
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
-from envbuild.provision.gpu_memory import Taken, probed, used, watched
+from envbuild.provision.gpu_memory import compared, in_words
 from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
@@ -77,17 +77,12 @@ class _Trials:
 
     def _one(self, ranked: Ranked, deadline: float) -> Answer:
         number, found = len(self.search.trials) + 1, self.found
-        memory = self.work.run.path / "logs" / f"trial-{number}.memory"
-        launch = probed(self.asked.make(found, ranked.case), memory)
+        launch = self.asked.make(found, ranked.case)
         self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
         began = time.monotonic()
-        with watched(memory):
-            log = carry_out(
-                self.work,
-                self.told,
-                OwnRun(launch, self.asked.activate, self.asked.output, deadline),
-                f"trial {number}",
-            )
+        log = carry_out(
+            self.work, self.told, OwnRun(launch, self.asked.activate, self.asked.output, deadline), f"trial {number}"
+        )
         text = log.path.read_text(encoding="utf-8", errors="replace")
         values, _, wrong = samples(self.told, text)
         wrong = log.failure or wrong
@@ -97,12 +92,14 @@ class _Trials:
             answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "out-of-time" if log.late else "failed"
         median = statistics.median(values) if answer == "measured" else None
         self.search.trials.append(Trial(ranked, answer, median))
-        compared = _compared(ranked, used(memory))
-        says = _in_words(ranked, compared)
+        memory = compared(log.taken, ranked.held, ranked.reserved)
+        says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU"
+        says += f", {ranked.held / GIB:.1f} GiB in tensors, {ranked.reserved / GIB:.1f} GiB reserved"
+        says = "; ".join(filter(None, (says, in_words(memory))))
         if answer != "measured":
             says = f"{answer.replace('-', ' ')}: {says}; {wrong}"
         details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
-        details |= compared
+        details |= memory
         if answer == "failed":
             details["output"] = "\n".join(text.splitlines()[-_LAST:])
         self.checks.append(
@@ -162,29 +159,3 @@ def _conclusion(trials: _Trials) -> Check:
         level="measured",
         details={"model": trials.found.model, "settings": trials.found.settings(best.ranked.case)},
     )
-
-
-def _compared(ranked: Ranked, taken: Taken) -> dict[str, object]:
-    """What was measured, in GiB, and how much of it the estimate was, in percent."""
-    told = {
-        "tensors": (ranked.held, taken.tensors),
-        "reserved": (ranked.reserved, taken.reserved),
-        "used": (ranked.reserved, taken.used),
-    }
-    figures: dict[str, object] = {}
-    for name, (estimate, measured) in told.items():
-        if measured:
-            figures |= {f"{name}_gib": measured, f"{name}_percent": round(100 * estimate / GIB / measured)}
-    return figures
-
-
-def _in_words(ranked: Ranked, compared: dict[str, object]) -> str:
-    """What was estimated, then what was measured of it."""
-    says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU"
-    says += f", {ranked.held / GIB:.1f} GiB in tensors, {ranked.reserved / GIB:.1f} GiB reserved"
-    found = [
-        f"{compared[f'{name}_gib']} GiB {what} ({compared[f'{name}_percent']} %)"
-        for name, what in (("tensors", "in tensors"), ("reserved", "reserved"), ("used", "used"))
-        if f"{name}_gib" in compared
-    ]
-    return says + (f"; measured {', '.join(found)}" if found else "")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from envbuild.errors import EnvbuildError
 from envbuild.launch.parameters import model_row, require
 from envbuild.launch.recipes import RECIPES, launch_data
+from envbuild.model.launch import Launch
 from envbuild.model.reference import BenchmarkCase, Reference
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Gpu
-from envbuild.strategy.memory import Case, Shape
+from envbuild.strategy.memory import Case, Shape, held, reserved
 from envbuild.strategy.search import Ranked, rank
 from envbuild.strategy.timing import Machine
 
@@ -78,7 +79,7 @@ def problem(
     `launch-model-unknown` (all exit 2).
     """
     reference, data = launch_data(stack)
-    if not set(_NAMES) <= set(RECIPES[data.recipe].parameters.names()):
+    if not _searchable(reference):
         raise EnvbuildError(
             "strategy-unknown",
             f"the parallel degrees of {stack.name} cannot be searched",
@@ -112,6 +113,24 @@ def shape_of(reference: Reference, name: str) -> Shape:
         hint="both belong into `reference: models:`",
     )
     return Shape(row.layers, row.hidden, row.heads, row.sequence or 1, row.vocabulary or 1)
+
+
+def estimated(reference: Reference, launch: Launch) -> tuple[float, float] | None:
+    """Bytes that tensors hold, and that are reserved, on a launch's fullest GPU; None where nothing estimates them."""
+    row = next((row for row in reference.models if row.name == launch.model), None)
+    if not _searchable(reference) or row is None or row.sequence is None or row.vocabulary is None:
+        return None
+    degrees = launch.degrees
+    case = Case(
+        degrees["global-batch"], degrees["data"], degrees["tensor"], degrees["pipeline"], degrees["microbatches"]
+    )
+    shape = shape_of(reference, row.name)
+    return held(shape, case), reserved(shape, case)
+
+
+def _searchable(reference: Reference) -> bool:
+    data = reference.launch
+    return data is not None and set(_NAMES) <= set(RECIPES[data.recipe].parameters.names())
 
 
 def machine_of(gpu: Gpu, gpus_per_node: int, network: float) -> Machine:

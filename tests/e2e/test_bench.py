@@ -115,7 +115,7 @@ def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, 
     assert (check["status"], told in check["says"]) == ("failed", True), check["says"]
     assert last in check["details"]["output"]
     logs = built.runs / done.json["run"] / "logs"
-    assert [path.name for path in logs.glob("bench-*")] == ["bench-1.log"], "after a failure no other run is started"
+    assert [path.name for path in logs.glob("bench-*.log")] == ["bench-1.log"], "no other run is started"
 
 
 def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path) -> None:

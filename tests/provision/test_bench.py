@@ -13,6 +13,7 @@ from envbuild.model.evidence import Check
 from envbuild.model.facts import GpuFacts
 from envbuild.provision import bench, bench_ways
 from envbuild.provision.bench_ways import Way
+from envbuild.provision.gpu_memory import Taken
 from envbuild.provision.jobs import submit
 from envbuild.provision.jobs.facts_cache import facts_file, write_facts
 from envbuild.provision.own_run import Log
@@ -50,6 +51,16 @@ def test_a_job_s_log_that_is_not_all_here_is_not_measured(
     check = checked(Log(tmp_path / log_name(job, "7")))
     assert check.status == status
     assert check.says.startswith(f"run 1: {submit.CUT}") == (status == "failed")
+
+
+def test_what_a_run_took_of_the_gpus_stands_beside_the_estimate(tmp_path: Path) -> None:
+    path = tmp_path / "bench.log"
+    path.write_text(LINE * 3)
+    check = checked(Log(path, taken=Taken(tensors=13.6, used=15.2)))
+    assert check.details["estimated_tensors_gib"] == 13.2
+    assert (check.details["tensors_percent"], check.details["used_gib"]) == (97, 15.2)
+    said = "measured 13.6 GiB in tensors (estimate 97 %), 15.2 GiB used (estimate 95 %)"
+    assert check.says.endswith(f"; {said}")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.model.launch import Command, Launch
-from envbuild.provision.gpu_memory import Taken, probed, used, watched
+from envbuild.provision.gpu_memory import Taken, compared, in_words, most, probed, used, watched
 
 FAKE = """
 class cuda:
@@ -57,6 +57,20 @@ def test_the_fullest_rank_counts_and_nothing_is_asked_where_no_tool_is(
     monkeypatch.setenv("PATH", str(tmp_path))
     for number, size in enumerate([1 << 30, 5 << 29]):
         (tmp_path / f"{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
-    with watched(tmp_path):
+    with watched(tmp_path, {}):
         assert not (tmp_path / "nvidia-smi").exists()
     assert used(tmp_path) == Taken(2.5, 5.0)
+
+
+def test_of_several_runs_the_greatest_of_each_figure_is_told() -> None:
+    assert most([Taken(1.0, None, 4.0), Taken(2.0, None, 3.0), Taken()]) == Taken(2.0, None, 4.0)
+    assert most([]) == most([Taken()]) == Taken()
+
+
+def test_what_was_not_measured_or_estimated_is_not_told() -> None:
+    assert (compared(Taken(), 1.0, 1.0), in_words({})) == ({}, "")
+    alone = compared(Taken(used=9.0))
+    assert (alone, in_words(alone)) == ({"used_gib": 9.0}, "measured 9.0 GiB used")
+    figures = compared(Taken(4.0, 5.0), 3 * 2.0**30, 6 * 2.0**30)
+    assert figures == {"tensors_gib": 4.0, "tensors_percent": 75, "reserved_gib": 5.0, "reserved_percent": 120}
+    assert in_words(figures) == "measured 4.0 GiB in tensors (estimate 75 %), 5.0 GiB reserved (estimate 120 %)"

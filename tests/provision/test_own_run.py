@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.launch import Launch
 from envbuild.model.target import Connection
 from envbuild.node.proc import Finished
 from envbuild.provision import own_run
@@ -53,7 +54,7 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
     (tmp_path / "logs/trial-1.log").symlink_to("/dev/full")
     work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
     told: Any = SimpleNamespace(log="alpa", metric="tflops")
-    launch: Any = None
+    launch = Launch.model_construct(commands=())
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="yes")])
     log = own_run.carry_out(work, told, OwnRun(launch, None, str(tmp_path / "out"), 60.0), "trial 1")
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
@@ -200,8 +201,10 @@ def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
 
 WATCHING = """
 import pathlib, sys, time
-from envbuild.provision.strategy import _watch_memory
-with _watch_memory(pathlib.Path(sys.argv[1])):
+from envbuild.provision.gpu_memory import watched
+from envbuild.provision.own_run import MARKER
+from envbuild.transport.processes import marker_value
+with watched(pathlib.Path(sys.argv[1]), {MARKER: marker_value()}):
     time.sleep(600)
 """
 
@@ -210,8 +213,9 @@ def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> 
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
     tool.chmod(0o755)
-    path, env = tmp_path / "memory", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    with subprocess.Popen([sys.executable, "-c", WATCHING, str(path)], env=env) as search:
+    path, env = tmp_path / "memory/nvidia-smi", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    path.parent.mkdir()
+    with subprocess.Popen([sys.executable, "-c", WATCHING, str(path.parent)], env=env) as search:
         until(lambda: text_of(path).endswith("\n"))
         search.kill()
     watcher = int(path.read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,8 +42,6 @@ def tried(
     told = Bench.model_validate({"log": "alpa", "metric": "tflops", "unit": "TFLOP/s per GPU", "warmup": 0})
     fake = Runs(folder, runs)
     monkeypatch.setattr(strategy, "carry_out", fake.carry_out)
-    monkeypatch.setattr(strategy, "watched", lambda _: nullcontext())
-    monkeypatch.setattr(strategy, "probed", lambda launch, _: launch)
     monkeypatch.setattr(strategy, "time", SimpleNamespace(monotonic=lambda: fake.now))
     four = searched(H200, 4, per_node=4)
     work: Any = SimpleNamespace(run=SimpleNamespace(path=folder), progress=SimpleNamespace(stage=lambda _: None))

@@ -6,8 +6,9 @@ import pytest
 
 from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
-from envbuild.strategy.memory import Case
-from envbuild.strategy.problem import listed, problem, published
+from envbuild.strategy.memory import Case, held, reserved
+from envbuild.strategy.problem import estimated, listed, problem, published
+from tests.launch.support import place, stack, started
 from tests.strategy.support import H200, V100, machine, searched
 
 PUBLISHED = {"350M": 1, "1.3B": 1, "2.6B": 11, "6.7B": 1, "15B": 3}
@@ -49,6 +50,15 @@ def test_a_recipe_that_takes_no_degrees_and_a_model_that_fits_nowhere_are_refuse
     with pytest.raises(EnvbuildError) as caught:
         problem(load_stack("megatron-alpa").stack, 1, machine(V100), "39B", 8).ranked()
     assert (caught.value.code, int(caught.value.exit_code)) == ("launch-does-not-fit", 7)
+
+
+def test_a_launch_of_a_case_has_the_estimate_of_the_case_and_another_stack_s_has_none() -> None:
+    found, case = searched(H200, 4), Case(1024, 2, 1, 2, 128)
+    made = started("megatron-alpa", place(gpus=4), "ported")
+    assert estimated(found.reference, made) == (held(found.shape, case), reserved(found.shape, case))
+    other = stack("megatron-deepspeed-slurm").reference
+    assert other is not None and estimated(other, made) is None
+    assert estimated(found.reference, made.model_copy(update={"model": "none"})) is None
 
 
 def test_the_settings_of_a_case_are_those_of_launch() -> None:
