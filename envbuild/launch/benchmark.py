@@ -48,8 +48,9 @@ class Samples(NamedTuple):
 
 def samples(bench: Bench, text: str) -> Samples:
     """What a log tells. A training that began anew has warmed up anew."""
-    records = [record for record in read(bench.log, text) if bench.metric in record.values]
-    parts = [[record.values[bench.metric] for record in part] for part in runs(records)]
+    records = read(bench.log, text)
+    telling = [record for record in records if bench.metric in record.values]
+    parts = [[record.values[bench.metric] for record in part] for part in runs(telling)]
     values = [value for part in parts for value in part[bench.warmup :]]
     bad = next((value for value in values if not 0 < value < math.inf), None)
     few = f"its log has {len(values)} of at least {bench.least} lines with `{bench.metric}` after its warm-up"
@@ -59,7 +60,7 @@ def samples(bench: Bench, text: str) -> Samples:
         or not_finite(losses(bench.log, [text]))
         or cut_short(records)
     )
-    return Samples(values, len(records) - len(values), wrong or "")
+    return Samples(values, len(telling) - len(values), wrong or "")
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:

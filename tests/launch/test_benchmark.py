@@ -143,4 +143,6 @@ def test_a_figure_beside_a_loss_that_is_no_number_is_a_failure() -> None:
 def test_a_run_that_ended_before_its_last_iteration_is_a_failure_whatever_its_exit_code() -> None:
     text = "".join(line(step, 500, 100.0, 5.0) for step in range(1, 61))
     assert samples(MS, text).wrong == "its log ends at iteration 60 of 500"
+    torn = line(500, 500, 100.0, 5.0).split("elapsed")[0]
+    assert samples(MS, text + torn).wrong == "", "that line says how far it came, whatever another rank wrote into it"
     assert samples(MS, "").wrong.startswith("its log has 0 of at least 2 lines with `elapsed")

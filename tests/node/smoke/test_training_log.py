@@ -55,6 +55,33 @@ def test_the_last_fields_of_alcf_and_of_microsoft_are_read() -> None:
     assert {name: record.values[name] for name in wanted} == wanted
 
 
+# The fields of an iteration's line, with their formats, at the pinned commit of each tree.
+SHARED = [("consumed samples", "12d"), ("elapsed time per iteration (ms)", ".1f"), ("learning rate", ".3E")]
+SHARED += [("global batch size", "5d"), ("lm loss", ".6E"), ("loss scale", ".1f"), ("grad norm", ".3f")]
+SHARED += [("num zeros", ".1f"), ("params norm", ".3f")]
+LATER = [("number of skipped iterations", "3d"), ("number of nan iterations", "3d")]
+TOKENS = [SHARED[0], ("consumed tokens", "12d"), *SHARED[1:], ("curriculum seqlen", "5d")]
+RATES = [("samples per second", ".3f"), ("tokens per gpu per second (tgs)", ".3f"), ("TFLOPs", ".2f")]
+FIELDS = {
+    "megatron-alpa c28bbd20, megatronapp 1bed2a72": [*SHARED, *LATER],
+    "megatron-deepspeed-slurm 87476ced": [*TOKENS, *LATER],
+    "megatron-deepspeed-alcf 68008999": [
+        *TOKENS, ("random ltd reserved length", "5d"), ("actual seqlen", "5d"), *LATER, *RATES,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", FIELDS)
+@given(before=BEFORE, step=STEP, data=st.data())
+def test_every_field_of_a_pinned_tree_s_line_is_read(tree: str, before: str, step: int, data: st.DataObject) -> None:
+    told = {name: data.draw(st.integers(0, 10**6) if form.endswith("d") else FINITE) for name, form in FIELDS[tree]}
+    fields = "".join(f" {name}: {told[name]:{form}} |" for name, form in FIELDS[tree])
+    record = read_line("megatron", f"{before} iteration {step:8d}/{2 * step:8d} |{fields}")
+    assert record is not None and record.step == step
+    wanted = {name: float(format(told[name], form)) for name, form in FIELDS[tree]}
+    assert record.values == wanted | {"iterations": 2 * step}
+
+
 @given(BEFORE, STEP, FINITE, FINITE, FINITE)
 def test_a_line_of_deepspeed_is_read(before: str, step: int, loss: float, seconds: float, rate: float) -> None:
     line = f"{before} steps: {step} loss: {loss:0.4f} iter time (s): {seconds:0.3f} samples/sec: {rate:0.3f}"
