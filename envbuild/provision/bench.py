@@ -36,12 +36,12 @@ from envbuild.text import last_lines, plural
 CHECK = "bench"
 _ESTIMATES = ("tensors", "reserved")
 _LAST = 12  # lines of a run that failed, in the evidence
-# What `srun -l`, torchrun's `--tee` and we put before the line of a rank or node.
-_RANKED = re.compile(r"\s*(?:\[(?:default|rank)?([0-9]+)\]|([0-9]+): )(?!slurmstepd|srun:).*\S")
+# What `srun -l` and we put before the line of a node, and behind that torch and torchrun's `--tee` before a rank's.
+_RANKED = re.compile(r"\s*(?:([0-9]{1,6}): )?(?:\[(?:default|rank)?([0-9]{1,6})\])?(?!slurmstepd|srun:).*\S")
 # What shells, srun, torchrun and MPICH's mpiexec write after the cause: that their programs ended, and what else they
 # ended for it.
 _ENDED = re.compile(
-    r"""\s*(?:[0-9]+:\ )?(?:
+    r"""\s*(?:[0-9]+:\ )?(?:\[default[0-9]+\]:)?(?:
         (?:srun|slurmstepd):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
             CANCELLED\ AT\ \S+\ \*\*\*)
         | Terminated | \S+:\ line\ [0-9]+:\ +[0-9]+\ Terminated\b.*
@@ -120,7 +120,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
     for number, log in enumerate(logs, 1):
         text = log.path.read_text(encoding="utf-8", errors="replace")
         found = samples(told, text)
-        values, left_out, last = values + found.values, left_out + found.warm_up, _last_lines(text)
+        values, left_out, last = values + found.values, left_out + found.warm_up, text
         facts = log.facts or facts
         taken.append(log.taken)
         wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
@@ -131,7 +131,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
     details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values, **memory}
     seconds = round(time.monotonic() - began, 1)
     if failures:
-        details |= {"failures": failures, "output": last}
+        details |= {"failures": failures, "output": _last_lines(last)}
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
     peaks = {gpu.model: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
     found_ = compare(reference, told, made.launch, statistics.median(values), _gpus(made.launch, facts), peaks)
@@ -168,7 +168,13 @@ def _end(text: str) -> str:
 def _last_lines(text: str) -> str:
     """The last lines of a log and, where its lines name ranks or nodes, the last one of each that is not among them."""
     lines = [line for line in text.splitlines() if line.strip()]
-    ranked = {(found[1] or found[2]).zfill(6): line for line in lines if (found := _RANKED.match(line))}
+    found = ((_RANKED.match(line), line) for line in lines)
+    ranked = {
+        tuple(map(int, filter(None, match.groups()))): line
+        for match, line in found
+        if match and not _ENDED.fullmatch(line)
+    }
+    ranked.pop((), None)  # of no rank
     last = lines[-_LAST:]
     return "\n".join([*(line for _, line in sorted(ranked.items()) if line not in last), *last])
 

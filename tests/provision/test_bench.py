@@ -174,3 +174,28 @@ def test_the_last_line_of_a_failed_run_is_its_cause_and_not_that_it_ended(tmp_pa
     (tmp_path / "log").write_text(log)
     says = checked(Log(tmp_path / "log", failure="it ended with exit code 1")).says
     assert says == f"run 1: it ended with exit code 1: {last_lines(last)}"
+
+
+@pytest.mark.parametrize(
+    ("before", "ranks"),
+    [
+        ("{node}: ", 2),
+        ("[default{rank}]:", 4),
+        ("[rank{rank}]: ", 4),
+        ("{node}: [default{rank}]:", 8),
+    ],
+)
+def test_of_a_run_that_hung_the_last_line_of_every_rank_that_names_itself_is_told(
+    tmp_path: Path, before: str, ranks: int
+) -> None:
+    lines = [
+        f"{before.format(node=node, rank=rank)}step {step} of rank {rank} on node {node}"
+        for step in (1, 2)
+        for node in (0, 1)
+        for rank in range(4)
+    ]
+    noise = ["a line of no rank"] * 20
+    (tmp_path / "log").write_text("\n".join([*lines, *noise, "[0]:", CANCELLED]))
+    check = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
+    told = [line for line in check.details["output"].splitlines() if " of rank " in line]
+    assert len(told) == ranks and all("step 2 " in line for line in told), told

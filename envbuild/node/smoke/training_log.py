@@ -23,7 +23,7 @@ _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|in
 _LONGEST = 16384
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and what else a terminal is told
 _ITERATION = re.compile(r"(?:^|\s)iteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
-_STEPS = re.compile(r"(?:^|\s)steps: ([0-9]{1,15})\s(.*samples/sec: .*)")
+_STEPS = re.compile(r"(?:^|[\s\]:])steps: ([0-9]{1,15})\s(.*samples/sec: .*)")
 _PAIR = re.compile(r"([A-Za-z][A-Za-z /()]*): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
 _ALPA = re.compile(r"\{'tflops': .*\}")
 # numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.

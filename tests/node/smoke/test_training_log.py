@@ -15,7 +15,7 @@ from envbuild.node.smoke.training_log import Record, cut_short, judge, losses, r
 
 FINITE = st.floats(min_value=1e-6, max_value=1e8, allow_nan=False)
 STEP = st.integers(min_value=1, max_value=10**6)
-BEFORE = st.sampled_from(["", "0: ", "12: ", " 7: ", "[default0]:", "[3] ", "[rank1]: ", "\x1b[32m"])
+BEFORE = st.sampled_from(["", "0: ", "12: ", " 7: ", "[default0]:", "0: [default3]:", "[3] ", "[rank1]: ", "\x1b[32m"])
 
 
 def megatron_line(step: int, of: int, fields: dict[str, float], skipped: int = 0) -> str:
@@ -84,7 +84,7 @@ def test_every_field_of_a_pinned_tree_s_line_is_read(tree: str, before: str, ste
 
 @given(BEFORE, STEP, FINITE, FINITE, FINITE)
 def test_a_line_of_deepspeed_is_read(before: str, step: int, loss: float, seconds: float, rate: float) -> None:
-    line = f"{before} steps: {step} loss: {loss:0.4f} iter time (s): {seconds:0.3f} samples/sec: {rate:0.3f}"
+    line = f"{before}steps: {step} loss: {loss:0.4f} iter time (s): {seconds:0.3f} samples/sec: {rate:0.3f}"
     record = read_line("deepspeed", line)
     assert record is not None and record.step == step
     assert record.values["loss"] == pytest.approx(loss, abs=1e-4)
