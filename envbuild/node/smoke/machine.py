@@ -133,8 +133,18 @@ def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | N
     nvls = facts[0].get("nvls")
     part.details.update({"backend": backend, "ranks": world, "nvls": nvls})
     note += "; NVLS %s" % ("on" if nvls else "off") if nvls is not None else ""
+    note += _of_links(part, spec.links.get(str(facts[0].get("gpu"))))
     part.says = "the sum over %d ranks (%s) is exact in every size and dtype%s" % (world, backend, note)
     return part.stop()
+
+
+def _of_links(part: "Part", link: "float | None") -> str:
+    """The largest sum's bandwidth beside what NVLink gives one way, which is all that a sum in a ring can reach."""
+    if not link or not part.metrics:
+        return ""
+    reached = float(part.metrics[-1]["median"])
+    part.details["nvlink_gbps"] = link
+    return "; %s GB/s are %.0f %% of NVLink's %s one way" % (plain(reached), 100 * reached / link, plain(link))
 
 
 def _judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) -> None:

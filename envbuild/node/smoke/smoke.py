@@ -40,6 +40,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
         spec.imported = tuple(args.get("imported") or ())
         spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
+        spec.links = dict(args.get("links") or {})
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")

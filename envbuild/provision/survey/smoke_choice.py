@@ -32,13 +32,17 @@ def chosen(prepared: Prepared, settings: Settings) -> Prepared:
 
 
 def as_asked(prepared: Prepared, settings: Settings, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `smoke` with what was chosen, and how many GPUs the target is to have."""
+    """The arguments of `smoke` with what was chosen, how many GPUs the target is to have, and what links give."""
+    from envbuild.provision.survey.ask import rules
+
+    named = rules().named_gpus().items()
     return {
         **args,
         "items": [*args["items"], *([_full()] if settings.full or FULL in settings.only else [])],
         "only": list(settings.only),
         "cpu_trial": settings.cpu_trial,
         "gpus": prepared.target.expects.gpus_per_node or 0,
+        "links": {name: gpu.nvlink / 2 for name, gpu in named if gpu.nvlink},
     }
 
 

@@ -197,6 +197,20 @@ def reduced(environment: Path, tmp: Path, floors: dict[str, float], facts: str =
     return checks_of(environment, tmp, item, {name: BEGIN + text for name, text in programs.items()})[2:]
 
 
+@pytest.mark.parametrize(("gpu", "told"), [("NVIDIA H200", True), ("NVIDIA H200 MIG 1g.18gb", False), ("Acme", False)])
+def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, environment: Path, tmp_path: Path) -> None:
+    programs = {"gpus": BEGIN + "c.facts({'gpus': 2})\nc.done()\n"}
+    programs["allreduce"] = BEGIN + GOOD_RANK + f"c.facts({{'gpu': {gpu!r}}})\n" + TIMED
+    spec = smoke.Spec(str(environment), {}, True)
+    spec.only, spec.links = ("machine/all-reduce",), {"NVIDIA H200": 4.0}
+    item = {"name": "machine", "deadline": PATIENCE}
+    found = [Check.from_plain(raw) for raw in smoke.smoke_items(spec, [item], str(tmp_path), programs)]
+    (reduce,) = [check for check in found if check.name == "smoke/machine/all-reduce"]
+    assert reduce.status == "passed", reduce.says
+    assert reduce.says.endswith("; 3 GB/s are 75 % of NVLink's 4 one way") == told
+    assert (reduce.details.get("nvlink_gbps") == 4.0) == told
+
+
 NO_MEMORY = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at most']]})\n"
 NO_TIME = "c.facts({'too_slow': [[2 << 30, 12.5], [8 << 30, 50.0]]})\n"
 

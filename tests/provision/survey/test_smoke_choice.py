@@ -15,7 +15,7 @@ from envbuild.provision import inspect
 from envbuild.provision.images import provision as images
 from envbuild.provision.jobs import smoke as jobs
 from envbuild.provision.run.context import Question, Settings
-from envbuild.provision.survey.smoke_choice import chosen
+from envbuild.provision.survey.smoke_choice import as_asked, chosen
 from tests.provision.ansible.test_play import _Silent
 from tests.provision.survey.test_up_to_date import prepared
 
@@ -84,6 +84,11 @@ def test_a_name_that_the_stack_does_not_have_is_refused_before_anybody_is_asked(
     assert (error.value.code, error.value.exit_code) == ("smoke-unknown", 2)
     assert "full" in (error.value.hint or "")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_node_is_told_what_the_links_of_gpus_give_one_way(tmp_path: Path) -> None:
+    links = as_asked(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path), {"items": []})["links"]
+    assert (links["NVIDIA H200"], links["Tesla V100-SXM2-16GB"], "NVIDIA L4" in links) == (450.0, 150.0, False)
 
 
 def test_nodes_meet_only_where_that_was_asked_for(tmp_path: Path) -> None:

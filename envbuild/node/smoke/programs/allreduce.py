@@ -179,6 +179,8 @@ def main() -> None:
         timeout=datetime.timedelta(seconds=float(args["deadline"])),
     )
     channel.facts({"rank": dist.get_rank(), "world": dist.get_world_size(), "backend": dist.get_backend()})
+    if backend == "nccl":
+        channel.facts({"gpu": torch.cuda.get_device_name(device)})
     correctness(channel, rank, world, device)
     by_size(channel, rank, world, device)
     channel.facts({"nvls": _nvls(log)})
