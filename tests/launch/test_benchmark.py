@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,3 +148,24 @@ def test_a_run_that_ended_before_its_last_iteration_is_a_failure_whatever_its_ex
     torn = line(500, 500, 100.0, 5.0).split("elapsed")[0]
     assert samples(MS, text + torn).wrong == "", "that line says how far it came, whatever another rank wrote into it"
     assert samples(MS, "").wrong.startswith("its log has 0 of at least 2 lines with `elapsed")
+
+
+NAMES = {"alpa": "tflops", "deepspeed": "samples/sec", "megatron": "lm loss", "metaseq": "wps"}
+PIECES = [
+    " iteration        3/       9 |", " lm loss: 4.5E+00 |", " lm loss: nan |", "{'tflops': np.float64(", "50.5)",
+    "-1}",
+    "steps: 4 loss: 4.5 iter time (s): 0.1 samples/sec: ", "80.0", "inf", "a | b | train_inner | ",
+    '{"num_updates": "4", ',
+    '"wps": "1e5"}', '"loss": "nan"}', "\n", "\r", "\r\n", "0: ", "[default1]:", "\x1b[32m", "\x00", "\ufffd", "1e400",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", sorted(NAMES))
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=60), warmup=st.integers(0, 3), least=st.integers(1, 4))
+def test_whatever_a_log_has_what_is_no_failure_is_enough_good_figures(
+    form: Any, pieces: list[str], warmup: int, least: int
+) -> None:
+    found = samples(Bench(log=form, metric=NAMES[form], unit="x", warmup=warmup, least=least), "".join(pieces))
+    good = len(found.values) >= least and all(0 < value < float("inf") for value in found.values)
+    assert good or found.wrong
+    assert found.warm_up >= 0 and "\n" not in found.wrong

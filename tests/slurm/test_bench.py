@@ -1,4 +1,4 @@
-"""`provision`, `bench` and its report through a real Slurm: real torch, two gloo ranks on two nodes.
+"""`provision`, `bench`, its report and `trace` through a real Slurm: real torch, two gloo ranks on two nodes.
 
 The training is ours, in the shape of Megatron-DeepSpeed's; the recipe is the shipped one: `srun -l` and torchrun.
 """
@@ -54,6 +54,11 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
     assert len(logs) == 2 == len(world.submitted())
     losses = [float(found) for found in re.findall(r"^1:  iteration .*lm loss: (\S+)", logs[0].read_text(), re.M)]
     assert len(losses) == 10 and losses[-1] < losses[0] / 10, "the last rank tells the losses, after srun's prefix"
+    told = world.good("trace", str(logs[0]), "--pipeline", "1", "--chunks", "1", "--output", "pictures", "--json").json
+    assert (told["ranks"], told["passes"], told["broken"]) == (2, 40, {}), (
+        "forward and backward, ten times, on two ranks"
+    )
+    assert 0 <= told["bubble"] < 1 and len(told["iterations"]) == 10
     for page in ("report.html", "report.md"):
         text = (run / page).read_text()
         assert all(word in text for word in ("250", "not comparable", "A100-SXM4-80GB")), page

@@ -1,4 +1,7 @@
-"""A training of our own in the shape of Megatron-DeepSpeed's: its flags, its configuration file and its lines."""
+"""A training of our own in the shape of Megatron-DeepSpeed's: its flags, its configuration file and its lines.
+
+Its ranks also tell their passes, in MegatronAPP's words.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ model = torch.nn.Sequential(
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 numbers = torch.Generator().manual_seed(rank)
+def trace(what):
+    print(f"{rank}, 0, {what}, {time.time()}%", flush=True)
 for step in range(1, args.train_iters + 1):
     began = time.monotonic()
     first = torch.randint(vocabulary, (args.global_batch_size // world, 1), generator=numbers)
@@ -31,9 +36,13 @@ for step in range(1, args.train_iters + 1):
     if rank == 0 and args.data_path.endswith("hang") and step == 3:
         print("rank 0 sleeps", flush=True)
         time.sleep(600)
+    trace("forward start")
     loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    trace("forward finished")
     optimizer.zero_grad()
+    trace("backward start")
     loss.backward()
+    trace("backward finished")
     optimizer.step()
     told = loss.detach() / world
     dist.all_reduce(told)
