@@ -20,6 +20,7 @@ from envbuild.model.reference import ModelSize
 from envbuild.node import program_files
 
 PORT = 5432
+_MASKED = 4096  # tokens that the tree's fused softmax takes, which masks by itself
 _RANKS = ("envbuild.node.smoke.programs", "mpi_ranks")
 _PORT = ("alcf-deepspeed-port", "RANK and LOCAL_RANK from MPI's variables, so that DeepSpeed takes MASTER_PORT")
 _DEVIATIONS = (
@@ -235,6 +236,17 @@ def _notes(order: Order, given: AlcfParameters) -> tuple[str, ...]:
         notes.append(f"DATA_DIR={given.data_dir} is the folder of a workshop of 2023; expect that it cannot be read")
     if order.place.hostfile is None and given.launcher != "srun":
         notes.append(f"no host file: {given.launcher} starts on the nodes of the job that it runs in")
+    # 0.18.3 is the oldest that was read, 0.19.3 the first without it.
+    if given.ppsize > 1 and order.deepspeed_since("0.18.3") and not order.deepspeed_since("0.19.3"):
+        notes.append(
+            "this DeepSpeed divides gradients by the microbatches once more at every stage before the last, so that "
+            "clipping and the tied embedding go wrong (finding alcf-pipeline-gradients); PPSIZE=1 is right"
+        )
+    if given.seq_len > _MASKED and given.ppsize == 1 and _flash(given) is None:
+        notes.append(
+            f"nothing masks attention beyond {_MASKED} tokens without flash attention: every token sees those that "
+            "follow (finding alcf-no-mask)"
+        )
     if given.sp_type == "ds":
         notes.append("the scripts themselves say that SP_TYPE=ds with MPSIZE of all GPUs has no effect")
     return tuple(notes)

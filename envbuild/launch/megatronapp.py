@@ -162,6 +162,11 @@ def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
             "the ranks of a stage may compute different microbatches at once, as each chooses what has arrived for it, "
             "and would add their parts up (finding app-tensor-order): compare losses with tensor_parallel=1"
         )
+    if given.pipeline_parallel > 1:
+        notes.append(
+            "the embedding's gradients are not summed between the first and the last stage, whose copies drift apart "
+            "(finding app-unfinished-gradients)"
+        )
     if order.place.nodes > 1 and not given.addresses:
         notes.append(
             "no InfiniBand addresses (addresses=A,B): all ranks take shared memory, which works within one node only"

@@ -37,7 +37,7 @@ class Order:
         Seen with 0.18.3, 0.19.0 and 0.19.8 ("timer has already been started"), with wall_clock_breakdown as with
         flops_profiler. The documents, of 0.6.3 and 0.10.3, have them on.
         """
-        if stages < 2 or not self._deepspeed_since("0.18"):
+        if stages < 2 or not self.deepspeed_since("0.18"):
             return ()
         return (
             f"{stages} pipeline stages: wall_clock_breakdown is off, and flops_profiler where the document has it; "
@@ -47,9 +47,10 @@ class Order:
     def takes_mpi_flag(self) -> bool:
         """Whether DeepSpeed knows --deepspeed_mpi: 0.10.3 does, 0.19.0 ends at it, and finds MPI by itself."""
         # 0.18 is only a point between the two that were tried. Where no version is known, the document's flag stays.
-        return not self._deepspeed_since("0.18")
+        return not self.deepspeed_since("0.18")
 
-    def _deepspeed_since(self, release: str) -> bool:
+    def deepspeed_since(self, release: str) -> bool:
+        """Whether the profile pins a DeepSpeed of this release or a later one."""
         from packaging.requirements import Requirement
         from packaging.version import Version
 

@@ -44,6 +44,12 @@ def make(order: Order) -> Launch:
         hint="zero_stage=1",
     )
     require(
+        given.zero_stage == 1 or not order.deepspeed_since("0.19"),
+        "ZeRO 0 ends after the first step with this DeepSpeed",
+        why="megatron/training.py reads the loss scale under a name that is gone (finding slurm-zero-none)",
+        hint="zero_stage=1",
+    )
+    require(
         not (order.place.direct and order.place.image),
         "srun starts the image, and this target has no Slurm",
         hint="the built environment instead of --image, or a target with `scheduler: {kind: slurm}`",

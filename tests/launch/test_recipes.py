@@ -212,7 +212,7 @@ def test_addresses_and_job_are_variables() -> None:
     made = started(APP, place(2, 4, job="77"), addresses="192.168.0.2,192.168.0.7")
     assert {c.environment["MEGATRONAPP_NODE_ADDRESSES"] for c in made.commands} == {"192.168.0.2,192.168.0.7"}
     assert {c.environment["MEGATRONAPP_JOB"] for c in made.commands} == {"77"}
-    assert not made.notes
+    assert ["app-unfinished-gradients" in note for note in made.notes] == [True]
     assert any("InfiniBand" in note for note in started(APP, place(2, 4, job="77")).notes)
     assert "MEGATRONAPP_NODE_ADDRESSES" not in started(APP, place(1, 4)).commands[0].environment
 
@@ -568,3 +568,40 @@ def test_alcf_tells_deepspeed_its_rank_so_that_it_takes_the_port(
     )
     assert ran.stdout == told + "\n"
     assert len(started(ALCF, place(1, 4), profile="exact").files) == 1, "0.10.3 is told --deepspeed_mpi"
+
+
+def _told(made: Launch, finding: str) -> bool:
+    return any(f"finding {finding}" in note for note in made.notes)
+
+
+def test_alcf_tells_of_a_pipeline_whose_deepspeed_scales_gradients_at_every_stage() -> None:
+    def told(profile: str, stages: str) -> bool:
+        values = {"PPSIZE": stages, "MPSIZE": "2", "MODEL_SIZE_KEY": "GPT125M"}
+        return _told(started(ALCF, place(1, 4), profile=profile, **values), "alcf-pipeline-gradients")
+
+    assert told("ported-cu130", "2")
+    assert not told("ported-cu130", "1")
+    assert not told("ported", "2")  # DeepSpeed 0.10.3
+
+
+def test_alcf_tells_where_nothing_masks_attention() -> None:
+    def told(length: str, **more: str) -> bool:
+        return _told(started(ALCF, place(1, 4), MODEL_SIZE_KEY="GPT125M", SEQ_LEN=length, **more), "alcf-no-mask")
+
+    assert told("8192")
+    assert not told("4096")
+    assert not told("8192", USE_FLASH_ATTN_V2="1")
+    assert not told("8192", PPSIZE="2", MPSIZE="2")  # a pipeline makes its mask itself
+
+
+def test_megatronapp_tells_of_the_two_copies_of_the_embedding() -> None:
+    assert _told(started(APP, place(1, 4)), "app-unfinished-gradients")
+    assert not _told(started(APP, place(1, 1), pipeline_parallel="1"), "app-unfinished-gradients")
+
+
+def test_slurm_refuses_zero_0_where_deepspeed_has_another_name_for_the_loss_scale() -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        started(SLURM, place(), profile="ported-cu130", zero_stage="0")
+    assert (caught.value.exit_code, caught.value.hint) == (ExitCode.REFUSED, "zero_stage=1")
+    assert "slurm-zero-none" in str(caught.value.why)
+    assert "--zero-stage=0" in started(SLURM, place(), zero_stage="0").commands[0].argv  # DeepSpeed 0.6.3
