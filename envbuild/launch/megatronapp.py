@@ -162,7 +162,8 @@ def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
             "the ranks of a stage may compute different microbatches at once, as each chooses what has arrived for it, "
             "and would add their parts up (finding app-tensor-order): compare losses with tensor_parallel=1"
         )
-    if given.pipeline_parallel > 1:
+    edits = {name for each in order.profile.sources for name in each.patches}
+    if given.pipeline_parallel > 1 and "megatronapp-finish" not in edits:
         notes.append(
             "the embedding's gradients are not summed between the first and the last stage, whose copies drift apart "
             "(finding app-unfinished-gradients)"

@@ -1,6 +1,6 @@
 """Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets,
-transfers without RDMA, gradients that stay what they are, threads that are waited for without Python's lock, labels
-that meet their own microbatch."""
+transfers without RDMA, gradients that stay what they are and are finished, threads that are waited for without
+Python's lock, labels that meet their own microbatch."""
 
 import ast
 import re
@@ -11,6 +11,7 @@ from envbuild.node.patch.source_text import (
     Source,
     UnfitError,
     above,
+    called,
     constant,
     dotted,
     mask_c,
@@ -347,6 +348,28 @@ def _find_random(source: "Source") -> "list[Change]":
     return out
 
 
+_FINISH = "config.finalize_model_grads_func"
+_FINISHED = """\
+if %s is not None and not forward_only:
+        %s(model)
+    """ % (_FINISH, _FINISH)
+
+
+def _find_unfinished(source: "Source") -> "list[Change]":
+    """A schedule that finishes its step's gradients in a string alone; the call comes before its last return."""
+    out = []
+    for function in source.top(ast.FunctionDef):
+        texts = [one.value for one in function.body[1:] if isinstance(one, ast.Expr)]
+        if not any("%s(model)" % _FINISH in str(constant(text)) for text in texts) or _FINISH in called(function):
+            continue
+        last = function.body[-1]
+        if not isinstance(last, ast.Return):
+            raise UnfitError("the schedule does not end with what it returns", source.span(function)[0])
+        at = source.span(last)[0]
+        out.append(Change(at, at, _FINISHED))
+    return out
+
+
 _BATCHES = "_EnvbuildMicrobatches"
 _BATCHES_HELPER = '''\
 class _EnvbuildMicrobatches:
@@ -398,6 +421,7 @@ def _find_labels(source: "Source") -> "list[Change]":
 
 EDITS = {
     "megatronapp-addresses": (_find_addresses, nothing_left(_find_addresses, "a fixed address or rank"), 1),
+    "megatronapp-finish": (_find_unfinished, nothing_left(_find_unfinished, "a schedule that finishes nothing"), 1),
     "megatronapp-gradients": (_find_random, nothing_left(_find_random, "a loop that makes gradients random"), 1),
     "megatronapp-join": (_find_join, nothing_left(_find_join, "a wait that holds Python's lock"), 1),
     "megatronapp-labels": (_find_labels, nothing_left(_find_labels, "data in the order of computing"), 1),

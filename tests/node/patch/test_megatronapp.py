@@ -1,4 +1,4 @@
-"""MegatronAPP on one node without RDMA, and its gradients; what comes out is compiled and runs."""
+"""MegatronAPP on one node without RDMA, and its gradients in both schedules; what comes out is compiled and runs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,36 @@ def test_other_loops_over_parameters_are_left_alone(tmp_path: Path, number: int,
     write(tmp_path, SCHEDULES, sample("megatronapp-gradients", number))
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-gradients")
+    assert caught.value.code == code
+
+
+def finished(file: Path, name: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[Any]:
+    """With what a schedule of the file called the function that finishes gradients."""
+    seen: list[Any] = []
+    monkeypatch.setitem(sys.modules, "transfer", SimpleNamespace(compute=lambda model, given: given))
+    names: dict[str, Any] = {}
+    exec(compile(file.read_text(), SCHEDULES, "exec"), names)
+    assert names[name]("model", SimpleNamespace(finalize_model_grads_func=seen.append), [1, 2], **more) == [1, 2]
+    return seen
+
+
+def test_gradients_of_virtual_stages_are_finished_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, SCHEDULES, sample("megatronapp-finish", 0))
+    assert finished(file, "interleaving", monkeypatch) == []
+    assert apply(tmp_path, "megatronapp-finish")["hits"] == 1
+    assert finished(file, "interleaving", monkeypatch) == ["model"]
+    assert finished(file, "interleaving", monkeypatch, forward_only=True) == []
+    assert finished(file, "stages", monkeypatch) == [["model"]]
+    assert apply(tmp_path, "megatronapp-finish")["already"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-no-hits"), (2, "patch-precondition")])
+def test_a_schedule_that_finishes_or_ends_elsewhere_is_left_alone(tmp_path: Path, number: int, code: str) -> None:
+    write(tmp_path, SCHEDULES, sample("megatronapp-finish", number))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatronapp-finish")
     assert caught.value.code == code
 
 
