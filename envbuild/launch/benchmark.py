@@ -39,11 +39,15 @@ class _Claim:
 
 
 class Samples(NamedTuple):
-    """The figures of a run's log without those of its warm-up, how many were left out, and why they are no result."""
+    """The figures of a run's log without those of its warm-up, how many were left out, and why they are no result.
+
+    `losses`: of its steps, in their order, where it tells them.
+    """
 
     values: list[float]
     warm_up: int
     wrong: str
+    losses: list[float]
 
 
 def samples(bench: Bench, text: str) -> Samples:
@@ -53,14 +57,23 @@ def samples(bench: Bench, text: str) -> Samples:
     parts = [[record.values[bench.metric] for record in part] for part in runs(telling)]
     values = [value for part in parts for value in part[bench.warmup :]]
     bad = next((value for value in values if not 0 < value < math.inf), None)
+    course = losses(bench.log, [text])
     few = f"its log has {len(values)} of at least {bench.least} lines with `{bench.metric}` after its warm-up"
     wrong = (
         (few if len(values) < bench.least else None)
         or (f"its log has {bad:g} for `{bench.metric}`" if bad is not None else None)
-        or not_finite(losses(bench.log, [text]))
+        or not_finite(course)
         or cut_short(records)
     )
-    return Samples(values, len(telling) - len(values), wrong or "")
+    return Samples(values, len(telling) - len(values), wrong or "", [loss for _, loss in course])
+
+
+def course_in_words(losses: Sequence[float]) -> str:
+    """What became of the loss: a figure of speed says nothing of that."""
+    if len(losses) < 2:
+        return ""
+    went = "rose" if losses[-1] > losses[0] else "went"
+    return f"the loss {went} from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps"
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import NO_GPU, Gpus, compare, in_words, metric, samples
+from envbuild.launch.benchmark import NO_GPU, Gpus, compare, course_in_words, in_words, metric, samples
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -115,13 +115,14 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
 def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) -> Check:
     began = time.monotonic()
     values: list[float] = []
+    losses: list[float] = []
     taken: list[Taken] = []
     left_out, failures, last, facts = 0, [], "", made.facts
     for number, log in enumerate(logs, 1):
         text = log.path.read_text(encoding="utf-8", errors="replace")
         found = samples(told, text)
         values, left_out, last = values + found.values, left_out + found.warm_up, text
-        facts = log.facts or facts
+        facts, losses = log.facts or facts, losses or found.losses
         taken.append(log.taken)
         wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
         if wrong:
@@ -129,6 +130,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
             break
     memory = _memory(reference, made.launch, taken)
     details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values, **memory}
+    details |= {"losses": losses} if losses else {}  # drawn in the report
     seconds = round(time.monotonic() - began, 1)
     if failures:
         details |= {"failures": failures, "output": _last_lines(last)}
@@ -139,7 +141,7 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
     return Check(
         name=CHECK,
         status="failed" if below else "passed",
-        says="; ".join(filter(None, (in_words(found_), gpu_memory.in_words(memory)))),
+        says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_memory.in_words(memory)))),
         seconds=seconds,
         metrics=(metric(told, values),),
         level="measured",

@@ -84,7 +84,7 @@ class _Trials:
             self.work, self.told, OwnRun(launch, self.asked.activate, self.asked.output, deadline), f"trial {number}"
         )
         text = log.path.read_text(encoding="utf-8", errors="replace")
-        values, _, wrong = samples(self.told, text)
+        values, _, wrong, _ = samples(self.told, text)
         wrong = log.failure or wrong
         answer: Answer = "measured"
         if wrong:

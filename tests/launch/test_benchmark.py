@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.launch.benchmark import Gpus, compare, in_words, metric, samples
+from envbuild.launch.benchmark import Gpus, compare, course_in_words, in_words, metric, samples
 from envbuild.model.evidence import Comparison
 from envbuild.model.reference import Bench
 from tests.launch.support import place, stack, started
@@ -86,7 +86,7 @@ def test_a_figure_of_the_document_is_for_its_gpus_and_its_model(gpus: int, model
 @given(st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=1, max_size=9), st.integers(0, 3))
 def test_the_warm_up_is_left_out_and_counted(values: list[float], warmup: int) -> None:
     told = Bench(log="alpa", metric="tflops", unit="TFLOP/s per GPU", warmup=warmup)
-    found, left_out, wrong = samples(told, "noise\n".join(ROW.format(repr(value)) for value in values))
+    found, left_out, wrong, _ = samples(told, "noise\n".join(ROW.format(repr(value)) for value in values))
     assert bool(wrong) == (len(values) <= warmup)
     assert (found, left_out) == (values[warmup:], min(warmup, len(values)))
     if found:
@@ -140,6 +140,20 @@ def test_a_figure_that_is_none_is_a_failure_and_its_value_is_told(value: str) ->
 def test_a_figure_beside_a_loss_that_is_no_number_is_a_failure() -> None:
     text = "".join(line(step, 5, 100.0, 5.0 if step != 4 else float("nan")) for step in range(1, 6))
     assert samples(MS, text).wrong == "the loss is nan at step 4"
+
+
+@pytest.mark.parametrize(
+    ("course", "says"),
+    [
+        ((5.0, 4.0, 4.5), "the loss went from 5 to 4.5 in 3 steps"),
+        ((5.0, 4.0, 6.5), "the loss rose from 5 to 6.5 in 3 steps"),
+        ((5.0,), ""),
+        ((), ""),
+    ],
+)
+def test_what_became_of_the_loss_is_said_beside_the_figure(course: tuple[float, ...], says: str) -> None:
+    text = "".join(line(step, len(course), 100.0, loss) for step, loss in enumerate(course, 1))
+    assert course_in_words(samples(MS, text).losses) == says
 
 
 def test_a_run_that_ended_before_its_last_iteration_is_a_failure_whatever_its_exit_code() -> None:

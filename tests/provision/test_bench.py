@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from envbuild.provision.jobs.facts_cache import facts_file, write_facts
 from envbuild.provision.own_run import Log
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.report.pictures.training import pictures
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
 from envbuild.text import last_lines
@@ -26,6 +28,7 @@ from tests.launch.support import place, stack, started
 from tests.provision.ansible.test_play import _Silent
 from tests.provision.jobs.test_parts import site
 from tests.provision.survey.test_up_to_date import facts, prepared
+from tests.report.samples import evidence, node
 
 LINE = "Values: {'tflops': np.float64(56.0), 'parameter_count': 1.3}\n"
 
@@ -199,3 +202,17 @@ def test_of_a_run_that_hung_the_last_line_of_every_rank_that_names_itself_is_tol
     check = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
     told = [line for line in check.details["output"].splitlines() if " of rank " in line]
     assert len(told) == ranks and all("step 2 " in line for line in told), told
+
+
+def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_path: Path) -> None:
+    rows = [{"loss": f"{9 - step:g}", "wps": f"{1000 * step:g}", "num_updates": str(step)} for step in range(1, 7)]
+    lines = [f"2026-11-24 05:00:00 | INFO | train_inner | {json.dumps(row)}\n" for row in rows]
+    (tmp_path / "log").write_text("".join(lines))
+    reference = stack("opt-175b").reference
+    assert reference is not None and reference.bench is not None
+    way = Way(started("opt-175b", place(gpus=8)), None, lambda _: Log(tmp_path / "log"))
+    check = bench._check(reference, reference.bench, way, [Log(tmp_path / "log")])
+    assert (check.status, check.details["losses"]) == ("passed", [8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
+    assert "the loss went from 8 to 3 in 6 steps" in check.says
+    (drawn,) = pictures(evidence(node(checks=[check.to_json_dict()])))
+    assert (drawn.id, "went from 8 to 3 in 6 steps" in drawn.says) == ("loss-bench", True)
