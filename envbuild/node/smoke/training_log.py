@@ -54,6 +54,8 @@ def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
     found: dict[int, float] = {}
     for text in texts:
         for record in read(form, text):
+            if not math.isfinite(found.get(record.step, 0.0)):
+                continue  # what another rank, or a second run, has at that step does not mend it
             if LOSS.get(form) in record.values:
                 found[record.step] = record.values[LOSS[form]]
             elif record.values.get(_NOT_FINITE):

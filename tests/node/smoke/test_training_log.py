@@ -214,6 +214,13 @@ def test_losses_are_judged(values: list[float], steps: int, says: str | None) ->
     assert judge(list(enumerate(values, 1)), steps) == says
 
 
+def test_a_nan_loss_is_not_hidden_by_what_another_rank_or_run_says_of_its_step() -> None:
+    texts = [megatron_line(1, 2, {"lm loss": value}) + "\n" for value in (math.nan, 5.0)]
+    later = megatron_line(2, 2, {"lm loss": 4.0})
+    for each in ([*texts, later], [*texts[::-1], later], ["".join(texts) + later]):
+        assert judge(losses("megatron", each), 2) == "the loss is nan at step 1"
+
+
 def test_a_nan_loss_of_megatron_is_read_as_one() -> None:
     found = losses("megatron", [megatron_line(1, 1, {"lm loss": math.nan})])
     assert found[0][0] == 1 and math.isnan(found[0][1])
