@@ -50,7 +50,7 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> "Part":
     part = Part(NAME if spec.cuda else TRIAL)
     ranks = _ranks(spec, scratch, clock, step)
     if ranks < 1:
-        part.failures.append("torch sees no GPU")
+        part.failures.append("no GPU is visible")
         return part.stop()
     work = scratch.fresh("step")
     os.mkdir(work)
@@ -97,7 +97,7 @@ def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> int:
     """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
     ranks = _TRIAL_RANKS
     if spec.cuda:
-        asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left())[0]
+        asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left(), alone=True)[0]
         ranks = int(asked.facts().get("gpus") or 0)
     return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
 

@@ -6,7 +6,9 @@ The scripts are small stand-ins without torch; `test_cpu_trial.py` has some that
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -192,7 +194,33 @@ def test_gpus_decide_the_ranks_also_where_nothing_has_counted_them(environment: 
     (raw,) = smoke.smoke_items(spec, [item], str(tmp_path), {"gpus": count})
     assert (raw["name"], raw["status"], raw["details"]["ranks"]) == ("smoke/step", "passed", 3)
     (none,) = smoke.smoke_items(spec, [item], str(tmp_path), {"gpus": count.replace("3", "0")})
-    assert (none["status"], none["says"]) == ("failed", "torch sees no GPU")
+    assert (none["status"], none["says"]) == ("failed", "no GPU is visible")
+
+
+DRIVER = "int cuInit(unsigned flags) { return 0; }\nint cuDeviceGetCount(int *count) { *count = 2; return 0; }\n"
+
+
+def test_it_does_not_wait_until_torch_is_imported_for_others(environment: Path, tmp_path: Path) -> None:
+    """On an H100 it began ten seconds late: to count the GPUs it wanted a copy of the process that imports torch."""
+    if shutil.which("cc") is None:
+        pytest.skip("no cc here: no driver can stand in")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    driver, begun, met = (str(tmp_path / name) for name in ("driver.so", "begun", "met"))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, str(tmp_path / "driver.c")], check=True)
+    tree = environment / "src" / "early"
+    tree.mkdir(parents=True)
+    meet = "open({!r}, 'w')\nwhile not os.path.exists({!r}): time.sleep(0.01)\n"
+    (tree / "train.py").write_text(HEAD + LINE + meet.format(begun, met) + "[line(n, 6.0 - n) for n in range(1, 5)]\n")
+    counting = Path(smoke.__file__).parent / "programs" / "gpus.py"
+    programs = {
+        "template": f"import os, time\nwhile not os.path.exists({begun!r}): time.sleep(0.01)\nopen({met!r}, 'w')\n",
+        "gpus": counting.read_text().replace("libcuda.so.1", driver),
+        "training": "",
+    }
+    step = {"source": "early", "script": "train.py", "log": "megatron", "steps": 4}
+    items = [{"name": "training"}, {"name": "step", "deadline": PATIENCE, "step": step}]
+    *_, raw = smoke.smoke_items(smoke.Spec(str(environment), {}, True), items, str(tmp_path), programs)
+    assert (raw["name"], raw["status"], raw["details"]["ranks"]) == ("smoke/step", "passed", 2), raw
 
 
 @pytest.mark.parametrize(
