@@ -13,6 +13,7 @@ from pathlib import Path
 
 from envbuild.model.launch import Launch
 from envbuild.node.smoke.programs import torch_peak
+from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
 
@@ -89,7 +90,8 @@ def most(runs: Iterable[Taken]) -> Taken:
 
 def compared(taken: Taken, held: float | None = None, reserved: float | None = None) -> dict[str, float]:
     """What was measured, in GiB, and what percent of it an estimate in bytes is, where there is one."""
-    told = {"tensors": (taken.tensors, held), "reserved": (taken.reserved, reserved), "used": (taken.used, reserved)}
+    used = reserved + OUTSIDE if reserved else None
+    told = {"tensors": (taken.tensors, held), "reserved": (taken.reserved, reserved), "used": (taken.used, used)}
     figures: dict[str, float] = {}
     for name, (measured, estimate) in told.items():
         if measured:

@@ -13,7 +13,8 @@ from typing import Literal
 from envbuild.strategy.memory import Case, Shape, held, reserved
 from envbuild.strategy.timing import Machine, tflops
 
-# The part of a GPU's memory that torch's allocator may take; the rest is for CUDA's context and NCCL.
+# The part of a GPU's memory that torch's allocator may take. The rest is for CUDA's context and NCCL (2.4 GiB of an
+# H100), and because it takes up to a tenth more than is estimated.
 USABLE = 0.92
 # What tensors hold is known within a tenth. A case that fits by that and not by what the allocator reserves for it, or
 # exceeds it by no more, is still tried, after those that fit: whether it runs out of memory is for a trial to say.

@@ -60,9 +60,9 @@ def test_what_a_run_took_of_the_gpus_stands_beside_the_estimate(tmp_path: Path) 
     path = tmp_path / "bench.log"
     path.write_text(LINE * 3)
     check = checked(Log(path, taken=Taken(tensors=13.6, used=15.2)))
-    assert check.details["estimated_tensors_gib"] == 13.2
-    assert (check.details["tensors_percent"], check.details["used_gib"]) == (97, 15.2)
-    said = "measured 13.6 GiB in tensors (estimate 97 %), 15.2 GiB used (estimate 95 %)"
+    assert check.details["estimated_tensors_gib"] == 13.3
+    assert (check.details["tensors_percent"], check.details["used_gib"]) == (98, 15.2)
+    said = "measured 13.6 GiB in tensors (estimate 98 %), 15.2 GiB used (estimate 111 %)"
     assert check.says.endswith(f"; {said}")
 
 

@@ -42,8 +42,8 @@ def measured() -> list[tuple[str, str, Case, float]]:
     return [(gpu, row[0], Case(*row[1:6]), row[6]) for gpu, found in rows.items() for row in found]
 
 
-def counted() -> list[tuple[str, Case, float, float]]:
-    """(model, case, GiB that tensors held, GiB reserved)."""
-    rows = load_yaml(Path(__file__).parent / "data/megatron.yaml")
+def counted(name: str) -> list[tuple[str, Case, list[float]]]:
+    """(model, case, GiB) of a file: that tensors held, that were reserved, and of a GPU that were in use."""
+    rows = load_yaml(Path(__file__).parent / "data" / name)
     assert isinstance(rows, list)
-    return [(row[0], Case(*row[1:7]), row[7], row[8]) for row in rows]
+    return [(row[0], Case(*row[1:7]), row[7:]) for row in rows]
