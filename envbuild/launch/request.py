@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from envbuild.launch.topology import Place
-from envbuild.model.launch import Deviation, Launch, LaunchData
+from envbuild.model.launch import Command, Deviation, Launch, LaunchData
 from envbuild.model.reference import Reference
 
 if TYPE_CHECKING:
@@ -58,11 +58,25 @@ class Order:
         pins = (Version(pin.version) for each in wanted if each.name == "deepspeed" for pin in each.specifier)
         return any(pin >= Version(release) for pin in pins)
 
-    def launch(self, model: str, **more: Any) -> Launch:
+    def launch(self, model: str, commands: tuple[Command, ...], **more: Any) -> Launch:
         """What is started at this place; `more`: the fields of a launch that the recipe decides."""
-        nodes, gpus = self.place.nodes, self.place.gpus_per_node
-        return Launch(stack=self.stack, profile=self.profile_name, nodes=nodes, gpus_per_node=gpus, model=model, **more)
+        return Launch(
+            stack=self.stack,
+            profile=self.profile_name,
+            nodes=self.place.nodes,
+            gpus_per_node=self.place.gpus_per_node,
+            model=model,
+            commands=tuple(map(_ended_whole, commands)),
+            **more,
+        )
 
     def deviations(self, *rows: tuple[str, str]) -> tuple[Deviation, ...]:
         """Deviations that answer findings of this stack; a user's own stack may have none of them."""
         return tuple(Deviation(finding=finding, does=does) for finding, does in rows if finding in self.findings)
+
+
+def _ended_whole(command: Command) -> Command:
+    """An srun ends with the first rank that fails: by itself it waits for the others, which wait for that rank."""
+    if command.argv[0] != "srun":
+        return command
+    return command.model_copy(update={"environment": {**command.environment, "SLURM_KILL_BAD_EXIT": "1"}})

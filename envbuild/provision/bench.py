@@ -42,13 +42,13 @@ _RANKED = re.compile(r"\s*(?:([0-9]{1,6}): )?(?:\[(?:default|rank)?([0-9]{1,6})\
 # ended for it.
 _ENDED = re.compile(
     r"""\s*(?:[0-9]+:\ )?(?:\[default[0-9]+\]:)?(?:
-        (?:srun|slurmstepd):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
+        (?:srun|slurmstepd(?:-\S+)?):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
             CANCELLED\ AT\ \S+\ \*\*\*)
         | Terminated | \S+:\ line\ [0-9]+:\ +[0-9]+\ Terminated\b.*
         | \[(?:proxy:\S*|mpiexec)@\S+\]\ .*|\[rank[0-9]+\]:\[W[0-9].*
-        | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG).*
+        | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG|\ death\ signal,|SignalException:\ Process).*
         | Traceback\ \(most\ recent\ call\ last\):|\ \ .*|\S*ChildFailedError:
-        | [=-]{9,}|\S*[./][^\s./]*\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:
+        | [=-]{9,}|(?:/.*|\S*)[./][^\s./]*\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:
     )\s*""",
     re.VERBOSE,
 )

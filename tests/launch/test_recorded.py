@@ -124,6 +124,8 @@ def test_alcf_variables_are_those_of_the_script(row: dict[str, Any]) -> None:
     # alcf-hosfile: with a host file of one node the script starts 4 ranks and calls it a world of 8.
     if "HOSTFILE" in row["variables"]:
         assert (theirs.pop("WORLD_SIZE"), ours.pop("WORLD_SIZE")) == ("8", "4")
+    # An srun would wait for the other ranks when one fails.
+    assert ours.pop("SLURM_KILL_BAD_EXIT", None) == ("1" if made.commands[0].argv[0] == "srun" else None)
     assert ours == theirs
 
 

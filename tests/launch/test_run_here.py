@@ -154,13 +154,14 @@ def test_a_command_that_starts_every_node_itself_is_run_by_the_script_of_the_job
     place = Place(nodes=2, gpus_per_node=8, environment="/e", output="/o")
     _, steps = job_steps(lambda told: started("megatron-deepspeed-slurm", told), place, None)
     assert [step.each for step in steps] == ["batch", "batch"]
-    assert "srun" in steps[1].text
+    assert "env SLURM_KILL_BAD_EXIT=1 srun -l --nodes 2" in " ".join(steps[1].text.replace("\\\n", " ").split())
     assert "ds_config.json" in steps[0].text
 
 
 def test_without_slurm_every_node_starts_its_own_ranks() -> None:
     (command,) = started("megatron-deepspeed-slurm", place(direct=True)).commands
     assert command.argv[:3] == (f"{ENVIRONMENT}/bin/deepspeed", "--num_gpus", "8")
+    assert "SLURM_KILL_BAD_EXIT" not in command.environment
     two = started("megatron-deepspeed-slurm", place(nodes=2, direct=True))
     assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/python3") for n in (0, 1)]
     assert "--rdzv_endpoint=10.0.0.1:49152" in two.commands[1].argv

@@ -142,6 +142,17 @@ srun: error: node1: task 1: Terminated
 bash: line 3:   812 Terminated              sh -c 'run'
 Terminated
 """
+# As a torchrun on another node ends with the srun: lines of a real one, paths shortened.
+ENDED_WITH_IT = """srun: error: gpu2: task 1: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=5.0
+0: slurmstepd-gpu1: error: *** STEP 5.0 ON gpu1 CANCELLED AT 2026-11-24T05:12:03 ***
+0: W1124 05:12:03.128 20 torch/agent/server/api.py:753] Received 15 death signal, shutting down workers
+0: W1124 05:12:03.131 20 torch/multiprocessing/api.py:1028] Sending process 21 closing signal SIGTERM
+0: Traceback (most recent call last):
+0:     raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+0: torch.distributed.elastic.multiprocessing.api.SignalException: Process 20995 got signal: 15
+srun: error: gpu1: task 0: Exited with exit code 1
+"""
 HYDRA = """[proxy:0@node1] Sending upstream hdr.cmd = CMD_STDERR
 [rank0]:[W1123 17:15:01.350622882 ProcessGroupNCCL.cpp:1575] Warning: destroy_process_group() was not called
 [proxy:0@node1] got pmi command from downstream 0-0:
@@ -165,6 +176,7 @@ TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:0
         ("0: iteration 4 loss 3\nRuntimeError: CUDA error: out of memory\n", "RuntimeError: CUDA error: out of memory"),
         (f"0: iteration 4 loss 3\n{TIME}\n{CANCELLED}", TIME),
         (f"0: ValueError: no\n{CANCELLED}", "0: ValueError: no"),
+        (f"1: ValueError: no\n1: /a place/train.py FAILED\n{ENDED_WITH_IT}", "1: ValueError: no"),
         (f"[rank0]: AttributeError: no sizes\n{HYDRA}", "[rank0]: AttributeError: no sizes"),
         (TORCHRUN, TORCHRUN.splitlines()[0]),
         ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),

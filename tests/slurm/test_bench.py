@@ -14,7 +14,7 @@ import yaml
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
-from tests.support.patience import with_deadline
+from tests.support.patience import PATIENCE, with_deadline
 from tests.support.torch_stack import torch_stack
 from tests.support.training import REFERENCE, SCRIPT
 
@@ -64,6 +64,11 @@ def test_two_gloo_ranks_are_provisioned_measured_and_reported_through_jobs(world
         assert all(word in text for word in ("250", "not comparable", "A100-SXM4-80GB")), page
     shown = world.good("report", "show", run.name).out
     assert "not comparable" in shown
+
+    # A rank that fails ends the step with it: srun would wait for the other one, which sleeps.
+    code, check, _ = bench(world, "--deadline", str(PATIENCE), "--set", "data_name=lost")
+    assert code == 1 and "timed out" not in check["says"], check
+    assert check["says"].endswith(": 1: rank 1 is lost"), check
 
     # A rank that hangs: the other one waits for it, and the run ends at its deadline.
     def hung(deadline: float) -> tuple[int, dict[str, Any], Path]:

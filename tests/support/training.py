@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# The last rank tells the iterations, as Megatron's does. Data named `hang` make rank 0 sleep in its third iteration.
+# The last rank tells the iterations, as Megatron's does. Data named `hang` make rank 0 sleep in its third iteration,
+# those named `lost` also end the others there.
 SCRIPT = """
 import argparse, json, os, time
 import torch, torch.distributed as dist
@@ -33,9 +34,12 @@ for step in range(1, args.train_iters + 1):
     began = time.monotonic()
     first = torch.randint(vocabulary, (args.global_batch_size // world, 1), generator=numbers)
     tokens = (first + torch.arange(args.seq_length + 1)) % vocabulary
-    if rank == 0 and args.data_path.endswith("hang") and step == 3:
+    if rank == 0 and args.data_path.endswith(("hang", "lost")) and step == 3:
         print("rank 0 sleeps", flush=True)
         time.sleep(600)
+    if args.data_path.endswith("lost") and step == 3:
+        print(f"rank {rank} is lost", flush=True)
+        os._exit(3)
     trace("forward start")
     loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     trace("forward finished")
