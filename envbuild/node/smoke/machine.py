@@ -4,7 +4,7 @@ from envbuild.node.protocol import Json
 from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain
 from envbuild.node.smoke.only import chosen
-from envbuild.node.smoke.runner import Scratch, run_programs
+from envbuild.node.smoke.runner import Scratch, causes_first, run_programs
 
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 # The last one stands for the check: what training uses.
@@ -125,8 +125,7 @@ def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | N
     requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
     left = clock.left()
     outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
-    # What was stopped for another's sake comes behind its cause.
-    for rank, outcome in sorted(enumerate(outcomes), key=lambda each: each[1].stopped):
+    for rank, outcome in causes_first(outcomes):
         part.take(outcome, clock, "rank %d of %d" % (rank, world))
     facts = [outcome.facts() for outcome in outcomes]
     _judge_ranks(part, facts, world, backend)

@@ -88,6 +88,11 @@ def last_words(text: str, raised: bool = False) -> str:
     return lines[-1][:300] if lines else ""
 
 
+def causes_first(outcomes: "list[Outcome]") -> "list[tuple[int, Outcome]]":
+    """(rank, outcome): a hang before the time-out that it gave another rank, and what was stopped for it last."""
+    return sorted(enumerate(outcomes), key=lambda each: (each[1].stopped, not each[1].timed_out))
+
+
 def how_it_ended(outcome: "Outcome", deadline: float) -> "str | None":
     """One phrase for an end that is not a regular one; None when the program reached its end."""
     during = " during %s" % outcome.stage()

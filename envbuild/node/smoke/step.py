@@ -16,6 +16,7 @@ from envbuild.node.smoke.check import Clock, Part, Spec, plural
 from envbuild.node.smoke.runner import (
     Outcome,
     Scratch,
+    causes_first,
     child_environment,
     how_it_ended,
     last_words,
@@ -161,7 +162,7 @@ def _free_port() -> int:
 def _judge(part: "Part", outcomes: "list[Outcome]", step: Json, ranks: int, clock: "Clock") -> None:
     """Every rank must have ended well, all have said that they are done, and the loss must have fallen."""
     several = len(outcomes) > 1
-    for rank, outcome in sorted(enumerate(outcomes), key=lambda each: each[1].stopped):  # a cause before its effects
+    for rank, outcome in causes_first(outcomes):
         who = "rank %d of %d" % (rank, ranks) if several else plural(ranks, "rank")
         said = [str(event.get("what")) for event in outcome.of("failure")]
         ended = how_it_ended(outcome, clock.deadline)

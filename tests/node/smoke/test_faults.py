@@ -15,7 +15,7 @@ from envbuild.model.evidence import Check
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import machine as machine_item
 from envbuild.node.smoke import smoke
-from envbuild.node.smoke.runner import read_events
+from envbuild.node.smoke.runner import Outcome, causes_first, read_events
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 
 BEGIN = "import os, signal, sys, time\nfrom .common import begin\nr = begin()\nc, args = r.channel, r.args\n"
@@ -291,6 +291,13 @@ def test_a_rank_that_dies_stops_the_others_before_the_deadline(environment: Path
     assert time.monotonic() - started < PATIENCE
     assert failures[0] == "rank 1 of 2 crashed with SIGBUS during rendezvous"  # a cause before what it did to others
     assert failures[1].startswith("rank 0 of 2 was stopped")
+
+
+def test_a_rank_that_hangs_is_told_before_the_one_that_waited_for_it_in_vain() -> None:
+    """As seen with gloo on an H100: its own time-out ends the other rank just before the check's deadline."""
+    waited, stopped, hung = (Outcome() for _ in range(3))
+    waited.returncode, stopped.stopped, hung.timed_out = 1, True, True
+    assert [rank for rank, _ in causes_first([stopped, waited, hung])] == [2, 1, 0]
 
 
 def test_cuda_demands_its_metrics_and_one_gpu_means_gloo(environment: Path, tmp_path: Path) -> None:
