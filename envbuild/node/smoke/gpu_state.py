@@ -27,6 +27,8 @@ _FIELDS = (
     ("ecc", "ecc.mode.current"),
     ("ecc_uncorrected", "ecc.errors.uncorrected.volatile.total"),
     ("throttle", "%s.active"),
+    ("memory_used_mib", "memory.used"),
+    ("memory_total_mib", "memory.total"),
 )
 # Drivers from 535 on have the second name; a driver that does not know one of them ends at once.
 _NAMES = ("clocks_throttle_reasons", "clocks_event_reasons")
@@ -42,6 +44,7 @@ _REASONS = (
     (0x100, "display clocks"),
 )
 _INTERVAL = 100  # ms
+_FULL = 0.95  # of the memory: the products themselves take some GiB
 
 
 @contextlib.contextmanager
@@ -109,6 +112,17 @@ def _row(line: str) -> "Json | None":
     row.update(index=int(values[0]), uuid=values[1], ecc={"Enabled": True, "Disabled": False}.get(values[8]))
     row["throttle"] = reasons(values[10])
     return row
+
+
+def full(rows: "list[Json]") -> "list[str]":
+    """One sentence for each GPU of whose memory all but a twentieth was in use."""
+    found = []
+    for row in rows:
+        used, total = row.get("memory_used_mib"), row.get("memory_total_mib")
+        if used and total and used > _FULL * total:
+            told = (row["index"], "{:,.0f}".format(used), "{:,.0f}".format(total))
+            found.append("GPU %d was full: nvidia-smi saw %s of %s MiB in use" % told)
+    return found
 
 
 def reasons(text: str) -> "list[str] | None":

@@ -61,6 +61,7 @@ def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int 
         return part.stop(), 0
     part.says = "matrix products equal their float64 reference on CPU and GPUs"
     part.details["gpu_state"] = state
+    part.failures[:0] = gpu_state.full(state) if part.failures else []
     slow = slow_gpus(part.details)
     if slow:
         part.details["slow_gpus"] = slow

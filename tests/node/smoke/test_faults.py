@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -387,6 +388,19 @@ def test_one_slow_gpu_of_four_is_told_with_its_number_and_refuses_nothing_alone(
     assert check.says == "matrix products equal their float64 reference on CPU and GPUs"
     good = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
     assert (good.status, good.details["gpu_state"]) == ("passed", [])
+
+
+def test_products_that_fail_on_a_full_gpu_say_that_it_was_full_before_what_cublas_says(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"index": 0, "memory_used_mib": 81012.0, "memory_total_mib": 81559.0}
+    monkeypatch.setattr(machine_item.gpu_state, "sampled", lambda path: contextlib.nullcontext([row]))
+    fails = "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED')\n"
+    check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=fails, cuda=True)[0]
+    assert check.details["failures"][0] == "GPU 0 was full: nvidia-smi saw 81,012 of 81,559 MiB in use"
+    assert "CUBLAS_STATUS_ALLOC_FAILED" in check.details["failures"][1]
+    good = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=gpus(RATES), cuda=True)[0]
+    assert good.status == "passed"
 
 
 def test_a_missed_floor_of_products_names_the_slowest_gpu(environment: Path, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from envbuild.node.smoke import gpu_state
 from tests.support.patience import until
 
-IDLE = "0, GPU-aa, 345, 1980, 3201, 76.21, 700.00, 31, Enabled, 0, 0x0000000000000001"
-BUSY = "0, GPU-aa, 1755, 1980, 3201, 698.40, 700.00, 52, Enabled, 0, 0x0000000000000004"
-SICK = "1, GPU-bb, 1155, 1980, 3201, 401.00, 700.00, 91, Disabled, [N/A], 0x0000000000000060"
+IDLE = "0, GPU-aa, 345, 1980, 3201, 76.21, 700.00, 31, Enabled, 0, 0x0000000000000001, 524, 81559"
+BUSY = "0, GPU-aa, 1755, 1980, 3201, 698.40, 700.00, 52, Enabled, 0, 0x0000000000000004, 3100, 81559"
+SICK = "1, GPU-bb, 1155, 1980, 3201, 401.00, 700.00, 91, Disabled, [N/A], 0x0000000000000060, 81012, 81559"
 
 
 def test_the_sample_with_most_power_stands_for_a_gpu() -> None:
@@ -20,6 +20,12 @@ def test_the_sample_with_most_power_stands_for_a_gpu() -> None:
     assert (zero["throttle"], zero["ecc"], zero["ecc_uncorrected"]) == (["software power cap"], True, 0.0)
     assert one["throttle"] == ["software thermal slowdown", "hardware thermal slowdown"]
     assert (one["index"], one["uuid"], one["ecc"], one["ecc_uncorrected"]) == (1, "GPU-bb", False, None)
+
+
+def test_a_gpu_that_others_fill_is_named() -> None:
+    rows = gpu_state.busiest(f"{BUSY}\n{SICK}")
+    assert gpu_state.full(rows) == ["GPU 1 was full: nvidia-smi saw 81,012 of 81,559 MiB in use"]
+    assert gpu_state.full([{"index": 0}, {"index": 1, "memory_used_mib": None, "memory_total_mib": 5.0}]) == []
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found", "Unable to determine the device handle for GPU0000:01"])
