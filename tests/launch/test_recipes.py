@@ -597,6 +597,7 @@ def test_alcf_tells_where_nothing_masks_attention() -> None:
 def test_megatronapp_tells_of_the_two_copies_of_the_embedding() -> None:
     assert _told(started(APP, place(1, 4)), "app-unfinished-gradients")
     assert not _told(started(APP, place(1, 1), pipeline_parallel="1"), "app-unfinished-gradients")
+    assert not _told(started(APP, place(1, 4), profile="ported-cu130"), "app-unfinished-gradients")  # an edit
 
 
 def test_slurm_refuses_zero_0_where_deepspeed_has_another_name_for_the_loss_scale() -> None:
