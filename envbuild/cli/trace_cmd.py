@@ -87,13 +87,14 @@ def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], fla
                 sheet(part, spans, pipeline)
             else:
                 _text(part, chrome(found, pipeline) if form == "chrome" else svg(spans, iteration, pipeline))
+            part.replace(path)
+            written.append(str(path))
         except EnvbuildError as error:
             if flags["formats"]:
                 raise
             ui.warn(f"{error.what}: {error.why}")
-            continue
-        part.replace(path)
-        written.append(str(path))
+        finally:
+            part.unlink(missing_ok=True)
     return written
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envbuild.cli import trace_cmd
 from envbuild.cli.trace_cmd import trace as command
 from envbuild.cli.verbs import cli
 from envbuild.trace.pipeline import Pipeline, iterations, pipeline_of
@@ -187,6 +190,17 @@ def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(tmp_pat
     file = write(tmp_path / NAME, iteration(2, 2, 2))
     done = CliRunner().invoke(cli, ["trace", str(file), "--output", str(file / "below")], standalone_mode=False)
     assert getattr(done.exception, "code", done.exception) == "output-unwritable"
+
+
+def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, parts: Iterable[str]) -> None:
+        path.write_text(next(iter(parts)))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trace_cmd, "_text", full)
+    done = CliRunner().invoke(cli, ["trace", str(folder / NAME), "--output", str(folder)], standalone_mode=False)
+    assert getattr(done.exception, "code", done.exception) == "output-unwritable"
+    assert [path.name for path in folder.iterdir()] == [NAME]
 
 
 def test_options_say_what_the_name_does_not(tmp_path: Path) -> None:
