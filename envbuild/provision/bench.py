@@ -54,6 +54,10 @@ _ENDED = re.compile(
 )
 
 
+# The first task that srun says ended; what others wrote behind its last line is not why.
+_FIRST = re.compile(r"^srun: error: \S+: task ([0-9]+): Exited\b", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A run with its deadline, and how often; or the logs of such runs that were made elsewhere.
@@ -160,9 +164,14 @@ def _memory(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dic
 
 
 def _end(text: str) -> str:
-    """The last line of a log that says more than that a program ended; the last one where none does."""
+    """The last line of a log that says more than that a program ended, where srun names a task not of another one.
+
+    The last one where none does.
+    """
     lines = [line for line in text.splitlines() if line.strip()]
-    told = (line for line in reversed(lines) if not _ENDED.fullmatch(line))
+    first = _FIRST.search(text)
+    other = re.compile(rf"(?!{first[1]}: )[0-9]+: " if first else r"(?!)")
+    told = (line for line in reversed(lines) if not (_ENDED.fullmatch(line) or other.match(line)))
     last = next(told, lines[-1] if lines else "")
     return f": {last_lines(last)}" if last else ""
 

@@ -177,6 +177,8 @@ TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:0
         (f"0: iteration 4 loss 3\n{TIME}\n{CANCELLED}", TIME),
         (f"0: ValueError: no\n{CANCELLED}", "0: ValueError: no"),
         (f"1: ValueError: no\n1: /a place/train.py FAILED\n{ENDED_WITH_IT}", "1: ValueError: no"),
+        (f"1: ValueError: no\n0: step 3\n{ENDED_WITH_IT}", "1: ValueError: no"),
+        (f"1: ValueError: no\na warning of no rank\n{ENDED_WITH_IT}", "a warning of no rank"),
         (f"[rank0]: AttributeError: no sizes\n{HYDRA}", "[rank0]: AttributeError: no sizes"),
         (TORCHRUN, TORCHRUN.splitlines()[0]),
         ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),
