@@ -40,6 +40,15 @@ def test_a_process_that_used_a_gpu_tells_the_fullest_one(tmp_path: Path, initial
     assert used(tmp_path / "peaks") == taken
 
 
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/torch.py").write_text(FAKE.format(used=True))
+    killed = "import json, os, signal, torch; json.dump = lambda peaks, file: os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
+        ended(tmp_path / "peaks", killed, tmp_path / "path")
+    assert used(tmp_path / "peaks") == Taken()
+
+
 def test_a_process_without_torch_tells_nothing(tmp_path: Path) -> None:
     ended(tmp_path, "print(1)")
     assert (used(tmp_path), list(tmp_path.glob("*.json"))) == (Taken(), [])

@@ -31,8 +31,10 @@ def tell() -> None:
         "allocated": max(cuda.max_memory_allocated(each) for each in devices),
         "reserved": max(cuda.max_memory_reserved(each) for each in devices),
     }
-    with open(os.path.join(HERE, "%d.json" % os.getpid()), "w") as file:
+    path = os.path.join(HERE, "%d.json" % os.getpid())
+    with open(path + ".part", "w") as file:
         json.dump(peaks, file)
+    os.replace(path + ".part", path)
 
 
 if __name__ == "sitecustomize":
