@@ -1,11 +1,13 @@
 """Metaseq's opt-baselines: nodes and trials the right way round, a prefix of its own, and the least number of nodes.
 
-On one GPU, which opt-baselines refuses, what it would start: metaseq/cli/train.py with its words.
+On one node whose GPUs are too few for it, what it would start: metaseq/cli/train.py with its words, a step's tokens in
+parts.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -16,15 +18,17 @@ from envbuild.launch.parameters import Count, Parameters, model_row, read, requi
 from envbuild.launch.request import Order
 from envbuild.launch.topology import Place
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
+from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
 
 END = "done training in"
-# What the pinned scaled_upper_triang_masked_softmax.h counts in 32 bits: scores of a layer on a GPU.
+# What the pinned scaled_upper_triang_masked_softmax.h takes: scores of a layer on a GPU, which it counts in 32 bits, of
+# so many sequences x heads as make whole blocks of 128 threads.
 _SCORES = 2**31
+_BLOCK = 4
 PORT = 29500
-_ONE_GPU = '''\
-"""Train as opt-baselines would have it, on the one GPU that it refuses: its own words, then those of the command."""
+_FEW_GPUS = '''\
+"""Train as opt-baselines would have it, on GPUs that are too few for it: its own words, then those of the command."""
 
 import runpy
 import sys
@@ -33,8 +37,10 @@ from types import SimpleNamespace
 from metaseq.launcher.opt_baselines import get_grid
 from metaseq.launcher.opt_job_constants import MODEL_SIZES
 
-model, script, *ours = sys.argv[1:]
-asked = dict(model_size=model, benchmark=True, num_nodes=1, num_gpus=max(2, MODEL_SIZES[model].model_parallel))
+model, gpus, script, *ours = sys.argv[1:]
+# It refuses one GPU, and fewer than share a model.
+gpus = max(int(gpus), 2, MODEL_SIZES[model].model_parallel)
+asked = dict(model_size=model, benchmark=True, num_nodes=1, num_gpus=gpus)
 unset = dict.fromkeys(("data", "profile", "max_update", "max_epoch", "restore_file", "reset_dataloader"))
 grid = get_grid(SimpleNamespace(**asked, **unset, no_save_dir=True, disable_validation=False, circleci=False))
 words = [word for each in grid for word in ([each.name] if each.binary_flag else [each.name, str(each.values[0])])]
@@ -68,17 +74,30 @@ class MetaseqParameters(Parameters):
     gpu_gb: Count | None = Field(None, description="memory of a GPU in 10^9 bytes, for the least number of nodes")
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """How ranks share a step: `parallel` of them one of `copies`, each its `sequences` in `parts` (0: in none)."""
+
+    parallel: int
+    copies: int
+    sequences: int
+    parts: int
+
+
 def make(order: Order) -> Launch:
-    """The one opt-baselines command."""
+    """The one opt-baselines command, or one torchrun where a node has too few GPUs for it."""
     given, taken = read(MetaseqParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model_size, "model_size")
     place = order.place
-    if place.gpus == 1:
-        return _one_gpu(order, given, taken, model)
-    copies, batch = _bounds(order, model, given.gpu_gb)
+    step = _bounds(order, model, given.gpu_gb)
+    checkpoints = given.checkpoints or f"{place.output}/checkpoints"
+    if given.checkpoints is None:
+        why = "metaseq's own default is a folder of its authors' cluster"
+        taken = (*taken, Default(name="checkpoints", value=checkpoints, why=why))
+    if place.nodes == 1 and (place.gpus == 1 or step.parts > 1):
+        return _few_gpus(order, given, taken, model, step, checkpoints)
     submit, whence = _submit(given, place)
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
-    checkpoints = given.checkpoints or f"{place.output}/checkpoints"
     values: dict[str, Value] = {
         "model": model.name,
         "trials": given.trials,
@@ -90,11 +109,7 @@ def make(order: Order) -> Launch:
         "where": given.where,
         "checkpoints": checkpoints,
     }
-    said = [
-        (given.submit, "submit", submit, whence),
-        (given.prefix, "prefix", prefix, "model size and job"),
-        (given.checkpoints, "checkpoints", checkpoints, "metaseq's own default is a folder of its authors' cluster"),
-    ]
+    said = [(given.submit, "submit", submit, whence), (given.prefix, "prefix", prefix, "model size and job")]
     command = Command(
         node=0,
         argv=(place.program("opt-baselines"), *fill(order.data.arguments, values)),
@@ -104,33 +119,52 @@ def make(order: Order) -> Launch:
     )
     return order.launch(
         model.name,
-        degrees={"tensor": model.model_parallel or 1, "data": copies, "sequences-a-rank": batch},
+        degrees={"tensor": step.parallel, "data": step.copies, "sequences-a-rank": step.sequences},
         commands=(command,),
         defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
         deviations=order.deviations(*_DEVIATIONS),
-        notes=(*_notes(submit, prefix), *_too_many_scores(model, batch)),
+        notes=(*_notes(submit, prefix), *_not_taken(model, step)),
     )
 
 
-def _one_gpu(order: Order, given: MetaseqParameters, taken: tuple[Default, ...], model: ModelSize) -> Launch:
-    """The one rank, without model parallelism; a step's tokens in as many parts as the softmax needs."""
+def _few_gpus(
+    order: Order,
+    given: MetaseqParameters,
+    taken: tuple[Default, ...],
+    model: ModelSize,
+    step: _Step,
+    checkpoints: str,
+) -> Launch:
+    """The ranks of one node; a step's tokens are the document's, in as many parts as the softmax needs."""
     place = order.place
-    sequences = (model.batch_tokens or 0) // (model.sequence or 1)
-    most = _SCORES // (model.heads * (model.sequence or 1) ** 2)
-    batch = max(n for n in range(1, min(sequences, most) + 1) if sequences % n == 0)
+    require(
+        given.submit in (None, "local") and given.trials == 1,
+        f"submit and trials are opt-baselines' own, and on {place.gpus} GPUs it does not start {model.name}",
+        why="finding opt-few-gpus",
+        hint="neither of the two, or more GPUs",
+    )
     address, port = place.rendezvous(PORT)
-    own = f"{place.output}/one_gpu.py"
-    checkpoints = given.checkpoints or f"{place.output}/checkpoints"
-    ours = {"--model-parallel-size": 1, "--batch-size": batch, "--update-freq": sequences // batch}
+    own = f"{place.output}/few_gpus.py"
+    batch = step.sequences // step.parts
+    ours = {"--model-parallel-size": step.parallel, "--batch-size": batch, "--update-freq": step.parts}
     argv = (
-        *(*place.torchrun(), "--nproc_per_node", "1", "--master_addr", address, "--master_port", str(port)),
-        *(own, model.name, f"{place.source(order.data.source)}/metaseq/cli/train.py", "--save-dir", checkpoints),
+        *(*place.torchrun(), "--nproc_per_node", str(place.gpus)),
+        *("--master_addr", address, "--master_port", str(port), own, model.name, str(place.gpus)),
+        *(f"{place.source(order.data.source)}/metaseq/cli/train.py", "--save-dir", checkpoints),
         *(str(word) for pair in ours.items() for word in pair),
     )
+    asked = model.model_parallel or 1
+    instead = f", not {asked}" if asked != step.parallel else ""
+    does = f"metaseq/cli/train.py with opt-baselines' words; model parallel {step.parallel}{instead}"
     return order.launch(
         model.name,
-        degrees={"tensor": 1, "data": 1, "sequences-a-rank": batch, "parts-of-a-step": sequences // batch},
-        files=(LaunchFile(path=own, text=_ONE_GPU),),
+        degrees={
+            "tensor": step.parallel,
+            "data": step.copies,
+            "sequences-a-rank": batch,
+            "parts-of-a-step": step.parts,
+        },
+        files=(LaunchFile(path=own, text=_FEW_GPUS),),
         commands=(
             Command(
                 node=0,
@@ -141,17 +175,11 @@ def _one_gpu(order: Order, given: MetaseqParameters, taken: tuple[Default, ...],
             ),
         ),
         defaults=taken,
-        deviations=_one_gpu_deviations(order, model),
-        notes=("whether the model fits one GPU is not known; of 8m and 125m it is",),
-    )
-
-
-def _one_gpu_deviations(order: Order, model: ModelSize) -> tuple[Deviation, ...]:
-    parallel = model.model_parallel or 1
-    instead = f", not {parallel}" if parallel > 1 else ""
-    return order.deviations(
-        ("opt-one-gpu", f"metaseq/cli/train.py with opt-baselines' words; model parallel 1{instead}; tokens in parts"),
-        ("opt-exit-code", "success is read from the log"),
+        deviations=order.deviations(
+            ("opt-few-gpus", f"{does}; a step's tokens in {step.parts} parts" if step.parts > 1 else does),
+            ("opt-exit-code", "success is read from the log"),
+        ),
+        notes=("whether the model fits these GPUs is not known; of 8m and 125m on one it is",),
     )
 
 
@@ -170,10 +198,15 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
     return given.submit or "sbatch", f"{place.nodes} nodes, not in a job"
 
 
-def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> tuple[int, int]:
-    """Copies of the model and sequences of each rank; refuses what opt_baselines.py refuses, or lets become 0."""
-    place, parallel = order.place, model.model_parallel or 1
-    require(place.gpus_per_node >= 2, "opt-baselines wants two GPUs a node at least", hint="--nodes 1, or more GPUs")
+def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
+    """How the step is shared; refuses what opt_baselines.py refuses or lets become 0, and what the softmax does."""
+    place = order.place
+    parallel = 1 if place.gpus == 1 else model.model_parallel or 1
+    require(
+        place.gpus_per_node >= 2 or place.nodes == 1,
+        "opt-baselines wants two GPUs a node at least",
+        hint="--nodes 1, or more GPUs",
+    )
     require(
         place.gpus % parallel == 0,
         f"{model.name} wants a multiple of {parallel} GPUs, and {place.gpus} are there",
@@ -184,17 +217,40 @@ def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> tuple[int, in
         place.nodes >= least,
         f"{model.name} needs {least} nodes of {place.gpus_per_node} GPUs, and {place.nodes} are there",
         why="the memory model of the stack (finding opt-175b-nodes); arithmetic, not measured",
-        hint=f"--nodes {least}, or a smaller model",
+        hint=f"{'more GPUs' if place.gpus_per_node == 1 else f'--nodes {least}'}, or a smaller model",
     )
     copies = place.gpus // parallel
-    sequences = (model.batch_tokens or 0) // copies // (model.sequence or 1)
+    sequences = _sequences(model, copies)
     require(
         sequences >= 1,
         f"{model.name} on {place.gpus} GPUs leaves each rank a batch of 0",
         why=f"{model.batch_tokens} tokens a step / {copies} copies / {model.sequence} tokens a sequence",
         hint=f"{(model.batch_tokens or 0) // (model.sequence or 1) * parallel} GPUs at most",
     )
-    return copies, sequences
+    parts = _parts(model, parallel, sequences)
+    fewer = (n for n in range(copies - 1, 0, -1) if _parts(model, parallel, _sequences(model, n)))
+    require(
+        place.nodes > 1 or parts > 0,
+        f"{model.name} on {place.gpus} GPUs leaves each rank {sequences} sequences, which the softmax takes in no way",
+        why=f"it wants a multiple of {_BLOCK} of sequences x {model.heads // parallel} heads (finding opt-few-gpus)",
+        hint=f"--gpus-per-node {next(fewer, 1) * parallel}",
+    )
+    return _Step(parallel, copies, sequences, parts)
+
+
+def _sequences(model: ModelSize, copies: int) -> int:
+    """Sequences of a rank in a step, as opt_baselines.py divides them."""
+    return (model.batch_tokens or 0) // copies // (model.sequence or 1)
+
+
+def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
+    """In how many parts a rank has its sequences of a step: as few as the pinned softmax takes; 0: it takes none."""
+    heads = model.heads // parallel
+
+    def taken(batch: int) -> bool:
+        return batch * heads % _BLOCK == 0 and batch * heads * (model.sequence or 1) ** 2 <= _SCORES
+
+    return next((n for n in range(1, sequences + 1) if sequences % n == 0 and taken(sequences // n)), 0)
 
 
 def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None) -> int:
@@ -214,14 +270,13 @@ def _notes(submit: str, prefix: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _too_many_scores(model: ModelSize, batch: int) -> tuple[str, ...]:
-    """A note where the batch of a rank has more scores of attention than the kernel counts."""
-    parallel = model.model_parallel or 1
-    scores = batch * (model.heads // parallel) * (model.sequence or 1) ** 2
-    whole = (model.batch_tokens or 0) * (model.heads // parallel) * (model.sequence or 1)
-    if scores <= _SCORES:
+def _not_taken(model: ModelSize, step: _Step) -> tuple[str, ...]:
+    """A note where the batch of a rank, which opt-baselines has in one part, is none that the kernel takes."""
+    if step.parts == 1:
         return ()
-    return (
-        f"{batch} sequences a rank are {scores / _SCORES:.1f} times the scores that the pinned softmax counts in "
-        f"32 bits: expect a crash or wrong figures with fewer than {math.ceil(whole / _SCORES) * parallel} GPUs",
-    )
+    heads = model.heads // step.parallel
+    times = step.sequences * heads * (model.sequence or 1) ** 2 / _SCORES
+    many = f"are {times:.1f} times the scores that the pinned softmax counts in 32 bits"
+    odd = f"x {heads} heads are no multiple of {_BLOCK}, as the pinned softmax wants"
+    why = many if times > 1 else odd
+    return (f"{step.sequences} sequences a rank {why}: expect a crash or wrong figures (finding opt-few-gpus)",)

@@ -29,7 +29,8 @@ MANUAL = [(table, row) for table in stack(ALPA).reference.manual for row in rang
 
 
 SIZES = """from types import SimpleNamespace
-MODEL_SIZES = dict.fromkeys(("8m", "125m", "350m"), SimpleNamespace(model_parallel=2, lr=1e-3))
+TOKENS = {"8m": 2**17, "125m": 2**19, "350m": 2**19}
+MODEL_SIZES = {name: SimpleNamespace(model_parallel=2, batch_size=tokens) for name, tokens in TOKENS.items()}
 """
 BASELINES = """from types import SimpleNamespace
 from metaseq.launcher.opt_job_constants import MODEL_SIZES
@@ -39,7 +40,9 @@ def get_grid(args):
         raise ValueError("Need at least two gpus to run model parallel code")
     assert args.benchmark and args.max_update is None and not args.disable_validation
     flag = SimpleNamespace(name="--full-megatron-init", values=[True], binary_flag=True)
-    others = {"--task": "dummy_lm", "--lr": MODEL_SIZES[args.model_size].lr}
+    size = MODEL_SIZES[args.model_size]
+    copies = args.num_gpus * args.num_nodes // size.model_parallel
+    others = {"--task": "dummy_lm", "--batch-size": size.batch_size // copies // 2048}
     first, last = [SimpleNamespace(name=n, values=[v], binary_flag=False) for n, v in others.items()]
     return [first, flag, last]
 """
@@ -341,30 +344,57 @@ def test_the_preset_that_is_commented_out_runs_on_eight_nodes() -> None:
     assert started(SLURM, place(8), model="52b").degrees["data"] == 1
 
 
-def test_more_scores_than_the_pinned_softmax_counts_are_told() -> None:
-    # 256 sequences x 6 heads x 2048 x 2048 on two GPUs, 64 on eight.
-    two, eight = (started("opt-175b", place(1, gpus)) for gpus in (2, 8))
-    [note] = [note for note in two.notes if "32 bits" in note]
-    assert "256 sequences a rank are 3.0 times" in note and "fewer than 6 GPUs" in note
-    assert not any("32 bits" in note for note in eight.notes)
+@pytest.mark.parametrize(
+    ("where", "model", "words"),
+    [
+        (
+            place(2, 2),
+            "125m",
+            "128 sequences a rank are 1.5 times the scores",
+        ),
+        (place(3, 8), "125m", "21 sequences a rank x 6 heads are no multiple of 4"),
+        (place(2, 8), "125m", ""),
+    ],
+)
+def test_what_the_pinned_softmax_does_not_take_is_told_on_several_nodes(where: Place, model: str, words: str) -> None:
+    made = started(OPT, where, model_size=model)
+    assert made.commands[0].argv[0] == f"{ENVIRONMENT}/bin/opt-baselines"
+    assert [words in note for note in made.notes if "pinned softmax" in note] == ([True] if words else [])
 
 
-@pytest.mark.parametrize(("model", "batch", "parts"), [("8m", 64, 1), ("125m", 32, 8), ("350m", 32, 8)])
-def test_opt_on_one_gpu_is_what_opt_baselines_would_start(
-    model: str, batch: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpus", "model", "parallel", "batch", "parts"),
+    [
+        (1, "8m", 1, 64, 1),
+        (1, "125m", 1, 32, 8),
+        (1, "350m", 1, 32, 8),
+        (2, "125m", 2, 64, 4),  # 256 sequences x 6 heads x 2048 x 2048 are 3.0 times 2**31
+        (4, "125m", 2, 64, 2),
+        (6, "350m", 2, 17, 5),
+    ],
+)
+def test_opt_on_few_gpus_is_what_opt_baselines_would_start(
+    gpus: int, model: str, parallel: int, batch: int, parts: int, tmp_path: Path
 ) -> None:
-    made = started(OPT, place(1, 1), model_size=model)
+    made = started(OPT, place(1, gpus), model_size=model)
     [command], [file] = made.commands, made.files
     train = f"{ENVIRONMENT}/src/metaseq/metaseq/cli/train.py"
-    assert command.argv[-11:-6] == (file.path, model, train, "--save-dir", f"{OUTPUT}/checkpoints")
+    assert command.argv[:5] == (
+        f"{ENVIRONMENT}/bin/python3",
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        f"{gpus}",
+    )
+    assert command.argv[-12:-6] == (file.path, model, str(gpus), train, "--save-dir", f"{OUTPUT}/checkpoints")
     assert command.ends == "done training in"
-    assert "opt-one-gpu" in {each.finding for each in made.deviations}
-    # The sweep's own words, from a launcher in the shape of metaseq's, and after them what one GPU needs.
+    assert "opt-few-gpus" in {each.finding for each in made.deviations}
+    # The sweep's own words, from a launcher in the shape of metaseq's, and after them what few GPUs need.
     script = write(tmp_path, "train.py", "import sys\nprint(*sys.argv[1:])\n")
     write(tmp_path, "metaseq/launcher/opt_job_constants.py", SIZES)
     write(tmp_path, "metaseq/launcher/opt_baselines.py", BASELINES)
-    own = write(tmp_path, "one_gpu.py", file.text)
-    words = [str(script) if word == train else word for word in command.argv[-10:]]
+    own = write(tmp_path, "few_gpus.py", file.text)
+    words = [str(script) if word == train else word for word in command.argv[-11:]]
     ran = subprocess.run(
         [sys.executable, str(own), *words],
         capture_output=True,
@@ -372,14 +402,46 @@ def test_opt_on_one_gpu_is_what_opt_baselines_would_start(
         check=True,
         env={"PYTHONPATH": str(tmp_path)},
     )
-    ours = f"--model-parallel-size 1 --batch-size {batch} --update-freq {parts}"
-    assert ran.stdout == f"--task dummy_lm --full-megatron-init --lr 0.001 --save-dir {OUTPUT}/checkpoints {ours}\n"
+    # Its own batch is that of all parts; on one GPU that of the two it wants at least.
+    its = f"--task dummy_lm --full-megatron-init --batch-size {batch * parts}"
+    ours = f"--model-parallel-size {parallel} --batch-size {batch} --update-freq {parts}"
+    assert ran.stdout == f"{its} --save-dir {OUTPUT}/checkpoints {ours}\n"
 
 
-def test_opt_on_two_gpus_is_opt_baselines_itself() -> None:
-    made = started(OPT, place(1, 2))
+@pytest.mark.parametrize(("model", "gpus"), [("8m", 1), ("125m", 1), ("125m", 2), ("125m", 4), ("1.3b", 8), ("66b", 8)])
+def test_words_a_second_of_few_gpus_are_of_the_documents_tokens(model: str, gpus: int) -> None:
+    # A row of the log counts the tokens of all parts and copies of the model, a copy's once however many ranks share
+    # it: so its words/s are those of all GPUs together, as the document's claim is.
+    degrees = started(OPT, place(1, gpus), model_size=model).degrees
+    assert degrees["tensor"] * degrees["data"] == gpus
+    [row] = [row for row in stack(OPT).reference.models if row.name == model]  # type: ignore[union-attr]
+    counted = degrees["data"] * degrees["parts-of-a-step"] * degrees["sequences-a-rank"] * (row.sequence or 0)
+    assert counted == row.batch_tokens
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("8m", 2), ("125m", 8), ("8m", 8)])
+def test_opt_is_opt_baselines_itself_where_its_batch_is_one_that_the_softmax_takes(model: str, gpus: int) -> None:
+    made = started(OPT, place(1, gpus), model_size=model)
     assert made.commands[0].argv[0] == f"{ENVIRONMENT}/bin/opt-baselines"
     assert not made.files
+
+
+@pytest.mark.parametrize(
+    ("gpus", "values", "what", "hint"),
+    [
+        (6, {}, "leaves each rank 85 sequences, which the softmax takes in no way", "--gpus-per-node 4"),
+        (6, {"model_size": "8m"}, "leaves each rank 21 sequences", "--gpus-per-node 4"),
+        (1, {"model_size": "175b"}, "needs 33 nodes of 1 GPUs", "more GPUs"),
+        (2, {"submit": "sbatch"}, "submit and trials are opt-baselines' own", "more GPUs"),
+        (1, {"trials": "2"}, "submit and trials are opt-baselines' own", "more GPUs"),
+    ],
+)
+def test_few_gpus_are_refused_what_they_cannot_have(gpus: int, values: dict[str, str], what: str, hint: str) -> None:
+    found = refusal(OPT, place(1, gpus), **values)
+    assert found.exit_code == ExitCode.REFUSED
+    assert what in found.what and hint in found.hint
+    if hint.startswith("--gpus-per-node"):
+        started(OPT, place(1, int(hint.split()[-1])), **values)
 
 
 def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
