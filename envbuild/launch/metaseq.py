@@ -91,13 +91,18 @@ def make(order: Order) -> Launch:
     place = order.place
     step = _bounds(order, model, given.gpu_gb)
     checkpoints = given.checkpoints or f"{place.output}/checkpoints"
-    if given.checkpoints is None:
-        why = "metaseq's own default is a folder of its authors' cluster"
-        taken = (*taken, Default(name="checkpoints", value=checkpoints, why=why))
-    if place.nodes == 1 and (place.gpus == 1 or step.parts > 1):
-        return _few_gpus(order, given, taken, model, step, checkpoints)
-    submit, whence = _submit(given, place)
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
+    said = (
+        (given.prefix, "prefix", prefix, "model size and job"),
+        (given.checkpoints, "checkpoints", checkpoints, "metaseq's own default is a folder of its authors' cluster"),
+    )
+    taken = (*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None))
+    if place.nodes == 1 and (place.gpus == 1 or step.parts > 1):
+        # A run goes on from the checkpoint in its folder: as opt-baselines' own folder, this one tells runs apart.
+        return _few_gpus(order, given, taken, model, step, f"{checkpoints}/{prefix}.ngpu{place.gpus}")
+    submit, whence = _submit(given, place)
+    if given.submit is None:
+        taken = (*taken, Default(name="submit", value=submit, why=whence))
     values: dict[str, Value] = {
         "model": model.name,
         "trials": given.trials,
@@ -109,7 +114,6 @@ def make(order: Order) -> Launch:
         "where": given.where,
         "checkpoints": checkpoints,
     }
-    said = [(given.submit, "submit", submit, whence), (given.prefix, "prefix", prefix, "model size and job")]
     command = Command(
         node=0,
         argv=(place.program("opt-baselines"), *fill(order.data.arguments, values)),
@@ -121,7 +125,7 @@ def make(order: Order) -> Launch:
         model.name,
         degrees={"tensor": step.parallel, "data": step.copies, "sequences-a-rank": step.sequences},
         commands=(command,),
-        defaults=(*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None)),
+        defaults=taken,
         deviations=order.deviations(*_DEVIATIONS),
         notes=(*_notes(submit, prefix), *_not_taken(model, step)),
     )
@@ -133,7 +137,7 @@ def _few_gpus(
     taken: tuple[Default, ...],
     model: ModelSize,
     step: _Step,
-    checkpoints: str,
+    folder: str,
 ) -> Launch:
     """The ranks of one node; a step's tokens are the document's, in as many parts as the softmax needs."""
     place = order.place
@@ -150,7 +154,7 @@ def _few_gpus(
     argv = (
         *(*place.torchrun(), "--nproc_per_node", str(place.gpus)),
         *("--master_addr", address, "--master_port", str(port), own, model.name, str(place.gpus)),
-        *(f"{place.source(order.data.source)}/metaseq/cli/train.py", "--save-dir", checkpoints),
+        *(f"{place.source(order.data.source)}/metaseq/cli/train.py", "--save-dir", folder),
         *(str(word) for pair in ours.items() for word in pair),
     )
     asked = model.model_parallel or 1

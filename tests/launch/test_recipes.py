@@ -386,7 +386,9 @@ def test_opt_on_few_gpus_is_what_opt_baselines_would_start(
         "--nproc_per_node",
         f"{gpus}",
     )
-    assert command.argv[-12:-6] == (file.path, model, str(gpus), train, "--save-dir", f"{OUTPUT}/checkpoints")
+    # A folder of its own, as opt-baselines has it: a run goes on from the checkpoint that it finds.
+    folder = f"{OUTPUT}/checkpoints/test-{model}.ngpu{gpus}"
+    assert command.argv[-12:-6] == (file.path, model, str(gpus), train, "--save-dir", folder)
     assert command.ends == "done training in"
     assert "opt-few-gpus" in {each.finding for each in made.deviations}
     # The sweep's own words, from a launcher in the shape of metaseq's, and after them what few GPUs need.
@@ -405,7 +407,7 @@ def test_opt_on_few_gpus_is_what_opt_baselines_would_start(
     # Its own batch is that of all parts; on one GPU that of the two it wants at least.
     its = f"--task dummy_lm --full-megatron-init --batch-size {batch * parts}"
     ours = f"--model-parallel-size {parallel} --batch-size {batch} --update-freq {parts}"
-    assert ran.stdout == f"{its} --save-dir {OUTPUT}/checkpoints {ours}\n"
+    assert ran.stdout == f"{its} --save-dir {folder} {ours}\n"
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("8m", 1), ("125m", 1), ("125m", 2), ("125m", 4), ("1.3b", 8), ("66b", 8)])
