@@ -639,13 +639,28 @@ def _told(made: Launch, finding: str) -> bool:
 
 
 def test_alcf_tells_of_a_pipeline_whose_deepspeed_scales_gradients_at_every_stage() -> None:
-    def told(profile: str, stages: str) -> bool:
-        values = {"PPSIZE": stages, "MPSIZE": "2", "MODEL_SIZE_KEY": "GPT125M"}
-        return _told(started(ALCF, place(1, 4), profile=profile, **values), "alcf-pipeline-gradients")
+    shipped = stack(ALCF)
+    ported = shipped.profiles["ported-cu130"]
 
-    assert told("ported-cu130", "2")
-    assert not told("ported-cu130", "1")
-    assert not told("ported", "2")  # DeepSpeed 0.10.3
+    def told(release: str, stages: str = "2") -> bool:
+        """Of a stack of one's own that pins this release."""
+        pinned = tuple(text for text in ported.packages if "deepspeed" not in text) + (f"deepspeed=={release}",)
+        own = shipped.model_copy(update={"profiles": {"mine": ported.model_copy(update={"packages": pinned})}})
+        values = {"PPSIZE": stages, "MPSIZE": "2", "MODEL_SIZE_KEY": "GPT125M"}
+        return _told(launch(own, "mine", values, place(1, 4)), "alcf-pipeline-gradients")
+
+    assert [release for release in ("0.10.3", "0.18.3", "0.19.0", "0.19.2", "0.19.3", "0.19.4") if told(release)] == [
+        "0.18.3",
+        "0.19.0",
+        "0.19.2",
+    ]
+    assert not told("0.19.0", "1")
+
+
+@pytest.mark.parametrize("profile", ["ported-cu130", "ported", "exact"])
+def test_no_shipped_profile_of_alcf_has_a_pipeline_with_such_a_deepspeed(profile: str) -> None:
+    made = started(ALCF, place(1, 4), profile=profile, PPSIZE="2", MPSIZE="2", MODEL_SIZE_KEY="GPT125M")
+    assert not _told(made, "alcf-pipeline-gradients")
 
 
 def test_alcf_tells_where_nothing_masks_attention() -> None:
