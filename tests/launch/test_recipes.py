@@ -644,7 +644,7 @@ def test_alcf_tells_of_a_pipeline_whose_deepspeed_scales_gradients_at_every_stag
 
     def told(release: str, stages: str = "2") -> bool:
         """Of a stack of one's own that pins this release."""
-        pinned = tuple(text for text in ported.packages if "deepspeed" not in text) + (f"deepspeed=={release}",)
+        pinned = (*(text for text in ported.packages if "deepspeed" not in text), f"deepspeed=={release}")
         own = shipped.model_copy(update={"profiles": {"mine": ported.model_copy(update={"packages": pinned})}})
         values = {"PPSIZE": stages, "MPSIZE": "2", "MODEL_SIZE_KEY": "GPT125M"}
         return _told(launch(own, "mine", values, place(1, 4)), "alcf-pipeline-gradients")
