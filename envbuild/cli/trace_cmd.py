@@ -68,6 +68,7 @@ def trace(ui: Ui, /, **flags: Any) -> int:
 
 def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
+    from envbuild.node.paths import write_whole
     from envbuild.trace.chrome import chrome
     from envbuild.trace.picture import svg
     from envbuild.trace.pipeline import shown
@@ -81,23 +82,16 @@ def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], fla
         path = folder / (first.stem + _ENDINGS[form])
         if path.resolve() in {Path(file).resolve() for file in flags["files"]}:
             raise click.UsageError(f"{path} is a trace itself: choose another --output")
-        part = path.with_name(f"{path.name}.part")
         try:
             if form == "xlsx":
-                sheet(part, spans, pipeline)
+                parts: Iterable[bytes] = [sheet(spans, pipeline)]
             else:
-                _text(part, chrome(found, pipeline) if form == "chrome" else svg(spans, iteration, pipeline))
-            part.replace(path)
+                texts = chrome(found, pipeline) if form == "chrome" else svg(spans, iteration, pipeline)
+                parts = (text.encode() for text in texts)
+            write_whole(str(path), parts)
             written.append(str(path))
         except EnvbuildError as error:
             if flags["formats"]:
                 raise
             ui.warn(f"{error.what}: {error.why}")
-        finally:
-            part.unlink(missing_ok=True)
     return written
-
-
-def _text(path: Path, parts: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(parts)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import read
@@ -205,10 +205,10 @@ def umask() -> int:
     return mask
 
 
-def write_whole(path: str, data: bytes, mode: int = 0o666) -> None:
+def write_whole(path: str, data: "bytes | Iterable[bytes]", mode: int = 0o666) -> None:
     """Write `data` beside `path`, fsync, rename, fsync the folder; a reader sees the old or the new file.
 
-    `mode`: its permissions, before the umask. Raises OSError.
+    `data`: at once or, where there is much of it, in parts. `mode`: its permissions, before the umask. Raises OSError.
     """
     import tempfile
 
@@ -216,7 +216,7 @@ def write_whole(path: str, data: bytes, mode: int = 0o666) -> None:
     handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            stream.writelines([data] if isinstance(data, bytes) else data)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, mode & ~umask())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
@@ -35,8 +35,8 @@ def places(spans: Sequence[Span], pipeline: Pipeline) -> list[tuple[Span, int]]:
     return out
 
 
-def sheet(path: Path, spans: Sequence[Span], pipeline: Pipeline) -> None:
-    """Write it. Raises EnvbuildError `trace-wide` (exit 2) for more passes than a sheet has columns for."""
+def sheet(spans: Sequence[Span], pipeline: Pipeline) -> bytes:
+    """The file's bytes. Raises EnvbuildError `trace-wide` (exit 2) for more passes than a sheet has columns for."""
     import xlsxwriter
 
     found = places(spans, pipeline)
@@ -49,7 +49,9 @@ def sheet(path: Path, spans: Sequence[Span], pipeline: Pipeline) -> None:
             hint="--format svg --format chrome",
         )
     rows = {rank: row for row, rank in enumerate(sorted({span.rank for span in spans}))}
-    with xlsxwriter.Workbook(str(path), {"in_memory": True}) as book:
+    # In memory: xlsxwriter's own error of a file that it cannot write is no OSError.
+    made = io.BytesIO()
+    with xlsxwriter.Workbook(made, {"in_memory": True}) as book:
         book.set_properties({"created": _CREATED})
         page, formats = book.add_worksheet(), dict[str, Any]()
         for span, column in found:
@@ -63,3 +65,4 @@ def sheet(path: Path, spans: Sequence[Span], pipeline: Pipeline) -> None:
             else:
                 page.write_string(row, column, text, formats[fill])
         page.set_column(0, widest - 1, 4)
+    return made.getvalue()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import errno
+import functools
 import json
+import resource
+import subprocess
+import sys
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +17,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.cli import trace_cmd
 from envbuild.cli.trace_cmd import trace as command
 from envbuild.cli.verbs import cli
 from envbuild.trace.pipeline import Pipeline, iterations, pipeline_of
@@ -192,15 +193,20 @@ def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(tmp_pat
     assert getattr(done.exception, "code", done.exception) == "output-unwritable"
 
 
-def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, parts: Iterable[str]) -> None:
-        path.write_text(next(iter(parts)))
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(trace_cmd, "_text", full)
-    done = CliRunner().invoke(cli, ["trace", str(folder / NAME), "--output", str(folder)], standalone_mode=False)
-    assert getattr(done.exception, "code", done.exception) == "output-unwritable"
+@pytest.mark.parametrize("form", ["chrome", "svg", "xlsx"])
+def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, form: str) -> None:
+    command = [sys.executable, "-m", "envbuild", "trace", str(folder / NAME), "--output", str(folder), "--format", form]
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.partition("]")[0]) == (2, "error[output-unwritable"), done.stderr
     assert [path.name for path in folder.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("form", ["chrome", "svg", "xlsx"])
+def test_a_folder_in_which_no_file_can_be_made_is_said(folder: Path, form: str) -> None:
+    words = ["trace", str(folder / NAME), "--output", "/proc/self", "--format", form]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert getattr(done.exception, "code", done.exception) == "output-unwritable"
 
 
 def test_options_say_what_the_name_does_not(tmp_path: Path) -> None:
