@@ -6,9 +6,13 @@ do next. The command line prints it and exits with its documented code; there is
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -142,3 +146,13 @@ class EnvbuildError(Exception):
             exit_code=exit_code,
             details=dict(data.get("details") or {}),
         )
+
+
+@contextlib.contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """The body writes a file or folder that the user named. Raises EnvbuildError `output-unwritable` (exit 2)."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why, hint="name another") from error

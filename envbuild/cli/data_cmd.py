@@ -9,7 +9,8 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.launch_cmd import place_here
-from envbuild.cli.output import Ui, common_options, writing
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import writing
 
 
 @click.command("data")

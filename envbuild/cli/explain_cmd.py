@@ -9,8 +9,8 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import engine_option
-from envbuild.cli.output import Ui, common_options, text_width, writing
-from envbuild.errors import ExitCode
+from envbuild.cli.output import Ui, common_options, text_width
+from envbuild.errors import ExitCode, writing
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack

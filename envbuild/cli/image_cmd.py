@@ -11,8 +11,8 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import installer_option, options
-from envbuild.cli.output import Ui, common_options, writing
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode, writing
 
 if TYPE_CHECKING:
     from envbuild.container.builders import Builder

@@ -12,8 +12,8 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import configured
-from envbuild.cli.output import Ui, common_options, writing
-from envbuild.errors import EnvbuildError, ExitCode, gravest
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, ExitCode, gravest, writing
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack

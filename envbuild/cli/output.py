@@ -5,7 +5,6 @@ Every command takes `common_options` and gets a `Ui` as its first argument.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -13,7 +12,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO, TypeVar, cast
 
 import click
@@ -21,8 +20,6 @@ import click
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console, RenderableType
 
 P = ParamSpec("P")
@@ -267,16 +264,6 @@ def columns(lines: Sequence[Sequence[str]]) -> str:
         shown.append("  ".join(cells[:fit]).rstrip())
         shown += ["    " + "  ".join(cells[fit:]).rstrip()] if cells[fit:] else []
     return "\n".join(shown)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """The body writes a file or folder that the user named. Raises EnvbuildError `output-unwritable` (exit 2)."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why, hint="name another") from error
 
 
 def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callable[[str], str]) -> int:

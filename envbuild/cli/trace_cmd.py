@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.output import Ui, common_options, writing
-from envbuild.errors import EnvbuildError
+from envbuild.cli.output import Ui, common_options
+from envbuild.errors import EnvbuildError, writing
 
 if TYPE_CHECKING:
     from envbuild.trace.pipeline import Iteration, Pipeline

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, writing
 from envbuild.launch.job_steps import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
@@ -201,7 +201,8 @@ def _started(asked: OwnRun, connection: Connection | None, marker: str) -> Itera
     """A shell here, or one on every host; each is told before the next is started."""
     text = "\n".join(step.text for step in steps_of(asked.launch, asked.output, asked.activate))
     if connection is None:
-        Path(asked.output).mkdir(parents=True, exist_ok=True)
+        with writing(asked.output):
+            Path(asked.output).mkdir(parents=True, exist_ok=True)
         yield _shell(["bash", "-c", text], "", marker)
         return
     for rank, session in enumerate([ssh.session(host, connection) for host in asked.hosts]):

@@ -60,6 +60,15 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
 
 
+def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
+    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
+    asked = OwnRun(Launch.model_construct(commands=()), None, "/dev/null/out", 60.0)
+    with pytest.raises(EnvbuildError) as caught:
+        own_run.carry_out(work, TOLD, asked, "bench 1")
+    assert (caught.value.code, caught.value.what) == ("output-unwritable", "/dev/null/out cannot be written")
+
+
 def on_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: dict[str, list[str]], lost: str = ""
 ) -> tuple[Any, OwnRun, list[str]]:
