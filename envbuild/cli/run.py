@@ -51,7 +51,9 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.OK
     except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may escape as a bare traceback
         internal = EnvbuildError.unexpected("this command failed", error)
-        internal.hint = internal.hint or "run again with --debug and report the traceback"
+        # A run notes where it has kept the traceback.
+        kept = "; ".join(getattr(error, "__notes__", ()))
+        internal.hint = internal.hint or kept or "run again with --debug and report the traceback"
         internal.__cause__ = error
         return _report(internal, as_json=as_json, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK

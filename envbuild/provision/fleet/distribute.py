@@ -232,7 +232,7 @@ class _Run:
         except EnvbuildError as error:
             return error
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait are given what another builds
-            return EnvbuildError.unexpected("it was not carried", error)
+            return self.work.run.unexpected("it was not carried", error)
         return journey
 
     def _ask(self, node: str, verb: str, args: Mapping[str, Any]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class _Run:
         except OSError as error:
             return EnvbuildError("pack-not-written", f"the wheels of {group.by} cannot be kept here", why=str(error))
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
-            return EnvbuildError.unexpected("they were not fetched", error)
+            return self.work.run.unexpected("they were not fetched", error)
 
     def _lacking(self, group: _Group) -> set[str]:
         """Who has not all wheels already: from an earlier run, or because the store is one for all."""

@@ -38,7 +38,7 @@ def one_run(verb: str, settings: Settings, progress: Progress, **what: Any) -> I
                 elif isinstance(error, KeyboardInterrupt):
                     journal.append(EventKind.INTERRUPTED)
                 else:
-                    told = EnvbuildError.unexpected(f"{type(error).__name__}: {error}", error)
+                    told = run.unexpected(f"{type(error).__name__}: {error}", error)
                     journal.append(EventKind.FAILED, error=told.as_dict())
             raise
         finally:

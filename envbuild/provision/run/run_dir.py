@@ -1,7 +1,7 @@
 """The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
     plan.json  journal.jsonl  progress.jsonl  evidence.json  attachments/  report.*  ansible/  logs/
-    staging/ (while it runs)
+    staging/ (while it runs)  traceback-*.txt (of a mistake in envbuild itself)
 
 The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
 """
@@ -9,16 +9,20 @@ The status of a run is not stored: it follows from its journal, so that a killed
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity, paths
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
+from envbuild.redact import redact_text
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
 
@@ -99,6 +103,19 @@ class RunDir:
             paths.write_whole(str(path), data, 0o600)
         except OSError as error:
             raise _unwritable(f"cannot write {path}", error) from error
+
+    def unexpected(self, what: str, error: BaseException) -> EnvbuildError:
+        """`EnvbuildError.unexpected`; the traceback of a mistake of ours is kept here, and error and hint name it."""
+        told = EnvbuildError.unexpected(what, error)
+        if told.exit_code == ExitCode.INTERNAL:
+            text = redact_text("".join(traceback.format_exception(error))).encode("utf-8", "backslashreplace")
+            # Of several mistakes in a run each has its own.
+            path = self.path / f"traceback-{hashlib.sha256(text).hexdigest()[:8]}.txt"
+            with suppress(EnvbuildError):
+                self.write_bytes(path, text)
+                told.hint = f"report its traceback: {path}"
+                error.add_note(told.hint)
+        return told
 
     @cached_property
     def journal(self) -> JournalContents:

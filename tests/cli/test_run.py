@@ -1,0 +1,72 @@
+"""What the outermost boundary says of an error that nobody foresaw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.cli import run as boundary
+from envbuild.provision.run.context import Settings
+from envbuild.provision.run.life import one_run
+from envbuild.provision.run.run_dir import list_runs
+from tests.provision.ansible.test_play import _Silent
+
+SECRET = "correct-horse-battery"
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert boundary.run(["verify", *words]) == 70
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command is a run that ends with a mistake of ours."""
+
+    def main(**_: Any) -> None:
+        with one_run("verify", Settings(tmp_path), _Silent()):
+            raise ZeroDivisionError(f"with {SECRET}")
+
+    monkeypatch.setenv("MY_PASSWORD", SECRET)
+    monkeypatch.setattr(boundary.cli, "main", main)
+
+
+@pytest.mark.usefixtures("failing")
+def test_the_traceback_of_an_internal_error_is_in_the_folder_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = told(capsys)
+    (run,) = list_runs(tmp_path)
+    (kept,) = run.path.glob("traceback-*.txt")
+    assert f"hint: report its traceback: {kept}" in said and "Traceback" not in said
+    text = kept.read_text()
+    assert text.startswith("Traceback (most recent call last):") and "in main\n    raise ZeroDivisionError" in text
+    assert SECRET not in text + said and "ZeroDivisionError: with ***" in text
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert run.journal.events[-1].data["error"]["hint"] == f"report its traceback: {kept}"
+
+
+@pytest.mark.usefixtures("failing")
+def test_with_debug_it_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Traceback (most recent call last):" in told(capsys, "--debug")
+
+
+def test_outside_of_a_run_it_is_said_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(boundary.cli, "main", lambda **_: 1 // 0)
+    said = told(capsys)
+    assert "hint: run again with --debug and report the traceback" in said and "Traceback" not in said
+
+
+@pytest.mark.usefixtures("failing")
+def test_a_traceback_that_cannot_be_kept_is_no_other_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("envbuild.node.paths.write_whole", full)
+    assert "hint: run again with --debug" in told(capsys)
