@@ -8,6 +8,7 @@ from pathlib import Path
 from envbuild import resources
 from envbuild.catalog.yaml_load import parse_yaml, parsed_file
 from envbuild.lock.files import lock_json
+from envbuild.node.paths import write_whole
 
 FOLDER = resources.catalog() / "parsed"
 
@@ -30,4 +31,6 @@ if __name__ == "__main__":
     for old in set(FOLDER.iterdir()) - set(texts):
         old.unlink()
     for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
+        # Whole or not at all: a command that runs meanwhile reads it.
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_whole(str(path), text.encode())

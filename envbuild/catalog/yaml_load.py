@@ -49,11 +49,8 @@ def load_yaml(path: Path) -> Any:
 def read_yaml(path: Path) -> YamlDocument:
     """Read and parse one file. Only regular files are opened for reading. Raises EnvbuildError."""
     content, name = read_manifest(path), str(path)
-    try:
-        parsed = parsed_file(content).read_bytes()
-    except FileNotFoundError:
-        return parse_yaml(content, name)
-    return YamlDocument(name, json.loads(parsed), content)
+    parsed = parsed_data(content)
+    return parse_yaml(content, name) if parsed is None else YamlDocument(name, json.loads(parsed), content)
 
 
 def parse_yaml(content: bytes, name: str) -> YamlDocument:
@@ -66,3 +63,12 @@ def parse_yaml(content: bytes, name: str) -> YamlDocument:
 def parsed_file(content: bytes) -> Path:
     """Where the data of a shipped file with these contents lies; of any other there is no such file."""
     return resources.catalog() / "parsed" / f"{hashlib.sha256(content).hexdigest()}.json"
+
+
+def parsed_data(content: bytes) -> bytes | None:
+    """The JSON of a shipped file with these contents; None for any other, and where it is only half written."""
+    try:
+        data = parsed_file(content).read_bytes()
+    except FileNotFoundError:
+        return None
+    return data if data.endswith(b"\n") else None

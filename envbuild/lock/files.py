@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from envbuild.catalog.yaml_load import parsed_file
+from envbuild.catalog.yaml_load import parsed_data
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import LOCK_VERSION, Lock, canonical_json
 from envbuild.model.stack import Profile
@@ -43,11 +43,8 @@ def read_lock(path: Path) -> Lock:
 @lru_cache(maxsize=4)
 def parse_lock(text: str, name: str) -> Lock:
     """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
-    try:
-        as_json = parsed_file(text.encode()).read_text("utf-8")  # a shipped one: TOML takes more time than the rest
-    except FileNotFoundError:
-        as_json = lock_json(text, name)
-    return _validated(as_json, name)
+    parsed = parsed_data(text.encode())  # of a shipped one: TOML takes more time than the rest
+    return _validated(lock_json(text, name) if parsed is None else parsed, name)
 
 
 def lock_json(text: str, name: str) -> str:
@@ -114,7 +111,7 @@ def _with_model_names(data: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _validated(as_json: str, name: str) -> Lock:
+def _validated(as_json: str | bytes, name: str) -> Lock:
     try:
         return Lock.model_validate_json(as_json)
     except ValidationError as error:

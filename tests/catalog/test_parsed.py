@@ -35,6 +35,25 @@ def test_what_is_read_is_what_parsing_gives_with_the_same_places(path: Path) -> 
     assert not read.holds((last, "no such key"))
 
 
+@pytest.mark.parametrize("part", [0, 100])
+def test_of_what_is_only_half_written_the_file_itself_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    # `make generated`, or git, in a checkout in which a command runs.
+    torn, lock = tmp_path / "torn.json", read_lock(LOCKS[0])
+    torn.write_bytes(parsed_file(SHIPPED[0].read_bytes()).read_bytes()[:part])
+    monkeypatch.setattr("envbuild.catalog.yaml_load.parsed_file", lambda content: torn)
+    assert read_yaml(SHIPPED[0]).data == parse_yaml(SHIPPED[0].read_bytes(), "").data
+    assert parse_lock.__wrapped__(LOCKS[0].read_text("utf-8"), "lock") == lock
+
+
+def test_what_is_parsed_already_is_not_written_again() -> None:
+    folder = resources.catalog() / "parsed"
+    before = {path: path.stat() for path in folder.iterdir()}
+    subprocess.run([sys.executable, str(MAKER)], check=True)
+    assert {path: path.stat() for path in folder.iterdir()} == before
+
+
 def test_a_changed_copy_of_a_shipped_file_is_parsed_anew(tmp_path: Path) -> None:
     content = (resources.catalog() / "stacks" / "torch-smoke.yaml").read_bytes()
     copy, changed = tmp_path / "copy.yaml", tmp_path / "changed.yaml"
@@ -50,7 +69,7 @@ def test_a_changed_copy_of_a_shipped_file_is_parsed_anew(tmp_path: Path) -> None
 def test_a_shipped_lock_is_read_as_its_toml_gives_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = read_lock(path)
     with monkeypatch.context() as patch:
-        patch.setattr("envbuild.lock.files.parsed_file", lambda content: Path("there is none"))
+        patch.setattr("envbuild.lock.files.parsed_data", lambda content: None)
         parsed = parse_lock.__wrapped__(path.read_text("utf-8"), str(path))
     assert read == parsed
     assert read.to_json_dict() == parsed.to_json_dict()
