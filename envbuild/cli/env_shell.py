@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node import paths
 from envbuild.node.env.other_shells import csh_quote
 
 FILES = {"sh": "activate.sh", "fish": "activate.fish", "csh": "activate.csh"}
@@ -68,9 +68,17 @@ def add_kernel(python: str, environment: str, stack: str) -> Path:
     `python` is the interpreter as the kernel shall call it. Raises EnvbuildError `kernel-missing` (exit 1) without
     ipykernel, `kernel-not-written` (exit 7), and as `become`.
     """
-    variables = Path(_file(environment, "variables.json")).read_text(encoding="utf-8")
+    file = _file(environment, "variables.json")
+    variables = paths.read_json(file)
+    if variables is None:
+        raise EnvbuildError(
+            "variables-unreadable",
+            f"{file} cannot be read",
+            hint=f"`envbuild env use {Path(environment).name}` writes it again",
+            exit_code=ExitCode.CHECK_FAILED,
+        )
     told = {"VIRTUAL_ENV": environment, "ENVBUILD_ENV": environment, "ENVBUILD_STACK": stack, "PYTHONNOUSERSITE": "1"}
-    for name, value in json.loads(variables).items():
+    for name, value in variables.items():
         path = value["path"] if isinstance(value, dict) else None
         if path is None or os.path.exists(path):  # noqa: PTH110 - a path of the stack's, as the shells ask for it
             told[name] = path or value

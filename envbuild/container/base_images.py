@@ -13,6 +13,7 @@ from envbuild import resources
 from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
+from envbuild.node import paths
 
 Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 
@@ -172,9 +173,14 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
 
 
 def write_digests(found: dict[str, AskedDigest], path: Path | None = None) -> None:
-    """Write them, sorted by reference."""
+    """Write them, by reference, whole or not at all. Raises EnvbuildError `image-digests-unwritable` (exit 2)."""
     import tomlkit
 
     images = {name: found[name].to_json_dict() for name in sorted(found)}
     text = "# Digests of images by their tags, as their registries gave them (`envbuild lock create STACK --images`).\n"
-    (path or digests_path()).write_text(text + tomlkit.dumps({"images": images}), encoding="utf-8")
+    path = path or digests_path()
+    try:
+        paths.write_whole(str(path), (text + tomlkit.dumps({"images": images})).encode())
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EnvbuildError("image-digests-unwritable", f"{path} cannot be written", why=why) from error

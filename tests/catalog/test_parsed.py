@@ -49,9 +49,9 @@ def test_of_what_is_only_half_written_the_file_itself_is_read(
 
 def test_what_is_parsed_already_is_not_written_again() -> None:
     folder = resources.catalog() / "parsed"
-    before = {path: path.stat() for path in folder.iterdir()}
+    before = {path: path.stat().st_ino for path in folder.iterdir()}
     subprocess.run([sys.executable, str(MAKER)], check=True)
-    assert {path: path.stat() for path in folder.iterdir()} == before
+    assert {path: path.stat().st_ino for path in folder.iterdir()} == before
 
 
 def test_a_changed_copy_of_a_shipped_file_is_parsed_anew(tmp_path: Path) -> None:

@@ -94,6 +94,14 @@ def test_a_stack_without_ipykernel_says_how_to_add_it(tmp_path: Path) -> None:
     assert "`packages` of the stack" in caught.value.hint
 
 
+def test_variables_that_are_half_written_are_said_and_no_mistake_of_envbuild(tmp_path: Path) -> None:
+    (tmp_path / ".envbuild").mkdir()
+    (tmp_path / ".envbuild" / "variables.json").touch()
+    with pytest.raises(EnvbuildError) as caught:
+        add_kernel(sys.executable, str(tmp_path), "tiny")
+    assert (caught.value.code, int(caught.value.exit_code)) == ("variables-unreadable", 1)
+
+
 def test_code_for_each_shell_names_its_own_file(built: World) -> None:
     for shell, code in {"sh": ". {}.sh\n", "fish": "source {}.fish\n", "csh": "source '{}.csh'\n"}.items():
         told = built.good("env", "activate", "tiny", "--shell", shell).out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from envbuild import resources
 from envbuild.cli.verbs import cli
 from envbuild.container import registry
-from envbuild.container.base_images import AskedDigest, load_containers, read_digests
+from envbuild.container.base_images import AskedDigest, load_containers, read_digests, write_digests
 from envbuild.container.dockerfile import render
 from envbuild.container.pin_digests import pin_images, references_of
 from envbuild.container.select import Choice, recipe_for
@@ -33,6 +34,22 @@ __all__ = ["registry_server"]  # a fixture
 NGC = "nvcr.io/nvidia/pytorch:22.02-py3"
 DIGEST = "7" * 64
 DAY = date(2026, 11, 21)
+
+
+def test_digests_that_cannot_be_written_leave_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "images.toml"
+    write_digests(asked("a:1"), file)
+    before = file.read_bytes()
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(EnvbuildError) as caught:
+        write_digests(asked("b:2"), file)
+    assert (caught.value.code, caught.value.why) == ("image-digests-unwritable", "No space left on device")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("images.toml", before)]
 
 
 def asked(*names: str) -> dict[str, AskedDigest]:

@@ -20,8 +20,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
-from envbuild.node import paths
 from envbuild.node_program import node_pyz_digest
+from envbuild.provision.jobs.facts_cache import keep
 from envbuild.provision.run.findings import Prepared
 
 PREFIX = "/opt/envbuild"
@@ -164,7 +164,7 @@ def obtain(
         say(f"building the image with {builder.name}")
         made = build_image(image.recipe, builder, options)
         found, built, seconds = {"id": made["id"]}, True, made["seconds"]
-        _remember(image.key, {"id": made["id"], "name": image.name, "builder": builder.name})
+        keep(_memory(image.key), {"id": made["id"], "name": image.name, "builder": builder.name})
     if settings.registry is not None:
         return Obtained(found["id"], builder.name, pull=_push(builder, image, settings), built=built, seconds=seconds)
     if not file(str(found["id"])):
@@ -212,7 +212,3 @@ def _remembered(key: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("id"), str) else {}
-
-
-def _remember(key: str, data: dict[str, Any]) -> None:
-    paths.write_atomic(str(_memory(key)), json.dumps(data).encode())
