@@ -124,6 +124,38 @@ def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
     assert orphans(shared.world) == []
 
 
+def own_files(world: World) -> dict[Path, bytes]:
+    """What envbuild itself has written below the prefix, the home and the runs for a later run to read."""
+    places = [path for top in (world.prefix, world.home, world.runs) for path in top.rglob("*")]
+    return {
+        path: path.read_bytes()
+        for path in places
+        if path.suffix in (".json", ".jsonl", ".toml", ".txt", ".yaml") and path.is_file() and not path.is_symlink()
+        and not {"site-packages", "uv"} & set(path.parts)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", ["first"], indirect=True)
+@pytest.mark.parametrize(("kind", "number"), [("step-started", 2), ("step-finished", 3), ("evidence-written", 1)])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild(
+    shared: Shared, scenario: str, kind: str, number: int, share: float
+) -> None:
+    world = shared.world
+    assert shared.kill(kind, number, "all") == -signal.SIGKILL
+    found = own_files(world)
+    for path, content in found.items():
+        path.write_bytes(content[: int(len(content) * share)])
+    lease = world.prefix / "lease.json"
+    assert (lease in found) == (kind == "step-finished")
+    for verb in ("run list", "run show", "report show", "env list", "wheels list", "cache show"):
+        done = world.run(*verb.split())
+        assert done.rc != 70 and done.code != "node-internal", f"{verb}\n{done.err}"
+    if lease in found:
+        os.utime(lease, (0, 0))  # one that cannot be read counts until its heartbeat is old
+    check_convergence(shared)
+
+
 @pytest.mark.parametrize("scenario", ["update"], indirect=True)
 def test_a_run_killed_while_it_builds(shared: Shared, scenario: str) -> None:
     assert shared.kill("step-started", 1, "self") == -signal.SIGKILL
