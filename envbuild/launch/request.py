@@ -34,8 +34,8 @@ class Order:
     def without_timers(self, stages: int) -> tuple[str, ...]:
         """Why DeepSpeed's timers must be off: newer ones stop at them in a pipeline; else nothing.
 
-        Seen with 0.18.3, 0.19.0 and 0.19.8 ("timer has already been started"), with wall_clock_breakdown as with
-        flops_profiler. The documents, of 0.6.3 and 0.10.3, have them on.
+        Seen with 0.18.3, 0.19.0, 0.19.4 and 0.19.8 ("timer has already been started"), with wall_clock_breakdown as
+        with flops_profiler. The documents, of 0.6.3 and 0.10.3, have them on.
         """
         if stages < 2 or not self.deepspeed_since("0.18"):
             return ()
