@@ -33,7 +33,10 @@ _OTHERS = ("environment", "job", "hostfile", "image")
     metavar="SECONDS",
     help="A run is ended then: 1 hour.",
 )
-@click.option("--output", metavar="DIR", help="Where the runs write (default: ./bench, elsewhere below the prefix).")
+@click.option(
+    "--output", metavar="DIR",
+    help="Each trial has a new folder below (default: ./bench, elsewhere below the prefix).",
+)  # fmt: skip
 @click.option(
     "--log", "logs", multiple=True, metavar="FILE", type=click.Path(exists=True, dir_okay=False),
     help="Read the log of a run that was made elsewhere; nothing is run. Repeatable.",

@@ -40,7 +40,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
 @click.option("--budget", default="5m", metavar="TIME", help="No trial runs longer: 90s, 5m, 1h (default: 5m).")
-@click.option("--output", metavar="DIR", default="strategy", help="Where the trials write (default: ./strategy).")
+@click.option(
+    "--output", metavar="DIR", default="strategy", help="Each trial has a folder below (default: ./strategy)."
+)
 @click.option("--dry-run", is_flag=True, help="Rank only; compare with the best cases that the document published.")
 @common_options
 def strategy(ui: Ui, /, stack_name: str, **flags: Any) -> int:
@@ -143,9 +145,9 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
     place = place_here(prepared.stack.name, flags)
     asked = Asked(
         problem=lambda here: _problem(prepared.stack, flags, here),
-        make=lambda found, case: launch(prepared.stack, prepared.profile, found.settings(case), place),
+        make=lambda found, case, where: launch(prepared.stack, prepared.profile, found.settings(case), where),
+        place=place,
         activate=f"{place.environment}/.envbuild/activate.sh",
-        output=place.output,
         budget=budget,
     )
     with RunProgress(ui) as progress:

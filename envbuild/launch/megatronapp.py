@@ -67,7 +67,7 @@ def make(order: Order) -> Launch:
         "tensor_parallel": given.tensor_parallel,
         "virtual": given.pipeline_parallel > 1,
         "virtual_layers": model.layers // (given.pipeline_parallel * chunks),
-        "data": (given.data or f"{place.output}/datasets").rstrip("/"),
+        "data": (given.data or f"{place.data or place.output}/datasets").rstrip("/"),
         "checkpoints": (given.checkpoints or f"{place.output}/checkpoints").rstrip("/"),
     }
     return order.launch(
@@ -187,6 +187,6 @@ def _deviations(order: Order, stages: int) -> tuple[Deviation, ...]:
         ("app-two-stages", f"{few}, and microbatches that the stages divide"),
         ("app-infiniband-addresses", "addresses and GPUs a node are variables, not constants of a build"),
         ("app-semaphores", "shared memory is named by job and removed by its own run only"),
-        ("app-two-pods", "nothing in the sources is edited; data and checkpoints lie in the output folder"),
+        ("app-two-pods", "nothing in the sources is edited; data and checkpoints lie outside of them"),
         ("app-trace-stdout", "the trace lines come with the program's own output, without the helper's"),
     )

@@ -141,7 +141,7 @@ def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[
     place = order.place
     number = int(place.job) if place.job and place.job.isdigit() else 0
     address, port = place.rendezvous(FIRST_PORT + number % PORTS)
-    folder = (given.data or place.output).rstrip("/")
+    folder = (given.data or place.data or place.output).rstrip("/")
     return {
         **shape,
         "nodes": place.nodes,
@@ -171,7 +171,7 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
     if order.place.nodes > 1 and order.place.job is None:
         notes.append("no job id: the rendezvous id is 0 and the port the first of its range")
     if given.data is None:
-        notes.append(f"the data are looked for in {order.place.output}")
+        notes.append(f"the data are looked for in {order.place.data or order.place.output}")
     return tuple(notes)
 
 

@@ -17,7 +17,8 @@ class Place(StrictModel):
 
     `master` is the address of the node with rank 0; `job` is the scheduler's job id; `hostfile` is the node file of an
     MPI launcher; `image` is the container image to start in (the environment is then the one in the image).
-    `direct`: there is no Slurm whose srun starts the nodes; each runs a command of its own.
+    `direct`: there is no Slurm whose srun starts the nodes; each runs a command of its own. `data`: where data lie that
+    no parameter names (default: `output`).
     """
 
     nodes: Annotated[int, Field(ge=1, le=16384)]
@@ -30,11 +31,16 @@ class Place(StrictModel):
     hostfile: AbsPath | None = None
     image: Annotated[Text, Field(pattern=r"^[^-\s]\S*$")] | None = None
     direct: bool = False
+    data: AbsPath | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
+
+    def below(self, name: str) -> Place:
+        """The same, writing into a folder below `output`; data are still looked for where they were."""
+        return self.model_copy(update={"output": f"{self.output}/{name}", "data": self.data or self.output})
 
     def program(self, name: str) -> str:
         """A program of the environment by its full path; in an image by its name alone."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from envbuild.errors import ExitCode
@@ -18,7 +19,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
 from envbuild.provision import gpu_memory
-from envbuild.provision.bench_ways import Way, narrowed, way
+from envbuild.provision.bench_ways import Trial, Way, narrowed, way
 from envbuild.provision.gpu_memory import GIB, Taken, compared, most
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
@@ -89,11 +90,13 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
         here = NodeEvidence(node="localhost", status="ok", exit=0)
         nodes = [here] if asked.logs else environments_in_use(work)
         if all(node.exit == ExitCode.OK for node in nodes):
-            made = _elsewhere(prepared, asked) if asked.logs else way(work, told, asked.run, asked.place, nodes)
-            gpus = plural(made.launch.nodes * made.launch.gpus_per_node, "GPU")
+            trials = range(1, asked.trials + 1)
+            made = _elsewhere(prepared, asked) if asked.logs else way(work, told, asked.run, asked.place, nodes, trials)
+            first = made.trials[0].launch
+            gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
-            with work.phase("bench", f"{doing} {made.launch.model} on {gpus}"):
-                check = _check(reference, told, made, _logs(made, asked))
+            with work.phase("bench", f"{doing} {first.model} on {gpus}"):
+                check = _check(reference, told, made)
             nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
             # A run that failed has failed on every node of it; its figure is told once.
             taking = nodes if check.status == "failed" else nodes[:1]
@@ -104,9 +107,14 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
 
 
 def _elsewhere(prepared: Prepared, asked: Asked) -> Way:
-    """The launch that logs of other runs are compared by."""
+    """The logs of other runs, and the launch that they are compared by."""
     assert asked.place is not None  # noqa: S101 - logs are of no job
-    return Way(launch(prepared.stack, prepared.profile, asked.run.values, asked.place), None, lambda _: Log(Path()))
+    made = launch(prepared.stack, prepared.profile, asked.run.values, asked.place)
+    return Way([Trial(made, partial(_read, path)) for path in asked.logs])
+
+
+def _read(log: Path, _: str) -> Log:
+    return Log(log)
 
 
 def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
@@ -116,13 +124,15 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
     return node.model_copy(update={"checks": (*node.checks, check), "status": "failed", "exit": int(code)})
 
 
-def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) -> Check:
+def _check(reference: Reference, told: Bench, made: Way) -> Check:
+    """What the trials tell, one after another until one fails, and the launch of the last that ran."""
     began = time.monotonic()
     values: list[float] = []
     losses: list[float] = []
     taken: list[Taken] = []
-    left_out, failures, last, facts = 0, [], "", made.facts
-    for number, log in enumerate(logs, 1):
+    left_out, failures, last, facts, ran = 0, [], "", made.facts, made.trials[0].launch
+    for number, trial in enumerate(made.trials, 1):
+        ran, log = trial.launch, trial.run(f"{CHECK} {number}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
         found = samples(told, text)
         values, left_out, last = values + found.values, left_out + found.warm_up, text
@@ -132,15 +142,15 @@ def _check(reference: Reference, told: Bench, made: Way, logs: Iterable[Log]) ->
         if wrong:
             failures.append(f"run {number}: {wrong}{'' if log.late else _end(text)}")
             break
-    memory = _memory(reference, made.launch, taken)
-    details = {"launch": made.launch.to_json_dict(), "warm_up": left_out, "values": values, **memory}
+    memory = _memory(reference, ran, taken)
+    details = {"launch": ran.to_json_dict(), "warm_up": left_out, "values": values, **memory}
     details |= {"losses": losses} if losses else {}  # drawn in the report
     seconds = round(time.monotonic() - began, 1)
     if failures:
         details |= {"failures": failures, "output": _last_lines(last)}
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
     peaks = {gpu.model: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
-    found_ = compare(reference, told, made.launch, statistics.median(values), _gpus(made.launch, facts), peaks)
+    found_ = compare(reference, told, ran, statistics.median(values), _gpus(ran, facts), peaks)
     below = found_.verdict == "below"
     return Check(
         name=CHECK,
@@ -198,12 +208,3 @@ def _gpus(made: Launch, facts: NodeFacts | None) -> Gpus:
     name = facts.gpus[0].device_name if facts else None
     model = rules().gpu_of(name)
     return Gpus(name, count, model.model, model.dense_tflops) if model else Gpus(name, count)
-
-
-def _logs(made: Way, asked: Asked) -> Iterator[Log]:
-    """One after another: who stops after a failed run starts no other."""
-    if asked.logs:
-        yield from map(Log, asked.logs)
-        return
-    for number in range(1, asked.trials + 1):
-        yield made.run(f"bench {number}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,24 +17,31 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.provision.jobs.facts_cache import facts_file, read_facts
-from envbuild.provision.jobs.launch import Asked, end_of_job, make_job
+from envbuild.provision.jobs.launch import Asked, end_of_job, make_jobs
 from envbuild.provision.jobs.site import JobSite
-from envbuild.provision.own_run import Log, OwnRun, carry_out, facts_of, shows
+from envbuild.provision.own_run import Log, OwnRun, carry_out, facts_of, of_trial, shows
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.schedule.job import Job
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """A launch, made for the folder that it writes into, and what runs it under a name."""
+
+    launch: Launch
+    run: Callable[[str], Log]
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
-    """The launch at its place, what is known of a node that runs it, and what runs it once under a name.
+    """The trials, one at least, and what is known of a node that runs them.
 
     Which nodes a job runs on is known once it has run: the log of each has their facts.
     """
 
-    launch: Launch
-    facts: NodeFacts | None
-    run: Callable[[str], Log]
+    trials: Sequence[Trial]
+    facts: NodeFacts | None = None
 
 
 def narrowed(prepared: Prepared, nodes: int) -> Prepared:
@@ -51,23 +58,35 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
     return prepared._replace(target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
 
 
-def way(work: Work, told: Bench, asked: Asked, place: Place | None, nodes: Sequence[NodeEvidence]) -> Way:
+def way(
+    work: Work, told: Bench, asked: Asked, place: Place | None, nodes: Sequence[NodeEvidence], trials: Iterable[int]
+) -> Way:
     """How the target runs what is `asked`. `nodes` have the environment; `place`: None for a job, which says it.
 
-    Raises EnvbuildError as the recipe and `make_job` do, and `environments-differ` (exit 7).
+    Raises EnvbuildError as the recipe and `make_jobs` do, and `environments-differ` (exit 7).
     """
     prepared, connection = work.prepared, work.prepared.target.connection
     if place is None:
-        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, work.run.id)
-        return Way(made, None, partial(_in_job, work, told, site, job, asked.deadline or 0.0))
+        site, place, make = make_jobs(prepared.target, prepared.stack, prepared.profile, asked, work.run.id)
+
+        def as_job(where: Place) -> Trial:
+            job, made = make(where, posixpath.basename(where.output))
+            return Trial(made, partial(_in_job, work, told, site, job, asked.deadline or 0.0))
+
+        return Way([as_job(of_trial(work, place, number)) for number in trials])
     hosts = tuple(node.node for node in nodes) if connection.kind == "ssh" else ()
     if hosts:
         place = _there(work, place, asked, nodes)
-    made = launch(prepared.stack, prepared.profile, asked.values, place)
-    # A single command starts the other nodes itself.
     activate = f"{place.environment}/.envbuild/activate.sh"
-    run = OwnRun(made, activate, place.output, asked.deadline or 0.0, hosts[: len(made.commands)])
-    return Way(made, facts_of(work, nodes[0].node), partial(carry_out, work, told, run))
+
+    def as_run(where: Place) -> Trial:
+        made = launch(prepared.stack, prepared.profile, asked.values, where)
+        # A single command starts the other nodes itself.
+        run = OwnRun(made, activate, where.output, asked.deadline or 0.0, hosts[: len(made.commands)])
+        return Trial(made, partial(carry_out, work, told, run))
+
+    made = [as_run(of_trial(work, place, number)) for number in trials]
+    return Way(made, facts_of(work, nodes[0].node))
 
 
 def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]) -> Place:
@@ -81,21 +100,18 @@ def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]
         )
     (environment,) = environments
     top = posixpath.dirname(posixpath.dirname(str(environment)))
-    output = posixpath.join(top, "launches", f"{work.prepared.stack.name}-{work.run.id}")
     first = work.prepared.target.connection.reaches(nodes[0].node)[0]
-    told = {"environment": environment, "output": asked.output or output, "master": place.master or first}
+    told = {"environment": environment, "output": asked.output or f"{top}/launches", "master": place.master or first}
     return place.model_copy(update=told)
 
 
 def _in_job(work: Work, told: Bench, site: JobSite, job: Job, deadline: float, name: str) -> Log:
-    """One job, with a folder of its own."""
     show = shows(work, told, name)
 
     def say(text: str) -> None:
         for line in text.splitlines():
             show(line)
 
-    job = job.model_copy(update={"output": f"{job.output}-{name.replace(' ', '-')}"})
     state, path, ended = end_of_job(work, site, job, say)
     known = read_facts(facts_file(work.prepared.target, site.login))
     log = Log(path, facts=next((known[node] for node in state.nodes if node in known), None))

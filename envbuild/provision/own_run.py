@@ -15,6 +15,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, writing
 from envbuild.launch.job_steps import steps_of
+from envbuild.launch.topology import Place
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
@@ -110,6 +111,11 @@ def measured_by(prepared: Prepared) -> Bench:
             hint="its file needs `reference: bench:` with the log's format, the figure's name and its unit",
         )
     return reference.bench
+
+
+def of_trial(work: Work, place: Place, number: int) -> Place:
+    """Where a trial runs: in a folder of its own, as programs skip or go on with what an earlier run has left."""
+    return place.below(f"{work.prepared.stack.name}-{work.run.id}-{number}")
 
 
 def environments_in_use(work: Work) -> list[NodeEvidence]:

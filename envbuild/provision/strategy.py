@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from envbuild.errors import ExitCode
 from envbuild.launch.benchmark import metric, samples
+from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.provision.gpu_memory import compared, in_words
-from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by
+from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by, of_trial
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -39,12 +40,15 @@ _LAST = 12  # lines of a run that failed, in the evidence
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`problem` takes the GPU that is there (None: unknown); `make` makes a case's launch; `budget` in seconds."""
+    """`problem` takes the GPU that is there (None: unknown); `make` makes a case's launch for a place.
+
+    `place`: of all trials; `budget` in seconds.
+    """
 
     problem: Callable[[Gpu | None], Problem]
-    make: Callable[[Problem, Case], Launch]
+    make: Callable[[Problem, Case, Place], Launch]
+    place: Place
     activate: str
-    output: str
     budget: float
 
 
@@ -77,12 +81,11 @@ class _Trials:
 
     def _one(self, ranked: Ranked, deadline: float) -> Answer:
         number, found = len(self.search.trials) + 1, self.found
-        launch = self.asked.make(found, ranked.case)
+        place = of_trial(self.work, self.asked.place, number)
+        run = OwnRun(self.asked.make(found, ranked.case, place), self.asked.activate, place.output, deadline)
         self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
         began = time.monotonic()
-        log = carry_out(
-            self.work, self.told, OwnRun(launch, self.asked.activate, self.asked.output, deadline), f"trial {number}"
-        )
+        log = carry_out(self.work, self.told, run, f"trial {number}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
         values, _, wrong, _ = samples(self.told, text)
         wrong = log.failure or wrong

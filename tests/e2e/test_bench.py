@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +25,16 @@ runpy.run_path(script, run_name="__main__")
 CASE = """
 import os, sys, time
 what = os.environ.get("CASE", "")
-rank, told = os.environ.get("NODE_RANK"), os.path.join(os.path.dirname(sys.argv[-1]), "case")
+rank, folder = os.environ.get("NODE_RANK"), os.path.dirname(sys.argv[-1])
+told, checkpoint = os.path.join(os.path.dirname(folder), "case"), os.path.join(folder, "checkpoint")
+if rank in (None, "0"):
+    # As trainings do: a run goes on from the checkpoint of another one in its folder, and has nothing left to do.
+    if os.path.exists(checkpoint):
+        print("trained to the end already", flush=True)
+        sys.exit(0)
+    open(checkpoint, "w").close()
 if rank and os.path.exists(told):
-    # Of nodes over SSH, one does what a file in the output folder says.
+    # Of nodes over SSH, one does what a file above the output folder says.
     one, _, does = open(told).read().partition(" ")
     print("node", rank, "speaks", flush=True)
     what = does if one == rank else "wait"
@@ -89,6 +97,26 @@ def test_the_figure_of_the_run_is_beside_the_claim_in_evidence_and_report(built:
         assert "47.53" in (run / page).read_text(), page
     text = " ".join(built.good("bench", *ARGS).out.split())
     assert "timed (exact) ran on 1 node: 48 TFLOP/s per GPU, not comparable: no GPU here (claimed for" in text
+
+
+def wrote(done: Done) -> str:
+    """The folder that the last trial wrote into, by the words of its command."""
+    (command,) = done.node["checks"][-1]["details"]["launch"]["commands"]
+    return os.path.dirname(command["argv"][-1])
+
+
+def test_every_trial_of_every_bench_is_a_whole_run_in_a_folder_of_its_own_whatever_was_left_before(
+    built: World,
+) -> None:
+    output, folders = built.top / "out", set[str]()
+    for trials, case in ((2, ""), (2, "crash"), (2, "")):
+        done = built.run("bench", *ARGS, "--trials", str(trials), "--output", str(output), "--json", env={"CASE": case})
+        check = done.node["checks"][-1]
+        ran = 1 if case else trials
+        assert (done.rc, len(check["details"]["values"])) == (int(bool(case)), ran), check["says"]
+        folders |= {str(output / f"timed-{done.json['run']}-{number}") for number in range(1, ran + 1)}
+        assert wrote(done) == str(output / f"timed-{done.json['run']}-{ran}"), "what is told is what was run"
+    assert {str(path.parent) for path in output.rglob("checkpoint")} == folders == set(map(str, output.iterdir()))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +183,7 @@ def over_ssh(world: World, *more: str) -> Done:
 
 @pytest.mark.slow
 def test_a_run_over_ssh_is_measured_in_the_environment_of_its_node(ssh: World) -> None:
-    done = over_ssh(ssh)
+    done = over_ssh(ssh, "--trials", "2")
     assert done.rc == 0, (done.out[-2000:], done.err)
     check = done.node["checks"][-1]
     assert (check["metrics"][0]["median"], check["comparison"]["percent"]) == (48.0, 101.0)
@@ -163,7 +191,10 @@ def test_a_run_over_ssh_is_measured_in_the_environment_of_its_node(ssh: World) -
     (command,) = check["details"]["launch"]["commands"]
     assert command["argv"][0].startswith(done.node["environment"])
     assert "np.float64(48.0)" in (ssh.runs / done.json["run"] / "logs/bench-1.log").read_text()
-    assert list((ssh.prefix / "launches").glob("timed-*")), "what it writes lies below the prefix of the node"
+    assert check["metrics"][0]["n"] == 2
+    folders = [str(ssh.prefix / "launches" / f"timed-{done.json['run']}-{number}") for number in (1, 2)]
+    assert sorted(map(str, (ssh.prefix / "launches").iterdir())) == folders, "below the prefix of the node"
+    assert wrote(done) == folders[1]
 
 
 @pytest.mark.slow

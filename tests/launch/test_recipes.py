@@ -362,6 +362,23 @@ def test_what_the_pinned_softmax_does_not_take_is_told_on_several_nodes(where: P
     assert [words in note for note in made.notes if "pinned softmax" in note] == ([True] if words else [])
 
 
+READ = {
+    APP: {"datasets/gpt-large-cased-vocab-small_text_document", "datasets/merges.txt", "datasets/vocab.json"},
+    SLURM: {"gpt2-merges.txt", "gpt2-vocab.json", "my-gpt2_text_document"},
+}
+
+
+@pytest.mark.parametrize("name", WITH_RECIPE)
+def test_a_trial_writes_into_a_folder_of_its_own_and_finds_data_where_they_were(name: str) -> None:
+    values = {OPT: {"model_size": "125m"}, ALCF: {"DATA_DIR": "/data/set"}}.get(name, {})
+    made = started(name, place(1, 4).below("trial"), **values)
+    words = [word for each in made.commands for word in (*each.argv, each.directory)]
+    named = {word.partition(f"{OUTPUT}/")[2] for word in words if OUTPUT in word}
+    assert {path for path in named if path.partition("/")[0] != "trial"} == READ.get(name, set())
+    assert all(file.path.startswith(f"{OUTPUT}/trial/") for file in made.files)
+    assert named > READ.get(name, set()), "there is something that it writes"
+
+
 @pytest.mark.parametrize(
     ("gpus", "model", "parallel", "batch", "parts"),
     [

@@ -13,7 +13,7 @@ import pytest
 from envbuild.model.evidence import Check
 from envbuild.model.facts import GpuFacts
 from envbuild.provision import bench, bench_ways
-from envbuild.provision.bench_ways import Way
+from envbuild.provision.bench_ways import Trial, Way
 from envbuild.provision.gpu_memory import Taken
 from envbuild.provision.jobs import submit
 from envbuild.provision.jobs.facts_cache import facts_file, write_facts
@@ -38,7 +38,7 @@ def checked(log: Log) -> Check:
     reference = stack("megatron-alpa").reference
     assert reference is not None and reference.bench is not None
     launch = started("megatron-alpa", place(gpus=4), "ported")
-    return bench._check(reference, reference.bench, Way(launch, None, lambda _: log), [log])
+    return bench._check(reference, reference.bench, Way([Trial(launch, lambda _: log)]))
 
 
 @pytest.mark.parametrize(("limit", "status"), [(100, "failed"), (10_000, "passed")])
@@ -224,8 +224,8 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
     (tmp_path / "log").write_text("".join(lines))
     reference = stack("opt-175b").reference
     assert reference is not None and reference.bench is not None
-    way = Way(started("opt-175b", place(gpus=8)), None, lambda _: Log(tmp_path / "log"))
-    check = bench._check(reference, reference.bench, way, [Log(tmp_path / "log")])
+    trial = Trial(started("opt-175b", place(gpus=8)), lambda _: Log(tmp_path / "log"))
+    check = bench._check(reference, reference.bench, Way([trial]))
     assert (check.status, check.details["losses"]) == ("passed", [8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
     assert "the loss went from 8 to 3 in 6 steps" in check.says
     (drawn,) = pictures(evidence(node(checks=[check.to_json_dict()])))

@@ -12,6 +12,7 @@ from envbuild.model.reference import Bench
 from envbuild.provision import strategy
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.strategy.search import Search
+from tests.launch.support import place
 from tests.strategy.support import H200, searched
 
 SPEED = "Values: {'tflops': np.float64(%s), 'parameter_count': 1.3}\n"
@@ -44,8 +45,11 @@ def tried(
     monkeypatch.setattr(strategy, "carry_out", fake.carry_out)
     monkeypatch.setattr(strategy, "time", SimpleNamespace(monotonic=lambda: fake.now))
     four = searched(H200, 4, per_node=4)
-    work: Any = SimpleNamespace(run=SimpleNamespace(path=folder), progress=SimpleNamespace(stage=lambda _: None))
-    asked: Any = SimpleNamespace(make=lambda _, __: None, activate="", output="", budget=budget)
+    work: Any = SimpleNamespace(
+        run=SimpleNamespace(path=folder, id="now"), progress=SimpleNamespace(stage=lambda _: None),
+        prepared=SimpleNamespace(stack=SimpleNamespace(name="timed")),
+    )  # fmt: skip
+    asked: Any = SimpleNamespace(make=lambda *_: None, place=place(), activate="", budget=budget)
     trials = strategy._Trials(work, told, asked, four, Search(four.machine, four.ranked()[: len(runs)]), [])
     trials.run()
     return fake, [trial.answer for trial in trials.search.trials]

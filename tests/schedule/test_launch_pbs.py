@@ -46,12 +46,19 @@ def test_a_launched_job_ends_as_its_log_proves(world: PbsWorld, last: str, code:
     assert world.submitted() == ["launch-opt-175b"]
 
 
-PRINTS = "for step in range(1, 6): print(f' iteration {step}/ 5 | elapsed time per iteration (ms): {100 + step} |')"
+# It goes on from a checkpoint in its folder, whose iterations it does not tell again.
+PRINTS = """
+import os, sys
+checkpoint = os.path.join(os.path.dirname(sys.argv[-1]), "checkpoint")
+for step in range(6 if os.path.exists(checkpoint) else 1, 6):
+    print(f" iteration {step}/ 5 | elapsed time per iteration (ms): {100 + step} |")
+open(checkpoint, "w").close()
+"""
 REFERENCE = {
     "models": [{"name": "gpt-small", "layers": 8, "hidden": 64, "heads": 4, "sequence": 64}],
     "bench": {"log": "megatron", "metric": "elapsed time per iteration (ms)", "unit": "ms", "warmup": 1},
     "launch": {
-        "recipe": "alpa", "source": "app", "arguments": ["train.py", "{case}"],
+        "recipe": "alpa", "source": "app", "arguments": ["train.py", "{case}", "{results}"],
         "defaults": {"model": "gpt-small"},
     },
     "manual": [{"gpus": 1, "model": "gpt-small", "cases": [[8, 1, 1, 1, 1]]}],
@@ -63,11 +70,16 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     path = world.tiny(sources=[app], imports=["alpha"])
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
     assert world.job().rc == 0
-    done = world.job("./tiny.yaml", "--nodes", "1", "--gpus-per-node", "1", "--set", "row=1", verb="bench")
+    given = ("--nodes", "1", "--gpus-per-node", "1", "--set", "row=1", "--trials", "2")
+    done = world.job("./tiny.yaml", *given, verb="bench")
     assert done.rc == 0, (done.out[-2000:], done.err)
     check = done.json["nodes"][0]["checks"][-1]
-    assert (check["metrics"][0]["n"], check["metrics"][0]["median"]) == (4, 103.5), "the first is left out"
-    assert (check["comparison"]["verdict"], world.submitted()) == ("no-claim", ["launch-tiny"])
+    assert (check["metrics"][0]["n"], check["metrics"][0]["median"]) == (8, 103.5), "the first of each is left out"
+    assert (check["comparison"]["verdict"], world.submitted()) == ("no-claim", ["launch-tiny"] * 2)
+    folders = [str(world.prefix / "launches" / f"tiny-{done.json['run']}-{number}") for number in (1, 2)]
+    assert sorted(map(str, (world.prefix / "launches").iterdir())) == folders
+    (command,) = check["details"]["launch"]["commands"]
+    assert command["argv"][-1].startswith(f"{folders[1]}/"), "what is told is what was run"
 
 
 def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:

@@ -1,6 +1,6 @@
 """A training of our own in the shape of Megatron-DeepSpeed's: its flags, its configuration file and its lines.
 
-Its ranks also tell their passes, in MegatronAPP's words.
+Its ranks also tell their passes, in MegatronAPP's words, and go on from what they find in the folder of their output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 numbers = torch.Generator().manual_seed(rank)
 def trace(what):
     print(f"{rank}, 0, {what}, {time.time()}%", flush=True)
-for step in range(1, args.train_iters + 1):
+checkpoint = os.path.join(os.path.dirname(args.deepspeed_config), f"checkpoint-{rank}")
+reached = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
+for step in range(reached + 1, args.train_iters + 1):
     began = time.monotonic()
     first = torch.randint(vocabulary, (args.global_batch_size // world, 1), generator=numbers)
     tokens = (first + torch.arange(args.seq_length + 1)) % vocabulary
@@ -54,6 +56,8 @@ for step in range(1, args.train_iters + 1):
         took, samples = 1000 * (time.monotonic() - began), step * args.global_batch_size
         print(f" iteration {step:8}/{args.train_iters:8} | consumed samples: {samples:12} | elapsed time per iteration "
               f"(ms): {took:.1f} | lm loss: {told.item():.6E} | loss scale: 1.0 |", flush=True)
+with open(checkpoint, "w") as file:
+    file.write(str(args.train_iters))
 dist.destroy_process_group()
 # The model keeps the group, and with it gloo's threads: one that still holds a tensor when the interpreter ends aborts
 # it, or both wait for each other (github.com/pytorch/pytorch, issue 56297 and pull request 179291).

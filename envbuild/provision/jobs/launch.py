@@ -49,7 +49,20 @@ class Asked:
 
 
 def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str) -> tuple[JobSite, Job, Launch]:
-    """The job of a launch; the login host and the scheduler are asked, nothing is submitted.
+    """The job of a launch. Raises EnvbuildError as `make_jobs` does."""
+    site, place, make = make_jobs(target, stack, profile, asked, run)
+    if not asked.output:
+        place = place.model_copy(update={"output": f"{place.output}/{stack.name}-{run}"})
+    return site, *make(place, run)
+
+
+def make_jobs(
+    target: Target, stack: Stack, profile: str, asked: Asked, run: str
+) -> tuple[JobSite, Place, Callable[[Place, str], tuple[Job, Launch]]]:
+    """Where jobs of a launch run, and what makes one for a place, under a name that no other has.
+
+    The place writes into what was asked for, else into the folder of all launches. The login host and the scheduler are
+    asked, nothing is submitted.
 
     Raises EnvbuildError: `submit-without-jobs` (exit 2), `launch-time-limit` (exit 2), `environment-unknown` (exit 1),
     `launch-does-not-fit` (exit 7), and those of the recipe, the login host and the scheduler.
@@ -75,21 +88,28 @@ def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str)
         nodes=site.nodes,
         gpus_per_node=site.target.expects.gpus_per_node or 1,
         environment=environment,
-        output=asked.output or posixpath.join(facts.prefix.path, "launches", f"{stack.name}-{run}"),
+        output=asked.output or posixpath.join(facts.prefix.path, "launches"),
         image=asked.image,
         direct=not target.scheduler.starts_tasks,
     )
     activate = None if asked.image else f"{environment}/.envbuild/activate.sh"
-    made, texts = job_steps(lambda told: launch(stack, profile, asked.values, told), place, activate, port=asked.port)
-    steps: list[Step] = list(texts)
-    if asked.deadline is not None:
-        steps[-1] = bounded(texts[-1], asked.deadline)
-    if is_local(target) and not asked.environment:
-        # A node may have lost its disk's contents since; this costs nothing where all is there.
-        ensure = posixpath.join(facts.prefix.path, "ensure", f"{stack.name}.sh")
-        steps.insert(0, JobStep(argv=("/bin/sh", ensure)))
-    folder = posixpath.join(facts.prefix.path, "jobs", run)
-    return site, site.job(f"launch-{stack.name}"[:63], steps, folder, seconds_of(limit)), made
+    seconds = seconds_of(limit)
+
+    def make(place: Place, name: str) -> tuple[Job, Launch]:
+        made, texts = job_steps(
+            lambda told: launch(stack, profile, asked.values, told), place, activate, port=asked.port
+        )
+        steps: list[Step] = list(texts)
+        if asked.deadline is not None:
+            steps[-1] = bounded(texts[-1], asked.deadline)
+        if is_local(target) and not asked.environment:
+            # A node may have lost its disk's contents since; this costs nothing where all is there.
+            ensure = posixpath.join(facts.prefix.path, "ensure", f"{stack.name}.sh")
+            steps.insert(0, JobStep(argv=("/bin/sh", ensure)))
+        folder = posixpath.join(facts.prefix.path, "jobs", name)
+        return site.job(f"launch-{stack.name}"[:63], steps, folder, seconds), made
+
+    return site, place, make
 
 
 def _bounded(site: JobSite, asked: Asked) -> JobSite:
