@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# A note on an exception that is a mistake of ours begins so: where its run has kept the traceback.
+TRACEBACK_KEPT = "report its traceback: "
+
 
 class ExitCode(enum.IntEnum):
     """What a process exit status means (the table is in the README)."""

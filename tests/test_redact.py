@@ -113,6 +113,12 @@ def test_a_canary_in_the_environment_never_comes_out(form: str, monkeypatch: pyt
     assert redacted.endswith(" after")
 
 
+def test_a_secret_as_an_exception_writes_it_never_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "correct'horse\"bat\\tery"
+    monkeypatch.setenv("MY_PASSWORD", secret)
+    assert redact_text(f"KeyError: {KeyError(secret)}") == f"KeyError: '{MASK}'"
+
+
 @given(user=st.text(string.ascii_letters, max_size=9), secret=st.text(string.printable, min_size=12, max_size=60))
 def test_a_secret_inside_basic_credentials_is_masked_at_every_alignment(user: str, secret: str) -> None:
     encoded = base64.b64encode(f"{user}:{secret}".encode()).decode()

@@ -58,7 +58,7 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
     prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
-        flags["output"] = str(Path(flags["output"] or "bench").absolute())
+        flags["output"] = str(Path(flags["output"] or "bench").expanduser().absolute())
     asked = Asked(
         asked_of(launch_settings(flags["settings"]), flags),
         None if kind == "job" else launch_place(prepared.stack.name, {**dict.fromkeys(_OTHERS), **flags}),

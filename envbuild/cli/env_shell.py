@@ -74,7 +74,7 @@ def add_kernel(python: str, environment: str, stack: str) -> Path:
         raise EnvbuildError(
             "variables-unreadable",
             f"{file} cannot be read",
-            hint=f"`envbuild env use {Path(environment).name}` writes it again",
+            hint=f"`envbuild env use {Path(environment).resolve().name}` writes it again",
             exit_code=ExitCode.CHECK_FAILED,
         )
     told = {"VIRTUAL_ENV": environment, "ENVBUILD_ENV": environment, "ENVBUILD_STACK": stack, "PYTHONNOUSERSITE": "1"}

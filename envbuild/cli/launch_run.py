@@ -109,5 +109,7 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
     for name in ("environment", "output"):
         if flags.get(name) and not flags[name].startswith("/"):
             raise click.UsageError(f"--{name} elsewhere is an absolute path on the nodes, not {flags[name]!r}")
+        if ".." in (flags.get(name) or "").split("/"):
+            raise click.UsageError(f"--{name} is a path without '..', not {flags[name]!r}")
     names = ("nodes", "gpus_per_node", "environment", "image", "output", "port", "deadline")
     return Asked(values, time_limit=limit, **{name: flags.get(name) for name in names})

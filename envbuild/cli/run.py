@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli.output import print_error, print_error_json
 from envbuild.cli.verbs import cli
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 
 
 def run(arguments: list[str]) -> int:
@@ -51,9 +51,8 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.OK
     except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may escape as a bare traceback
         internal = EnvbuildError.unexpected("this command failed", error)
-        # A run notes where it has kept the traceback.
-        kept = "; ".join(getattr(error, "__notes__", ()))
-        internal.hint = internal.hint or kept or "run again with --debug and report the traceback"
+        kept = (note for note in getattr(error, "__notes__", ()) if note.startswith(TRACEBACK_KEPT))
+        internal.hint = internal.hint or next(kept, "run again with --debug and report the traceback")
         internal.__cause__ = error
         return _report(internal, as_json=as_json, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK

@@ -40,7 +40,7 @@ class Place(StrictModel):
 
     def below(self, name: str) -> Place:
         """The same, writing into a folder below `output`; data are still looked for where they were."""
-        return self.model_copy(update={"output": f"{self.output}/{name}", "data": self.data or self.output})
+        return self.model_copy(update={"output": f"{self.output.rstrip('/')}/{name}", "data": self.data or self.output})
 
     def program(self, name: str) -> str:
         """A program of the environment by its full path; in an image by its name alone."""

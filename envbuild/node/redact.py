@@ -2,7 +2,7 @@
 
 Removed are: credentials in URLs, authorization headers, tokens of well-known forms, values given to secret-looking
 names, and the values of environment variables whose names look secret, also base64-, URL- and
-JSON-encoded, and in hexadecimal.
+JSON-encoded, in hexadecimal and as Python writes a text.
 """
 
 import functools
@@ -207,6 +207,7 @@ def _forms(value: str) -> "Iterator[str]":
     yield quote_plus(value, errors="surrogatepass")
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]  # in a traceback
     yield from (line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * SHORTEST_SECRET)
     raw = value.encode("utf-8", "surrogatepass")
     yield raw.hex()

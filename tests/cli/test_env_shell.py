@@ -95,11 +95,13 @@ def test_a_stack_without_ipykernel_says_how_to_add_it(tmp_path: Path) -> None:
 
 
 def test_variables_that_are_half_written_are_said_and_no_mistake_of_envbuild(tmp_path: Path) -> None:
-    (tmp_path / ".envbuild").mkdir()
-    (tmp_path / ".envbuild" / "variables.json").touch()
+    (tmp_path / "tiny-exact-0123" / ".envbuild").mkdir(parents=True)
+    (tmp_path / "tiny-exact-0123" / ".envbuild" / "variables.json").touch()
+    (tmp_path / "tiny").symlink_to("tiny-exact-0123")
     with pytest.raises(EnvbuildError) as caught:
-        add_kernel(sys.executable, str(tmp_path), "tiny")
+        add_kernel(sys.executable, str(tmp_path / "tiny"), "tiny")
     assert (caught.value.code, int(caught.value.exit_code)) == ("variables-unreadable", 1)
+    assert "`envbuild env use tiny-exact-0123`" in caught.value.hint
 
 
 def test_code_for_each_shell_names_its_own_file(built: World) -> None:

@@ -48,6 +48,18 @@ def test_the_traceback_of_an_internal_error_is_in_the_folder_of_the_run(
     assert run.journal.events[-1].data["error"]["hint"] == f"report its traceback: {kept}"
 
 
+def test_a_note_of_somebody_else_on_an_exception_is_no_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(**_: Any) -> None:
+        error = TypeError("not serializable")
+        error.add_note("when serializing dict item 'a'")
+        raise error
+
+    monkeypatch.setattr(boundary.cli, "main", main)
+    assert "hint: run again with --debug and report the traceback" in told(capsys)
+
+
 @pytest.mark.usefixtures("failing")
 def test_with_debug_it_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback (most recent call last):" in told(capsys, "--debug")

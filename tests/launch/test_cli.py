@@ -9,7 +9,9 @@ import click
 import pytest
 
 from envbuild.cli.launch_cmd import launch
+from envbuild.cli.launch_run import asked_of
 from envbuild.errors import EnvbuildError
+from envbuild.launch.topology import Place
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -81,3 +83,14 @@ def test_what_could_be_read_as_an_option_is_refused(
     with pytest.raises(EnvbuildError) as caught:
         run(capsys, "opt-175b", "--gpus-per-node", "8", "--output", str(tmp_path), f"{option}={value}")
     assert caught.value.code == "launch-place"
+
+
+@pytest.mark.parametrize("path", ["out", "/a/../b", "/a/.."])
+def test_a_folder_of_a_job_is_an_absolute_path_without_detours(path: str) -> None:
+    with pytest.raises(click.UsageError, match="--output"):
+        asked_of({}, {"output": path})
+
+
+def test_the_folder_of_a_run_lies_below_what_was_asked_for_however_that_is_written() -> None:
+    asked = Place(nodes=1, gpus_per_node=1, environment="/e", output="/o/")
+    assert (asked.below("run").output, asked.below("run").data) == ("/o/run", "/o/")

@@ -52,7 +52,7 @@ def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str)
     """The job of a launch. Raises EnvbuildError as `make_jobs` does."""
     site, place, make = make_jobs(target, stack, profile, asked, run)
     if not asked.output:
-        place = place.model_copy(update={"output": f"{place.output}/{stack.name}-{run}"})
+        place = place.below(f"{stack.name}-{run}")
     return site, *make(place, run)
 
 

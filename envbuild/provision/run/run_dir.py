@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 from envbuild.node import identity, paths
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
 from envbuild.redact import redact_text
@@ -113,7 +113,7 @@ class RunDir:
             path = self.path / f"traceback-{hashlib.sha256(text).hexdigest()[:8]}.txt"
             with suppress(EnvbuildError):
                 self.write_bytes(path, text)
-                told.hint = f"report its traceback: {path}"
+                told.hint = f"{TRACEBACK_KEPT}{path}"
                 error.add_note(told.hint)
         return told
 
