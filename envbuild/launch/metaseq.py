@@ -1,12 +1,13 @@
 """Metaseq's opt-baselines: nodes and trials the right way round, a prefix of its own, and the least number of nodes.
 
-On one node whose GPUs are too few for it, what it would start: metaseq/cli/train.py with its words, a step's tokens in
-parts.
+On one node where a rank's sequences are more than the softmax takes, or on one GPU, what it would start:
+metaseq/cli/train.py with its words, a step's tokens in parts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,10 @@ END = "done training in"
 # so many sequences x heads as make whole blocks of 128 threads.
 _SCORES = 2**31
 _BLOCK = 4
+# Fewer sequences at a time than this leave a GPU idle: a choice, not measured.
+_FEW = 8
+# What a place may have.
+_MOST_NODES = 16384
 PORT = 29500
 _FEW_GPUS = '''\
 """Train as opt-baselines would have it, on GPUs that are too few for it: its own words, then those of the command."""
@@ -76,8 +81,13 @@ class MetaseqParameters(Parameters):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """How ranks share a step: `parallel` of them one of `copies`, each its `sequences` in `parts` (0: in none)."""
+    """How the ranks of `nodes` x `per_node` GPUs share a step: `parallel` of them have one of `copies` of the model.
 
+    Each has its `sequences` in `parts` (0: in none that the softmax takes).
+    """
+
+    nodes: int
+    per_node: int
     parallel: int
     copies: int
     sequences: int
@@ -85,7 +95,7 @@ class _Step:
 
 
 def make(order: Order) -> Launch:
-    """The one opt-baselines command, or one torchrun where a node has too few GPUs for it."""
+    """The one opt-baselines command, or one torchrun on a node where a rank's sequences are too many for it."""
     given, taken = read(MetaseqParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model_size, "model_size")
     place = order.place
@@ -98,7 +108,8 @@ def make(order: Order) -> Launch:
     )
     taken = (*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None))
     if place.nodes == 1 and (place.gpus == 1 or step.parts > 1):
-        # A run goes on from the checkpoint in its folder: as opt-baselines' own folder, this one tells runs apart.
+        # A run goes on from the checkpoint in its folder. Each trial of bench has a fresh one; elsewhere only the job
+        # or the prefix tells runs apart.
         return _few_gpus(order, given, taken, model, step, f"{checkpoints}/{prefix}.ngpu{place.gpus}")
     submit, whence = _submit(given, place)
     if given.submit is None:
@@ -139,13 +150,18 @@ def _few_gpus(
     step: _Step,
     folder: str,
 ) -> Launch:
-    """The ranks of one node; a step's tokens are the document's, in as many parts as the softmax needs."""
+    """The ranks of one node; a step's tokens are the document's as opt-baselines rounds them, in `parts`."""
     place = order.place
+    idle = {
+        "submit": given.submit not in (None, "local"),
+        "trials": given.trials != 1,
+        "where": "where" in order.values,
+    }
     require(
-        given.submit in (None, "local") and given.trials == 1,
-        f"submit and trials are opt-baselines' own, and on {place.gpus} GPUs it does not start {model.name}",
+        not any(idle.values()),
+        f"submit, trials and where are opt-baselines' own, and on {place.gpus} GPUs it does not start {model.name}",
         why="finding opt-few-gpus",
-        hint="neither of the two, or more GPUs",
+        hint="leave out " + " and ".join(name for name, said in idle.items() if said),
     )
     address, port = place.rendezvous(PORT)
     own = f"{place.output}/few_gpus.py"
@@ -178,12 +194,16 @@ def _few_gpus(
                 ends=END,
             ),
         ),
-        defaults=taken,
+        defaults=tuple(default for default in taken if default.name not in idle),
         deviations=order.deviations(
             ("opt-few-gpus", f"{does}; a step's tokens in {step.parts} parts" if step.parts > 1 else does),
             ("opt-exit-code", "success is read from the log"),
         ),
-        notes=("whether the model fits these GPUs is not known; of 8m and 125m on one it is",),
+        notes=(
+            f"goes on from a checkpoint that is in {folder}: another prefix for a new run",
+            "whether the model fits these GPUs is not known; of 8m and 125m on one it is",
+            *_few_at_a_time(step),
+        ),
     )
 
 
@@ -203,48 +223,83 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
 
 
 def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
-    """How the step is shared; refuses what opt_baselines.py refuses or lets become 0, and what the softmax does."""
-    place = order.place
-    parallel = 1 if place.gpus == 1 else model.model_parallel or 1
-    require(
-        place.gpus_per_node >= 2 or place.nodes == 1,
-        "opt-baselines wants two GPUs a node at least",
-        hint="--nodes 1, or more GPUs",
-    )
-    require(
-        place.gpus % parallel == 0,
-        f"{model.name} wants a multiple of {parallel} GPUs, and {place.gpus} are there",
-        hint=f"--nodes {math.lcm(place.gpus_per_node, parallel) // place.gpus_per_node}",
-    )
-    least = _least_nodes(order, model, gpu_gb)
-    require(
-        place.nodes >= least,
-        f"{model.name} needs {least} nodes of {place.gpus_per_node} GPUs, and {place.nodes} are there",
-        why="the memory model of the stack (finding opt-175b-nodes); arithmetic, not measured",
-        hint=f"{'more GPUs' if place.gpus_per_node == 1 else f'--nodes {least}'}, or a smaller model",
-    )
-    copies = place.gpus // parallel
-    sequences = _sequences(model, copies)
-    require(
-        sequences >= 1,
-        f"{model.name} on {place.gpus} GPUs leaves each rank a batch of 0",
-        why=f"{model.batch_tokens} tokens a step / {copies} copies / {model.sequence} tokens a sequence",
-        hint=f"{(model.batch_tokens or 0) // (model.sequence or 1) * parallel} GPUs at most",
-    )
-    parts = _parts(model, parallel, sequences)
-    fewer = (n for n in range(copies - 1, 0, -1) if _parts(model, parallel, _sequences(model, n)))
-    require(
-        place.nodes > 1 or parts > 0,
-        f"{model.name} on {place.gpus} GPUs leaves each rank {sequences} sequences, which the softmax takes in no way",
-        why=f"it wants a multiple of {_BLOCK} of sequences x {model.heads // parallel} heads (finding opt-few-gpus)",
-        hint=f"--gpus-per-node {next(fewer, 1) * parallel}",
-    )
-    return _Step(parallel, copies, sequences, parts)
+    """How the step is shared. Refuses what cannot be, with the nearest place where it can."""
+    step = _share(model, order.place.nodes, order.place.gpus_per_node)
+    for what, why in _refusals(order, model, gpu_gb, step):
+        require(False, what, why=why, hint=_nearest(order, model, gpu_gb))
+    return step
 
 
-def _sequences(model: ModelSize, copies: int) -> int:
-    """Sequences of a rank in a step, as opt_baselines.py divides them."""
-    return (model.batch_tokens or 0) // copies // (model.sequence or 1)
+def _share(model: ModelSize, nodes: int, per_node: int) -> _Step:
+    gpus = nodes * per_node
+    parallel = 1 if gpus == 1 else model.model_parallel or 1
+    copies = gpus // parallel
+    # As opt_baselines.py divides them.
+    sequences = (model.batch_tokens or 0) // max(copies, 1) // (model.sequence or 1)
+    return _Step(nodes, per_node, parallel, copies, sequences, _parts(model, parallel, sequences))
+
+
+def _refusals(order: Order, model: ModelSize, gpu_gb: int | None, step: _Step) -> Iterator[tuple[str, str]]:
+    """What is wrong with these GPUs and this step, and why."""
+    yield from _wrong_gpus(model, step, _least_nodes(order, model, gpu_gb, step.per_node))
+    yield from _wrong_batch(model, step)
+
+
+def _wrong_gpus(model: ModelSize, step: _Step, least: int) -> Iterator[tuple[str, str]]:
+    gpus = step.nodes * step.per_node
+    if step.per_node == 1 and step.nodes > 1:
+        yield "opt-baselines wants two GPUs a node at least", ""
+    if gpus % step.parallel:
+        yield f"{model.name} wants a multiple of {step.parallel} GPUs, and {gpus} are there", ""
+    if step.nodes < least:
+        yield (
+            f"{model.name} needs {least} nodes of {step.per_node} GPUs, and {step.nodes} are there",
+            "the memory model of the stack (finding opt-175b-nodes); arithmetic, not measured; "
+            "the softmax may want more (finding opt-few-gpus)",
+        )
+
+
+def _wrong_batch(model: ModelSize, step: _Step) -> Iterator[tuple[str, str]]:
+    """What opt_baselines.py lets become 0, and on one node what the softmax takes in no parts; on several see notes."""
+    gpus = step.nodes * step.per_node
+    if not step.sequences:
+        yield (
+            f"{model.name} on {gpus} GPUs leaves each rank a batch of 0",
+            f"{model.batch_tokens} tokens a step / {step.copies} copies / {model.sequence} tokens a sequence",
+        )
+    elif step.nodes == 1 and not step.parts:
+        heads = model.heads // step.parallel
+        yield (
+            f"{model.name} on {gpus} GPUs leaves each rank {step.sequences} sequences, "
+            "no part of which is one that the softmax takes",
+            f"it wants a multiple of {_BLOCK} of sequences x {heads} heads (finding opt-few-gpus)",
+        )
+
+
+def _nearest(order: Order, model: ModelSize, gpu_gb: int | None) -> str:
+    """Words of the command line for a place that is neither refused nor told to crash: the next that is smaller, on one
+    node as many of its GPUs as can be; only where there is none, more nodes.
+    """
+    nodes, gpus, parallel = order.place.nodes, order.place.gpus_per_node, model.model_parallel or 1
+    usable = range(gpus - gpus % parallel, 0, -parallel) if gpus >= parallel else (gpus,)
+    most = min((model.batch_tokens or 0) // (model.sequence or 1) * parallel // usable[0], _MOST_NODES)
+    places = (
+        *((n, usable[0]) for n in range(min(nodes, most), 0, -1)),
+        *((1, n) for n in usable),
+        *((n, usable[0]) for n in range(nodes + 1, most + 1)),
+    )
+    steps = (_share(model, *each) for each in places)
+    fits = (
+        step
+        for step in steps
+        if not any(_refusals(order, model, gpu_gb, step)) and (step.nodes == 1 or not _not_taken(model, step))
+    )
+    smaller = ("a smaller model",) if _least_nodes(order, model, gpu_gb, usable[0]) > 1 else ()
+    step = next(fits, None)
+    if step is None:
+        return "nodes of more GPUs, or a smaller model"
+    changed = (("--nodes", step.nodes, nodes), ("--gpus-per-node", step.per_node, gpus))
+    return ", or ".join((" ".join(f"{name} {now}" for name, now, was in changed if now != was), *smaller))
 
 
 def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
@@ -257,11 +312,11 @@ def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
     return next((n for n in range(1, sequences + 1) if sequences % n == 0 and taken(sequences // n)), 0)
 
 
-def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None) -> int:
+def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None, per_node: int) -> int:
     memory = order.reference.memory
     if memory is None or memory.model != model.name:
         return 1
-    node = (gpu_gb or memory.gpu_gb) * memory.usable * order.place.gpus_per_node
+    node = (gpu_gb or memory.gpu_gb) * memory.usable * per_node
     return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
 
 
@@ -272,6 +327,14 @@ def _notes(submit: str, prefix: str) -> tuple[str, ...]:
     if submit != "local":
         notes.append(f"a run whose log is there already is skipped without an error: another prefix than {prefix} then")
     return tuple(notes)
+
+
+def _few_at_a_time(step: _Step) -> tuple[str, ...]:
+    """A note where the softmax needs parts so small that they, and not the model, are what is measured."""
+    batch = step.sequences // step.parts
+    if step.parts == 1 or batch >= _FEW:
+        return ()
+    return (f"{batch} of {step.sequences} sequences at a time: words/s are no measure of the document's run",)
 
 
 def _not_taken(model: ModelSize, step: _Step) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def get_grid(args):
 """
 
 
-def refusal(name: str, where: Place, **values: str) -> EnvbuildError:
+def refusal(name: str, where: Place, /, **values: str) -> EnvbuildError:
     with pytest.raises(EnvbuildError) as caught:
         started(name, where, **values)
     return caught.value
@@ -271,7 +271,8 @@ def test_one_address_a_node() -> None:
 
 def test_175b_needs_the_nodes_of_the_memory_model() -> None:
     found = refusal(OPT, place(4), model_size="175b")
-    assert (found.exit_code, found.hint) == (ExitCode.REFUSED, "--nodes 5, or a smaller model")
+    assert (found.exit_code, found.hint) == (ExitCode.REFUSED, "--nodes 24, or a smaller model")
+    assert "needs 5 nodes" in found.what and "the softmax may want more" in found.why
     assert started(OPT, place(5), model_size="175b").degrees["data"] == 5
     assert started(OPT, place(3), model_size="175b", gpu_gb="141").degrees["data"] == 3
 
@@ -448,19 +449,94 @@ def test_opt_is_opt_baselines_itself_where_its_batch_is_one_that_the_softmax_tak
 @pytest.mark.parametrize(
     ("gpus", "values", "what", "hint"),
     [
-        (6, {}, "leaves each rank 85 sequences, which the softmax takes in no way", "--gpus-per-node 4"),
+        (6, {}, "leaves each rank 85 sequences, no part of which", "--gpus-per-node 4"),
         (6, {"model_size": "8m"}, "leaves each rank 21 sequences", "--gpus-per-node 4"),
-        (1, {"model_size": "175b"}, "needs 33 nodes of 1 GPUs", "more GPUs"),
-        (2, {"submit": "sbatch"}, "submit and trials are opt-baselines' own", "more GPUs"),
-        (1, {"trials": "2"}, "submit and trials are opt-baselines' own", "more GPUs"),
+        (1, {"model_size": "175b"}, "needs 33 nodes of 1 GPUs", "nodes of more GPUs, or a smaller model"),
+        (2, {"submit": "sbatch"}, "submit, trials and where are opt-baselines' own", "leave out submit"),
+        (1, {"trials": "2"}, "submit, trials and where are opt-baselines' own", "leave out trials"),
+        (2, {"where": "aws", "trials": "2"}, "submit, trials and where", "leave out trials and where"),
+        (2, {"where": "azure"}, "submit, trials and where are opt-baselines' own", "leave out where"),
     ],
 )
 def test_few_gpus_are_refused_what_they_cannot_have(gpus: int, values: dict[str, str], what: str, hint: str) -> None:
     found = refusal(OPT, place(1, gpus), **values)
     assert found.exit_code == ExitCode.REFUSED
     assert what in found.what and hint in found.hint
-    if hint.startswith("--gpus-per-node"):
-        started(OPT, place(1, int(hint.split()[-1])), **values)
+
+
+MODELS = [row.name for row in stack(OPT).reference.models]  # type: ignore[union-attr]
+
+
+def followed(hint: str, where: Place, /, **values: str) -> Launch:
+    """What starts where the words of a hint are added to the command that was refused."""
+    words = hint.partition(",")[0].split()
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert options and options.keys() <= {"--nodes", "--gpus-per-node"}, hint
+    nodes = int(options.get("--nodes", where.nodes))
+    return started(OPT, place(nodes, int(options.get("--gpus-per-node", where.gpus_per_node))), **values)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("gpus", range(1, 17))
+def test_a_hint_of_opt_leads_to_what_starts_and_does_not_crash(model: str, gpus: int) -> None:
+    try:
+        started(OPT, place(1, gpus), model_size=model)
+    except EnvbuildError as found:
+        if (model, gpus) == ("175b", 1):
+            assert found.hint == "nodes of more GPUs, or a smaller model", "several nodes of one GPU are refused"
+            return
+        made = followed(found.hint, place(1, gpus), model_size=model)
+        assert not any("expect a crash" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("where", "model", "hint"),
+    [
+        (place(1, 3), "125m", "--gpus-per-node 2"),
+        (place(1, 7), "125m", "--gpus-per-node 4"),  # not 6: no part of 85 sequences x 6 heads
+        (place(1, 9), "125m", "--gpus-per-node 8"),
+        (place(1, 2), "2.7b", "--nodes 16"),  # fewer leave a rank more sequences than the softmax takes
+        (place(1, 4), "66b", "--nodes 36"),
+        (place(1, 9), "175b", "--nodes 24 --gpus-per-node 8, or a smaller model"),
+        (place(128), "125m", "--nodes 32"),
+        (place(3, 1), "125m", "--nodes 1"),
+        (place(3, 3), "125m", "--nodes 1 --gpus-per-node 2"),
+    ],
+)
+def test_a_hint_of_opt_is_the_nearest_place_that_the_softmax_takes(where: Place, model: str, hint: str) -> None:
+    assert refusal(OPT, where, model_size=model).hint == hint
+    assert not any("expect a crash" in note for note in followed(hint, where, model_size=model).notes)
+
+
+def test_few_gpus_say_that_a_run_goes_on_from_the_checkpoint_of_its_folder() -> None:
+    def told(gpus: int, **fields: Any) -> list[str]:
+        return [note for note in started(OPT, place(1, gpus, **fields)).notes if note.startswith("goes on from")]
+
+    folder = f"{OUTPUT}/checkpoints/test-125m.ngpu2"
+    assert told(2) == [f"goes on from a checkpoint that is in {folder}: another prefix for a new run"]
+    assert told(2, job="9") == [note.replace("test-125m", "test-125m-9") for note in told(2)]
+    assert not told(8)
+
+
+def test_few_gpus_do_not_say_defaults_of_words_that_their_command_does_not_have() -> None:
+    assert not {"where", "trials", "submit"} & said(started(OPT, place(1, 2))).keys()
+    assert {"where", "trials", "submit"} <= said(started(OPT, place(1, 8))).keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "words"),
+    [
+        ("1.3b", 14, "1 of 73 sequences at a time"),
+        ("13b", 10, "1 of 409 sequences at a time"),
+        ("66b", 1, "4 of 1024 sequences at a time"),
+        ("13b", 1, ""),
+        ("8m", 1, ""),
+    ],
+)
+def test_parts_of_few_sequences_are_told_to_be_no_measure(model: str, gpus: int, words: str) -> None:
+    notes = started(OPT, place(1, gpus), model_size=model).notes
+    found = [note for note in notes if "no measure of the document's run" in note]
+    assert [note.startswith(words) for note in found] == ([True] if words else [])
 
 
 def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
