@@ -12,7 +12,7 @@ import time
 from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
-from envbuild.node.smoke.runner import FLAGS, Outcome, Scratch, child_environment, program, read_events, run_processes
+from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, program, read_events, run_processes
 
 NAME = "smoke/nodes/all-reduce"
 METRIC = "multi_node_busbw_gbps"
@@ -45,6 +45,7 @@ def _meet(spec: "Spec", place: Json, args: Json) -> Json:
         return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
     test = JointTest(spec, rank, nodes, int(args["ranks"]), meeting)
     with Scratch(args.get("tmp")) as scratch:
+        scratch.compile(spec.environment, spec.variables)
         test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
     smoke.apply_floors([part], floors)
@@ -122,7 +123,7 @@ class JointTest:
             ("max_restarts", 0),
         ]
         words = ["--%s=%s" % pair for pair in options]
-        run = [python] + FLAGS + ["-m", "torch.distributed.run"] + words + ["--no_python"]
+        run = [python] + scratch.flags + ["-m", "torch.distributed.run"] + words + ["--no_python"]
         return run + program(scratch, self.spec.environment, "allreduce_nodes", _TIED)
 
     def _rank_outcome(self, events: str, local: int, whole: "Outcome") -> "Outcome":

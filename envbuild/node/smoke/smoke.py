@@ -101,6 +101,9 @@ def smoke_items(
     # What runs is ended before the threads that wait for it are waited for; the folder goes last.
     pool = futures.ThreadPoolExecutor(len(_UNTIMED))
     with Scratch(tmp, programs) as scratch, pool, contextlib.closing(scratch):
+        if items:
+            of_base = [str(name).partition(".")[0] for name in spec.variant.get("imports") or []]
+            scratch.compile(spec.environment, spec.variables, of_base + list(spec.variant.get("provided") or {}))
         if any(item["name"] in _PRELOADED for item in items):
             scratch.preload(spec.environment, spec.variables)
         work = functools.partial(_item, spec, scratch)
