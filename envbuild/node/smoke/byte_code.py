@@ -9,10 +9,12 @@ import shutil
 import time
 
 from envbuild.node.packages import byte_code
-from envbuild.node.probe import system
+from envbuild.node.probe import disks, system
 from envbuild.node.protocol import log
 
-_FEWEST = 8  # processors: with fewer it takes longer than it saves
+_FEWEST = 16  # processors: with few it takes longer than it saves
+# Thousands of small files elsewhere, on NFS or Lustre say, could take longer than compiling.
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"})
 _MOST = 32
 _DEADLINE = 20.0
 _FREE = 1 << 30  # bytes that have to be free for it; it takes about as many as its sources
@@ -93,11 +95,11 @@ print(json.dumps(sorted(sizes, key=lambda file: (-sizes[file], file))))
 def make(python: "list[str]", environment: str, folder: str, env: "dict[str, str]", more: "list[str] | None") -> bool:
     """True where `folder` has it: of torch, and where there is `more` (names of packages) of it and the environment.
 
-    False where there are few processors, little room, no torch, or Python before 3.8: then `folder` is not there.
+    False where there are few processors, no local disk with room, no torch, or Python before 3.8: then it is not there.
     """
     processors, started = system.cpu_count(), time.monotonic()
-    disk = os.statvfs(os.path.dirname(folder))
-    if processors < _FEWEST or disk.f_bavail * disk.f_frsize < _FREE:
+    disk = disks.disk_facts(os.path.dirname(folder), {})
+    if processors < _FEWEST or disk["filesystem"] not in _LOCAL or disk.get("free_bytes", 0) < _FREE:
         return False
     processes = min(processors, _MOST)
     listing = [_LISTING, environment, str(min(processes * _SHARE, _ALL))] + ([] if more is None else ["own"] + more)

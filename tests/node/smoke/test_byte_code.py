@@ -11,7 +11,7 @@ import pytest
 
 from envbuild.node import proc
 from envbuild.node.packages import byte_code as shared
-from envbuild.node.probe import system
+from envbuild.node.probe import disks, system
 from envbuild.node.smoke import byte_code, multi_node, rendezvous, runner, smoke
 from envbuild.node.smoke.check import Spec
 from tests.node.smoke.test_faults import BEGIN
@@ -67,9 +67,10 @@ def distribution(environment: Path, name: str, modules: list[str], *requires: st
         path.write_text("VALUE = 1\n")
 
 
-def processors(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def processors(monkeypatch: pytest.MonkeyPatch, count: int, filesystem: str = "ext4") -> None:
+    disk = {"filesystem": filesystem, "free_bytes": 1 << 40}
     monkeypatch.setattr(system, "cpu_count", lambda: count)
-    monkeypatch.setattr(byte_code, "_FREE", 0)
+    monkeypatch.setattr(disks, "disk_facts", lambda *_: disk)
 
 
 def shown(
@@ -93,7 +94,7 @@ def untouched(environment: Path) -> bool:
 def test_with_many_processors_every_program_finds_what_it_imports_compiled(
     where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     facts, made = shown(where, tmp_path, [])
     assert facts["prefix"].endswith("/byte-code")
     for cached, there, value in facts["found"].values():
@@ -105,23 +106,28 @@ def test_with_many_processors_every_program_finds_what_it_imports_compiled(
 def test_of_several_nodes_only_torch_and_what_it_requires_is_compiled(
     where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     facts, made = shown(where, tmp_path)
     assert facts["found"]["wanted"][1] and not facts["found"]["own"][1]
     assert not {"own", "odd", "tree"} & made
 
 
 def test_with_few_processors_nothing_is_made(where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processors(monkeypatch, 2)
+    processors(monkeypatch, 15)
     facts, made = shown(where, tmp_path, [])
     assert facts["prefix"] is None and not made
     assert untouched(where)
 
 
+def test_on_a_network_file_system_nothing_is_made(where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processors(monkeypatch, 16, "nfs4")
+    assert shown(where, tmp_path, [])[0]["prefix"] is None
+
+
 def test_a_source_that_was_changed_since_is_compiled_again(
     where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     facts, _ = shown(where, tmp_path, [], site(where) / "own.py")
     assert [row[2] for row in facts["found"].values()] == [1, 1, 1, 2, 1]
 
@@ -130,7 +136,7 @@ def test_byte_code_beside_a_source_is_used_as_it_is(
     where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python does not look there any more, and a base may have all of it."""
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     told = proc.run([str(where / "bin" / "python"), "-I", "-c", "import own; print(own.__cached__)"])
     assert told.ok
     with runner.Scratch(str(tmp_path / "scratch")) as scratch:
@@ -142,7 +148,7 @@ def test_byte_code_beside_a_source_is_used_as_it_is(
 def test_what_this_python_cannot_read_is_passed_over(
     where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     distribution(where, "broken", ["template", "bytes", "gone"])
     (site(where) / "template.py").write_text("{{ name }} = not python\n")
     (site(where) / "bytes.py").write_bytes(b"\xff\x00")
@@ -164,7 +170,7 @@ def test_what_goes_wrong_or_takes_too_long_is_told_and_nothing_is_given(
     what: str,
     text: str,
 ) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     monkeypatch.setattr(byte_code if what == "_LISTING" else shared, what, text)
     monkeypatch.setattr(byte_code, "_DEADLINE", 1.0)
     facts, made = shown(where, tmp_path, [])
@@ -173,7 +179,7 @@ def test_what_goes_wrong_or_takes_too_long_is_told_and_nothing_is_given(
 
 
 def test_without_torch_a_smoke_test_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     with runner.Scratch(str(tmp_path / "scratch")) as scratch:
         scratch.compile(str(tmp_path / "env"), {}, [])
@@ -183,7 +189,7 @@ def test_without_torch_a_smoke_test_makes_none(tmp_path: Path, monkeypatch: pyte
 def test_the_smoke_test_passes_with_it_and_leaves_nothing(
     where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     before = sorted(where.rglob("*"))
     spec = Spec(str(where), {"imports": ["own"]}, False)
     (check,) = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], str(tmp_path / "scratch"))
@@ -193,7 +199,7 @@ def test_the_smoke_test_passes_with_it_and_leaves_nothing(
 
 
 def test_torchrun_and_its_ranks_are_given_it(where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processors(monkeypatch, 8)
+    processors(monkeypatch, 16)
     meeting = rendezvous.Meeting("127.0.0.1", 1, "127.0.0.1", [])
     with runner.Scratch(str(tmp_path / "scratch")) as scratch:
         scratch.compile(str(where), {})
