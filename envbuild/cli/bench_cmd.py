@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import Amount, choice_of, configured, place_options, settings_of
-from envbuild.cli.launch_cmd import launch_place, launch_settings
+from envbuild.cli.launch_cmd import absolute, launch_place, launch_settings
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
 
@@ -58,7 +58,7 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
     prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
-        flags["output"] = str(Path(flags["output"] or "bench").expanduser().absolute())
+        flags["output"] = absolute(flags["output"] or "bench")
     asked = Asked(
         asked_of(launch_settings(flags["settings"]), flags),
         None if kind == "job" else launch_place(prepared.stack.name, {**dict.fromkeys(_OTHERS), **flags}),

@@ -118,12 +118,12 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         return Place(
             nodes=flags["nodes"] or 1,
             gpus_per_node=gpus,
-            environment=_absolute(flags["environment"] or f"{_prefix(config.prefix or target.prefix)}/current/{stack}"),
-            output=_absolute(flags["output"] or "."),
+            environment=absolute(flags["environment"] or f"{_prefix(config.prefix or target.prefix)}/current/{stack}"),
+            output=absolute(flags["output"] or "."),
             master=flags["master"],
             port=flags["port"],
             job=flags["job"],
-            hostfile=_absolute(flags["hostfile"]) if flags["hostfile"] else None,
+            hostfile=absolute(flags["hostfile"]) if flags["hostfile"] else None,
             image=flags["image"],
             direct=not target.scheduler.starts_tasks,
         )
@@ -140,9 +140,9 @@ def place_here(stack: str, flags: dict[str, Any]) -> Place:
     return launch_place(stack, {**dict.fromkeys(others), **flags})
 
 
-def _absolute(path: str) -> str:
-    # Links stay: the environment in use is one.
-    return str(Path(path).expanduser().absolute())
+def absolute(path: str) -> str:
+    """A path of this machine as a run takes it. Links stay: the environment in use is one."""
+    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - resolve() would follow them
 
 
 def _prefix(template: str) -> str:

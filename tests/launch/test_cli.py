@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from envbuild.cli.launch_cmd import launch
+from envbuild.cli.launch_cmd import absolute, launch
 from envbuild.cli.launch_run import asked_of
 from envbuild.errors import EnvbuildError
 from envbuild.launch.topology import Place
@@ -94,3 +94,12 @@ def test_a_folder_of_a_job_is_an_absolute_path_without_detours(path: str) -> Non
 def test_the_folder_of_a_run_lies_below_what_was_asked_for_however_that_is_written() -> None:
     asked = Place(nodes=1, gpus_per_node=1, environment="/e", output="/o/")
     assert (asked.below("run").output, asked.below("run").data) == ("/o/run", "/o/")
+
+
+def test_a_folder_here_may_be_written_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to("sub")
+    monkeypatch.chdir(tmp_path / "sub")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = [absolute(path) for path in ("../out", "~/out", ".", "../link")]
+    assert told == [f"{tmp_path}/out", f"{tmp_path}/out", f"{tmp_path}/sub", f"{tmp_path}/link"]
