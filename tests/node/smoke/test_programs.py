@@ -19,6 +19,7 @@ from tests.support.patience import with_deadline
 from tests.support.torch_imported import torch_imported as torch_imported
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.usefixtures("torch_imported")]
+GRAPHS = Path(__file__).parents[2] / "support/cuda_graphs.py"
 VARIANT = {
     "python": PYTHON,
     "torch": "2.13.0",
@@ -199,17 +200,17 @@ def behind_stand_ins(program: str, *changes: tuple[str, str]) -> dict[str, str]:
     """The program as for two GPUs, which the processor stands in for, with smaller sizes."""
     text = (Path(smoke.__file__).parent / "programs" / f"{program}.py").read_text()
     start = "\ndef main() -> None:\n"
-    for old, new in (*changes, (start, f"\nfrom . import cpu_trial\ncpu_trial.install(2)\n{start}")):
+    install = "\nfrom . import cpu_trial, cuda_graphs\ncpu_trial.install(2)\ncuda_graphs.install()\n"
+    for old, new in (*changes, (start, install + start)):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return {program: text}
+    return {program: text, "cuda_graphs": GRAPHS.read_text()}
 
 
 SMALL_PRODUCTS = (
     ("(1024, 2048, 4096, 8192)", "(64, 128)"),
     ("_SECONDS = 0.3", "_SECONDS = 0.001"),
     ("_LIMITED, _SWING = 4096, 1.2", "_LIMITED, _SWING = 128, 0.004"),
-    ("torch_version(torch) < [2, 0]", "True"),  # nothing stands in for CUDA graphs
     ("torch.Generator(device=device)", "torch.Generator()"),
     ("torch.cuda.get_device_name(index)", "'GPU %d' % index"),  # of one kind the slower one would be named
 )
@@ -245,6 +246,22 @@ def test_products_that_reach_the_power_limit_are_looked_at_for_a_whole_swing_of_
     assert check["status"] == "passed", check
     found = {name: check["details"][name] for name in ("bf16_64", "bf16_128", "float32_128")}
     assert found == {"bf16_64": [143, 1], "bf16_128": [286, 2], "float32_128": [143, 1]}
+
+
+def test_products_of_every_gpu_are_recorded_on_its_own_stream_and_an_empty_recording_is_a_wrong_result() -> None:
+    """Of the second of two H100 nothing was recorded, so it had 1,508,249,295 TFLOP/s and the first one was "slow"."""
+    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
+    spec.only = ("machine/gemm",)
+    several = ("_SAMPLES = (10, 300)", "_SAMPLES = (1, 2)")
+    other = ("torch.cuda.graph(graph, stream=stream)", "torch.cuda.graph(graph)")
+    items = [{"name": "machine", "deadline": 500}]
+    programs = [behind_stand_ins("gemm", *SMALL_PRODUCTS, several, *more) for more in ((), (other,))]
+    own, first = (smoke.smoke_items(spec, items, None, each)[0] for each in programs)
+    assert own["status"] == "passed", own
+    assert first["status"] == "failed"
+    wrong = [text.split(",")[0] for text in first["details"]["failures"]]
+    assert wrong[0] == "GPU 1 bfloat16 64×64: wrong result"
+    assert not [text for text in wrong if text.startswith("GPU 0")]
 
 
 def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:

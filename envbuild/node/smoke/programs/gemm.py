@@ -152,15 +152,17 @@ class OnGpu:
 
         if self._at_once == 1 or torch_version(torch) < [2, 0]:
             return multiply
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.cuda.graph(graph):
+        # Its own stream: torch's is of the GPU that recorded first, and of any other records nothing.
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=stream):
             multiply()
         replay = graph.replay  # type: Callable[[], None]
         return replay
 
     def start(self) -> None:
-        """Put all of them into the GPU's queue."""
+        """Put all of them into the GPU's queue; what is checked is what they compute."""
         self._events = []
+        self.product.zero_()
         with torch.cuda.device(self.device):
             for _ in range(self._samples):
                 pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
