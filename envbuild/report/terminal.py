@@ -20,6 +20,7 @@ _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red
 _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
 _MAX_NODES = 3
 _MAX_CHECKS = 6
+_MAX_WARNINGS = 2
 _MAX_TRUSTED = 2
 _MAX_BUILT = 3
 _MAX_WHY = 4
@@ -54,11 +55,12 @@ def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -
     lines += _what(evidence)
     lines += _trusted(evidence)
     lines += _nodes(evidence, width)
-    lines += _checks(evidence)
+    lines += _warnings(evidence)
     tail = [(f"  log     {path}", "cyan") for path in _logs(evidence)[:1]]
     tail += [(f"  {name:<7} {text}", "cyan") for name, text in _next(evidence)]
     tail += [(f"  report  {report}", "cyan")] if report else []
-    lines += _notes(evidence, HEIGHT - len(lines) - len(tail))
+    lines += _checks(evidence, HEIGHT - len(lines) - len(tail))
+    lines += _deviations(evidence, HEIGHT - len(lines) - len(tail))
     return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
 
 
@@ -189,10 +191,20 @@ def _nodes(evidence: Evidence, width: int) -> list[Line]:
     return lines
 
 
-def _checks(evidence: Evidence) -> list[Line]:
+def _warnings(evidence: Evidence) -> list[Line]:
+    """The first ones; how many there are is in the verdict."""
+    shown = [f"  warning: {text}".replace("\n", " ") for text in evidence.warnings[:_MAX_WARNINGS]]
+    rest = len(evidence.warnings) - len(shown)
+    shown += [f"    and {plural(rest, 'more warning')} in the report"] if rest else []
+    return [("", "")] * bool(shown) + [(text, "yellow") for text in shown]
+
+
+def _checks(evidence: Evidence, room: int) -> list[Line]:
     rows = _check_rows(evidence.nodes)
-    shown = rows[:_MAX_CHECKS]
-    lines: list[Line] = [("", "")] if rows else []
+    if not rows or room < 3:
+        return []
+    shown = rows[: min(_MAX_CHECKS, room - 1 if len(rows) < room else room - 2)]
+    lines: list[Line] = [("", "")]
     wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check, _, _ in shown)])
     for check, says, _ in shown:
         took = view.seconds(check.seconds) if check.seconds is not None else ""
@@ -200,7 +212,7 @@ def _checks(evidence: Evidence) -> list[Line]:
         if check.metrics and check.status == "passed":
             says = f"{view.headline(check)}; {says}"
         lines.append((f"  {view.MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
-    rest = sum(count for _, _, count in rows[_MAX_CHECKS:])
+    rest = sum(count for _, _, count in rows[len(shown) :])
     if rest:
         lines.append((f"    and {plural(rest, 'more check')}", "dim"))
     return lines
@@ -234,15 +246,14 @@ def _said(group: list[tuple[str, Check]]) -> str:
     return f"{plural(len(group), 'node')}{'' if equal else f', on {who}'}: {first.says}"
 
 
-def _notes(evidence: Evidence, room: int) -> list[Line]:
-    """Warnings, then deviations, in at most `room` lines; the counts are in the verdict in any case."""
-    notes = [("warning", text, "yellow") for text in evidence.warnings]
-    notes += [("deviation", text, "") for text in evidence.deviations]
-    if not notes or room < 2:
+def _deviations(evidence: Evidence, room: int) -> list[Line]:
+    """In at most `room` lines; how many there are is in the verdict."""
+    texts = evidence.deviations
+    if not texts or room < 2:
         return []
-    fits = len(notes) if len(notes) < room else room - 2
+    fits = len(texts) if len(texts) < room else room - 2
     lines: list[Line] = [("", "")]
-    lines += [(f"  {kind}: {text}".replace("\n", " "), style) for kind, text, style in notes[:fits]]
-    if len(notes) > fits:
-        lines.append((f"  {plural(len(notes) - fits, 'more note')} in the report", "dim"))
+    lines += [(f"  deviation: {text}".replace("\n", " "), "") for text in texts[:fits]]
+    if len(texts) > fits:
+        lines.append((f"  {plural(len(texts) - fits, 'more deviation')} in the report", "dim"))
     return lines

@@ -46,6 +46,20 @@ def test_checks_of_several_nodes_are_told_once_and_a_failed_one_with_its_node() 
     ]  # fmt: skip
 
 
+def test_warnings_are_shown_however_many_checks_passed_and_deviations_are_counted() -> None:
+    passed = [{"name": f"smoke/check-{number}", "status": "passed", "says": "fine"} for number in range(20)]
+    told = [f"gpu1: GPU {number} is slow" for number in range(3)]
+    run = evidence(node("gpu1", checks=passed), warnings=told, deviations=[f"edit {number}" for number in range(9)])
+    texts = [text for text, _ in closing_lines(run, "/runs/r1/report.html")]
+    first = texts.index("  warning: gpu1: GPU 0 is slow")
+    assert texts[first + 1 : first + 4] == [
+        "  warning: gpu1: GPU 1 is slow", "    and 1 more warning in the report", ""
+    ]  # fmt: skip
+    assert texts[first + 4].startswith("  ✓ smoke/check-0 ")
+    assert "; 3 warnings" in texts[1]
+    assert len(texts) <= 23
+
+
 def test_a_long_report_path_stays_whole() -> None:
     path = "/shared/" + "x" * 100 + "/report.html"
     assert closing_lines(evidence(), path)[-1][0].endswith(path)
