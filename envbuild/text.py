@@ -40,6 +40,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def number(value: float) -> str:
+    """Four significant digits, thousands separated; integers whole."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
 def size(count: float) -> str:
     """Bytes for people: `808 MB`, `1.9 GB` (decimal units)."""
     if count >= 1e9:

@@ -13,6 +13,7 @@ from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, BenchmarkCase, Reference
 from envbuild.node.smoke.training_log import cut_short, losses, not_finite, read, runs
 from envbuild.report.claimed import percent_of, verdict_of
+from envbuild.text import number
 
 _TFLOPS = "TFLOP/s per GPU"
 # In place of a model: the node was asked, and has none.
@@ -117,7 +118,7 @@ def in_words(comparison: Comparison) -> str:
     """What follows, then the claim and both shares of a peak; the figure itself stands before it."""
     said = [comparison.why]
     if comparison.claim is not None:
-        shares = [f"claimed: {comparison.claim:.4g}", _of_peak(comparison.claim_share, comparison.claim_gpu)]
+        shares = [f"claimed: {number(comparison.claim)}", _of_peak(comparison.claim_share, comparison.claim_gpu)]
         said.append(f"{', '.join(filter(None, shares))} ({comparison.source})")
     if comparison.share is not None:
         said.append(f"here: {_of_peak(comparison.share, comparison.gpu)}")

@@ -32,7 +32,7 @@ from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
 from envbuild.redact import Redactor
 from envbuild.schedule.runner import as_login
-from envbuild.text import last_lines
+from envbuild.text import last_lines, number
 from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
@@ -143,7 +143,7 @@ def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:
     def show(text: str) -> None:
         record = read_line(told.log, text)
         if record is not None and told.metric in record.values:
-            work.progress.stage(f"{name}: {record.values[told.metric]:.5g} {told.unit}")
+            work.progress.stage(f"{name}: {number(record.values[told.metric])} {told.unit}")
 
     return show
 

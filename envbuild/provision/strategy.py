@@ -27,7 +27,7 @@ from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
 from envbuild.strategy.problem import GIB, Problem, as_row
 from envbuild.strategy.search import Answer, Ranked, Search, Trial
-from envbuild.text import plural
+from envbuild.text import number, plural
 
 CHECK = "strategy"
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
@@ -149,11 +149,11 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
 def _conclusion(trials: _Trials) -> Check:
     best, ended = trials.search.best, trials.ended
     count = plural(len(trials.search.trials), "trial")
-    if best is None:
+    if best is None or best.tflops is None:
         return Check(name=CHECK, status="failed", says=f"none of {count} told a figure; {ended}", level="measured")
-    says = f"best of {count}: {best.ranked.case}, {best.tflops:.4g} {trials.told.unit}"
+    says = f"best of {count}: {best.ranked.case}, {number(best.tflops)} {trials.told.unit}"
     own = next((t.tflops for t in trials.search.trials if t.ranked.case == trials.found.own and t.tflops), None)
-    if own and best.tflops:
+    if own:
         says += f", {best.tflops / own:.2f} times the document's {'best case' if trials.found.best else 'own case'}"
     return Check(
         name=CHECK,

@@ -22,7 +22,7 @@ from envbuild.redact import redact_data
 from envbuild.report import equality, page, view
 from envbuild.report.sections import every
 from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, unbroken, visible_data
-from envbuild.text import plural
+from envbuild.text import number, plural
 
 if TYPE_CHECKING:
     import jinja2
@@ -161,7 +161,7 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     for function in (
-        view.number,
+        number,
         view.seconds,
         view.gibibytes,
         plural,

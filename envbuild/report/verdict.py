@@ -7,7 +7,7 @@ from typing import Literal
 
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.text import plural
+from envbuild.text import number, plural
 
 Tone = Literal["good", "partial", "bad"]
 GOOD = frozenset({"ok", "unchanged"})
@@ -108,7 +108,7 @@ def _only_in_vain(evidence: Evidence) -> bool:
 def _measured(evidence: Evidence) -> str:
     """The figure of a stack's own run and what it says beside its claim."""
     told = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
-    return f"{told.measured:.4g} {told.unit}, {told.why}" if told else "nothing was measured"
+    return f"{number(told.measured)} {told.unit}, {told.why}" if told else "nothing was measured"
 
 
 def _found(evidence: Evidence) -> str:

@@ -17,7 +17,7 @@ from envbuild.report import images, root
 from envbuild.report.equality import names, sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, node_checks
-from envbuild.text import few, grouped, minutes, plural
+from envbuild.text import few, grouped, minutes, number, plural
 
 _SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
@@ -276,15 +276,6 @@ def _place_words(command: Sequence[str]) -> list[str]:
         if name in _PLACE_OPTIONS and (given := value if sign else next(words, None)) is not None:
             out += [_PLACE_OPTIONS[name], given]
     return out
-
-
-def number(value: float) -> str:
-    """Four significant digits, thousands separated; integers whole."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 def seconds(value: float | None) -> str:

@@ -81,6 +81,7 @@ def test_a_figure_of_the_document_is_for_its_gpus_and_its_model(gpus: int, model
     found = compare(reference, reference.bench, launch, 210_000.0, Gpus(model, gpus, model), PEAKS)
     assert found.verdict == verdict
     assert found.share is None, "words a second are no share of a peak"
+    assert ("claimed: 200,000 (" in in_words(found)) is (found.claim is not None)
 
 
 @given(st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=1, max_size=9), st.integers(0, 3))

@@ -1,4 +1,4 @@
-"""CUDA graphs of a processor that stands in for several GPUs: a text for the smoke programs' folder, beside `cpu_trial`.
+"""CUDA graphs of a processor that stands in for several GPUs: a text for the folder of the smoke programs.
 
 As torch has them: a graph records what is started on the GPU of its stream, where the stream that it makes itself is of
 the GPU that recorded first. What is started on another GPU is not recorded, but computed at once.

@@ -10,7 +10,8 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.report.equality import names
 from envbuild.report.verdict import GOOD, reason
-from envbuild.report.view import fact_rows, number
+from envbuild.report.view import fact_rows
+from envbuild.text import number
 
 Kind = Literal["changed", "worse", "slipped"]
 _SHOWN = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.pictures.draw import Bar, Label, Picture, Row, Shape, Table, share, short
-from envbuild.report.view import gibibytes, number
-from envbuild.text import plural
+from envbuild.report.view import gibibytes
+from envbuild.text import number, plural
 
 MOST = 8
 _LINE = 40

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.pictures.draw import Bar, Label, Picture, Row, Shape, Table, short
-from envbuild.report.view import number
-from envbuild.text import plural
+from envbuild.text import number, plural
 
 MOST = 32
 _TOLD = re.compile(r"gpu([0-9]{1,2})_([a-z0-9]{1,12})_tflops")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from envbuild.model.evidence import Evidence, Metric
 from envbuild.report.pictures.draw import Bar, Dot, Label, Picture, Shape, Table, share, short
-from envbuild.report.view import below_floor, figure, largest, number
-from envbuild.text import plural
+from envbuild.report.view import below_floor, figure, largest
+from envbuild.text import number, plural
 
 HIGH = 62
 Found = tuple[str, Metric]

@@ -9,8 +9,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report.pictures.draw import Label, Picture, Row, Shape, Table, short
 from envbuild.report.pictures.gpus import KEYS, LEFT, cell
 from envbuild.report.verdict import node_checks
-from envbuild.report.view import number
-from envbuild.text import plural
+from envbuild.text import number, plural
 
 MOST = 4
 _LINE = 26

@@ -8,7 +8,8 @@ from envbuild.model.evidence import Check, Evidence, Metric
 from envbuild.report.pictures.draw import Picture, Shape
 from envbuild.report.pictures.measured import HIGH, Found, keys, line, table_of
 from envbuild.report.verdict import node_checks
-from envbuild.report.view import below_floor, figure, kind_and_size, number
+from envbuild.report.view import below_floor, figure, kind_and_size
+from envbuild.text import number
 
 _LARGEST = {"gemm_cud": "size", "gemm_cpu": "cpu_size", "all_redu": "bytes"}
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric
 from envbuild.report.verdict import node_checks
-from envbuild.report.view import below_floor, largest, number
-from envbuild.text import plural
+from envbuild.report.view import below_floor, largest
+from envbuild.text import number, plural
 
 Tone = str
 _VERDICTS = {

@@ -8,7 +8,8 @@ from statistics import median_low
 
 from envbuild.model.evidence import Metric, NodeEvidence
 from envbuild.report.pictures.gpus import rates
-from envbuild.report.view import NodeClass, figure, number
+from envbuild.report.view import NodeClass, figure
+from envbuild.text import number
 
 LEAST = 3
 """Of fewer nodes nobody can say which one is the odd one."""
