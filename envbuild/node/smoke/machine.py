@@ -14,6 +14,8 @@ _CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_de
 # no other kind was it measured: so it warns, and refuses nothing. A floor does, which the slowest GPU is compared with.
 _SLOW = 0.85
 _BUS = "all_reduce_%d_mib_busbw_gbps"
+# Of the peak of its kind: above the boost of single cards and what a peak that nobody verified may be wrong by.
+_IMPOSSIBLE = 1.5
 # A floor that names no size is about the largest one that was measured.
 _BUS_LARGEST = "all_reduce_busbw_gbps"
 
@@ -62,13 +64,26 @@ def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int 
     part.says = "matrix products equal their float64 reference on CPU and GPUs"
     part.details["gpu_state"] = state
     part.failures[:0] = gpu_state.full(state) if part.failures else []
-    slow = slow_gpus(part.details)
+    wrong = _impossible(part.details, spec.peaks)
+    part.failures.extend(wrong)
+    slow = [] if wrong else slow_gpus(part.details)
     if slow:
         part.details["slow_gpus"] = slow
     rates = [(_rate(part.details, index), index) for index in range(len(part.details.get("gpu_names") or []))]
     if len(rates) > 1:
         part.whose = dict.fromkeys(CUDA_GEMM[-1], " on GPU %d" % min(rates)[1])
     return part.stop(), _whole(part.details.get("gpus"))
+
+
+def _impossible(facts: Json, peaks: "dict[str, float]") -> "list[str]":
+    """One sentence for each GPU that is said to compute more than its kind can: it was not timed."""
+    found = []
+    for index, name in enumerate(facts.get("gpu_names") or []):
+        rate, peak = _rate(facts, index), peaks.get(str(name))
+        if peak and rate > _IMPOSSIBLE * peak:
+            said = (index, plain(rate), name, plain(peak))
+            found.append("GPU %d: %s TFLOP/s cannot be, the peak of %s is %s" % said)
+    return found
 
 
 def slow_gpus(facts: Json) -> "list[str]":

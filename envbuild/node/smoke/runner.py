@@ -38,6 +38,8 @@ _START = (
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
 )
 _PROGRAMS = "envbuild.node.smoke.programs"
+# Set in NVIDIA's images: with TF32 no product in float32 equals its reference. Torch 1.12 and 1.13 obey nothing else.
+_TF32 = frozenset({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"})
 _TAIL = 6000
 _EVENTS_LIMIT = 4 * 1024 * 1024
 _GRACE = 3.0  # s after the deadline, for the stack dump of the program itself
@@ -203,11 +205,11 @@ class Scratch:
 
 
 def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
-    """The variables of a smoke process: the caller's without PYTHON*, those of conda packages, the stack's above them.
+    """The variables of a smoke process: the caller's without PYTHON* and TF32, conda packages', the stack's above them.
 
     Caches lie in the scratch folder.
     """
-    child = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    child = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") and key not in _TF32}
     child["VIRTUAL_ENV"] = environment
     child["PATH"] = os.path.join(environment, "bin") + os.pathsep + child.get("PATH", os.defpath)
     child.update(activation.onto(environment, child))

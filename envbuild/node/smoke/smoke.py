@@ -40,7 +40,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
         spec.imported = tuple(args.get("imported") or ())
         spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
-        spec.links = dict(args.get("links") or {})
+        spec.peaks, spec.links = dict(args.get("peaks") or {}), dict(args.get("links") or {})
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -132,7 +132,7 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
     elif item["name"] == "full":
         if not spec.cuda:
             return []  # said by `gaps`
-        parts = _full(spec, scratch, clock, dict(item.get("peaks") or {}))
+        parts = _full(spec, scratch, clock)
     else:
         parts = machine.run(spec, scratch, clock)
     apply_floors(parts, floors, whole=not spec.only or item["name"] in spec.only)
@@ -227,14 +227,14 @@ def _training(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     return part.stop()
 
 
-def _full(spec: "Spec", scratch: "Scratch", clock: "Clock", peaks: "dict[str, float]") -> "list[Part]":
-    """`peaks`: dense TFLOP/s by name of GPU. In a process of its own: torch.compile starts others.
+def _full(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
+    """In a process of its own: torch.compile starts others.
 
     What this GPU cannot do is a gap: all of it, or the compiled half.
     """
     part = Part("smoke/full")
     left = clock.left()
-    request = {"device": "cuda", "backend": "inductor", "peaks": peaks}
+    request = {"device": "cuda:0", "backend": "inductor", "peaks": spec.peaks}
     outcome = run_programs(scratch, spec.environment, spec.variables, "full", [request], left, alone=True)[0]
     part.take(outcome, clock, "the larger training program")
     part.details.update(outcome.facts())

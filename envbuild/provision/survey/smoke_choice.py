@@ -32,24 +32,17 @@ def chosen(prepared: Prepared, settings: Settings) -> Prepared:
 
 
 def as_asked(prepared: Prepared, settings: Settings, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `smoke` with what was chosen, how many GPUs the target is to have, and what links give."""
+    """The arguments of `smoke` with what was chosen, how many GPUs there are to be, what they and links can give."""
     from envbuild.provision.survey.ask import rules
 
     named = rules().named_gpus().items()
+    full = {"name": FULL, "deadline": _FULL_DEADLINE}  # the item that no stack lists
     return {
         **args,
-        "items": [*args["items"], *([_full()] if settings.full or FULL in settings.only else [])],
+        "items": [*args["items"], *([full] if settings.full or FULL in settings.only else [])],
         "only": list(settings.only),
         "cpu_trial": settings.cpu_trial,
         "gpus": prepared.target.expects.gpus_per_node or 0,
+        "peaks": {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops},
         "links": {name: gpu.nvlink / 2 for name, gpu in named if gpu.nvlink},
     }
-
-
-def _full() -> dict[str, Any]:
-    """The item that no stack lists, with the dense peaks that MFU is a part of."""
-    from envbuild.provision.survey.ask import rules
-
-    named = rules().named_gpus().items()
-    peaks = {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops is not None}
-    return {"name": FULL, "deadline": _FULL_DEADLINE, "peaks": peaks}

@@ -212,6 +212,28 @@ def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, environme
     assert (reduce.details.get("nvlink_gbps") == 4.0) == told
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "says"),
+    [
+        ("NVIDIA H200", 1e9, "GPU 1: 1,000,000,000 TFLOP/s cannot be, the peak of NVIDIA H200 is 989"),
+        ("NVIDIA H200", 1050.0, "matrix products equal their float64 reference on CPU and GPUs"),
+        ("Acme", 1e9, "matrix products equal their float64 reference on CPU and GPUs"),
+    ],
+)
+def test_more_than_a_gpu_can_compute_is_a_failure(
+    name: str, rate: float, says: str, environment: Path, tmp_path: Path
+) -> None:
+    facts = {"gpus": 2, "gpu_names": [name, name], "gpu0_bf16_tflops": 900.0, "gpu1_bf16_tflops": rate}
+    rates = "".join(f"c.metric('gemm_cuda_{kind}_tflops', 'TFLOP/s', [50.0])\n" for kind in ("float32", "bf16"))
+    programs = {"gemm": BEGIN + GOOD_GEMM + rates + f"c.facts({facts})\nc.done()\n"}
+    spec = smoke.Spec(str(environment), {}, True)
+    spec.only, spec.peaks = ("machine/gemm",), {"NVIDIA H200": 989.0}
+    raw = smoke.smoke_items(spec, [{"name": "machine", "deadline": PATIENCE}], str(tmp_path), programs)
+    check = Check.from_plain(raw[0])
+    assert check.says == says
+    assert ("slow_gpus" in check.details) == (name == "Acme")
+
+
 NO_MEMORY = "c.facts({'left_out': [[8 << 30, 'a GPU has memory for 2048 MiB at most']]})\n"
 NO_TIME = "c.facts({'too_slow': [[2 << 30, 12.5], [8 << 30, 50.0]]})\n"
 
@@ -324,11 +346,13 @@ def test_four_gpus_mean_four_ranks(environment: Path, tmp_path: Path) -> None:
     assert math.isclose(reduce.metrics[-1].greatest, 2 * 3 / 4 * 1.0 / 0.25)
 
 
-def test_the_stack_variables_arrive_and_python_variables_do_not(
+def test_the_stack_variables_arrive_and_those_of_python_and_tf32_do_not(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")  # as NVIDIA's images have it
     text = (
+        "assert 'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE' not in os.environ\n"
         "assert os.environ['NCCL_DEBUG'] == '$(id) \"x\"', os.environ\nassert 'NOT_THERE' not in os.environ\n"
         "assert os.environ['THERE'] == '/'\nassert 'PYTHONPATH' not in os.environ\nassert sys.flags.isolated\n"
         "assert sys.dont_write_bytecode\n"

@@ -20,14 +20,24 @@ H200 = "NVIDIA H200"
 
 def stand_in(free: float, capability: tuple[int, int], name: str, bf16: bool, graphs: int) -> dict[str, ModuleType]:
     made = {each: ModuleType(each) for each in ("torch", "torch.nn", "torch._dynamo", "torch._dynamo.utils")}
+
+    def memory(device: SimpleNamespace) -> tuple[int, int]:
+        if device.index is None:  # as torch before 2.5
+            raise ValueError("Expected a torch.device with a specified index")
+        return int(free * GIB), 2 * int(free * GIB)
+
+    def device(text: str) -> SimpleNamespace:
+        kind, _, index = text.partition(":")
+        return SimpleNamespace(type=kind, index=int(index) if index else None)
+
     made["torch"].__dict__.update(
         __version__="2.4.0",
         nn=made["torch.nn"],
-        device=lambda kind: SimpleNamespace(type=kind),
+        device=device,
         cuda=SimpleNamespace(
             get_device_name=lambda _: name,
             get_device_capability=lambda _: capability,
-            mem_get_info=lambda _: (int(free * GIB), 2 * int(free * GIB)),
+            mem_get_info=memory,
             is_bf16_supported=lambda: bf16,
         ),
     )
@@ -76,8 +86,9 @@ def full(
         return [told.outcome]
 
     monkeypatch.setattr(smoke, "run_programs", run)
-    item = {"name": "full", "deadline": 60.0, "peaks": {H200: 989.0}}
-    checks = smoke.smoke_items(smoke.Spec("/no", {}, True), [item], None)
+    spec = smoke.Spec("/no", {}, True)
+    spec.peaks = {H200: 989.0}
+    checks = smoke.smoke_items(spec, [{"name": "full", "deadline": 60.0}], None)
     for each in (PROGRAM, "envbuild.node.smoke.programs.training"):
         monkeypatch.delitem(sys.modules, each)
     return checks
