@@ -146,6 +146,24 @@ def test_copies_between_devices_are_a_matrix_and_a_damaged_one_is_named() -> Non
     assert check["says"].startswith("copy from cpu to cpu: 1 of 131072 words are not what was sent")
 
 
+def test_a_slow_device_and_a_slow_pair_are_the_metric_not_lost_among_the_others() -> None:
+    one = '"copy_cpu_gbps")\n'
+    devices = "[torch.device('cpu')] * 3"
+    more = one + f"        peers(channel, {devices}, 1 << 20)\n        host(channel, {devices}, 1 << 20)\n"
+    more = broken("copies", one, more)["copies"].replace(".pin_memory()", "")
+    few = "return [size / each / 1e9 for each in took]"
+    slow = "_rates.calls += 1\n    return [size / each / 1e9 / (1e6 if _rates.calls == 4 else 1) for each in took]"
+    assert few in more
+    programs = {"copies": more.replace(few, slow).replace("\ndef main(", "\n_rates.calls = 0\n\n\ndef main(")}
+    check = checks({"name": "machine", "deadline": 500}, programs, "machine/copies")[0]
+    metrics = {metric["name"]: metric for metric in check["metrics"]}
+    peers = [rate for row in check["details"]["peer_gbps"] for rate in row if rate is not None]
+    assert len(peers) == 6
+    assert metrics["copy_peer_gbps"]["median"] == pytest.approx(min(peers), rel=1e-3)
+    assert min(peers) < sorted(peers)[1] / 1e3
+    assert (metrics["copy_peer_gbps"]["n"], metrics["copy_host_to_device_gbps"]["n"]) == (3, 10)
+
+
 def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
     programs = broken("allreduce", "_SECONDS = 10.0", "_SECONDS = 0.0")
     check = checks({"name": "machine", "deadline": 500}, programs, "machine/all-reduce")[0]
@@ -262,6 +280,51 @@ def test_products_of_every_gpu_are_recorded_on_its_own_stream_and_an_empty_recor
     wrong = [text.split(",")[0] for text in first["details"]["failures"]]
     assert wrong[0] == "GPU 1 bfloat16 64×64: wrong result"
     assert not [text for text in wrong if text.startswith("GPU 0")]
+
+
+@pytest.mark.parametrize(
+    ("able", "least", "half"),
+    [("True", "[1, 11]", "bfloat16"), ("rank == 0", "[1, 11]", "float16"), ("True", "[99, 0]", "float16")],
+)
+def test_ranks_sum_in_one_type_that_every_gpu_and_its_nccl_have(able: str, least: str, half: str) -> None:
+    changes = (
+        ("torch.cuda.get_device_capability(device)[0] >= 8", able.replace("rank", "dist.get_rank()")),
+        ("torch_version(torch) >= [1, 11]", f"torch_version(torch) >= {least}"),
+        (
+            "    for dtype, name in dtypes:\n",
+            "    channel.facts({'half': dtypes[-1][1]})\n    for dtype, name in dtypes:\n",
+        ),
+        ("_CUDA_TIMED = ", "_CUDA_TIMED = (_MIB,)\n_UNUSED = "),
+        ("dist.get_backend()", "backend"),
+    )
+    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
+    programs = behind_stand_ins("allreduce", *changes) | behind_stand_ins("gpus")
+    requests = [{"rank": rank, "world": 2, "backend": "nccl"} for rank in range(2)]
+    with Scratch(None, programs) as scratch:
+        store = scratch.fresh("store")
+        asked = [{**request, "store": store} for request in requests]
+        outcomes = run_programs(scratch, spec.environment, {}, "allreduce", asked, 400.0)
+    assert [outcome.facts().get("half") for outcome in outcomes] == [half, half], outcomes[0].stderr
+    assert not any(outcome.of("failure") for outcome in outcomes)
+
+
+def test_products_are_in_a_type_that_every_gpu_has_and_float32_is_float32() -> None:
+    older = ("torch.cuda.get_device_capability(index)[0]", "(8, 7)[index]")
+    tell = (
+        '    channel.facts({"size": _CUDA',
+        "    channel.facts({'float32': torch.get_float32_matmul_precision()})\n    channel.facts({\"size\": _CUDA",
+    )
+    image = (
+        "    if torch_version(torch) < [1, 12]:",
+        "    torch.set_float32_matmul_precision('high')\n    if torch_version(torch) < [1, 12]:",
+    )
+    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
+    spec.only = ("machine/gemm",)
+    programs = behind_stand_ins("gemm", *SMALL_PRODUCTS, older, tell, image)
+    check = smoke.smoke_items(spec, [{"name": "machine", "deadline": 500}], None, programs)[0]
+    assert check["status"] == "passed", check
+    assert check["details"]["float32"] == "highest"
+    assert check["metrics"][-1]["name"] == "gemm_cuda_fp16_tflops"
 
 
 def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:

@@ -14,7 +14,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from .common import Channel, begin
+from .common import Channel, begin, torch_version
 
 _WARM_UP = 2
 _REPEATS = 10
@@ -67,12 +67,18 @@ def _check(channel: Channel, got: Any, expected: Any, what: str) -> None:
         )
 
 
+def _half(device: Any) -> Tuple[Any, str]:
+    """The type of 16 bits that every rank sums: bfloat16 where all GPUs have it, and NCCL in torch from 1.11 on."""
+    own = torch.cuda.get_device_capability(device)[0] >= 8 and torch_version(torch) >= [1, 11]
+    every = torch.tensor([int(own)], device=device)
+    dist.all_reduce(every, op=dist.ReduceOp.MIN)
+    return (torch.bfloat16, "bfloat16") if int(every.item()) else (torch.float16, "float16")
+
+
 def correctness(channel: Channel, rank: int, world: int, device: Any) -> None:
     """All-reduce several sizes and dtypes; every wrong sum is a failure."""
     dtypes = [(torch.float32, "float32"), (torch.int64, "int64")]
-    dtypes.append((torch.bfloat16, "bfloat16") if device.type == "cuda" else (torch.float64, "float64"))
-    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
-        dtypes[-1] = (torch.float16, "float16")
+    dtypes.append(_half(device) if device.type == "cuda" else (torch.float64, "float64"))
     for dtype, name in dtypes:
         for size in _CUDA_SIZES if device.type == "cuda" else _CPU_SIZES:
             what = "all-reduce of %d × %s" % (size, name)
@@ -88,9 +94,7 @@ def bandwidth(
     """Seconds of each timed all-reduce of `size` bytes on this rank (0: as nodes together do it), and its bytes."""
     cuda = device.type == "cuda"
     size = size or (_JOINT if cuda else _CPU_TIMED[-1])
-    dtype = torch.float32
-    if cuda:
-        dtype = torch.float16 if torch.cuda.get_device_capability(device)[0] < 8 else torch.bfloat16
+    dtype = _half(device)[0] if cuda else torch.float32
     elements = size // torch.zeros(1, dtype=dtype).element_size()
     own = _own(elements, rank, world, dtype, device)
     expected = _expected(elements, world, dtype, device)

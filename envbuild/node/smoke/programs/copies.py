@@ -64,8 +64,13 @@ def _begin(device: Any, work: Callable[[int], None], number: int) -> Callable[[]
     return wait
 
 
-def _rates(size: int, found: List[List[float]]) -> List[float]:
-    return [size / each / 1e9 for took in found for each in took]
+def _rates(size: int, took: List[float]) -> List[float]:
+    return [size / each / 1e9 for each in took]
+
+
+def _slowest(channel: Channel, name: str, each: List[List[float]]) -> None:
+    """The metric is that of the slowest device or pair, whose samples among those of all would not move a median."""
+    channel.metric(name, "GB/s", min(each, key=_middle))
 
 
 def _same(channel: Channel, what: str, sent: Any, got: Any) -> None:
@@ -82,26 +87,25 @@ def within(channel: Channel, devices: List[Any], size: int, name: str) -> None:
     found = seconds(devices, lambda number: got[number].copy_(sent[number]), _REPEATS)
     for number, device in enumerate(devices):
         _same(channel, "copy within %s" % device, sent[number], got[number])
-    channel.facts({"device_gbps": [_middle(_rates(2 * size, [took])) for took in found], "device_bytes": size})
-    channel.metric(name, "GB/s", _rates(2 * size, found))
+    rates = [_rates(2 * size, took) for took in found]
+    channel.facts({"device_gbps": [_middle(each) for each in rates], "device_bytes": size})
+    _slowest(channel, name, rates)
 
 
 def host(channel: Channel, devices: List[Any], size: int) -> None:
     """Copies from and to pinned memory of the host, one GPU after the other: several share the host's memory."""
-    told = {"host_to_device_gbps": [], "device_to_host_gbps": []}  # type: dict[str, List[float]]
-    pooled = {"copy_" + name: [] for name in told}  # type: dict[str, List[float]]
+    told = {"host_to_device_gbps": [], "device_to_host_gbps": []}  # type: dict[str, List[List[float]]]
     sent = _words(size, torch.device("cpu")).pin_memory()
     for device in devices:
         channel.stage("copies between the host and %s" % device)
         there, back = torch.empty_like(sent, device=device), torch.empty_like(sent).pin_memory()
         for name, into, of in (("host_to_device_gbps", there, sent), ("device_to_host_gbps", back, there)):
-            found = seconds([device], copying(into, of), _REPEATS)
-            told[name].append(_middle(_rates(size, found)))
-            pooled["copy_" + name].extend(_rates(size, found))
+            told[name].append(_rates(size, seconds([device], copying(into, of), _REPEATS)[0]))
         _same(channel, "copy to %s and back" % device, sent, back)
-    channel.facts(dict(told, link_bytes=size))
-    for name, values in pooled.items():
-        channel.metric(name, "GB/s", values)
+    channel.facts({"link_bytes": size})
+    for name, rates in told.items():
+        channel.facts({name: [_middle(each) for each in rates]})
+        _slowest(channel, "copy_" + name, rates)
 
 
 def peers(channel: Channel, devices: List[Any], size: int) -> None:
@@ -109,7 +113,7 @@ def peers(channel: Channel, devices: List[Any], size: int) -> None:
     sent = [_words(size, device) for device in devices]
     got = [torch.empty_like(each) for each in sent]
     matrix = [[None for _ in devices] for _ in devices]  # type: List[List[Optional[float]]]
-    pooled = []  # type: List[float]
+    pairs = []  # type: List[List[float]]
     for source, device in enumerate(devices):
         for target in range(len(devices)):
             if source == target:
@@ -117,13 +121,12 @@ def peers(channel: Channel, devices: List[Any], size: int) -> None:
             channel.stage("copies from %s to %s" % (device, devices[target]))
             got[target].zero_()
             _wait(devices[target])
-            rates = _rates(size, seconds([device], copying(got[target], sent[source]), _PAIR_REPEATS))
+            pairs.append(_rates(size, seconds([device], copying(got[target], sent[source]), _PAIR_REPEATS)[0]))
             # What every device sends is the same: nothing has to be copied to be compared.
             _same(channel, "copy from %s to %s" % (device, devices[target]), sent[target], got[target])
-            matrix[source][target] = _middle(rates)
-            pooled.extend(rates)
+            matrix[source][target] = _middle(pairs[-1])
     channel.facts({"peer_gbps": matrix, "peer_access": [[_access(a, b) for b in devices] for a in devices]})
-    channel.metric("copy_peer_gbps", "GB/s", pooled)
+    _slowest(channel, "copy_peer_gbps", pairs)
 
 
 def _wait(device: Any) -> None:

@@ -25,6 +25,7 @@ _BLOCK = 512
 _SECONDS = 0.3  # of products of one size and type on a GPU
 _LIMITED, _SWING = 4096, 1.2  # from this size on those of 16 bits reach its power limit: it swings once a second or so
 _SAMPLES = (10, 300)  # at least; at most, as many as its queue holds: small products are timed several at once
+_QUEUE = 900  # starts; with more one GPU would be waited for before the next has work
 
 
 def _inputs(size: int, dtype: Any, device: Any) -> Tuple[Any, Any]:
@@ -119,6 +120,10 @@ def _tflops(size: int, seconds: float) -> float:
     return 2.0 * size**3 / seconds / 1e12
 
 
+def _graphs() -> bool:
+    return torch_version(torch) >= [2, 0]
+
+
 class OnGpu:
     """The matrix products of one size and dtype on one GPU; those of several GPUs run at the same time."""
 
@@ -138,7 +143,8 @@ class OnGpu:
             seconds = 2.0 * size**3 / (self.finish()[0] * 1e12)
             self._at_once = math.ceil(wanted / _SAMPLES[1] / seconds)
         self._multiply = self._recorded()
-        self._samples = max(_SAMPLES[0], round(wanted / (seconds * self._at_once)))
+        starts = 2 + (1 if _graphs() else self._at_once)
+        self._samples = max(_SAMPLES[0], min(round(wanted / (seconds * self._at_once)), _QUEUE // starts))
 
     def _recorded(self) -> Callable[[], None]:
         """What computes the products of a sample: several with one start, so that starts are not what is measured.
@@ -150,7 +156,7 @@ class OnGpu:
             for _ in range(self._at_once):
                 torch.matmul(self.a, self.b, out=self.product)
 
-        if self._at_once == 1 or torch_version(torch) < [2, 0]:
+        if self._at_once == 1 or not _graphs():
             return multiply
         # Its own stream: torch's is of the GPU that recorded first, and of any other records nothing.
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
@@ -180,8 +186,10 @@ class OnGpu:
 
 def _cuda(channel: Channel, count: int) -> None:
     if torch_version(torch) < [1, 12]:
-        torch.backends.cuda.matmul.allow_tf32 = False  # newer ones have it off, and their own way to say so
-    half = torch.cuda.get_device_capability(0)[0] < 8
+        torch.backends.cuda.matmul.allow_tf32 = False
+    else:  # off by itself, but for a variable of NVIDIA's images
+        torch.set_float32_matmul_precision("highest")
+    half = min(torch.cuda.get_device_capability(index)[0] for index in range(count)) < 8
     low = (torch.float16, "float16", "fp16") if half else (torch.bfloat16, "bfloat16", "bf16")
     for size in _CUDA_SIZES:
         _cuda_size(channel, count, size, low)

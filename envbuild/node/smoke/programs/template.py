@@ -24,6 +24,18 @@ _LARGEST = 65536
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h: a copy ends with the process that could tell how it ended
 
 
+def _copies(torch: Any) -> bool:
+    """Whether a copy could use a GPU, which it alone can tell: to count GPUs may be enough to spoil it."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] == 0
+    spoiled = True
+    try:
+        spoiled = torch.cuda._is_in_bad_fork()
+    finally:
+        os._exit(int(spoiled))
+
+
 def _preload() -> bool:
     """Import what the programs need (an optimizer's step needs `_dynamo`); False where a copy could not use a GPU.
 
@@ -33,7 +45,7 @@ def _preload() -> bool:
         with contextlib.suppress(Exception):
             __import__(name)
     torch = sys.modules.get("torch")
-    return torch is None or not torch.cuda.is_initialized()
+    return torch is None or _copies(torch)
 
 
 def _receive(control: socket.socket) -> Tuple[bytes, List[int]]:
