@@ -21,7 +21,7 @@ from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
 from envbuild.node_program import node_pyz_digest
-from envbuild.provision.jobs.facts_cache import keep
+from envbuild.provision.run.between_runs import keep
 from envbuild.provision.run.findings import Prepared
 
 PREFIX = "/opt/envbuild"

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
-from envbuild.node import paths
-from envbuild.node.protocol import NodeError
-
-# Drivers change in maintenance windows; asking again costs one short job.
-MAX_AGE = 7 * 86400.0
+from envbuild.provision.run.between_runs import keep, read_recent
 
 
 def facts_file(target: Target, login: str) -> Path:
@@ -45,17 +38,3 @@ def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
 def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
     """Keep them, as `keep` does."""
     keep(path, [item.to_json_dict() for item in facts.values()])
-
-
-def read_recent(path: Path, now: float | None = None) -> Any:
-    """What was kept in the last week, None where it is older. Raises OSError, ValueError."""
-    written = path.stat().st_mtime  # before the clock: another run may write it meanwhile
-    age = (time.time() if now is None else now) - written
-    return json.loads(path.read_bytes()) if 0 <= age < MAX_AGE else None
-
-
-def keep(path: Path, data: object) -> None:
-    """Keep JSON data, whole or not at all; a cache that cannot be written is no error."""
-    with contextlib.suppress(OSError, NodeError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths.write_json(str(path), data)

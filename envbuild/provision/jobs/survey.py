@@ -16,9 +16,10 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.ask import Asked, ask_in_job
-from envbuild.provision.jobs.facts_cache import MAX_AGE, facts_file, read_facts, write_facts
+from envbuild.provision.jobs.facts_cache import facts_file, read_facts, write_facts
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_packed
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
+from envbuild.provision.run.between_runs import MAX_AGE
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args
