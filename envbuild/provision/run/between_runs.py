@@ -23,7 +23,7 @@ def read_recent(path: Path, now: float | None = None) -> Any:
 
 
 def keep(path: Path, data: object) -> None:
-    """Keep JSON data, whole or not at all; a cache that cannot be written is no error."""
+    """Keep JSON data, whole or not at all; where it cannot be written, that is no error."""
     with contextlib.suppress(OSError, NodeError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.write_json(str(path), data)

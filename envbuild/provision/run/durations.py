@@ -16,7 +16,7 @@ import platformdirs
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.node import paths
+from envbuild.provision.run.between_runs import keep
 from envbuild.provision.run.journal import Event, EventKind
 from envbuild.provision.run.progress_events import is_amount
 from envbuild.text import grouped
@@ -122,5 +122,4 @@ def learn(
                 "took": round(again + compiled_before if had_wheels else took, 1),
                 "again": again,
             }
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        paths.write_json(str(where / NAME), list(rows.values())[-MOST:])
+        keep(where / NAME, list(rows.values())[-MOST:])
