@@ -109,10 +109,12 @@ class EnvbuildError(Exception):
 
     @classmethod
     def unexpected(cls, what: str, error: BaseException) -> EnvbuildError:
-        """An exception that nobody foresaw, where one part of a run must not end the others (exit 70).
+        """An exception that nobody foresaw, where one part of a run must not end the others; it stays as the cause.
 
         That a disk is full can come up wherever something is written, and is no mistake of ours (`disk-full`, exit 75).
         """
+        why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"
+        told = EnvbuildError("internal", what, why=why, hint="run again with --debug and report the traceback")
         if isinstance(error, OSError):
             from envbuild.node import paths
 
@@ -120,9 +122,9 @@ class EnvbuildError(Exception):
                 error, str(error.filename or "the disk of runs, caches or temporary files of this machine")
             )
             if full is not None:
-                return cls.from_dict(full.as_dict())
-        why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"
-        return cls("internal", what, why=why, exit_code=ExitCode.INTERNAL)
+                told = cls.from_dict(full.as_dict())
+        told.__cause__ = error
+        return told
 
     def __str__(self) -> str:
         """One line: code and what happened."""

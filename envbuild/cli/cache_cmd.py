@@ -8,7 +8,7 @@ import click
 
 from envbuild.cli.choose import configured, keep_days, place_options, target_of
 from envbuild.cli.output import Ui, common_options, pruned
-from envbuild.errors import EnvbuildError, as_dicts, exit_of, sort_out
+from envbuild.errors import EnvbuildError, as_dicts, sort_out
 
 HERE = "this machine"
 
@@ -61,7 +61,7 @@ def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -
 
     told = [{"where": where, **item} for where, item in good.items()]
     ui.result({"caches": told, "errors": as_dicts(errors)}, human)
-    return exit_of(errors)
+    return ui.exit_of(errors)
 
 
 def _rows(answer: dict[str, Any], *, old: bool) -> list[str]:

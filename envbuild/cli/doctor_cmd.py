@@ -11,7 +11,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import node_options, target_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest
 from envbuild.text import grouped
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
     hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
     data = {"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)}
     ui.result(data, lambda: _told(visits), wrapped=True)
-    return gravest([exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
+    return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
 
 
 def _told(visits: list[Visit]) -> str:

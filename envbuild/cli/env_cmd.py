@@ -10,7 +10,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.choose import configured, installer_option, keep_days, options, place_options, target_of
 from envbuild.cli.output import Ui, columns, common_options, pruned
-from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, sort_out
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts, sort_out
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
@@ -41,7 +41,7 @@ def list_(ui: Ui, /, **flags: Any) -> int:
         return "\n".join([text, *(f"{node}: {error}" for node, error in errors.items())])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
-    return exit_of(errors)
+    return ui.exit_of(errors)
 
 
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
@@ -190,7 +190,7 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
 
     shown = [{"node": node, **item} for node, item in gone]
     ui.result({"environments": shown, "bytes": taken, "removed": yes, "errors": as_dicts(errors)}, human)
-    return exit_of(errors)
+    return ui.exit_of(errors)
 
 
 def _is_old(item: dict[str, Any], days: float) -> bool:

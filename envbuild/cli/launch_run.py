@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,14 +79,14 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     target, _ = reach(flags["target"] or config.target, overrides, Narrowing(), jobs=True)
     asked = asked_of(values, flags)
     if flags["print_script"]:
-        site, job, _ = make_job(target, stack, profile, asked, time.strftime("%Y%m%d-%H%M%S"))
+        site, job, _ = make_job(target, stack, profile, asked)
         text = site.scheduler.render(job)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
     settings = replace(settings_of(config), cancel_job=flags["cancel_job"])
     told = {"stack": stack.name, "profile": profile, "target": target.name}
     with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
-        site, job, made = make_job(target, stack, profile, asked, run.run.id)
+        site, job, made = make_job(target, stack, profile, asked, run.run)
         for default in made.defaults:
             progress.stage(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
         if flags["no_wait"]:

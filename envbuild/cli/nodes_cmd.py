@@ -49,7 +49,7 @@ def probe(ui: Ui, /, deadline: float | None, **flags: Any) -> int:
     else:
         facts, errors = probe_nodes(target, deadline or DEADLINE, _NEXT)
     show_probed(ui, target, facts, errors)
-    return exit_of(errors)
+    return ui.exit_of(errors)
 
 
 def _probe_in_job(

@@ -12,12 +12,12 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO, TypeVar, cast
 
 import click
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode, exit_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -87,6 +87,13 @@ class Ui(NamedTuple):
     def warn(self, text: str) -> None:
         """One warning line on stderr, also under `--quiet`."""
         say(fitted(f"warning: {_redacted(text)}", sys.stderr))
+
+    def exit_of(self, errors: Mapping[str, EnvbuildError]) -> ExitCode:
+        """The one exit code for the errors of nodes; with `--debug` their tracebacks on stderr."""
+        if self.debug:
+            for error in errors.values():
+                print_traceback(error)
+        return exit_of(errors)
 
     def stdout_console(self) -> Console:
         """A rich console for results."""
@@ -160,6 +167,13 @@ def print_error(error: EnvbuildError) -> None:
         line = fitted(_redacted(f"{label} {_safe(text)}"), sys.stderr)
         lines.append(line.replace(label, _styled(label, style), 1) if colour and line.startswith(label) else line)
     say("\n".join(lines))
+
+
+def print_traceback(error: EnvbuildError) -> None:
+    """Where its cause was raised, else the error itself: on stderr, redacted."""
+    import traceback
+
+    say(_redacted("".join(traceback.format_exception(error.__cause__ or error))).rstrip())
 
 
 def print_error_json(error: EnvbuildError) -> None:

@@ -97,7 +97,7 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     from envbuild.schedule.runner import as_login, submit_host
 
     refuse_prolog(prepared.target)
-    login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection, "prolog")
+    login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection)
     text = prolog_text(prepared.target, prepared.stack.name, login)
     ui.result({"prolog": text}, lambda: text, verbatim=True)
     return 0

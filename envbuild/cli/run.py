@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from envbuild.cli.output import print_error, print_error_json
+from envbuild.cli.output import print_error, print_error_json, print_traceback
 from envbuild.cli.verbs import cli
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 
@@ -52,8 +52,7 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may escape as a bare traceback
         internal = EnvbuildError.unexpected("this command failed", error)
         kept = (note for note in getattr(error, "__notes__", ()) if note.startswith(TRACEBACK_KEPT))
-        internal.hint = internal.hint or next(kept, "run again with --debug and report the traceback")
-        internal.__cause__ = error
+        internal.hint = next(kept, internal.hint)
         return _report(internal, as_json=as_json, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK
 
@@ -61,9 +60,7 @@ def _run(arguments: list[str]) -> int:
 def _report(error: EnvbuildError, *, as_json: bool, debug: bool) -> int:
     try:
         if debug:
-            import traceback
-
-            traceback.print_exception(error.__cause__ or error)
+            print_traceback(error)
         if as_json:
             print_error_json(error)
         print_error(error)

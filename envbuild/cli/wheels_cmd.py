@@ -11,7 +11,7 @@ import click
 
 from envbuild.cli.choose import Amount, node_options, options, target_of, target_option
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import ExitCode, as_dicts, exit_of, gravest, sort_out
+from envbuild.errors import ExitCode, as_dicts, gravest, sort_out
 from envbuild.text import plural, size
 
 _store_options = options(
@@ -100,7 +100,7 @@ def _ask(ui: Ui, flags: dict[str, Any], human: Callable[[dict[str, Any]], str], 
     well = all(result.get("ok", True) for result in good.values())
     stores = [{"node": node, **result} for node, result in good.items()]
     ui.result({"ok": not errors and well, "stores": stores, "errors": as_dicts(errors)}, shown)
-    return gravest([exit_of(errors), ExitCode.OK if well else ExitCode.CHECK_FAILED])
+    return gravest([ui.exit_of(errors), ExitCode.OK if well else ExitCode.CHECK_FAILED])
 
 
 def _table(result: dict[str, Any]) -> str:

@@ -67,7 +67,7 @@ def way(
     """
     prepared, connection = work.prepared, work.prepared.target.connection
     if place is None:
-        site, place, make = make_jobs(prepared.target, prepared.stack, prepared.profile, asked, work.run.id)
+        site, place, make = make_jobs(prepared.target, prepared.stack, prepared.profile, asked, work.run)
 
         def as_job(where: Place) -> Trial:
             job, made = make(where, posixpath.basename(where.output))

@@ -22,6 +22,7 @@ from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey import plan_run
 from envbuild.provision.survey.in_use import Current, current_of
 from envbuild.text import plural
@@ -156,7 +157,7 @@ def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
         args = {"stack": plan.stack, "environment": by_name[node].environment, "variant": variant, "deep": False}
         return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
 
-    for node, answer in contact(good, request_for, work.prepared.target.connection).items():
+    for node, answer in contact(good, request_for, work.prepared.target.connection, run=work.run).items():
         outcome.take(node, "verify", answer)
 
 
@@ -191,12 +192,15 @@ def _variant(work: Work, node: NodePlan) -> Variant | None:
     return work.survey.variants.get(node.node) or next(same, None)
 
 
-def environments(target: Target, *, detailed: bool = False) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+def environments(
+    target: Target, run: RunDir | None = None, *, detailed: bool = False
+) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: see `node.packs.listing`)."""
     answers = contact(
         expand_hosts(target.hosts),
         lambda node: node_request("envs", target.prefix, {"node": node, "detailed": detailed}),
         target.connection,
+        run=run,
     )
     return {node: answer.failure or list(answer.result()["environments"]) for node, answer in answers.items()}
 
@@ -205,7 +209,8 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
     """Ask every node about its environment in use; after `smoke`, several nodes together."""
     prepared, run, verb = work.prepared, work.run, question.verb
     with work.phase("probe", "asking which environments are there"):
-        current = {node: current_of(prepared, node, answer) for node, answer in environments(prepared.target).items()}
+        there = environments(prepared.target, run)
+        current = {node: current_of(prepared, node, answer) for node, answer in there.items()}
     requests: dict[str, dict[str, Any]] = {}
     for node, found in current.items():
         if not isinstance(found, EnvbuildError):
@@ -219,7 +224,7 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
             work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
             _told(verb, requests, work) as asked,
         ):
-            answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline)
+            answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline, run=run)
             for node, told in answers.items() if verb == "smoke" else ():
                 well = told.failure is None and told.result().get("ok", True)
                 work.progress.step(node, verb, "ok" if well else "failed")

@@ -133,7 +133,7 @@ def _quick(variant: Variant, _: Mapping[str, object]) -> dict[str, object]:
 
 def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:
     """Those of a node that is asked without a job, for the name of its GPUs."""
-    ask([node], work.prepared, work.run.id, {"stack": work.prepared.stack.name}, work.survey)
+    ask([node], work.prepared, work.run, {"stack": work.prepared.stack.name}, work.survey)
     return work.survey.facts.get(node)
 
 

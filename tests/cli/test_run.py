@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.cli import run as boundary
+from envbuild.provision.contact import first_contact
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import list_runs
@@ -82,3 +83,42 @@ def test_a_traceback_that_cannot_be_kept_is_no_other_error(
 
     monkeypatch.setattr("envbuild.node.paths.write_whole", full)
     assert "hint: run again with --debug" in told(capsys)
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A target whose node cannot be asked, for a mistake of ours; its runs are in a folder of their own."""
+
+    def run_node(*_: Any) -> None:
+        raise ZeroDivisionError(f"with {SECRET}")
+
+    monkeypatch.setenv("MY_PASSWORD", SECRET)
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(first_contact, "run_node", run_node)
+    return "--target", "local", "--prefix", str(tmp_path / "p")
+
+
+def test_of_a_node_too_the_traceback_is_in_the_folder_of_the_run(
+    local: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = told(capsys, *local)
+    (run,) = list_runs(tmp_path / "runs")
+    (kept,) = run.path.glob("traceback-*.txt")
+    assert "error[internal]: localhost was not contacted\nwhy: a mistake in envbuild itself: Zero" in said
+    assert f"hint: report its traceback: {kept}" in said and "Traceback" not in said
+    assert "in run_node\n    raise ZeroDivisionError" in kept.read_text() and SECRET not in said + kept.read_text()
+
+
+@pytest.mark.parametrize(
+    "verb", [("probe",), ("doctor",), ("env", "list"), ("env", "path"), ("env", "prune"), ("wheels", "list")]
+)
+def test_of_a_node_that_no_run_asks_debug_shows_it(
+    local: tuple[str, ...], verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert boundary.run([*verb, *local]) == 70
+    said = capsys.readouterr()
+    assert "[internal]: localhost was not contacted" in said.out + said.err and "Traceback" not in said.out + said.err
+    assert boundary.run([*verb, *local, "--debug"]) == 70
+    said = capsys.readouterr()
+    assert said.err.count("Traceback (most recent call last):") == 1 and "in run_node\n" in said.err
+    assert SECRET not in said.out + said.err

@@ -12,6 +12,7 @@ from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.run.run_dir import RunDir
 
 LAST_LINES = 10
 # A node that hangs may not answer this either.
@@ -24,7 +25,7 @@ def end_overdue(
     """Give every node that is not done an error. `running`: the steps that had begun; the play has been stopped."""
     late = [node for node, verbs in requests.items() if node in running or not _done(node, verbs, outcome)]
     prefixes = {node: str(next(iter(requests[node].values()))["prefix"]) for node in late if requests[node]}
-    lines = last_lines(prefixes, work.run.id, work.prepared.target.connection)
+    lines = last_lines(prefixes, work.run, work.prepared.target.connection)
     for node in late:
         step = running.get(node)
         where = f"the step `{step}` did" if step else "the next step did"
@@ -47,15 +48,15 @@ def _done(node: str, verbs: Mapping[str, Any], outcome: Outcome) -> bool:
     return bool(answers) and set(verbs) <= set(answers)
 
 
-def last_lines(prefixes: Mapping[str, str], run: str, connection: Connection) -> dict[str, str]:
+def last_lines(prefixes: Mapping[str, str], run: RunDir, connection: Connection) -> dict[str, str]:
     """By node the end of its log of a run, or that it does not answer."""
 
     def request_for(node: str) -> dict[str, Any]:
-        return node_request("log", prefixes[node], {"log_of": run, "lines": LAST_LINES}, run)
+        return node_request("log", prefixes[node], {"log_of": run.id, "lines": LAST_LINES}, run.id)
 
     limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, ASK_SECONDS)})
     found = {}
-    for node, answer in contact(prefixes, request_for, limit, ASK_SECONDS).items():
+    for node, answer in contact(prefixes, request_for, limit, ASK_SECONDS, run=run).items():
         try:
             found[node] = "the last lines of its log: " + "; ".join(answer.result()["lines"])
         except EnvbuildError as error:

@@ -38,7 +38,7 @@ def settle(activations: Mapping[str, dict[str, Any]], connection: Connection, wo
         return node_request("settle", told["prefix"], args, work.run.id)
 
     limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, ASK_SECONDS)})
-    for node, answer in contact(activations, request_for, limit, ASK_SECONDS).items():
+    for node, answer in contact(activations, request_for, limit, ASK_SECONDS, run=work.run).items():
         try:
             if not answer.result()["put_back"]:
                 continue

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
@@ -69,6 +69,13 @@ try:
 finally:
     os.unlink(path)
 """
+
+
+class RunFolder(Protocol):
+    """Where a run keeps the traceback of a mistake of ours."""
+
+    def unexpected(self, what: str, error: BaseException, /) -> EnvbuildError:
+        """The error that tells of it, and names the traceback."""
 
 
 class ContactResult(NamedTuple):
@@ -288,10 +295,12 @@ def contact(
     connection: Connection,
     deadline: float = DEADLINE,
     meanwhile: Sequence[str] = (),
+    *,
+    run: RunFolder | None = None,
 ) -> dict[str, ContactResult]:
     """Contact all nodes at once; each has its own result or error, and none waits for another's deadline.
 
-    `meanwhile`: modules that are imported while the nodes work, because they are needed next.
+    `meanwhile`: modules that are imported while the nodes work, because they are needed next. `run`: the one that asks.
     """
     at_once = threading.BoundedSemaphore(WORKERS)
 
@@ -300,13 +309,11 @@ def contact(
             with at_once:
                 return run_node(node, request_for(node), connection, deadline)
         except EnvbuildError as error:
-            error.details.setdefault("node", node)
-            return ContactResult.failed(node, error)
+            told = error
         except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
-            why, about = f"{type(error).__name__}: {error}", {"node": node}
-            return ContactResult.failed(node, EnvbuildError(
-                "contact-internal", f"{node} was not contacted", why=why, details=about
-            ))  # fmt: skip
+            told = (run or EnvbuildError).unexpected(f"{node} was not contacted", error)
+        told.details.setdefault("node", node)
+        return ContactResult.failed(node, told)
 
     wanted = list(dict.fromkeys(nodes))
     if meanwhile:

@@ -239,7 +239,7 @@ class _Run:
         """One request to one node. Raises EnvbuildError."""
         request = node_request(verb, self._prefix(node), args, self.work.run.id)
         connection, deadline = self.work.prepared.target.connection, min(PACK_DEADLINE_S, self.work.settings.deadline)
-        return contact([node], lambda _: request, connection, deadline)[node].result()
+        return contact([node], lambda _: request, connection, deadline, run=self.work.run)[node].result()
 
     def _prefix(self, node: str) -> str:
         return self.work.survey.facts[node].prefix.path
@@ -284,7 +284,8 @@ class _Run:
                 for name, args in relays(drawn, addresses, journey.pack, deadline).items()
             }
             connection = self.work.prepared.target.connection
-            note(journey, drawn, contact(requests, requests.__getitem__, connection, deadline + _LEVEL_S))
+            answers = contact(requests, requests.__getitem__, connection, deadline + _LEVEL_S, run=self.work.run)
+            note(journey, drawn, answers)
 
     def _address(self, node: str) -> str:
         """Where this machine has reached the node, if other nodes may reach it there too; else empty."""

@@ -179,7 +179,7 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
     if target.engine == "container":
         told = {node: in_image(each, work.prepared.stack.name) for node, each in told.items()}
         deadline += _SLACK  # containers start and end
-    return contact(told, told.__getitem__, target.connection, deadline)
+    return contact(told, told.__getitem__, target.connection, deadline, run=work.run)
 
 
 def note_floors(work: Work, outcome: Outcome) -> None:

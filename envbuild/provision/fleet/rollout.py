@@ -76,7 +76,7 @@ def _look_again(work: Work, nodes: set[str]) -> None:
     def request_for(node: str) -> dict[str, object]:
         return node_request("probe", prefixes[node], {"node": node, "brief": True}, work.run.id)
 
-    for node, answer in contact(prefixes, request_for, work.prepared.target.connection).items():
+    for node, answer in contact(prefixes, request_for, work.prepared.target.connection, run=work.run).items():
         try:
             now = NodeFacts.from_plain(answer.result())
         except EnvbuildError:

@@ -214,7 +214,7 @@ class _Run:
         def request_for(node: str) -> dict[str, Any]:
             return node_request("wheels", prefixes[node], {"action": "list", "store": stores[node]}, self.work.run.id)
 
-        answers = contact(stores, request_for, self.work.prepared.target.connection)
+        answers = contact(stores, request_for, self.work.prepared.target.connection, run=self.work.run)
         return {node for node in stores if not set(group.keys.values()) <= _keys_in(answers.get(node))}
 
     def _store(self, node: str) -> str:
@@ -239,7 +239,7 @@ class _Run:
         args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
         request = node_request("wheels", prefix, args, work.run.id)
         connection = work.prepared.target.connection
-        told = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S)[group.by].result()
+        told = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S, run=work.run)[group.by].result()
         self.packs.append(here)
         receive(group.by, there, here, size=told["bytes"], sha256=told["sha256"], connection=connection)
         return _Pack(here, told["sha256"], told["bytes"])

@@ -89,7 +89,8 @@ class InJobs(InImages):
 
 
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
-    return told_of(contact([site.login], lambda _: look_request(work, site.login), site.connection)[site.login])
+    request = look_request(work, site.login)
+    return told_of(contact([site.login], lambda _: request, site.connection, run=work.run)[site.login])
 
 
 def _folder(login: Mapping[str, Any], work: Work) -> str:
@@ -297,7 +298,7 @@ def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: M
         "nodes": sorted((kept | set(good)) - bad),
     }  # fmt: skip
     request = node_request("container", prefix, told, work.run.id)
-    contact([site.login], lambda _: request, site.connection)[site.login].result()
+    contact([site.login], lambda _: request, site.connection, run=work.run)[site.login].result()
 
 
 def told_file(work: Work, site: JobSite) -> Path:

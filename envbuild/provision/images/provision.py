@@ -55,9 +55,10 @@ class InImages:
 
     def look(self, work: Work) -> None:
         """Ask, and decide what is done on which node."""
-        names = expand_hosts(work.prepared.target.hosts)
+        target = work.prepared.target
+        names = expand_hosts(target.hosts)
         with work.phase("probe", f"asking {work.prepared.selection or plural(len(names), 'node')}"):
-            answers = contact(names, lambda node: look_request(work, node), work.prepared.target.connection)
+            answers = contact(names, lambda node: look_request(work, node), target.connection, run=work.run)
             for node, answer in answers.items():
                 try:
                     self.images.told[node] = told_of(answer)
@@ -115,7 +116,7 @@ class InImages:
         target = work.prepared.target
         names = expand_hosts(target.hosts)
         with work.phase(verb, f"{verb} in the images of {plural(len(names), 'node')}"):
-            answers = contact(names, lambda _: request, target.connection, ASK_DEADLINE)
+            answers = contact(names, lambda _: request, target.connection, ASK_DEADLINE, run=work.run)
         return answers, meet_asked(work, answers) if verb == "smoke" and len(answers) > 1 else Outcome()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 import posixpath
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.jobs.survey import login_facts
 from envbuild.provision.run.context import Run, Work
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
 from envbuild.schedule.runner import Here
 from envbuild.schedule.script import log_name
@@ -48,16 +50,19 @@ class Asked:
     deadline: float | None = None
 
 
-def make_job(target: Target, stack: Stack, profile: str, asked: Asked, run: str) -> tuple[JobSite, Job, Launch]:
-    """The job of a launch. Raises EnvbuildError as `make_jobs` does."""
+def make_job(
+    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None = None
+) -> tuple[JobSite, Job, Launch]:
+    """The job of a launch, under the name of its run, else of the time. Raises EnvbuildError as `make_jobs` does."""
     site, place, make = make_jobs(target, stack, profile, asked, run)
+    name = run.id if run else time.strftime("%Y%m%d-%H%M%S")
     if not asked.output:
-        place = place.below(f"{stack.name}-{run}")
-    return site, *make(place, run)
+        place = place.below(f"{stack.name}-{name}")
+    return site, *make(place, name)
 
 
 def make_jobs(
-    target: Target, stack: Stack, profile: str, asked: Asked, run: str
+    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None
 ) -> tuple[JobSite, Place, Callable[[Place, str], tuple[Job, Launch]]]:
     """Where jobs of a launch run, and what makes one for a place, under a name that no other has.
 

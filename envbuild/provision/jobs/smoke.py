@@ -37,7 +37,7 @@ def smoke_in_job(work: Work) -> tuple[dict[str, Current], Outcome]:
     prepared = work.prepared
     site = JobSite.of(prepared.target)
     with work.phase("probe", f"asking {site.login} which environments are there"):
-        facts = ask_login(prepared, site.login, site.connection, work.run.id)
+        facts = ask_login(prepared, site.login, site.connection, work.run)
         plain = [item.to_json_dict() for item in facts.environments]
         found = current_of(prepared, site.login, plain)
     if isinstance(found, EnvbuildError):
@@ -75,7 +75,7 @@ def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[
     Raises EnvbuildError of asking the login host and of the job.
     """
     site = JobSite.of(target)
-    facts = login_facts(target, None, site.login, site.connection, work.run.id)
+    facts = login_facts(target, None, site.login, site.connection, work.run)
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     request = node_request("probe", target.prefix, {}, work.run.id)
     answers = ask_in_job(work, site, Asked("envbuild-probe", folder, {"probe": request}), PROBE_LIMIT)

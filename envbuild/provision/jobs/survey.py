@@ -22,6 +22,7 @@ from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.between_runs import MAX_AGE
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args
 from envbuild.provision.survey.errors import python_broken
 from envbuild.provision.survey.up_to_date import can_keep, kept
@@ -82,19 +83,19 @@ def look_at_login(work: Work, site: JobSite) -> tuple[str, dict[str, Any]]:
 
     Raises EnvbuildError as `contact` does: without a login host nothing can be submitted; and `shared-missing`.
     """
-    facts = ask_login(work.prepared, site.login, site.connection, work.run.id)
+    facts = ask_login(work.prepared, site.login, site.connection, work.run)
     if is_local(work.prepared.target):
         told = {"environments": facts.environments, "toolchain": facts.toolchain, "busy": None}
         return facts.prefix.path, {**told, "shared": facts.prefix.path}
     return facts.prefix.path, {name: getattr(facts, name) for name in _SHARED}
 
 
-def ask_login(prepared: Prepared, login: str, connection: Connection, run: str) -> NodeFacts:
+def ask_login(prepared: Prepared, login: str, connection: Connection, run: RunDir | None = None) -> NodeFacts:
     """`login_facts` for a stack that was prepared."""
     return login_facts(prepared.target, prepared.stack.name, login, connection, run)
 
 
-def login_facts(target: Target, stack: str | None, login: str, connection: Connection, run: str) -> NodeFacts:
+def login_facts(target: Target, stack: str | None, login: str, connection: Connection, run: RunDir | None) -> NodeFacts:
     """Brief facts of the login host; its prefix is there the folder that it shares with the nodes.
 
     Raises EnvbuildError as `contact` does, and `shared-missing` (exit 2).
@@ -102,8 +103,8 @@ def login_facts(target: Target, stack: str | None, login: str, connection: Conne
     local = is_local(target)
     prefix = require_shared(target) if local else target.prefix
     args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "packed": local}
-    request = node_request("probe", prefix, args, run)
-    return NodeFacts.from_plain(contact([login], lambda _: request, connection)[login].result())
+    request = node_request("probe", prefix, args, run.id if run else "-")
+    return NodeFacts.from_plain(contact([login], lambda _: request, connection, run=run)[login].result())
 
 
 def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:

@@ -28,7 +28,7 @@ def write_evidence(
     taken = steps(asdict(event) for event in read_journal(work.run.journal_path).events)
     nodes = [node.model_copy(update={"steps": taken.get(node.node, ())}) for node in nodes]
     # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
-    lists = FileLists(prepared.target, work.run.id) if pages else None
+    lists = FileLists(prepared.target, work.run) if pages else None
     equality = equality_of(nodes, lists)
     variants = variants_of(work, nodes)
     evidence = Evidence(

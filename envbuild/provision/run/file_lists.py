@@ -12,6 +12,7 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.file_list import Files, root, unpack
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.schedule.runner import as_login
 
 
@@ -21,8 +22,8 @@ class FileLists:
     A node of a job that has ended cannot be asked; the login host can, which sees an environment on a shared prefix.
     """
 
-    def __init__(self, target: Target, run: str) -> None:
-        """`run`: the id that the requests carry."""
+    def __init__(self, target: Target, run: RunDir) -> None:
+        """`run`: the one that asks."""
         self._target, self._run = target, run
         self._known: dict[str, Files] = {}
 
@@ -47,7 +48,7 @@ class FileLists:
         # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
         requests = {
             node.node: node_request(
-                "files", str(node.environment).rsplit("/", 2)[0], {"environment": node.environment}, self._run
+                "files", str(node.environment).rsplit("/", 2)[0], {"environment": node.environment}, self._run.id
             )
             for node in nodes
         }
@@ -60,11 +61,11 @@ class FileLists:
     def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult]:
         host = as_login(self._target)
         if self._target.connection.kind != "job":
-            return contact(requests, requests.__getitem__, host.connection)
+            return contact(requests, requests.__getitem__, host.connection, run=self._run)
         (login,) = expand_hosts(host.hosts)
 
         def asked(request: dict[str, Any]) -> ContactResult:
-            return contact([login], lambda _: request, host.connection)[login]
+            return contact([login], lambda _: request, host.connection, run=self._run)[login]
 
         return {name: asked(request) for name, request in requests.items()}
 

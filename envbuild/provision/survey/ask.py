@@ -14,6 +14,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
 from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.errors import refusal
 from envbuild.provision.survey.up_to_date import can_keep, kept
 
@@ -33,7 +34,7 @@ _NEXT = (
 def ask(
     nodes: Iterable[str],
     prepared: Prepared,
-    run: str,
+    run: RunDir,
     args: Mapping[str, Any],
     survey: Survey,
     meanwhile: Sequence[str] = (),
@@ -44,13 +45,13 @@ def ask(
     target = prepared.target
 
     def request_for(node: str) -> dict[str, Any]:
-        return node_request("probe", target.prefix, {"node": node, **args}, run)
+        return node_request("probe", target.prefix, {"node": node, **args}, run.id)
 
-    for node, answer in contact(nodes, request_for, target.connection, meanwhile=meanwhile).items():
+    for node, answer in contact(nodes, request_for, target.connection, meanwhile=meanwhile, run=run).items():
         survey.take(node, answer)
 
 
-def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool = False) -> Survey:
+def survey_nodes(nodes: list[str], prepared: Prepared, run: RunDir, *, keep: bool = False) -> Survey:
     """Facts and resolutions of all nodes. Errors are kept per node, nothing is raised for one node.
 
     `keep`: ask briefly first, and decide only for nodes whose environment in use does not show that all is done.
@@ -66,7 +67,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: str, *, keep: bool =
     return survey
 
 
-def _survey_fully(nodes: list[str], prepared: Prepared, run: str, survey: Survey) -> None:
+def _survey_fully(nodes: list[str], prepared: Prepared, run: RunDir, survey: Survey) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     args = probe_args(prepared)
@@ -140,7 +141,7 @@ def _asked_interpreters(prepared: Prepared) -> list[str]:
     return sorted(found | ({MODULE_PYTHON} if on_module else set()))
 
 
-def _ask_again(nodes: list[str], prepared: Prepared, run: str, args: Mapping[str, Any], survey: Survey) -> None:
+def _ask_again(nodes: list[str], prepared: Prepared, run: RunDir, args: Mapping[str, Any], survey: Survey) -> None:
     more: dict[str, Any] = {"base_packages": True}
     without = not all(survey.facts[node].pythons for node in nodes)
     if without:

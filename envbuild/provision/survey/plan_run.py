@@ -32,7 +32,7 @@ def look(work: Work, *, bring_python: bool) -> None:
     nodes = expand_hosts(work.prepared.target.hosts)
     meant = work.prepared.selection or plural(len(nodes), "node")
     with work.phase("probe", f"asking {meant}"):
-        work.survey = survey_nodes(nodes, work.prepared, work.run.id, keep=not work.settings.repair)
+        work.survey = survey_nodes(nodes, work.prepared, work.run, keep=not work.settings.repair)
     if bring_python and work.survey.without_python:
         with work.phase("toolchain", "bringing a Python to nodes that have none"):
             _bring_python(work)
@@ -141,6 +141,6 @@ def _bring_python(work: Work) -> None:
     outcome = run_hosts({node: {} for node in files}, files, work)
     told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
     failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
-    again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run.id)
+    again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run)
     again.errors.update({node: python_broken(node, files[node].python) for node in again.without_python}, **failed)
     work.survey.add(again)

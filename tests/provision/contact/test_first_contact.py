@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -14,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild import node_program
+from envbuild import node_program, provision
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact import first_contact
+from envbuild.provision.run.run_dir import RunDir
 from tests.node.pythons import require_python
 from tests.support.patience import until
 
@@ -210,19 +212,55 @@ def test_error_of_the_node_program_is_raised_as_it_was() -> None:
     assert caught.value.code == "prefix-invalid"
 
 
-def test_one_nodes_error_does_not_touch_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def for_node(node: str) -> dict[str, Any]:
-        if node == "bad":
-            raise EnvbuildError("no-request", "no request for this node")
-        if node == "worse":
-            raise KeyError(node)
-        return request(node=node)
+CODES = {"bad": "no-request", "worse": "internal", "full": "disk-full"}
 
-    found = first_contact.contact(["good", "bad", "worse", "good", "fine"], for_node, Connection())
-    assert list(found) == ["good", "bad", "worse", "fine"]
-    assert found["worse"].error is not None and found["worse"].error.code == "contact-internal"
-    assert found["bad"].error is not None
+
+def for_node(node: str) -> dict[str, Any]:
+    """A request, but for nodes that none can be made for."""
+    if node == "bad":
+        raise EnvbuildError("no-request", "no request for this node")
+    if node == "worse":
+        raise KeyError(node)
+    if node == "full":
+        raise OSError(28, "No space left on device", "/tmp/x")
+    return request(node=node)
+
+
+def test_one_nodes_error_does_not_touch_the_others() -> None:
+    found = first_contact.contact(["good", "bad", "worse", "good", "fine", "full"], for_node, Connection())
+    assert list(found) == ["good", "bad", "worse", "fine", "full"]
+    errors = {node: (each.error.code, each.error.details["node"]) for node, each in found.items() if each.error}
+    assert errors == {node: (code, node) for node, code in CODES.items()}
     assert found["good"].result()["node"] == "good"
+
+
+def test_without_a_run_it_is_said_how_the_traceback_of_a_mistake_of_ours_is_shown() -> None:
+    error = first_contact.contact(["worse"], for_node, Connection())["worse"].error
+    assert error is not None and error.exit_code == 70 and isinstance(error.__cause__, KeyError)
+    assert (error.what, error.hint) == ("worse was not contacted", "run again with --debug and report the traceback")
+
+
+def test_a_run_keeps_the_traceback_of_a_mistake_of_ours_and_the_error_names_it(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    found = first_contact.contact(CODES, for_node, Connection(), run=run)
+    (kept,) = run.path.glob("traceback-*.txt")
+    assert "in for_node\n    raise KeyError(node)" in kept.read_text()
+    hints = {node: each.error.hint for node, each in found.items() if each.error}
+    assert hints["worse"] == f"report its traceback: {kept}" and str(kept) not in hints["bad"] + hints["full"]
+
+
+def test_every_contact_of_a_run_has_its_folder() -> None:
+    without = {
+        function.name
+        for path in Path(provision.__file__).parent.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "contact"
+        if "run" not in {each.arg for each in call.keywords}
+    }
+    # What `probe`, `wheels` and `cache` ask is no run.
+    assert without == {"probe_nodes", "ask_each"}
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Stage:
             outcome.responses[name] = {verb: self.bad[name]} if name in self.bad else dict(GOOD)
         return outcome
 
-    def _contact(self, nodes: Any, request_for: Any, connection: Any, deadline: float = 0) -> dict[str, Any]:
+    def _contact(self, nodes: Any, request_for: Any, connection: Any, deadline: float = 0, **_: Any) -> dict[str, Any]:
         requests = {node: request_for(node) for node in nodes}
         parents = {child["name"]: node for node, each in requests.items() for child in each["args"].get("children", ())}
         return {node: self._answer(node, each, parents) for node, each in requests.items()}

@@ -8,6 +8,7 @@ import json
 import random
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.run import file_lists
 from envbuild.provision.run.file_lists import FileLists
+from envbuild.provision.run.run_dir import RunDir
 
 
 def many_files(count: int) -> dict[str, list[Any]]:
@@ -68,6 +70,7 @@ def test_a_list_larger_than_the_limit_is_refused() -> None:
 
 
 A, B = many_files(5), many_files(6)
+RUN = RunDir(Path("r"))
 
 
 def node(name: str, root: str | None, level: str = "measured") -> NodeEvidence:
@@ -80,7 +83,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of nodes that were asked; `b...` have the files B, `liar` some that are not of its root."""
     names: list[str] = []
 
-    def contact(requests: Iterable[str], *_: Any) -> dict[str, ContactResult]:
+    def contact(requests: Iterable[str], *_: Any, **__: Any) -> dict[str, ContactResult]:
         requests = list(requests)
         names.extend(requests)
         packed = {
@@ -104,14 +107,14 @@ def target(kind: str = "ssh") -> Target:
 def test_one_node_is_asked_for_each_measured_root_and_nobody_twice(asked: list[str]) -> None:
     roots = file_list.root(A), file_list.root(B)
     nodes = [node("a1", roots[0]), node("a2", roots[0]), node("b1", roots[1]), node("a3", roots[0], "stamped")]
-    lists = FileLists(target(), "r")
+    lists = FileLists(target(), RUN)
     assert lists(nodes[:1]) == {"a1": A}
     assert lists.by_root(nodes) == {roots[0]: A, roots[1]: B}
     assert asked == ["a1", "b1"]
 
 
 def test_a_list_that_does_not_give_the_root_is_not_kept_and_a_stamped_root_asks_nobody(asked: list[str]) -> None:
-    lists = FileLists(target(), "r")
+    lists = FileLists(target(), RUN)
     assert lists.by_root([node("liar", file_list.root(B)), node("a1", "0" * 64, "stamped")]) == {}
     assert asked == ["liar"]
 
@@ -122,5 +125,5 @@ def test_of_nodes_of_a_job_the_login_host_is_asked_which_sees_their_prefix(
     login = target("ssh").model_copy(update={"hosts": ("login1",)})
     monkeypatch.setattr(file_lists, "as_login", lambda _: login)
     nodes = [node("n1", file_list.root(A)), node("n2", file_list.root(A))]
-    assert FileLists(target("job"), "r").by_root(nodes) == {file_list.root(A): A}
+    assert FileLists(target("job"), RUN).by_root(nodes) == {file_list.root(A): A}
     assert asked == ["login1"]
