@@ -27,11 +27,14 @@ def names(path: str) -> "list[str]":
 
 
 def json_lines(text: str) -> "list[Json]":
-    """The JSON objects that stand on lines of their own; other lines are passed over."""
+    """The JSON objects that stand on lines of their own; other lines are passed over.
+
+    What no JSON has, NaN and the infinities of Python's, are texts: no answer could hold them as numbers.
+    """
     found = []
     for line in text.splitlines():
         try:
-            each = json.loads(line)
+            each = json.loads(line, parse_constant=str)
         except (ValueError, RecursionError):
             continue
         if isinstance(each, dict):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Check
+from envbuild.node import protocol
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import machine as machine_item
 from envbuild.node.smoke import smoke
@@ -210,6 +211,13 @@ def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, environme
     assert reduce.status == "passed", reduce.says
     assert reduce.says.endswith("; 3 GB/s are 75 % of NVLink's 4 one way") == told
     assert (reduce.details.get("nvlink_gbps") == 4.0) == told
+
+
+def test_facts_that_are_no_numbers_lose_no_check(environment: Path, tmp_path: Path) -> None:
+    text = "c.facts({'eager_loss': [9.2, float('nan')], 'peak': float('inf')})\n" + GOOD_TRAINING
+    check = training(environment, tmp_path, text)
+    assert (check.details["eager_loss"], check.details["peak"]) == ([9.2, "NaN"], "Infinity")
+    protocol.encode({"checks": [check.to_json_dict()]})
 
 
 @pytest.mark.parametrize(
