@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from envbuild.model.launch import Launch
+from envbuild.node.smoke.gpu_state import watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
+_SEEN = "nvidia-smi"  # what it said
+_INTERVAL = 500  # ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +45,18 @@ def probed(launch: Launch, folder: Path) -> Launch:
     return launch.model_copy(update={"commands": tuple(commands)})
 
 
-@contextmanager
-def watched(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+def watched(folder: Path, environment: Mapping[str, str]) -> AbstractContextManager[None]:
     """What nvidia-smi says of the memory in use, twice a second, into the folder; nothing where it is not there.
 
     `environment`: of its process, on top of this one's.
     """
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        yield
-        return
-    words = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
-    with (
-        (folder / "nvidia-smi").open("wb") as file,
-        subprocess.Popen(
-            words,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.DEVNULL,
-        ) as process,
-    ):
-        try:
-            yield
-        finally:
-            process.kill()
+    return watching(str(folder / _SEEN), "memory.used", _INTERVAL, env={**os.environ, **environment})
 
 
 def used(folder: Path) -> Taken:
     """What `probed` and `watched` have left in the folder."""
     peaks = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    seen = folder / "nvidia-smi"
+    seen = folder / _SEEN
     mebibytes = [int(line) for line in seen.read_text().split() if line.isdigit()] if seen.exists() else []
     return Taken(
         _gib(max((peak["allocated"] for peak in peaks), default=0)),

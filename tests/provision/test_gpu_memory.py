@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.model.launch import Command, Launch
+from envbuild.node.smoke import gpu_state
 from envbuild.provision.gpu_memory import Taken, compared, in_words, most, probed, used, watched
+from tests.support.patience import alive, text_of, until
 
 FAKE = """
 class cuda:
@@ -24,6 +28,15 @@ class cuda:
 def launched(**environment: str) -> Launch:
     command = Command(argv=("python3",), environment=environment, directory="/")
     return Launch.model_construct(commands=(command,))
+
+
+def tool(folder: Path, script: str) -> Path:
+    """A folder with an nvidia-smi."""
+    path = folder / "bin/nvidia-smi"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path.parent
 
 
 def ended(folder: Path, code: str, *more: Path) -> None:
@@ -63,12 +76,25 @@ def test_the_sitecustomize_that_is_hidden_runs_as_well(tmp_path: Path) -> None:
 def test_the_fullest_rank_counts_and_nothing_is_asked_where_no_tool_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
     for number, size in enumerate([1 << 30, 5 << 29]):
         (tmp_path / f"{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
     with watched(tmp_path, {}):
         assert not (tmp_path / "nvidia-smi").exists()
     assert used(tmp_path) == Taken(2.5, 5.0)
+
+
+def test_an_nvidia_smi_that_no_signal_ends_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tool(tmp_path, 'echo $$; exec sleep 600')}:{os.environ['PATH']}")
+    with monkeypatch.context() as stuck:
+        # As a process in the driver is, whose GPU has left the bus.
+        stuck.setattr(os, "killpg", lambda *_: None)
+        stuck.setattr(subprocess.Popen, "kill", lambda _: None)
+        stuck.setattr(gpu_state, "_END", 0.1)
+        with watched(tmp_path, {}):
+            pid = int(until(lambda: text_of(tmp_path / "nvidia-smi")))
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_of_several_runs_the_greatest_of_each_figure_is_told() -> None:

@@ -12,7 +12,7 @@ from envbuild.node.read_text import number, read, search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # Name in the evidence, field of nvidia-smi; numbers where they are.
 _FIELDS = (
@@ -44,6 +44,7 @@ _REASONS = (
     (0x100, "display clocks"),
 )
 _INTERVAL = 100  # ms
+_END = 5.0  # s that a killed nvidia-smi is waited for
 _FULL = 0.95  # of the memory: the products themselves take some GiB
 
 
@@ -55,29 +56,44 @@ def sampled(path: str) -> "Iterator[list[Json]]":
     it has no answer.
     """
     rows = []  # type: list[Json]
-    smi = which("nvidia-smi", search_path())
-    if smi is None:
-        yield rows
-        return
-    argv = [smi, "--format=csv,noheader,nounits", "-lms", str(_INTERVAL)]
+    paths = ["%s.%s" % (path, name) for name in _NAMES]
+    fields = ",".join(field for _, field in _FIELDS)
+    words = []  # type: list[str]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if re.match(r"(\d+|GPU-[0-9a-f-]+)(,(\d+|GPU-[0-9a-f-]+))*\Z", visible):
-        argv += ["-i", visible]
-    query = "--query-gpu=" + ",".join(field for _, field in _FIELDS)
-    children = [_start(argv + [query % name], "%s.%s" % (path, name)) for name in _NAMES]
-    try:
+        words = ["-i", visible]
+    with contextlib.ExitStack() as stack:
+        for name, file in zip(_NAMES, paths):  # noqa: B905 - of 3.10
+            stack.enter_context(watching(file, fields % name, _INTERVAL, words))
         yield rows
+    texts = [read(file) for file in paths]
+    rows.extend(busiest(texts[0]) or busiest(texts[1]))
+
+
+@contextlib.contextmanager
+def watching(
+    path: str, fields: str, interval: int, words: "Sequence[str]" = (), env: "dict[str, str] | None" = None
+) -> "Iterator[None]":
+    """What nvidia-smi says of `fields`, each `interval` ms while the body runs, in a file; none where it is not there.
+
+    `words`: more of its command line; `env`: its whole environment (None: this process's).
+    """
+    smi = which("nvidia-smi", search_path())
+    if smi is None:
+        yield
+        return
+    argv = [smi, "--query-gpu=" + fields, "--format=csv,noheader,nounits", "-lms", str(interval)] + list(words)
+    child = _start(argv, path, env)
+    try:
+        yield
     finally:
-        for child in children:
-            _end(child)
-        texts = [read("%s.%s" % (path, name)) for name in _NAMES]
-        rows.extend(busiest(texts[0]) or busiest(texts[1]))
+        _end(child)
 
 
-def _start(argv: "list[str]", path: str) -> "subprocess.Popen[bytes]":
+def _start(argv: "list[str]", path: str, env: "dict[str, str] | None") -> "subprocess.Popen[bytes]":
     with proc.starting(), open(path, "wb") as out:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
 
@@ -85,7 +101,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver: nothing more can be done from here
-        child.wait(timeout=5)
+        child.wait(_END)
 
 
 def busiest(text: str) -> "list[Json]":
