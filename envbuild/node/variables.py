@@ -1,5 +1,9 @@
-"""Which variables of the caller's environment a build sees, which decide what it makes, and which may be set."""
+"""Which variables of the caller's environment a build sees, which decide what it makes, and which may be set.
 
+And which GPUs a process sees by one of them.
+"""
+
+import itertools
 import re
 
 from envbuild.node import redact
@@ -72,3 +76,15 @@ def may_set(name: str, site: bool = False) -> bool:
     if site and name == "LD_LIBRARY_PATH":
         return True
     return _HARMLESS.match(name) is not None or _CHOOSES_CODE.match(name.upper()) is None
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"(\d+|(GPU|MIG)-\S+)\Z")
+
+
+def visible_devices(value: object) -> "list[str] | None":
+    """The GPUs that CUDA_VISIBLE_DEVICES names: as CUDA reads it, up to the first entry that is none. None: all."""
+    if value is None:
+        return None
+    entries = (entry.strip() for entry in str(value).split(","))
+    return list(itertools.takewhile(_DEVICE.match, entries))

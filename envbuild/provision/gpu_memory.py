@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
 _SEEN = "nvidia-smi"  # what it said
+_FIELDS = "memory.used,mig.mode.current"
 _INTERVAL = 500  # ms
 
 
@@ -25,7 +26,7 @@ class Taken:
     """GiB of the fullest GPU at its peak; None: nothing told it.
 
     `tensors` and `reserved`: torch's allocator, where the ranks ended by themselves. `used`: all of it as nvidia-smi
-    counts it, CUDA's context and NCCL's buffers included.
+    counts it, CUDA's context and NCCL's buffers included; not of a part of a GPU (MIG).
     """
 
     tensors: float | None = None
@@ -45,24 +46,34 @@ def probed(launch: Launch, folder: Path) -> Launch:
     return launch.model_copy(update={"commands": tuple(commands)})
 
 
-def watched(folder: Path, environment: Mapping[str, str]) -> AbstractContextManager[None]:
-    """What nvidia-smi says of the memory in use, twice a second, into the folder; nothing where it is not there.
+def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> AbstractContextManager[None]:
+    """What nvidia-smi says of the memory in use of these GPUs, twice a second, into the folder; nothing without it.
 
     `environment`: of its process, on top of this one's.
     """
-    return watching(str(folder / _SEEN), "memory.used", _INTERVAL, env={**os.environ, **environment})
+    return watching(str(folder / _SEEN), _FIELDS, _INTERVAL, devices, {**os.environ, **environment})
 
 
 def used(folder: Path) -> Taken:
     """What `probed` and `watched` have left in the folder."""
     peaks = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    seen = folder / _SEEN
-    mebibytes = [int(line) for line in seen.read_text().split() if line.isdigit()] if seen.exists() else []
+    reserved = max((peak["reserved"] for peak in peaks), default=0)
+    seen = max(_seen(folder / _SEEN), default=0)
     return Taken(
         _gib(max((peak["allocated"] for peak in peaks), default=0)),
-        _gib(max((peak["reserved"] for peak in peaks), default=0)),
-        _gib(max(mebibytes, default=0) * 2**20),
+        _gib(reserved),
+        # Less than torch has is of other GPUs: where they are of several kinds, CUDA has another order of them.
+        _gib(seen) if seen >= reserved else None,
     )
+
+
+def _seen(path: Path) -> Iterator[int]:
+    """Bytes in use, of whole GPUs: where MIG divides one, nvidia-smi counts what others have of it too."""
+    text = path.read_text() if path.exists() else ""
+    for line in text.rpartition("\n")[0].splitlines():
+        size, _, mig = line.partition(", ")
+        if size.isdigit() and mig != "Enabled":
+            yield int(size) * 2**20
 
 
 def most(runs: Iterable[Taken]) -> Taken:

@@ -23,7 +23,9 @@ from envbuild.model.lock import Variant
 from envbuild.model.reference import Bench
 from envbuild.model.target import Connection
 from envbuild.node import proc
+from envbuild.node.paths import read_json
 from envbuild.node.smoke.training_log import read_line
+from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
 from envbuild.provision.gpu_memory import Taken, probed, used, watched
@@ -156,10 +158,18 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
         return log
     memory = log.path.with_suffix(".memory")
     asked = replace(asked, launch=probed(asked.launch, memory))
-    with watched(memory, {MARKER: marker_value()}):
+    with watched(memory, _devices(asked), {MARKER: marker_value()}):
         _carried_out(work, told, asked, name, log)
     log.taken = used(memory)
     return log
+
+
+def _devices(asked: OwnRun) -> list[str]:
+    """The GPUs of the ranks: of those that they see, by the variables that they get, as many as take part."""
+    written = read_json(str(Path(asked.activate).with_name("variables.json"))) if asked.activate else None
+    environment = {**os.environ, **(written or {}), **asked.launch.commands[0].environment}
+    named, count = visible_devices(environment.get(VISIBLE)), asked.launch.gpus_per_node
+    return [str(index) for index in range(count)] if named is None else named[:count]
 
 
 def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envbuild.model.facts import NodeFacts
+from envbuild.node.variables import visible_devices
 from envbuild.resolve.compat import Compat, TorchBuild, TorchRelease
 from envbuild.resolve.versions import Numbers, minor
 
@@ -77,14 +78,8 @@ def capabilities(facts: NodeFacts) -> tuple[tuple[str, Numbers], ...]:
 
 def visible_gpus(facts: NodeFacts) -> int:
     """How many GPUs a process on the node sees: all, or those that CUDA_VISIBLE_DEVICES names."""
-    if facts.visible_devices is None:
-        return len(facts.gpus)
-    named = 0
-    for entry in facts.visible_devices.split(","):
-        if not entry.strip() or entry.strip() in ("-1", "none", "void", "NoDevFiles"):
-            break
-        named += 1
-    return min(named, len(facts.gpus))
+    named = visible_devices(facts.visible_devices)
+    return len(facts.gpus) if named is None else min(len(named), len(facts.gpus))
 
 
 def physical_gpus(facts: NodeFacts) -> int:

@@ -140,9 +140,8 @@ def test_memory_is_measured_by_torch_and_by_nvidia_smi_and_stands_beside_the_est
     built: World, tmp_path: Path
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        "#!/bin/sh\ncase \"$*\" in *memory.used*) printf '512\\n30720\\n' ; sleep 60 ;; *) exit 9 ;; esac\n"
-    )
+    rows = "printf '512, Disabled\\n30720, Disabled\\n'"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in *memory.used*) {rows} ; sleep 60 ;; *) exit 9 ;; esac\n')
     tool.chmod(0o755)
     path = f"{tmp_path}:{built.env['PATH']}"
     done = built.run("strategy", *ARGS, "--json", env={"PATH": path, "LARGEST": "64"})

@@ -59,3 +59,19 @@ def test_d22_what_fetches_and_builds_sees_proxies_with_their_logins_and_no_token
 def test_d23_a_target_alone_says_where_libraries_of_the_site_lie() -> None:
     assert variables.may_set("LD_LIBRARY_PATH", site=True)
     assert not variables.may_set("LD_PRELOAD", site=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [
+        (None, None),
+        ("", []),
+        ("2, 3", ["2", "3"]),
+        ("0,-1,1", ["0"]),
+        ("NoDevFiles", []),
+        ("GPU-1f,MIG-5c,,1", ["GPU-1f", "MIG-5c"]),
+        ("MIG-GPU-1f/1/0", ["MIG-GPU-1f/1/0"]),
+    ],
+)
+def test_gpus_are_visible_up_to_the_first_entry_that_names_none(value: str | None, devices: list[str] | None) -> None:
+    assert variables.visible_devices(value) == devices

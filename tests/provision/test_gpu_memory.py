@@ -79,7 +79,7 @@ def test_the_fullest_rank_counts_and_nothing_is_asked_where_no_tool_is(
     monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
     for number, size in enumerate([1 << 30, 5 << 29]):
         (tmp_path / f"{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
-    with watched(tmp_path, {}):
+    with watched(tmp_path, ["0"], {}):
         assert not (tmp_path / "nvidia-smi").exists()
     assert used(tmp_path) == Taken(2.5, 5.0)
 
@@ -91,10 +91,45 @@ def test_an_nvidia_smi_that_no_signal_ends_is_left_behind(tmp_path: Path, monkey
         stuck.setattr(os, "killpg", lambda *_: None)
         stuck.setattr(subprocess.Popen, "kill", lambda _: None)
         stuck.setattr(gpu_state, "_END", 0.1)
-        with watched(tmp_path, {}):
+        with watched(tmp_path, ["0"], {}):
             pid = int(until(lambda: text_of(tmp_path / "nvidia-smi")))
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
+
+
+ROWS = ["512, Disabled", "30720, Disabled", "[N/A], [N/A]", "2048, [N/A]"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reserved", "size"),
+    [
+        (ROWS, 26, 30.0),
+        # Of instances of others too.
+        ([*ROWS, "81000, Enabled"], 26, 30.0),
+        (["81000, Enabled"], 26, None),
+        # A line that was cut when its writer was ended.
+        ([*ROWS, "81000, Ena"], 26, 30.0),
+        (["512, Disabled"], 26, None),
+    ],
+)
+def test_what_nvidia_smi_saw_is_the_fullest_whole_gpu_s_and_never_less_than_torch_has(
+    tmp_path: Path, rows: list[str], reserved: int, size: float | None
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("\n".join(rows) + "\n" * (not rows[-1].endswith("Ena")))
+    (tmp_path / "0.json").write_text(json.dumps({"allocated": 1 << 30, "reserved": reserved << 30}))
+    assert used(tmp_path) == Taken(1.0, float(reserved), size)
+
+
+@pytest.mark.parametrize(("devices", "words"), [(["2", "3"], " -i 2,3"), (["MIG-5c"], None), ([], None)])
+def test_it_looks_at_the_gpus_of_the_run_alone_and_at_no_part_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], words: str | None
+) -> None:
+    folder = tool(tmp_path, 'echo "$@"; exec sleep 600')
+    monkeypatch.setattr(gpu_state, "search_path", lambda: [str(folder)])
+    with watched(tmp_path, devices, {}):
+        said = until(lambda: text_of(tmp_path / "nvidia-smi")).strip() if words else ""
+    assert (tmp_path / "nvidia-smi").exists() == bool(words)
+    assert said.endswith(words or "")
 
 
 def test_of_several_runs_the_greatest_of_each_figure_is_told() -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.launch import Launch
+from envbuild.model.launch import Command, Launch
 from envbuild.model.target import Connection
+from envbuild.node import paths
+from envbuild.node.env import activation_files
 from envbuild.node.proc import Finished
 from envbuild.provision import own_run
 from envbuild.provision.bench import _last_lines
@@ -24,6 +26,8 @@ from envbuild.transport.processes import end_orphans
 from tests.support.patience import PATIENCE, text_of, until
 
 LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('done')"
+
+ONE = Launch.model_construct(commands=(Command(argv=("true",), directory="/"),), gpus_per_node=2)
 
 
 def printed(program: str, path: Path) -> tuple[Log, int]:
@@ -54,16 +58,15 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
     (tmp_path / "logs/trial-1.log").symlink_to("/dev/full")
     work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
     told: Any = SimpleNamespace(log="alpa", metric="tflops")
-    launch = Launch.model_construct(commands=())
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="yes")])
-    log = own_run.carry_out(work, told, OwnRun(launch, None, str(tmp_path / "out"), 60.0), "trial 1")
+    log = own_run.carry_out(work, told, OwnRun(ONE, None, str(tmp_path / "out"), 60.0), "trial 1")
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
 
 
 def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
-    asked = OwnRun(Launch.model_construct(commands=()), None, "/dev/null/out", 60.0)
+    asked = OwnRun(ONE, None, "/dev/null/out", 60.0)
     with pytest.raises(EnvbuildError) as caught:
         own_run.carry_out(work, TOLD, asked, "bench 1")
     assert (caught.value.code, caught.value.what) == ("output-unwritable", "/dev/null/out cannot be written")
@@ -213,7 +216,7 @@ import pathlib, sys, time
 from envbuild.provision.gpu_memory import watched
 from envbuild.provision.own_run import MARKER
 from envbuild.transport.processes import marker_value
-with watched(pathlib.Path(sys.argv[1]), {MARKER: marker_value()}):
+with watched(pathlib.Path(sys.argv[1]), ["0"], {MARKER: marker_value()}):
     time.sleep(600)
 """
 
@@ -230,3 +233,30 @@ def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> 
     watcher = int(path.read_text())
     assert watcher in end_orphans(own_run.MARKER, grace=60)
     assert not Path(f"/proc/{watcher}/cmdline").exists() or not Path(f"/proc/{watcher}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("here", "written", "own", "devices"),
+    [
+        (None, {}, {}, ["0", "1"]),
+        ("2,3,5", {}, {}, ["2", "3"]),
+        ("2,3,5", {"CUDA_VISIBLE_DEVICES": "6,GPU-1f"}, {}, ["6", "GPU-1f"]),
+        ("2,3,5", {"CUDA_VISIBLE_DEVICES": "6"}, {"CUDA_VISIBLE_DEVICES": "7,-1,4"}, ["7"]),
+        ("", {}, {}, []),
+    ],
+)
+def test_the_gpus_of_a_run_are_the_first_that_its_ranks_see(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: str | None,
+    written: dict[str, str],
+    own: dict[str, str],
+    devices: list[str],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if here is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
+    activation_files.write(str(tmp_path), "stack", written)
+    (command,) = ONE.commands
+    launch = ONE.model_copy(update={"commands": (command.model_copy(update={"environment": own}),)})
+    assert own_run._devices(OwnRun(launch, paths.meta(str(tmp_path), "activate.sh"), "/out", 60.0)) == devices

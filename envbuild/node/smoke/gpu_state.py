@@ -9,6 +9,7 @@ import subprocess
 from envbuild.node import proc
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import number, read, search_path, which
+from envbuild.node.variables import VISIBLE, visible_devices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,28 +44,26 @@ _REASONS = (
     (0x80, "hardware power brake"),
     (0x100, "display clocks"),
 )
+_WHOLE = re.compile(r"(\d+|GPU-[0-9a-f-]+)(,(\d+|GPU-[0-9a-f-]+))*\Z")
 _INTERVAL = 100  # ms
 _END = 5.0  # s that a killed nvidia-smi is waited for
 _FULL = 0.95  # of the memory: the products themselves take some GiB
 
 
 @contextlib.contextmanager
-def sampled(path: str) -> "Iterator[list[Json]]":
+def sampled(path: str, variables: "Json | None" = None) -> "Iterator[list[Json]]":
     """Look at the GPUs while the body runs; afterwards the list has one row for each.
 
-    What is printed goes to files that begin with `path`. The list stays empty where there is no nvidia-smi, or
-    it has no answer.
+    What is printed goes to files that begin with `path`. `variables`: those of the body's programs, above this
+    process's. The list stays empty where `watching` has no answer.
     """
     rows = []  # type: list[Json]
     paths = ["%s.%s" % (path, name) for name in _NAMES]
     fields = ",".join(field for _, field in _FIELDS)
-    words = []  # type: list[str]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if re.match(r"(\d+|GPU-[0-9a-f-]+)(,(\d+|GPU-[0-9a-f-]+))*\Z", visible):
-        words = ["-i", visible]
+    devices = visible_devices(dict(os.environ, **(variables or {})).get(VISIBLE))
     with contextlib.ExitStack() as stack:
         for name, file in zip(_NAMES, paths):  # noqa: B905 - of 3.10
-            stack.enter_context(watching(file, fields % name, _INTERVAL, words))
+            stack.enter_context(watching(file, fields % name, _INTERVAL, devices))
         yield rows
     texts = [read(file) for file in paths]
     rows.extend(busiest(texts[0]) or busiest(texts[1]))
@@ -72,17 +71,23 @@ def sampled(path: str) -> "Iterator[list[Json]]":
 
 @contextlib.contextmanager
 def watching(
-    path: str, fields: str, interval: int, words: "Sequence[str]" = (), env: "dict[str, str] | None" = None
+    path: str,
+    fields: str,
+    interval: int,
+    devices: "Sequence[str] | None" = None,
+    env: "dict[str, str] | None" = None,
 ) -> "Iterator[None]":
     """What nvidia-smi says of `fields`, each `interval` ms while the body runs, in a file; none where it is not there.
 
-    `words`: more of its command line; `env`: its whole environment (None: this process's).
+    `devices`: of these GPUs alone (None: of all), and none for instances of MIG, as its figures are of whole GPUs.
+    `env`: its whole environment (None: this process's).
     """
     smi = which("nvidia-smi", search_path())
-    if smi is None:
+    named = [] if devices is None else ["-i", ",".join(devices)]
+    if smi is None or (named and not _WHOLE.match(named[1])):
         yield
         return
-    argv = [smi, "--query-gpu=" + fields, "--format=csv,noheader,nounits", "-lms", str(interval)] + list(words)
+    argv = [smi, "--query-gpu=" + fields, "--format=csv,noheader,nounits", "-lms", str(interval)] + named
     child = _start(argv, path, env)
     try:
         yield

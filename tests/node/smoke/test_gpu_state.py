@@ -44,8 +44,8 @@ def test_it_looks_while_the_body_runs_at_the_visible_gpus_and_not_longer(
     smi.write_text(f"#!/bin/sh\n{told}while :; do echo '{BUSY}'; sleep 0.05; done\n")
     smi.chmod(0o755)
     monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1f")
-    with gpu_state.sampled(str(out)) as rows:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with gpu_state.sampled(str(out), {"CUDA_VISIBLE_DEVICES": "0,GPU-1f"}) as rows:
         until(lambda: any(path.read_text().count("\n") > 1 for path in tmp_path.glob("out.*")))
     assert [(row["index"], row["sm_mhz"]) for row in rows] == [(0, 1755.0)]
     assert " -i 0,GPU-1f" in (tmp_path / "words").read_text()
