@@ -3,11 +3,13 @@
 A missing tool is a fact (`None` or an empty tuple), never an error.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import ConfigDict
 
 from envbuild.model.common import StrictModel
+from envbuild.node.variables import VISIBLE
 
 
 class _Fact(StrictModel):
@@ -206,6 +208,10 @@ class NodeFacts(_Fact):
     def filled(self, template: str) -> str:
         """A path of a target with `{user}` and `{home}` filled in; what `{data}` is, only the node knows."""
         return template.replace("{user}", self.user).replace("{home}", self.home)
+
+    def shown(self, variables: Mapping[str, Any]) -> Self:
+        """As a process with these variables sees the node: which GPUs, where one of them says it."""
+        return self.model_copy(update={"visible_devices": variables.get(VISIBLE, self.visible_devices)})
 
     def hardware(self) -> dict[str, Any]:
         """Driver and GPU names: what an environment was chosen for, kept in its stamp."""

@@ -13,6 +13,7 @@ from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
 from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, program, read_events, run_processes
+from envbuild.node.variables import VISIBLE, visible_devices
 
 NAME = "smoke/nodes/all-reduce"
 METRIC = "multi_node_busbw_gbps"
@@ -37,19 +38,30 @@ def run(request: Json) -> "tuple[bool, Json]":
 def _meet(spec: "Spec", place: Json, args: Json) -> Json:
     part = Part(NAME)
     rank, nodes, token, seconds = place["rank"], place["nodes"], str(args["token"]), float(args.get("wait", 60.0))
+    ranks = _startable(spec, int(args["ranks"]))
     if rank == 0:
-        meeting = rendezvous.receive(place["ports"], nodes, token, seconds)
+        meeting = rendezvous.receive(place["ports"], nodes, token, seconds, ranks)
     else:
-        meeting = rendezvous.join(place["addresses"], place["ports"], rank, token, seconds)
+        meeting = rendezvous.join(place["addresses"], place["ports"], rank, token, seconds, ranks)
     if meeting.missing:
         return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
-    test = JointTest(spec, rank, nodes, int(args["ranks"]), meeting)
+    test = JointTest(spec, rank, nodes, meeting)
     with Scratch(args.get("tmp")) as scratch:
         scratch.compile(spec.environment, spec.variables)
         test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
     smoke.apply_floors([part], floors)
     return smoke.summary([part.check()])
+
+
+def _startable(spec: "Spec", asked: int) -> int:
+    """How many ranks this node can start: what is asked for, with GPUs no more than its ranks will see; one at least.
+
+    What was counted before is of another process: a job, a login or a target may say which are visible.
+    """
+    child = child_environment(spec.environment, spec.variables, "")
+    named = visible_devices(child.get(VISIBLE)) if spec.cuda else None
+    return asked if named is None else max(1, min(asked, len(named)))
 
 
 def _not_run(part: "Part", missing: "list[int]", names: "list[str]", seconds: float) -> Json:
@@ -61,16 +73,16 @@ def _not_run(part: "Part", missing: "list[int]", names: "list[str]", seconds: fl
 
 
 class JointTest:
-    """One node of the test, once all have met: `ranks` processes here, `nodes` times as many in all."""
+    """One node of the test, once all have met: `meeting.ranks` processes here, `nodes` times as many in all."""
 
-    def __init__(self, spec: "Spec", rank: int, nodes: int, ranks: int, meeting: "rendezvous.Meeting") -> None:
+    def __init__(self, spec: "Spec", rank: int, nodes: int, meeting: "rendezvous.Meeting") -> None:
         """Nothing is started yet."""
         self.spec = spec
         self.rank = rank
         self.nodes = nodes
-        self.ranks = ranks
+        self.ranks = meeting.ranks
         self.meeting = meeting
-        self.world = nodes * ranks
+        self.world = nodes * meeting.ranks
         self.backend = "nccl" if spec.cuda else "gloo"
 
     def run(self, part: "Part", scratch: "Scratch", clock: "Clock") -> None:

@@ -1,8 +1,9 @@
 """Where the nodes of a joint smoke test meet before anything is started, so that a node that cannot is told by name.
 
 The first node listens on one of the ports that all were told. The others come to it, say their rank and wait; when all
-are there, or at the deadline, each gets the same answer: the port on which torchrun will meet, or who is missing. The
-first node then frees that port for torchrun, so one open port is all that a firewall has to allow.
+are there, or at the deadline, each gets the same answer: the port on which torchrun will meet and how many ranks each
+node starts, or who is missing. The first node then frees that port for torchrun, so one open port is all that a
+firewall has to allow.
 """
 
 import json
@@ -22,12 +23,16 @@ _GRACE = 10.0  # s that others wait longer than the first node, whose answer the
 
 
 class Meeting(NamedTuple):
-    """How it went: `address` and `port` for torchrun, `own` the address of this node there, `missing` ranks."""
+    """How it went: `address` and `port` for torchrun, `own` the address of this node there, `missing` nodes by rank.
+
+    `ranks`: of each node, as many as all of them can start.
+    """
 
     address: str
     port: int
     own: str
     missing: "list[int]"
+    ranks: int
 
     @property
     def interface(self) -> "str | None":
@@ -41,13 +46,13 @@ class Meeting(NamedTuple):
         return next((name for name in names if self.own in system.addresses(name)), None)
 
 
-def receive(ports: "list[int]", nodes: int, token: str, seconds: float) -> "Meeting":
-    """The first node: wait until the other `nodes` - 1 have come, at most `seconds`.
+def receive(ports: "list[int]", nodes: int, token: str, seconds: float, ranks: int) -> "Meeting":
+    """The first node, which can start `ranks`: wait until the other `nodes` - 1 have come, at most `seconds`.
 
     Raises NodeError `nodes-cannot-meet` (exit 1) where none of the ports is free.
     """
     listener, port = _listen(ports)
-    found: dict[int, socket.socket] = {}
+    found: dict[int, tuple[socket.socket, int]] = {}
     until = time.monotonic() + seconds
     try:
         with listener:
@@ -55,19 +60,20 @@ def receive(ports: "list[int]", nodes: int, token: str, seconds: float) -> "Meet
                 listener.settimeout(max(0.01, until - time.monotonic()))
                 _welcome(listener, found, nodes, token)
         missing = [rank for rank in range(1, nodes) if rank not in found]
-        own = next((_own_address(each) for each in found.values()), "127.0.0.1")
-        for each in found.values():
-            _send(each, {"port": port, "missing": missing})
-        for each in found.values():
+        own = next((_own_address(each) for each, _ in found.values()), "127.0.0.1")
+        fewest = min([ranks] + [theirs for _, theirs in found.values()])
+        for each, _ in found.values():
+            _send(each, {"port": port, "missing": missing, "ranks": fewest})
+        for each, _ in found.values():
             each.settimeout(_CONNECT)
             try:
                 each.recv(1)
             except OSError:
                 pass  # it may be gone already
     finally:
-        for each in found.values():
+        for each, _ in found.values():
             each.close()
-    return Meeting(own, port, own, missing)
+    return Meeting(own, port, own, missing, fewest)
 
 
 def _listen(ports: "list[int]") -> "tuple[socket.socket, int]":
@@ -101,30 +107,36 @@ def _bound(family: int, everywhere: str, port: int) -> "socket.socket":
     return listener
 
 
-def _welcome(listener: "socket.socket", found: "dict[int, socket.socket]", nodes: int, token: str) -> None:
-    """Take one connection in; one that is not of this test is closed."""
+def _welcome(listener: "socket.socket", found: "dict[int, tuple[socket.socket, int]]", nodes: int, token: str) -> None:
+    """Take one connection in, with how many ranks its node can start; one that is not of this test is closed."""
     try:
         peer, _ = listener.accept()
     except OSError:
         return  # nobody came in time
     hello = _read(peer)
-    rank = hello.get("rank")
-    if hello.get("token") != token or not isinstance(rank, int) or not 0 < rank < nodes or not _send(peer, {"met": 1}):
+    rank, ranks = hello.get("rank"), hello.get("ranks")
+    if (
+        hello.get("token") != token
+        or not isinstance(rank, int)
+        or not isinstance(ranks, int)
+        or not 0 < rank < nodes
+        or not _send(peer, {"met": 1})
+    ):
         peer.close()
         return
     if rank in found:
-        found[rank].close()  # it came again after it had lost its connection
-    found[rank] = peer
+        found[rank][0].close()  # it came again after it had lost its connection
+    found[rank] = (peer, ranks)
 
 
-def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seconds: float) -> "Meeting":
+def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seconds: float, ranks: int) -> "Meeting":
     """Every other node: come to the first one, wait for all. Raises NodeError `nodes-cannot-meet` (exit 1)."""
     until = time.monotonic() + seconds
     problems: dict[str, str] = {}
     while time.monotonic() < until:
         for address in addresses:
             for port in ports:
-                peer = _come(address, port, rank, token, problems)
+                peer = _come(address, port, {"rank": rank, "token": token, "ranks": ranks}, problems)
                 if peer is not None:
                     with peer:
                         return _wait(peer, address, max(1.0, until - time.monotonic() + _GRACE))
@@ -140,14 +152,14 @@ def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seco
     )
 
 
-def _come(address: str, port: int, rank: int, token: str, problems: "dict[str, str]") -> "socket.socket | None":
+def _come(address: str, port: int, hello: Json, problems: "dict[str, str]") -> "socket.socket | None":
     """A connection to the first node, which has said that it knows this test; None where it is not there."""
     try:
         peer = socket.create_connection((address, port), timeout=_CONNECT)
     except OSError as error:
         problems["%s port %d" % (address, port)] = str(error)
         return None
-    if _send(peer, {"rank": rank, "token": token}) and _read(peer).get("met"):
+    if _send(peer, hello) and _read(peer).get("met"):
         return peer
     peer.close()
     problems["%s port %d" % (address, port)] = "who listens there is not the first node of this test"
@@ -156,14 +168,15 @@ def _come(address: str, port: int, rank: int, token: str, problems: "dict[str, s
 
 def _wait(peer: "socket.socket", address: str, seconds: float) -> "Meeting":
     answer = _read(peer, seconds)
-    if not isinstance(answer.get("port"), int):
+    port, ranks = answer.get("port"), answer.get("ranks")
+    if not isinstance(port, int) or not isinstance(ranks, int):
         raise NodeError(
             "nodes-cannot-meet",
             "the first node of the joint smoke test at %s has gone away" % address,
             hint="its own answer says more",
         )
     missing = [rank for rank in answer.get("missing") or [] if isinstance(rank, int)]
-    return Meeting(address, answer["port"], _own_address(peer), missing)
+    return Meeting(address, port, _own_address(peer), missing, ranks)
 
 
 def _own_address(peer: "socket.socket") -> str:

@@ -66,7 +66,10 @@ def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]
 
 
 def meet_args(variant: Variant, target: Target, environment: str, gpus: int) -> dict[str, Any]:
-    """The arguments of `meet` that are the same on all nodes; `gpus` of the node that has the fewest."""
+    """The arguments of `meet` that are the same on all nodes; `gpus` of the node that has the fewest.
+
+    A node that sees fewer then says so when they meet.
+    """
     machine = next(item for item in variant.smoke if item.name == "machine")
     return {
         "environment": environment,
@@ -106,7 +109,7 @@ def job_request(work: Work, plan: NodePlan, nodes: int) -> dict[str, Any] | None
     if nodes < 2 or not wants_to_meet(variant, target):
         return None
     facts = work.survey.facts[plan.node]
-    args = meet_args(variant, target, plan.environment, gpus_of(variant, facts))
+    args = meet_args(variant, target, plan.environment, gpus_of(variant, facts, target))
     return node_request(VERB, facts.prefix.path, {**args, "most": target.smoke_nodes}, work.run.id)
 
 
@@ -149,7 +152,7 @@ def _member(work: Work, node: str, environment: str) -> Member | None:
     if variant is None:
         return None
     where = addresses(node, own_addresses(facts), work.prepared.target.connection)
-    return Member(node, environment, variant, where, gpus_of(variant, facts))
+    return Member(node, environment, variant, where, gpus_of(variant, facts, work.prepared.target))
 
 
 def own_addresses(facts: NodeFacts) -> list[str]:
@@ -162,9 +165,10 @@ def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
     return matching_variant(work.prepared.lock, stamp) if stamp else None
 
 
-def gpus_of(variant: Variant, facts: NodeFacts) -> int:
-    """How many GPUs of a node take part; 0 where its torch or its driver use none."""
-    return visible_gpus(facts) if uses_cuda(variant, facts) else 0
+def gpus_of(variant: Variant, facts: NodeFacts, target: Target) -> int:
+    """How many GPUs the ranks of a node see; 0 where its torch or its driver use none."""
+    seen = facts.shown(variant.variables(target.environment))
+    return visible_gpus(seen) if uses_cuda(variant, seen) else 0
 
 
 def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[str, ContactResult]:
@@ -193,7 +197,7 @@ def note_floors(work: Work, outcome: Outcome) -> None:
 
 
 def gpus_of_stamp(variant: Variant, stamp: Mapping[str, Any]) -> int:
-    """How many GPUs an environment was chosen for; 0 where its torch uses none."""
+    """How many GPUs an environment was chosen for, seen or not; 0 where its torch uses none."""
     hardware = (stamp.get("evidence") or {}).get("hardware") or {}
     return len(hardware.get("gpus") or ()) if hardware.get("driver") and variant.uses_cuda else 0
 

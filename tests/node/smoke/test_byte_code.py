@@ -200,8 +200,8 @@ def test_the_smoke_test_passes_with_it_and_leaves_nothing(
 
 def test_torchrun_and_its_ranks_are_given_it(where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processors(monkeypatch, 16)
-    meeting = rendezvous.Meeting("127.0.0.1", 1, "127.0.0.1", [])
+    meeting = rendezvous.Meeting("127.0.0.1", 1, "127.0.0.1", [], 2)
     with runner.Scratch(str(tmp_path / "scratch")) as scratch:
         scratch.compile(str(where), {})
-        words = multi_node.JointTest(Spec(str(where), {}, False), 0, 2, 2, meeting)._command(scratch)
+        words = multi_node.JointTest(Spec(str(where), {}, False), 0, 2, meeting)._command(scratch)
         assert words.count(f"pycache_prefix={scratch.path}/byte-code") == 2

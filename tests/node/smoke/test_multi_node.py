@@ -37,16 +37,17 @@ def test_nodes_meet_on_the_first_port_that_is_free_and_hear_the_same(ports: list
     with socket.create_server(("0.0.0.0", ports[0])):
 
         def come(rank: int) -> None:
-            found[rank] = rendezvous.join(["127.0.0.1"], ports, rank, TOKEN, 20)
+            found[rank] = rendezvous.join(["127.0.0.1"], ports, rank, TOKEN, 20, 8 - rank)
 
         others = [threading.Thread(target=come, args=(rank,)) for rank in (1, 2)]
         for each in others:
             each.start()
-        found[0] = rendezvous.receive(ports, 3, TOKEN, 20)
+        found[0] = rendezvous.receive(ports, 3, TOKEN, 20, 8)
         for each in others:
             each.join()
     assert {each.port for each in found.values()} == {ports[1]}
     assert all(each.missing == [] for each in found.values())
+    assert {each.ranks for each in found.values()} == {6}, "as many as every node can start"
     assert {(each.own, each.interface) for each in found.values()} == {("127.0.0.1", "lo")}
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,19 +55,40 @@ def test_nodes_meet_on_the_first_port_that_is_free_and_hear_the_same(ports: list
         again.listen()
 
 
+@pytest.mark.parametrize(
+    ("here", "variables", "cuda", "ranks"),
+    [
+        (None, {}, True, 8),
+        ("0,1", {}, True, 2),
+        ("0,1", {"CUDA_VISIBLE_DEVICES": "3,4,5"}, True, 3),
+        ("0,1,2,3,4,5,6,7,8,9", {}, True, 8),
+        # Its rank says that it sees none.
+        ("", {}, True, 1),
+        ("0,1", {}, False, 8),
+    ],
+)
+def test_a_node_starts_no_more_ranks_than_they_see_gpus(
+    monkeypatch: pytest.MonkeyPatch, here: str | None, variables: dict[str, str], cuda: bool, ranks: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if here is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
+    assert multi_node._startable(multi_node.Spec("/env", {"environment": variables}, cuda), 8) == ranks
+
+
 def test_strangers_and_wrong_tokens_are_not_counted_and_who_is_missing_is_told_to_all(ports: list[int]) -> None:
     found: dict[int, Any] = {}
 
     def come(rank: int, token: str) -> None:
         try:
-            found[rank] = rendezvous.join(["127.0.0.1"], ports[:1], rank, token, 1.5)
+            found[rank] = rendezvous.join(["127.0.0.1"], ports[:1], rank, token, 1.5, 1)
         except NodeError as error:
             found[rank] = error
 
     others = [threading.Thread(target=come, args=each) for each in ((1, TOKEN), (2, "another"))]
     for each in others:
         each.start()
-    first = rendezvous.receive(ports[:1], 3, TOKEN, 1.5)
+    first = rendezvous.receive(ports[:1], 3, TOKEN, 1.5, 1)
     for each in others:
         each.join()
     assert (first.missing, found[1].missing) == ([2], [2])
@@ -94,7 +116,7 @@ def test_who_speaks_slowly_holds_nobody_up() -> None:
 
 def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[int]) -> None:
     with pytest.raises(NodeError) as error:
-        rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, 0.1)
+        rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, 0.1, 1)
     assert error.value.code == "nodes-cannot-meet"
     assert f"127.0.0.1 port {ports[0]}" in error.value.why
     assert "refused" in error.value.why
@@ -103,7 +125,7 @@ def test_a_node_that_reaches_nobody_names_address_port_and_reason(ports: list[in
 
 def test_without_a_free_port_the_first_node_says_so(ports: list[int]) -> None:
     with socket.create_server(("0.0.0.0", ports[0])), pytest.raises(NodeError) as error:
-        rendezvous.receive(ports[:1], 2, TOKEN, 1)
+        rendezvous.receive(ports[:1], 2, TOKEN, 1, 1)
     assert error.value.code == "nodes-cannot-meet"
     assert str(ports[0]) in error.value.why
 
@@ -172,13 +194,13 @@ def part_of(
 
     def one(rank: int) -> None:
         if rank:
-            meeting = rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, PATIENCE)
+            meeting = rendezvous.join(["127.0.0.1"], ports, 1, TOKEN, PATIENCE, 1)
         else:
-            meeting = rendezvous.receive(ports, 2, TOKEN, PATIENCE)
+            meeting = rendezvous.receive(ports, 2, TOKEN, PATIENCE, 1)
         spec = multi_node.Spec(str(torch_environment()), {}, False)
         part = multi_node.Part(multi_node.NAME)
         with Scratch(str(tmp) if tmp else None, programs) as scratch:
-            multi_node.JointTest(spec, rank, 2, 1, meeting).run(part, scratch, multi_node.Clock(deadline))
+            multi_node.JointTest(spec, rank, 2, meeting).run(part, scratch, multi_node.Clock(deadline))
         found[rank] = part.check()
 
     torch_environment()

@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from envbuild.model.facts import GpuFacts
 from envbuild.model.lock import Variant
 from envbuild.model.stack import SmokeItem
 from envbuild.model.target import Connection, Target
-from envbuild.provision.fleet.multi_node_smoke import Member, addresses, gpus_of_stamp, groups, meet_args, requests
+from envbuild.provision.fleet.multi_node_smoke import (
+    Member,
+    addresses,
+    gpus_of,
+    gpus_of_stamp,
+    groups,
+    meet_args,
+    requests,
+)
+from tests.provision.survey.test_up_to_date import facts
 from tests.resolve.builders import make_variant
 
 MACHINE = (SmokeItem(name="sound"), SmokeItem(name="machine", deadline=90))
@@ -76,6 +86,18 @@ def test_every_node_has_its_rank_and_the_same_of_everything_else() -> None:
 def test_without_gpus_two_processes_a_node_take_part() -> None:
     args = meet_args(variant(), target(), "/p/envs/e", 0)
     assert (args["cuda"], args["ranks"]) == (False, 2)
+
+
+@pytest.mark.parametrize(
+    ("here", "variables", "count"),
+    [(None, {}, 2), ("1", {}, 1), ("1", {"CUDA_VISIBLE_DEVICES": "0,1"}, 2), (None, {"CUDA_VISIBLE_DEVICES": ""}, 0)],
+)
+def test_the_gpus_that_take_part_are_those_that_the_ranks_see(
+    here: str | None, variables: dict[str, str], count: int
+) -> None:
+    two = tuple(GpuFacts(index=index, name="NVIDIA H200") for index in range(2))
+    node = facts().model_copy(update={"gpus": two, "visible_devices": here})
+    assert gpus_of(variant(flavour="cu121"), node, target(environment=variables)) == count
 
 
 def test_addresses_that_only_the_node_itself_can_use_are_left_out() -> None:
