@@ -66,7 +66,10 @@ class TorchRelease(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """One GPU model; peaks in dense TFLOPS (bf16 or fp16), memory in GB, bandwidths in GB/s (`nvlink` of both ways)."""
+    """One GPU model; peaks in dense TFLOPS (bf16 or fp16), memory in GB, bandwidths in GB/s.
+
+    `nvlink`: of both ways, 0 without it; None: not known, as where it takes a bridge.
+    """
 
     model: str
     name: str

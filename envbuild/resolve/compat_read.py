@@ -218,7 +218,8 @@ def _gpu(model: str, row: Mapping[str, Any], note: Note) -> Gpu:
         dense_tflops=figure("bf16_dense_tflops", "fp16_dense_tflops"),
         sparse_tflops=figure("sparse_tflops"),
         bandwidth=figure("memory_bandwidth_gbs"),
-        nvlink=figure("nvlink_gbs"),
+        # Whether two cards have a bridge, and which two, nothing here says.
+        nvlink=None if "nvlink_note" in row else figure("nvlink_gbs"),
         note=note.but(unverified and f"{unverified} from memory"),
     )
 

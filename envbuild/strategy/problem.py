@@ -135,11 +135,11 @@ def _searchable(reference: Reference) -> bool:
 
 def machine_of(gpu: Gpu, gpus_per_node: int, network: float) -> Machine:
     """What our tables say of a GPU. Raises EnvbuildError `launch-does-not-fit` where they lack a figure."""
-    figures = (gpu.dense_tflops, gpu.bandwidth, gpu.nvlink)
-    require(None not in figures, f"peak, memory bandwidth or NVLink of {gpu.model} are not in our tables")
-    peak, bandwidth, nvlink = (figure or 0.0 for figure in figures)
-    # The sizes in the names of GPUs are powers of two; without NVLink it is PCIe 4.
-    return Machine(gpu.model, gpus_per_node, peak, gpu.memory_gb * GIB, bandwidth, nvlink or 64.0, network)
+    figures = (gpu.dense_tflops, gpu.bandwidth)
+    require(None not in figures, f"peak or memory bandwidth of {gpu.model} are not in our tables")
+    peak, bandwidth = (figure or 0.0 for figure in figures)
+    # The sizes in the names of GPUs are powers of two; without NVLink, or where that is not known, it is PCIe 4.
+    return Machine(gpu.model, gpus_per_node, peak, gpu.memory_gb * GIB, bandwidth, gpu.nvlink or 64.0, network)
 
 
 def published(found: Problem) -> list[Placed]:

@@ -52,6 +52,12 @@ def test_a_recipe_that_takes_no_degrees_and_a_model_that_fits_nowhere_are_refuse
     assert (caught.value.code, int(caught.value.exit_code)) == ("launch-does-not-fit", 7)
 
 
+def test_links_that_take_a_bridge_count_as_those_of_pcie() -> None:
+    bridged = ("A100-PCIE-40GB", "A100-PCIE-80GB", "H100-PCIE-80GB", "RTX-3090")
+    assert {machine(gpu).nvlink for gpu in bridged} == {machine("L40S").nvlink}
+    assert machine("L40S").nvlink < machine(H200).nvlink
+
+
 def test_a_launch_of_a_case_has_the_estimate_of_the_case_and_another_stack_s_has_none() -> None:
     found, case = searched(H200, 4), Case(1024, 2, 1, 2, 128)
     made = started("megatron-alpa", place(gpus=4), "ported")
