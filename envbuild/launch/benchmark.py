@@ -18,16 +18,25 @@ from envbuild.text import number
 _TFLOPS = "TFLOP/s per GPU"
 # In place of a model: the node was asked, and has none.
 NO_GPU = "no GPU"
+# Percent of a GPU's dense peak: what a run can have, with room for how catalogs round.
+_MOST = 105
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What a run had: the name as nvidia-smi prints it (None: not known), how many, and the dense peak of one."""
+    """What a run had: the name as nvidia-smi prints it (None: not known), how many, and the dense peak of one.
+
+    `firm`: the peak was verified and is that of every GPU there, so that no figure can be above it.
+    """
 
     name: str | None
     count: int
     model: str | None = None
     peak: float | None = None
+    firm: bool = True
+
+
+UNKNOWN = Gpus(None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +60,21 @@ class Samples(NamedTuple):
     losses: list[float]
 
 
-def samples(bench: Bench, text: str) -> Samples:
-    """What a log tells. A training that began anew has warmed up anew."""
+def samples(bench: Bench, text: str, gpus: Gpus = UNKNOWN) -> Samples:
+    """What a log tells of a run on these GPUs. A training that began anew has warmed up anew."""
     records = read(bench.log, text)
     telling = [record for record in records if bench.metric in record.values]
     parts = [[record.values[bench.metric] for record in part] for part in runs(telling)]
     values = [value for part in parts for value in part[bench.warmup :]]
     bad = next((value for value in values if not 0 < value < math.inf), None)
+    high = next((value for value in values if gpus.firm and (_share(bench, value, gpus.peak) or 0.0) > _MOST), None)
     course = losses(bench.log, [text])
     few = f"its log has {len(values)} of at least {bench.least} lines with `{bench.metric}` after its warm-up"
+    above = f"{bench.unit} is more than the peak of {gpus.name}, {number(gpus.peak or 0.0)}"
     wrong = (
         (few if len(values) < bench.least else None)
         or (f"its log has {bad:g} for `{bench.metric}`" if bad is not None else None)
+        or (f"{number(high)} {above}" if high is not None else None)
         or not_finite(course)
         or cut_short(records)
     )

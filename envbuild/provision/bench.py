@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import NO_GPU, Gpus, compare, course_in_words, in_words, metric, samples
+from envbuild.launch.benchmark import UNKNOWN, compare, course_in_words, in_words, metric, samples
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
 from envbuild.provision import gpu_memory
@@ -23,7 +22,7 @@ from envbuild.provision.bench_ways import Trial, Way, narrowed, way
 from envbuild.provision.gpu_memory import GIB, Taken, compared, most
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
-from envbuild.provision.own_run import Log, environments_in_use, measured_by
+from envbuild.provision.own_run import Log, environments_in_use, gpus_of, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -130,13 +129,15 @@ def _check(reference: Reference, told: Bench, made: Way) -> Check:
     values: list[float] = []
     losses: list[float] = []
     taken: list[Taken] = []
-    left_out, failures, last, facts, ran = 0, [], "", made.facts, made.trials[0].launch
+    left_out, failures, last, facts, gpus, ran = 0, [], "", made.facts, UNKNOWN, made.trials[0].launch
     for number, trial in enumerate(made.trials, 1):
         ran, log = trial.launch, trial.run(f"{CHECK} {number}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
-        found = samples(told, text)
+        facts = log.facts or facts
+        gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node)
+        found = samples(told, text, gpus)
         values, left_out, last = values + found.values, left_out + found.warm_up, text
-        facts, losses = log.facts or facts, losses or found.losses
+        losses = losses or found.losses
         taken.append(log.taken)
         wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
         if wrong:
@@ -150,7 +151,7 @@ def _check(reference: Reference, told: Bench, made: Way) -> Check:
         details |= {"failures": failures, "output": _last_lines(last)}
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
     peaks = {gpu.model: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
-    found_ = compare(reference, told, ran, statistics.median(values), _gpus(ran, facts), peaks)
+    found_ = compare(reference, told, ran, statistics.median(values), gpus, peaks)
     below = found_.verdict == "below"
     return Check(
         name=CHECK,
@@ -198,13 +199,3 @@ def _last_lines(text: str) -> str:
     ranked.pop((), None)  # of no rank
     last = lines[-_LAST:]
     return "\n".join([*(line for _, line in sorted(ranked.items()) if line not in last), *last])
-
-
-def _gpus(made: Launch, facts: NodeFacts | None) -> Gpus:
-    """Without facts nothing is known of them."""
-    count = made.nodes * made.gpus_per_node
-    if facts is not None and not facts.gpus:
-        return Gpus(None, count, NO_GPU)
-    name = facts.gpus[0].device_name if facts else None
-    model = rules().gpu_of(name)
-    return Gpus(name, count, model.model, model.dense_tflops) if model else Gpus(name, count)

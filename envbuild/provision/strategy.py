@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import metric, samples
+from envbuild.launch.benchmark import Gpus, metric, samples
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.provision.gpu_memory import compared, in_words
-from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by, of_trial
+from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, gpus_of, measured_by, of_trial
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -60,6 +60,7 @@ class _Trials:
     told: Bench
     asked: Asked
     found: Problem
+    gpus: Gpus
     search: Search
     checks: list[Check]
     ended: str = "no other case promises more"
@@ -87,7 +88,7 @@ class _Trials:
         began = time.monotonic()
         log = carry_out(self.work, self.told, run, f"trial {number}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
-        values, _, wrong, _ = samples(self.told, text)
+        values, _, wrong, _ = samples(self.told, text, self.gpus)
         wrong = log.failure or wrong
         answer: Answer = "measured"
         if wrong:
@@ -133,7 +134,8 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
             facts = facts_of(work)
             found = asked.problem(rules().gpu_of(facts.gpus[0].device_name) if facts and facts.gpus else None)
             first = [] if found.own is None else [found.own]
-            trials = _Trials(work, told, asked, found, Search(found.machine, found.ranked(), first), [])
+            gpus, search = gpus_of(facts, found.gpus), Search(found.machine, found.ranked(), first)
+            trials = _Trials(work, told, asked, found, gpus, search, [])
             with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):
                 trials.run()
             checks = (*node.checks, *trials.checks, _conclusion(trials))

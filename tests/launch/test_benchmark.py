@@ -96,6 +96,25 @@ def test_the_warm_up_is_left_out_and_counted(values: list[float], warmup: int) -
         assert made.least <= made.median <= made.greatest
 
 
+@pytest.mark.parametrize(
+    ("value", "gpus", "wrong"),
+    [
+        (1.5e9, Gpus("NVIDIA H200", 4, H200, 989.0), "1,500,000,000 {} is more than the peak of NVIDIA H200, 989"),
+        (1039.0, Gpus("NVIDIA H200", 4, H200, 989.0), "1,039 {} is more than the peak of NVIDIA H200, 989"),
+        (1038.0, Gpus("NVIDIA H200", 4, H200, 989.0), ""),
+        (1.5e9, Gpus("NVIDIA H100 PCIe", 4, "H100-PCIE-80GB", 756.0, firm=False), ""),
+        (1.5e9, Gpus("Acme X1", 4), ""),
+    ],
+)
+def test_a_figure_above_the_peak_of_the_gpu_is_a_failure_where_that_is_known(
+    value: float, gpus: Gpus, wrong: str
+) -> None:
+    told = Bench(log="alpa", metric="tflops", unit="TFLOP/s per GPU")
+    text = ROW.format(250.0) + ROW.format(value)
+    assert samples(told, text, gpus).wrong == wrong.format(told.unit)
+    assert samples(told.model_copy(update={"unit": "ms"}), text, gpus).wrong == ""
+
+
 def test_a_time_is_a_figure_of_which_less_is_better() -> None:
     for name, lower in (("megatronapp", True), ("megatron-deepspeed-slurm", True), ("megatron-alpa", False)):
         reference = stack(name).reference

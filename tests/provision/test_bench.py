@@ -99,6 +99,15 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
     assert checked(log).says.startswith(why)
 
 
+def test_a_figure_above_the_peak_of_the_gpu_that_ran_it_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LINE.replace("56.0", "132.0") * 3)
+    volta = facts().model_copy(update={"gpus": (GpuFacts(index=0, name="Tesla V100-SXM2-16GB"),)})
+    assert checked(Log(tmp_path / "log")).status == "passed", "the GPU is not known"
+    check = checked(Log(tmp_path / "log", facts=volta))
+    assert (check.status, check.details["values"]) == ("failed", [132.0] * 3)
+    assert check.says.startswith("run 1: 132 TFLOP/s per GPU is more than the peak of Tesla V100-SXM2-16GB, 125")
+
+
 def test_a_run_that_crashed_says_its_last_line(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("starting\nbash: line 29: srun: command not found\n")
     check = checked(Log(tmp_path / "log", failure="it ended with exit code 127"))

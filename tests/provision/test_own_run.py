@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.launch.benchmark import NO_GPU, Gpus
+from envbuild.model.facts import GpuFacts
 from envbuild.model.launch import Command, Launch
 from envbuild.model.target import Connection
 from envbuild.node import paths
@@ -23,6 +25,7 @@ from envbuild.provision import own_run
 from envbuild.provision.bench import _last_lines
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.transport.processes import end_orphans
+from tests.provision.survey.test_up_to_date import facts
 from tests.support.patience import PATIENCE, text_of, until
 
 LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('done')"
@@ -233,6 +236,24 @@ def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> 
     watcher = int(path.read_text())
     assert watcher in end_orphans(own_run.MARKER, grace=60)
     assert not Path(f"/proc/{watcher}/cmdline").exists() or not Path(f"/proc/{watcher}/cmdline").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["NVIDIA H200"] * 2, Gpus("NVIDIA H200", 2, "H200-SXM-141GB", 989.0)),
+        # Which of them ran is not known.
+        (["NVIDIA H200", "NVIDIA L4"], Gpus("NVIDIA H200", 2, "H200-SXM-141GB", 989.0, firm=False)),
+        # Its peak was not verified.
+        (["NVIDIA H100 PCIe"], Gpus("NVIDIA H100 PCIe", 2, "H100-PCIE-80GB", 756.0, firm=False)),
+        (["Acme X1"], Gpus("Acme X1", 2)),
+        ([], Gpus(None, 2, NO_GPU)),
+    ],
+)
+def test_a_peak_refuses_a_figure_where_it_was_verified_and_all_gpus_have_it(names: list[str], told: Gpus) -> None:
+    there = tuple(GpuFacts(index=index, name=name) for index, name in enumerate(names))
+    assert own_run.gpus_of(facts().model_copy(update={"gpus": there}), 2) == told
+    assert own_run.gpus_of(None, 2) == Gpus(None, 2)
 
 
 @pytest.mark.parametrize(

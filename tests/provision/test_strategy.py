@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.launch.benchmark import Gpus
 from envbuild.model.reference import Bench
 from envbuild.provision import strategy
 from envbuild.provision.own_run import Log, OwnRun
@@ -49,8 +50,9 @@ def tried(
         run=SimpleNamespace(path=folder, id="now"), progress=SimpleNamespace(stage=lambda _: None),
         prepared=SimpleNamespace(stack=SimpleNamespace(name="timed")),
     )  # fmt: skip
+    gpus = Gpus("NVIDIA H200", 4, H200, four.machine.tflops)
     asked: Any = SimpleNamespace(make=lambda *_: None, place=place(), activate="", budget=budget)
-    trials = strategy._Trials(work, told, asked, four, Search(four.machine, four.ranked()[: len(runs)]), [])
+    trials = strategy._Trials(work, told, asked, four, gpus, Search(four.machine, four.ranked()[: len(runs)]), [])
     trials.run()
     return fake, [trial.answer for trial in trials.search.trials]
 
@@ -66,6 +68,11 @@ def test_a_trial_that_takes_three_times_as_long_as_a_measured_one_is_out_of_time
 ) -> None:
     fake, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 200.0), (90.0, SPEED % 250.0)])
     assert (answers, fake.deadlines) == (["measured", "out-of-time"], [1000.0, 60.0])
+
+
+def test_a_figure_that_no_gpu_can_have_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, answers = tried(monkeypatch, tmp_path, [(20.0, SPEED % 1.5e9), (20.0, SPEED % 250.0)])
+    assert answers == ["failed", "measured"]
 
 
 def test_a_rank_that_waits_for_one_out_of_memory_is_out_of_memory(
