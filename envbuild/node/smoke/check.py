@@ -17,7 +17,7 @@ class Spec:
         """`variant` is the lock variant as JSON; `trial`: without GPUs the item `step` is tried on the CPU."""
         self.only = ()  # type: tuple[str, ...]
         self.gpus = 0  # that the target is to have; 0: not said
-        self.peaks = {}  # type: dict[str, float]  # dense TFLOP/s of 16 bits, by name of GPU
+        self.peaks = {}  # type: dict[str, float]  # dense TFLOP/s of 16 bits, verified, by name of GPU
         self.links = {}  # type: dict[str, float]  # GB/s that NVLink gives one way, by name of GPU
         self.environment = environment
         self.variant = variant

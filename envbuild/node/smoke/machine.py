@@ -14,7 +14,7 @@ _CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_de
 # no other kind was it measured: so it warns, and refuses nothing. A floor does, which the slowest GPU is compared with.
 _SLOW = 0.85
 _BUS = "all_reduce_%d_mib_busbw_gbps"
-# Of the peak of its kind: above the boost of single cards and what a peak that nobody verified may be wrong by.
+# Of the peak of its kind, which single cards boost above.
 _IMPOSSIBLE = 1.5
 # A floor that names no size is about the largest one that was measured.
 _BUS_LARGEST = "all_reduce_busbw_gbps"
@@ -53,7 +53,7 @@ def _whole(value: object) -> "int | None":
 def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int | None]":
     part = Part("smoke/machine/gemm")
     left = clock.left()
-    with gpu_state.sampled(scratch.fresh("gpus")) as state:
+    with gpu_state.sampled(scratch.fresh("gpus"), spec.variables) as state:
         outcome = run_programs(scratch, spec.environment, spec.variables, "gemm", [{"cuda": spec.cuda}], left)[0]
     part.take(outcome, clock, "the GEMM program")
     part.demand(outcome, _CPU_GEMM + (CUDA_GEMM if spec.cuda else ()))

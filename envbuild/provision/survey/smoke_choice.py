@@ -43,6 +43,6 @@ def as_asked(prepared: Prepared, settings: Settings, args: Mapping[str, Any]) ->
         "only": list(settings.only),
         "cpu_trial": settings.cpu_trial,
         "gpus": prepared.target.expects.gpus_per_node or 0,
-        "peaks": {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops},
+        "peaks": {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops and gpu.note.firm},
         "links": {name: gpu.nvlink / 2 for name, gpu in named if gpu.nvlink},
     }

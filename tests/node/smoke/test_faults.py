@@ -426,7 +426,7 @@ def test_products_that_fail_on_a_full_gpu_say_that_it_was_full_before_what_cubla
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"index": 0, "memory_used_mib": 81012.0, "memory_total_mib": 81559.0}
-    monkeypatch.setattr(machine_item.gpu_state, "sampled", lambda path: contextlib.nullcontext([row]))
+    monkeypatch.setattr(machine_item.gpu_state, "sampled", lambda *_: contextlib.nullcontext([row]))
     fails = "raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED')\n"
     check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=fails, cuda=True)[0]
     assert check.details["failures"][0] == "GPU 0 was full: nvidia-smi saw 81,012 of 81,559 MiB in use"

@@ -86,8 +86,10 @@ def test_a_name_that_the_stack_does_not_have_is_refused_before_anybody_is_asked(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_node_is_told_what_the_links_of_gpus_give_one_way(tmp_path: Path) -> None:
-    links = as_asked(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path), {"items": []})["links"]
+def test_a_node_is_told_verified_peaks_and_what_the_links_of_gpus_give_one_way(tmp_path: Path) -> None:
+    told = as_asked(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path), {"items": []})
+    links, peaks = told["links"], told["peaks"]
+    assert (peaks["NVIDIA H200"], "NVIDIA H100 PCIe" in peaks) == (989.0, False), "of which we know it from memory"
     assert (links["NVIDIA H200"], links["Tesla V100-SXM2-16GB"], "NVIDIA L4" in links) == (450.0, 150.0, False)
     assert not {"NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 3090"} & {*links}, "who has a bridge?"
 
