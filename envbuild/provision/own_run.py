@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +36,9 @@ from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask, rules
 from envbuild.redact import Redactor
 from envbuild.schedule.runner import as_login
-from envbuild.text import last_lines, number
+from envbuild.text import few, last_lines, number
 from envbuild.transport import ssh
-from envbuild.transport.processes import end_marked, end_orphans, marker_value
+from envbuild.transport.processes import end_marked, end_orphans, find_marked, marker_value
 
 # Every process of a run, and what watches it, has this variable.
 MARKER = "ENVBUILD_BENCH_RUN"
@@ -206,8 +207,10 @@ def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) ->
     finally:
         proc.parallel([partial(_end_there, host, work, marker) for host in asked.hosts[: len(running)]])
         end_marked(MARKER, marker, grace=_GRACE)
+        left = find_marked(MARKER, marker)
         for process, reader in running:
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0 if left else None)
             reader.join(_GRACE)
     if work.settings.cancel():
         raise EnvbuildError(
@@ -215,6 +218,10 @@ def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) ->
             "the run was interrupted",
             why="its processes have ended on every node; the environment stays as it is",
             hint="the same command starts it again",
+        )
+    if left:
+        log.failure = (
+            f"processes that nothing ends are left, as where a driver hangs: {few([str(each) for each in left])}"
         )
     log.late = None in codes and not any(codes) and not log.failure
     failed = [

@@ -18,6 +18,8 @@ _PROC = Path("/proc")
 _SOCKETS = "eb-ssh-"
 # Seconds to end by itself; a step that puts an environment back on a loaded node needs them.
 GRACE = 30.0
+# Seconds that a killed one is waited for; what hangs in a driver never ends.
+KILLED = 10.0
 # Seconds that one look at all processes waits for those whose program is being started.
 _LOADED = 1.0
 _ENV_END = 51 - 3  # the place of env_end behind the name in proc(5)'s stat
@@ -96,7 +98,10 @@ def _is_loading(entry: Path) -> bool:
 
 
 def end_marked(name: str, value: str, *, grace: float = GRACE) -> list[int]:
-    """End these processes: SIGTERM, up to `grace` seconds, then SIGKILL. Returns the ids that were found first."""
+    """End these processes: SIGTERM, up to `grace` seconds, then SIGKILL. Returns the ids that were found first.
+
+    What is there ten seconds later hangs in the kernel and is left: `find_marked` tells it.
+    """
     first = found = find_marked(name, value)
     told: set[int] = set()
     until = time.monotonic() + grace
@@ -106,7 +111,8 @@ def end_marked(name: str, value: str, *, grace: float = GRACE) -> list[int]:
         told.update(found)
         time.sleep(0.05)
         found = find_marked(name, value)
-    while found:
+    until = time.monotonic() + KILLED
+    while found and time.monotonic() < until:
         _signal(found, signal.SIGKILL)
         time.sleep(0.05)
         found = find_marked(name, value)

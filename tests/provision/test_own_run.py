@@ -66,6 +66,23 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
     assert (log.failure, log.late) == ("its log cannot be written: [Errno 28] No space left on device", False)
 
 
+def test_ranks_that_nothing_ends_are_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
+    started, begun = [], own_run._started
+    monkeypatch.setattr(own_run, "_started", lambda *args: (started.append(each) or each for each in begun(*args)))
+    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="exec sleep 600 >/dev/null 2>&1")])
+    monkeypatch.setattr(own_run, "end_marked", lambda *_, **__: None)
+    try:
+        log = own_run.carry_out(work, TOLD, OwnRun(ONE, None, str(tmp_path / "out"), 0.3), "bench 1")
+    finally:
+        for each in started:
+            each.kill()
+            each.wait(PATIENCE)
+    said = f"processes that nothing ends are left, as where a driver hangs: {started[0].pid}"
+    assert (log.failure.partition(" and ")[0], log.late) == (said, False)
+
+
 def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])

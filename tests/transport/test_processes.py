@@ -81,3 +81,12 @@ def test_what_a_process_starts_while_it_is_told_to_end_is_told_too() -> None:
         assert started.pid in processes.end_marked(NAME, f"{number}", grace=600)
         assert processes.find_marked(NAME, f"{number}") == []
         started.wait(PATIENCE)
+
+
+def test_what_no_signal_ends_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_signal", lambda *_: None)
+    monkeypatch.setattr(processes, "KILLED", 0.2)
+    with subprocess.Popen(["/bin/sleep", "600"], env={NAME: "stuck"}, start_new_session=True) as started:
+        assert processes.end_marked(NAME, "stuck", grace=0.1) == [started.pid]
+        assert processes.find_marked(NAME, "stuck") == [started.pid]
+        started.kill()
