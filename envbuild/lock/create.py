@@ -178,6 +178,25 @@ def _unchanged_or(lock: Lock, previous: Lock | None) -> Lock:
     return lock
 
 
+def _needed_by_sibling(request: Request, choice: TorchChoice, known: BasePython | None) -> tuple[str, ...]:
+    """The packages of a choice's `left_out` that nothing but the sibling of its torch needs."""
+    every = _versions(request, known)
+    kept = {name: version for name, version in every.items() if not name.startswith(choice.left_out)}
+    if kept == every:
+        return ()
+    stated = [text for text in request.requirements if text not in choice.requirements]
+    pinned = [f"{name}==={version}" for name, version in kept.items() if name != "torch"]
+    others = replace(request, requirements=(*stated, *pinned), excludes=(*request.excludes, "torch"))
+    return tuple(sorted(every.keys() - kept.keys() - _versions(others, known).keys()))
+
+
+def _versions(request: Request, known: BasePython | None) -> dict[str, str]:
+    """Name to version of what a request needs, on top of a base that is known."""
+    if known:
+        return {name: version for name, _, version in (pin.partition("==") for pin in on_top(request, known))}
+    return {offer.name: offer.version for offer in resolve(request)}
+
+
 @dataclass(frozen=True)
 class _Maker:
     stack: str
@@ -203,6 +222,9 @@ class _Maker:
         known = self.base if self.base and plan.base.kind != "none" and self.base.python == plan.python else None
         if known:
             check_provides(plan.base, known.packages)
+        if choice and choice.sibling:
+            request = replace(request, excludes=request.excludes + _needed_by_sibling(request, choice, known))
+        if known:
             pins = on_top(request, known)
             request = replace(request, requirements=pins, constraints=(), excludes=(), no_deps=True)
         packages = self._packages(request, choice, previous)
@@ -281,7 +303,7 @@ class _Maker:
         offers = resolve(request)
         self.said.update(dict.fromkeys(newcomers(offers, request, previous)))
         if choice and choice.sibling:
-            offers = [item for item in offers if item.name != "torch" and not item.name.startswith(choice.left_out)]
+            offers = [item for item in offers if item.name != "torch"]
         packages = lock_offers(offers, request, previous)
         if choice and choice.package:
             packages = (*packages, choice.package)

@@ -193,6 +193,30 @@ def test_the_needs_of_a_cuda_build_with_cuda_inside_come_from_the_nearest_pypi_b
     assert make(wanted, supply(house), previous=lock) == lock
 
 
+@pytest.mark.parametrize("base", ["none", "system"])
+def test_what_others_need_too_stays_where_the_needs_of_torch_come_from_another_build(
+    tmp_path: Path, supply: MakeSupply, base_python: Path, base: str
+) -> None:
+    house = tmp_path / "house"
+    for name in ("nvidia-ml-py", "nvidia-nvtx", "cuda-bindings", "cmake"):
+        make_wheel(house, name, "1.0")
+    make_wheel(house, "nvidia-cublas-cu11", "1.0", requires=["cuda-bindings", "nvidia-nvtx"])
+    make_wheel(house, "triton", "1.0", requires=["cmake", "torch"])
+    make_wheel(house, "gpustat", "1.0", requires=["nvidia-ml-py", "torch"])
+    make_wheel(house, "torch", "2.0.1", requires=["nvidia-cublas-cu11", "triton"])
+    wanted = stack(
+        python=[PYTHON],
+        packages=["gpustat", "nvidia-nvtx"],
+        torch={"version": "2.0.1", "flavours": ["cpu", "cu118"]},
+        bases=[{"kind": base}],
+    )
+    lock = make(wanted, supply(house), base_python=base_python)
+    shared = {"gpustat", "nvidia-ml-py", "nvidia-nvtx", "torch"}
+    assert versions(lock, 0).keys() == shared
+    assert versions(lock, 1).keys() == shared | {"cmake", "triton"}
+    assert make(wanted, supply(house), previous=lock, base_python=base_python) == lock
+
+
 @pytest.mark.parametrize(("tag", "digest"), [(":23.04", "unrecorded"), ("@sha256:" + "a" * 64, "a" * 64)])
 def test_an_image_is_locked_by_name_and_by_digest_where_its_reference_has_one(
     tmp_path: Path, supply: MakeSupply, tag: str, digest: str

@@ -68,7 +68,8 @@ class TorchChoice:
 
     `requirements` go to uv; `origin` is the name of the index that has this build, and `index` is set when uv shall ask
     it; `package` is set when torch itself is not resolved but taken from a record. `sibling`: the build on PyPI is
-    resolved in its place, and packages whose name begins with one of `left_out` are needed by that one alone.
+    resolved in its place, and what only that one needs of the packages whose name begins with one of `left_out` is not
+    locked.
     """
 
     version: str
