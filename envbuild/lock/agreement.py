@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.markers import applies
 from envbuild.lock.variants import PLATFORM, decided, locked_image, variant_plans
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
@@ -119,7 +120,7 @@ def _packages(variant: Variant, profile: Profile) -> list[LockFinding]:
     for text in (*profile.packages, *profile.constraints):
         wanted = requirement(text)
         name = canonicalize_name(wanted.name)
-        if wanted.marker and not wanted.marker.evaluate({"python_version": variant.python}):
+        if not applies(wanted, variant.python, variant.platform):
             continue
         field = "packages" if text in profile.packages else "constraints"
         if name not in has:
@@ -148,7 +149,7 @@ def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
     if locked.unrecorded is not None:
         return findings
     has, known = {each.name: each for each in locked.packages}, {each.name for each in spec.channels}
-    wanted = specs(profile, spec, variant.python)
+    wanted = specs(profile, spec, variant.python, variant.platform)
     findings += [
         differs("conda.packages", f"{variant.id}: `{text}` is not locked")
         for text in wanted

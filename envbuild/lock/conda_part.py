@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
+from envbuild.lock.markers import applies
 from envbuild.model.conda import SUBDIRS, CondaPackage, CondaSpec, LockedConda
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def lock_conda(
     if asked.offline:
         return LockedConda(unrecorded=NOT_ASKED, **said)
     kept = old.conda.packages if old and old.conda else ()
-    wish = Wish(specs(profile, spec, plan.python), there, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
+    wanted = specs(profile, spec, plan.python, plan.platform)
+    wish = Wish(wanted, there, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
     before = {each.sha256: each for each in kept}
     found = [_measured(each, before) for each in solve(wish, say)]
     return LockedConda(packages=with_sizes(found, {place.name: place.urls for place in there}, say), **said)
@@ -75,7 +77,7 @@ def provides(spec: CondaSpec | None) -> dict[str, str]:
     return {str(canonicalize_name(name)): conda for name, conda in spec.provides.items()} if spec else {}
 
 
-def specs(profile: Profile, spec: CondaSpec, python: str) -> tuple[str, ...]:
+def specs(profile: Profile, spec: CondaSpec, python: str, platform: str) -> tuple[str, ...]:
     """The match specs: Python, those of the section, and the versions that the profile asks of what conda provides."""
     theirs = provides(spec)
     wanted = [Requirement(text) for text in (*profile.packages, *profile.constraints)]
@@ -84,8 +86,7 @@ def specs(profile: Profile, spec: CondaSpec, python: str) -> tuple[str, ...]:
     named = [
         f"{theirs[name]} {','.join(sorted(map(_conda_version, each.specifier)))}".strip()
         for each in wanted
-        if (name := str(canonicalize_name(each.name))) in theirs
-        and (each.marker is None or each.marker.evaluate({"python_version": python}))
+        if (name := str(canonicalize_name(each.name))) in theirs and applies(each, python, platform)
     ]
     said = {spec_name(text) for text in (*spec.packages, *named)}
     bare = [name for name in theirs.values() if name not in said]

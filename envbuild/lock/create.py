@@ -234,7 +234,7 @@ class _Maker:
         there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
         there |= {item.name: item.version for item in (conda.packages if conda else ())}
         provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
-        self.said.update(dict.fromkeys(unmet(self.needs, there, provided, plan.python)))
+        self.said.update(dict.fromkeys(unmet(self.needs, there, provided, plan.python, plan.platform)))
         draft = Variant(
             id=plan.id,
             digest="0" * 64,

@@ -12,11 +12,12 @@ import sys
 import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.lock.markers import applies
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
 
@@ -158,12 +159,13 @@ def _name(text: str) -> str | None:
     return None if requirement.url else str(canonicalize_name(requirement.name))
 
 
-def unmet(needs: Sequence[Needs], there: Mapping[str, str], provided: Container[str], python: str) -> Iterator[str]:
+def unmet(
+    needs: Sequence[Needs], there: Mapping[str, str], provided: Container[str], python: str, platform: str
+) -> Iterator[str]:
     """Sentences about what a build wants and a variant has not, and about what to add for it.
 
     `there`: name to version; `provided`: names of what a base has in a version that is not known yet.
     """
-    environment: dict[str, Any] = {"python_version": python, "python_full_version": f"{python}.0"}
     for each in needs:
         for text in each.requirements:
             name = _name(text)
@@ -171,7 +173,7 @@ def unmet(needs: Sequence[Needs], there: Mapping[str, str], provided: Container[
                 yield f"source {each.source} is built with {text}, which no lock can hold: add what fits to `packages`"
                 continue
             requirement = Requirement(text)
-            if name == "torch" or (requirement.marker and not requirement.marker.evaluate(environment)):
+            if name == "torch" or not applies(requirement, python, platform):
                 continue
             if name in _FROM_TAGS and not each.versioned:
                 yield (
