@@ -13,14 +13,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.packages import Request, arguments
+from envbuild.lock.packages import Request, arguments, environment
 from envbuild.lock.readers.uvtool import run_uv
 from envbuild.model.stack import Base
 
 _PROBE = (
     "import importlib.metadata as m, json, sys;"
     "print(json.dumps({'python': '%d.%d' % sys.version_info[:2], 'packages':"
-    "{d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}}))"
+    "[(d.metadata['Name'], d.version) for d in m.distributions() if d.metadata['Name']]}))"
 )
 # uv's change list, as `uv pip install --dry-run` prints it: ` + name==version`, ` - name==version`.
 _CHANGE = re.compile(r"^ ([-+~]) (\S+?)==(\S+)", re.MULTILINE)
@@ -47,7 +47,8 @@ def read_base(path: Path) -> BasePython:
             why=str(getattr(error, "stderr", "") or error),
             hint="name a working interpreter: --base-python /path/to/python3",
         ) from error
-    packages = {str(canonicalize_name(name)): version for name, version in data["packages"].items()}
+    # As for an import, the first on sys.path counts.
+    packages = {str(canonicalize_name(name)): version for name, version in reversed(data["packages"])}
     return BasePython(path, data["python"], dict(sorted(packages.items())))
 
 
@@ -81,6 +82,7 @@ def on_top(request: Request, base: BasePython) -> tuple[str, ...]:
                 *("pip", "install", "--dry-run", "--break-system-packages", "--python", str(base.path)),
                 *("--requirements", str(needs), *arguments(work, request)),
             ],
+            environ=environment(request),
             cwd=work,
         )
     changes = _CHANGE.findall(said)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +14,7 @@ from threading import Thread
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.base import read_base
 from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import parse_lock, render_lock
@@ -19,6 +22,7 @@ from envbuild.lock.packages import Index
 from envbuild.lock.readers.torch_wheels import Supply, can_reach
 from envbuild.model.lock import ArtifactFile, Lock, LockedInterpreter
 from envbuild.model.stack import Stack
+from envbuild.node.env.interpreter import examine
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel, sha256
 
@@ -251,6 +255,17 @@ class Quiet(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture
 def torch_index(tmp_path: Path) -> Iterator[str]:
     """A package index on this machine that has torch 2.7.0+cpu and an alpha of its own."""
@@ -259,13 +274,8 @@ def torch_index(tmp_path: Path) -> Iterator[str]:
         wheel = make_wheel(root / name, name, "2.7.0+cpu" if name == "torch" else "9.9", requires=requires)
         page = f'<a href="{wheel.name.replace("+", "%2B")}#sha256={sha256(wheel)}">{wheel.name}</a>'
         (root / name / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
-    handler = partial(Quiet, directory=str(root))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with served(root) as address:
+        yield address
 
 
 def test_torch_comes_from_its_own_index_and_nothing_else_does(
@@ -348,6 +358,32 @@ def test_what_a_base_provides_is_recorded_and_not_locked(tmp_path: Path, supply:
     assert unknown.variants[0].provided == {}
     assert "alpha" not in versions(unknown)
     assert known.variants[0].digest != unknown.variants[0].digest
+
+
+@pytest.mark.parametrize("shadowed", ["beta", "Beta"])
+def test_a_base_provides_what_its_python_imports_and_nothing_that_lies_behind_it(
+    tmp_path: Path, base_python: Path, shadowed: str
+) -> None:
+    about = tmp_path / "behind" / "beta-0.9.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {shadowed}\nVersion: 0.9\n")
+    (site,) = base_python.parent.parent.glob("lib/python*/site-packages")
+    (site / "behind.pth").write_text(f"{about.parent}\n")
+    provided = read_base(base_python).packages
+    assert provided["beta"] == "1.0"
+    assert examine(str(base_python), {"python": PYTHON, "base": {"kind": "system"}}).packages == provided
+
+
+def test_what_comes_on_top_of_a_base_is_looked_for_at_an_address_of_find_links_too(
+    tmp_path: Path, supply: MakeSupply, base_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    make_wheel(tmp_path / "page", "gamma", "1.0", requires=["delta"])
+    make_wheel(tmp_path / "house", "delta", "1.0")
+    with served(tmp_path / "page") as address:
+        links = replace(supply(), find_links=(address, str(tmp_path / "house")))
+        lock = make(on_base(["gamma"]), links, base_python=base_python)
+    assert versions(lock) == {"delta": "1.0", "gamma": "1.0"}
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -75,7 +75,8 @@ def examine(path: object, variant: Json) -> "Interpreter":
         )
     # The name it was called by may be a link or a launcher; the environment must not depend on either.
     real = os.path.realpath(told["below"] or told["executable"] or path)
-    packages = {record.normal_name(name): version for name, version in told["packages"].items()}
+    # As for an import, the first on sys.path counts, however its name is written.
+    packages = {record.normal_name(name): version for name, version in reversed(list(told["packages"].items()))}
     requires = frozenset(map(record.required_name, told["requires"]))
     return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"], requires)
 
