@@ -34,6 +34,13 @@ _FETCHING = (
     r"((https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY|UV_\w+|NETRC|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
     r"|GIT_SSL_CAINFO|SSH_AUTH_SOCK)\Z"
 )
+# What a user's environment may say to uv; everything else (constraints, overrides, other Pythons, hash checking off)
+# would make an environment that is not the lock's, or a lock that is not the stack's.
+_OF_UV = (
+    r"UV_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|INDEX_\w+_(USERNAME|PASSWORD)|KEYRING_PROVIDER"
+    r"|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|CONCURRENT_\w+"
+    r"|LOCK_TIMEOUT)\Z"
+)
 
 
 def decides_bits(name: str) -> bool:
@@ -46,6 +53,11 @@ def for_build(name: str, value: str) -> bool:
     if redact.looks_secret(name) or redact.has_credentials(value):
         return False
     return decides_bits(name) or name in _READ_NOT or re.match(_NEEDED, name) is not None
+
+
+def for_uv(name: str) -> bool:
+    """Whether uv may see this variable: of its own, one that says where files come from and not which."""
+    return not name.startswith("UV_") or re.match(_OF_UV, name) is not None
 
 
 def for_fetch_and_build(name: str, value: str) -> bool:

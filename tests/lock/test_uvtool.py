@@ -100,6 +100,21 @@ def test_uv_never_downloads_an_interpreter(home: Path, tmp_path: Path) -> None:
     assert uv_version().count(".") == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("UV_RESOLUTION", "lowest-direct"), ("UV_OVERRIDE", "older.txt"), ("UV_CONSTRAINT", "older.txt")],
+)
+def test_variables_of_uv_say_where_packages_come_from_and_not_which(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for version in ("1.0", "2.0"):
+        make_wheel(tmp_path / "house", "alpha", version)
+    (tmp_path / "older.txt").write_text("alpha==1.0\n")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "house"))
+    monkeypatch.setenv(name, str(tmp_path / value) if value.endswith(".txt") else value)
+    assert [offer.version for offer in resolve(REQUEST)] == ["2.0"]
+
+
 def test_an_address_of_find_links_is_used_and_in_no_argument(home: Path, tmp_path: Path) -> None:
     make_wheel(tmp_path / "page", "alpha", "1.0")
     make_wheel(tmp_path / "folder", "beta", "2.0")

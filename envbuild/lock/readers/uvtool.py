@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.node import pip_config, proc
+from envbuild.node import pip_config, proc, variables
 
 # uv's own words for "could not be fetched"; a resolution that fails for want of a version says something else.
 _NETWORK = re.compile(
@@ -22,6 +22,8 @@ _NETWORK = re.compile(
 _NOT_THERE = re.compile(r"(there are no versions of (\S+) and|(\S+) was not found in the)")
 # What uv adds where only a source distribution would do.
 _NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`")
+# What uv is told besides on the machine that locks, where an index may be out of bounds.
+_HERE = frozenset(("UV_CACHE_DIR", "UV_NO_INDEX", "UV_OFFLINE"))
 _LINES = 10
 _TIMEOUT_S = 900
 
@@ -54,7 +56,8 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     at all, `index-unreachable` (exit 75) when the index could not be asked, `uv-timeout` (exit 75) after 15 minutes.
     """
     command = [uv_bin(), *arguments]
-    env = dict(os.environ if environ is None else environ)
+    given = os.environ if environ is None else environ
+    env = {name: value for name, value in given.items() if name in _HERE or variables.for_uv(name)}
     env["UV_PYTHON_DOWNLOADS"] = "never"
     env["NO_COLOR"] = "1"
     pip_config.tell_certificates(env, pip_config.read(env).cert)

@@ -13,13 +13,6 @@ from envbuild.node import paths, pip_config, proc, variables
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
 
-# What a user's environment may say to uv; everything else (constraints, overrides, other Pythons, hash checking off)
-# would make an environment that is not the lock's.
-_KEPT = re.compile(
-    r"\AUV_(DEFAULT_INDEX|INDEX|INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|INDEX_\w+_(USERNAME|PASSWORD)|KEYRING_PROVIDER"
-    r"|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|REQUEST_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|CONCURRENT_\w+"
-    r"|LOCK_TIMEOUT)\Z"
-)
 _DROPPED = frozenset(
     "VIRTUAL_ENV CONDA_PREFIX PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE __PYVENV_LAUNCHER__".split()
 )
@@ -60,8 +53,7 @@ class Uv:
         """The whole environment of a build or, with another `may_see`, of a uv process that fetches."""
         env = proc.clean_env()
         for name in list(env):
-            dropped = name in _DROPPED or (name.startswith("UV_") and not _KEPT.match(name))
-            if dropped or not may_see(name, env[name]):
+            if name in _DROPPED or not (variables.for_uv(name) and may_see(name, env[name])):
                 del env[name]
         env.update(
             UV_CACHE_DIR=self.cache,
