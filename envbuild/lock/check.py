@@ -21,8 +21,8 @@ from envbuild.model.stack import Profile, Stack
 def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply | None = None) -> list[LockFinding]:
     """Everything in which a lock disagrees with its stack, with itself, or (when `online`) with upstream.
 
-    `supply`: the indexes that are asked whether all that is locked is needed. An empty list means that all was looked
-    at and agrees. Sources and indexes that cannot be reached are `unchecked`.
+    `supply`: the indexes that are asked whether all that is locked is needed, and what of it is yanked. An empty list
+    means that all was looked at and agrees. Sources and indexes that cannot be reached are `unchecked`.
     """
     findings = [
         LockFinding(
@@ -46,7 +46,7 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
     if online:
         findings += _upstream(lock, profile)
         findings += _channels(lock, profile)
-        findings += _added(lock, stack, supply) if supply else []
+        findings += _by_the_indexes(lock, stack, supply) if supply else []
     return findings
 
 
@@ -106,13 +106,15 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
     ]
 
 
-def _added(lock: Lock, stack: Stack, supply: Supply) -> list[LockFinding]:
-    """Packages that nothing needs, by what the index says of the others."""
+def _by_the_indexes(lock: Lock, stack: Stack, supply: Supply) -> list[LockFinding]:
+    """Packages that nothing needs, by what the indexes say of the others, and those that are yanked."""
+    yanked: list[str] = []
     try:
-        added = added_names(lock, stack, supply)
+        added = added_names(lock, stack, supply, yanked.append)
     except EnvbuildError as error:
         return [LockFinding(error.code, "unchecked", "packages", f"not checked that all are needed: {error.what}")]
-    return [
+    findings = [LockFinding("package-yanked", "note", "packages", says) for says in yanked]
+    return findings + [
         LockFinding("package-not-required", "problem", variant, f"nothing needs {', '.join(names)}", ExitCode.INTEGRITY)
         for variant, names in added.items()
         if names

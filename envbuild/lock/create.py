@@ -25,7 +25,7 @@ from envbuild.lock.conda_part import (
 from envbuild.lock.files import field_digests
 from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.newcomers import newcomers
-from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists
+from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists, yanked_sentences
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
 from envbuild.lock.readers.git import git_version
 from envbuild.lock.readers.scan import with_uses
@@ -136,17 +136,20 @@ def standalone_interpreters(toolchain: Path | None = None) -> dict[str, LockedIn
     }
 
 
-def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]]:
+def added_names(
+    lock: Lock, stack: Stack, supply: Supply, say: Callable[[str], None] = lambda _: None
+) -> dict[str, list[str]]:
     """Names that somebody wrote into a lock, by the id of a variant or the name of a source.
 
     Of a variant packages that its stack, resolved at the versions of the lock, does not need; of a source `needs` that
-    its tree does not say. A variant on a base that is known is left out: only that base can answer. Raises what
-    resolution and sources raise.
+    its tree does not say. A variant on a base that is known is left out: only that base can answer. `say` gets a
+    sentence for each locked version that is yanked. Raises what resolution and sources raise.
     """
     profile = _profile(stack, lock.profile)
     needs, locked = read_needs(profile.sources), {variant.id: variant for variant in lock.variants}
+    said: dict[str, None] = {}
     maker = _Maker(
-        stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, {}, AS_THE_PROFILE_SAYS
+        stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, said, AS_THE_PROFILE_SAYS
     )
     solved: list[Virtual] = [
         {str(name): value for name, value in variant.conda.solved_for.items()}
@@ -158,7 +161,10 @@ def added_names(lock: Lock, stack: Stack, supply: Supply) -> dict[str, list[str]
     sources = lock.sources
     read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
     named = {name: sorted(set(each.needs or ()) - read[name]) for name, each in sources.items()}
-    return {**named, **{plan.id: maker.added(plan, variant) for plan, variant in both}}
+    added = {plan.id: maker.added(plan, variant) for plan, variant in both}
+    for text in said:
+        say(text)
+    return {**named, **added}
 
 
 def _profile(stack: Stack, name: str) -> Profile:
@@ -259,6 +265,8 @@ class _Maker:
         choice = self._torch(plan, previous)
         request = self._request(plan, choice, previous, old.conda if old else None)
         offers = resolve(replace(request, pins={name: package.version for name, package in previous.items()}))
+        locked = [each for each in offers if each.name in previous and each.version == previous[each.name].version]
+        self.said.update(dict.fromkeys(yanked_sentences(locked)))
         return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
     def _torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
@@ -304,6 +312,7 @@ class _Maker:
         self.said.update(dict.fromkeys(newcomers(offers, request, previous)))
         if choice and choice.sibling:
             offers = [item for item in offers if item.name != "torch"]
+        self.said.update(dict.fromkeys(yanked_sentences(offers)))
         packages = lock_offers(offers, request, previous)
         if choice and choice.package:
             packages = (*packages, choice.package)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from envbuild.lock.readers.uvtool import build_not_allowed, run_uv
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 PYPI = "pypi"
+# uv's warning, with the reason where the index states one.
+_YANKED = re.compile(r'^warning: `([^`=]+)==[^`]+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,10 @@ def _resolved(request: Request) -> list[Offer]:
         answer = work / "pylock.lock.toml"
         if request.pins:
             answer.write_text(_pins_text(request.pins), encoding="utf-8")
-        run_uv(
+        said = run_uv(
             [
                 *("pip", "compile", str(_project(work, request)), "--format", "pylock.toml"),
-                *("--output-file", str(answer), "--no-header", "--no-annotate", "--generate-hashes", "--quiet"),
+                *("--output-file", str(answer), "--no-header", "--no-annotate", "--generate-hashes", "--no-progress"),
                 *("--python-version", request.python, "--python-platform", uv_platform(request.platform)),
                 *("--python", sys.executable),
                 *arguments(work, request),
@@ -120,7 +123,19 @@ def _resolved(request: Request) -> list[Offer]:
             cwd=work,
         )
         offers = parse_pylock(answer.read_text(encoding="utf-8"))
-        return [offer for offer in offers if offer.name not in request.stand_ins]
+        yanked = dict(_YANKED.findall(said))
+        return [replace(each, yanked=yanked.get(each.name)) for each in offers if each.name not in request.stand_ins]
+
+
+def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
+    """A sentence for each offer that is yanked: uv still takes what is asked for by its very version, or was locked."""
+    for offer in offers:
+        if offer.yanked is not None:
+            reason = f" ({offer.yanked})" if offer.yanked else ""
+            yield (
+                f"{offer.name} {offer.version} is yanked{reason}, and the lock has it: `--upgrade` takes another "
+                "version, unless the stack asks for this one"
+            )
 
 
 def _with_stand_ins(request: Request, folder: Path) -> Request:

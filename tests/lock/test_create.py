@@ -254,6 +254,11 @@ class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         """Say nothing."""
 
+    def end_headers(self) -> None:
+        """Nothing is kept: a page may have changed since."""
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
@@ -266,14 +271,23 @@ def served(folder: Path) -> Iterator[str]:
         thread.join()
 
 
+def offer(*wheels: Path, yanked: str | None = None) -> None:
+    """Write the page of an index beside the wheels of a package; `yanked` is why the first one is."""
+    said = [f' data-yanked="{yanked}"' if yanked is not None and wheel == wheels[0] else "" for wheel in wheels]
+    links = (
+        f'<a href="{wheel.name.replace("+", "%2B")}#sha256={sha256(wheel)}"{words}>{wheel.name}</a>'
+        for wheel, words in zip(wheels, said, strict=True)
+    )
+    (wheels[0].parent / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+
+
 @pytest.fixture
 def torch_index(tmp_path: Path) -> Iterator[str]:
     """A package index on this machine that has torch 2.7.0+cpu and an alpha of its own."""
     root = tmp_path / "simple"
     for name, requires in (("torch", ["alpha"]), ("alpha", [])):
         wheel = make_wheel(root / name, name, "2.7.0+cpu" if name == "torch" else "9.9", requires=requires)
-        page = f'<a href="{wheel.name.replace("+", "%2B")}#sha256={sha256(wheel)}">{wheel.name}</a>'
-        (root / name / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
+        offer(wheel)
     with served(root) as address:
         yield address
 
@@ -296,6 +310,29 @@ def test_torch_comes_from_its_own_index_and_nothing_else_does(
     assert torch.index == "pytorch-cpu"
     assert torch.files[0].size == next((tmp_path / "simple" / "torch").glob("*.whl")).stat().st_size
     assert "127.0.0.1" not in render_lock(lock)
+
+
+@pytest.mark.parametrize(("reason", "words"), [("it eats files", " (it eats files)"), ("", "")])
+def test_a_yanked_version_that_stays_in_a_lock_is_said_when_it_is_made_and_checked(
+    tmp_path: Path, supply: MakeSupply, home: Path, monkeypatch: pytest.MonkeyPatch, reason: str, words: str
+) -> None:
+    (home / ".config" / "uv" / "uv.toml").unlink()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    newer, older = (make_wheel(tmp_path / "simple" / "alpha", "alpha", version) for version in ("1.1", "1.0"))
+    wanted = stack(packages=["alpha"])
+    with served(tmp_path / "simple") as address:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+        offer(newer, older)
+        said: list[str] = []
+        lock = make(wanted, supply(), say=said.append)
+        assert (versions(lock), said, check_lock(lock, wanted, supply=supply())) == ({"alpha": "1.1"}, [], [])
+        offer(newer, older, yanked=reason)
+        assert make(wanted, supply(), previous=lock, say=said.append) == lock
+        assert [text.partition(", and")[0] for text in said] == [f"alpha 1.1 is yanked{words}"]
+        (finding,) = check_lock(lock, wanted, supply=supply())
+        assert (finding.code, finding.kind) == ("package-yanked", "note") and finding.says == said[0]
+        assert versions(make(wanted, supply(), previous=lock, upgrade=True, say=said.append)) == {"alpha": "1.0"}
+        assert len(said) == 1
 
 
 def test_a_wheel_that_contradicts_its_public_record_is_an_integrity_failure(tmp_path: Path, supply: MakeSupply) -> None:

@@ -44,12 +44,13 @@ class OfferedFile:
 
 @dataclass(frozen=True)
 class Offer:
-    """One resolved package with the files that it offers."""
+    """One resolved package with the files that it offers; `yanked`: why (maybe empty), None where it is not."""
 
     name: str
     version: str
     wheels: tuple[OfferedFile, ...]
     sdist: OfferedFile | None
+    yanked: str | None = None
 
 
 def uv_platform(platform: str) -> str:
