@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
 
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.resolve.versions import Numbers, numbers
@@ -27,22 +27,27 @@ class Platform(NamedTuple):
 
 
 def fitting_file(package: LockedPackage, platform: Platform) -> ArtifactFile | None:
-    """The file an installer would take: the most specific wheel that fits, else a source archive, else None."""
-    ranked = [(place, f.file, f) for f in package.files if (place := rank(f.file, platform)) is not None]
-    if ranked:
-        return min(ranked, key=lambda item: item[:2])[2]
-    return next((file for file in package.files if not file.file.endswith(".whl")), None)
+    """The file an installer would take: the best wheel that fits, else a source archive, else None."""
+    best = best_wheel((file.file for file in package.files), platform)
+    return next((f for f in package.files if (f.file == best if best else not f.file.endswith(".whl"))), None)
+
+
+def best_wheel(files: Iterable[str], platform: Platform) -> str | None:
+    """The wheel an installer would take: the most specific that fits, of such ones that of the highest build tag."""
+    ranks = {file: place for file in sorted(files) if (place := rank(file, platform)) is not None}
+    return max(ranks, key=lambda file: ranks[file], default=None)
 
 
 @lru_cache(maxsize=16384)
-def rank(file: str, platform: Platform) -> int | None:
-    """How good a wheel is for a platform (0 is best); None when it does not fit or is not a wheel."""
+def rank(file: str, platform: Platform) -> tuple[int, BuildTag] | None:
+    """How good a wheel is for a platform (the greatest is best); None when it does not fit or is not a wheel."""
     try:
-        own = parse_wheel_filename(file)[3]
+        _, _, build, own = parse_wheel_filename(file)
     except InvalidWheelFilename:
         return None
     places = _places(platform)
-    return min((places[tag] for tag in own if tag in places), default=None)
+    place = min((places[tag] for tag in own if tag in places), default=None)
+    return None if place is None else (-place, build)
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,10 @@ def offer(*tags: str, sdist: bool = True) -> Offer:
         ("3.11", ["cp311-cp311-manylinux_2_34_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
         ("3.11", ["cp311-cp311-musllinux_1_2_x86_64", "py2.py3-none-any"], "py2.py3-none-any"),
         ("3.7", ["cp37-cp37m-linux_x86_64", "cp37-cp37-linux_x86_64"], "cp37-cp37m-linux_x86_64"),
+        ("3.11", ["py3-none-any", "1-py3-none-any", "2-py3-none-any", "10-py3-none-any"], "10-py3-none-any"),
+        ("3.11", ["1a-py3-none-any", "1b-py3-none-any", "1-py3-none-any"], "1b-py3-none-any"),
+        ("3.11", ["9-py3-none-any", "cp311-cp311-linux_x86_64"], "cp311-cp311-linux_x86_64"),
+        ("3.11", ["py3-none-any", "py2.py3-none-any"], "py2.py3-none-any"),
         ("3.9", ["cp39-cp39-manylinux1_x86_64", "cp39-cp39-win_amd64"], "cp39-cp39-manylinux1_x86_64"),
     ],
 )  # fmt: skip

@@ -56,6 +56,11 @@ def test_the_most_specific_wheel_is_taken_and_a_source_archive_last() -> None:
     assert chosen(NODE, files[0]) == files[0]
 
 
+def test_of_equal_tags_the_highest_build_is_taken() -> None:
+    files = [f"x-1-{build}py3-none-any.whl" for build in ("", "1-", "2-", "10-")]
+    assert chosen(NODE, *files) == "x-1-10-py3-none-any.whl"
+
+
 def test_an_unknown_c_library_refuses_nothing() -> None:
     assert chosen(Platform("3.11", "x86_64"), "x-1-cp311-cp311-manylinux_2_39_x86_64.whl") is not None
 

@@ -20,7 +20,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.unpacked import of_wheel
 from envbuild.model.unpacked import Unpacked
 from envbuild.node import pip_config
-from envbuild.resolve.artifacts import Platform, rank
+from envbuild.resolve.artifacts import Platform, best_wheel
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
 GLIBC_MINOR = 28
@@ -97,12 +97,10 @@ def choose_file(offer: Offer, platform: Platform, *, keep: str | None = None) ->
     One file and not all acceptable ones, because an equal variant digest must mean equal files.
     Raises EnvbuildError `no-acceptable-file`.
     """
-    ranked = [(place, item.file, item) for item in offer.wheels if (place := rank(item.file, platform)) is not None]
-    kept = [item for _, file, item in ranked if file == keep]
-    if kept:
-        return kept[0]
-    if ranked:
-        return min(ranked, key=lambda entry: entry[:2])[2]
+    wheels = {item.file: item for item in offer.wheels}
+    best = best_wheel([keep] if keep in wheels else [], platform) or best_wheel(wheels, platform)
+    if best:
+        return wheels[best]
     if offer.sdist is not None:
         return offer.sdist
     raise EnvbuildError(

@@ -28,7 +28,7 @@ from envbuild.lock.packages import PYPI, Index
 from envbuild.lock.readers.pylock import ARCHITECTURES, platform_of
 from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.node import pip_config
-from envbuild.resolve.artifacts import rank
+from envbuild.resolve.artifacts import best_wheel
 
 # Packages that hold CUDA's libraries, and those that only a CUDA build of torch needs besides; by prefix (wheel
 # metadata of torch 1.13 to 2.13).
@@ -122,7 +122,7 @@ def choose_torch(
     full = f"{version}+{flavour}"
     index = supply.torch_index(version, flavour)
     fits = platform_of(python, platform)
-    if any(rank(wheel.name, fits) is not None for wheel in _local_wheels(full, supply.find_links)):
+    if best_wheel((wheel.name for wheel in _local_wheels(full, supply.find_links)), fits):
         return TorchChoice(full, (f"torch=={full}",), index.name)
     if supply.reachable(index):
         return TorchChoice(full, (f"torch=={full}",), index.name, index)
@@ -174,13 +174,9 @@ def _recorded_package(
     full: str, python: str, platform: str, records: TorchRecords, index: Index, previous: LockedPackage | None
 ) -> LockedPackage:
     fits = platform_of(python, platform)
-    fitting = [
-        (place, file)
-        for file in records.files
-        if file.startswith(f"torch-{full}-") and (place := rank(file, fits)) is not None
-    ]
-    if fitting:
-        return LockedPackage(name="torch", version=full, index=index.name, files=(records.files[min(fitting)[1]],))
+    best = best_wheel((file for file in records.files if file.startswith(f"torch-{full}-")), fits)
+    if best:
+        return LockedPackage(name="torch", version=full, index=index.name, files=(records.files[best],))
     if previous and (previous.version, previous.index) == (full, index.name):
         return previous
     return LockedPackage(name="torch", version=full, index=index.name, files=(_unrecorded(full, python, platform),))
