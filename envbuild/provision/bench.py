@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import UNKNOWN, compare, course_in_words, in_words, metric, samples
+from envbuild.launch.benchmark import UNKNOWN, course_in_words, samples
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -22,7 +22,7 @@ from envbuild.provision.bench_ways import Trial, Way, narrowed, way
 from envbuild.provision.gpu_memory import GIB, Taken, compared, most
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
-from envbuild.provision.own_run import Log, environments_in_use, gpus_of, measured_by
+from envbuild.provision.own_run import Log, environments_in_use, measured_by
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -30,6 +30,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
+from envbuild.report.claimed import compare, gpus_of, in_words, metric
 from envbuild.strategy.problem import estimated
 from envbuild.text import last_lines, plural
 
@@ -134,7 +135,7 @@ def _check(reference: Reference, told: Bench, made: Way) -> Check:
         ran, log = trial.launch, trial.run(f"{CHECK} {number}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
         facts = log.facts or facts
-        gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node)
+        gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
         found = samples(told, text, gpus)
         values, left_out, last = values + found.values, left_out + found.warm_up, text
         losses = losses or found.losses
@@ -150,8 +151,7 @@ def _check(reference: Reference, told: Bench, made: Way) -> Check:
     if failures:
         details |= {"failures": failures, "output": _last_lines(last)}
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
-    peaks = {gpu.model: gpu.dense_tflops for gpu in rules().gpus.values() if gpu.dense_tflops is not None}
-    found_ = compare(reference, told, ran, statistics.median(values), gpus, peaks)
+    found_ = compare(reference, told, ran, statistics.median(values), gpus, rules().peaks())
     below = found_.verdict == "below"
     return Check(
         name=CHECK,

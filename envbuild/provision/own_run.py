@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, writing
-from envbuild.launch.benchmark import NO_GPU, Gpus
 from envbuild.launch.job_steps import steps_of
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import NodeEvidence
@@ -33,7 +32,7 @@ from envbuild.provision.environments import ask_in_use
 from envbuild.provision.gpu_memory import Taken, probed, used, watched
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
-from envbuild.provision.survey.ask import ask, rules
+from envbuild.provision.survey.ask import ask
 from envbuild.redact import Redactor
 from envbuild.schedule.runner import as_login
 from envbuild.text import few, last_lines, number
@@ -139,17 +138,6 @@ def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:
     """Those of a node that is asked without a job, for the name of its GPUs."""
     ask([node], work.prepared, work.run, {"stack": work.prepared.stack.name}, work.survey)
     return work.survey.facts.get(node)
-
-
-def gpus_of(facts: NodeFacts | None, count: int) -> Gpus:
-    """So many GPUs of a node; without facts nothing is known of them."""
-    if facts is None or not facts.gpus:
-        return Gpus(None, count, None if facts is None else NO_GPU)
-    name, *others = dict.fromkeys(gpu.device_name for gpu in facts.gpus)
-    model = rules().gpu_of(name)
-    if model is None:
-        return Gpus(name, count)
-    return Gpus(name, count, model.model, model.dense_tflops, firm=model.note.firm and not others)
 
 
 def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:

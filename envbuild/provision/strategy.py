@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import Gpus, metric, samples
+from envbuild.launch.benchmark import samples
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.provision.gpu_memory import compared, in_words
-from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, gpus_of, measured_by, of_trial
+from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by, of_trial
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -23,6 +23,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
+from envbuild.report.claimed import Gpus, gpus_of, metric
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
 from envbuild.strategy.problem import GIB, Problem, as_row
@@ -134,7 +135,7 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
             facts = facts_of(work)
             found = asked.problem(rules().gpu_of(facts.gpus[0].device_name) if facts and facts.gpus else None)
             first = [] if found.own is None else [found.own]
-            gpus, search = gpus_of(facts, found.gpus), Search(found.machine, found.ranked(), first)
+            gpus, search = gpus_of(facts, found.gpus, rules()), Search(found.machine, found.ranked(), first)
             trials = _Trials(work, told, asked, found, gpus, search, [])
             with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):
                 trials.run()

@@ -1,13 +1,168 @@
-"""A measured figure beside the claim of a document: when both may be compared, and what follows."""
+"""A measured figure beside the claim of a document: which claim, when both may be compared, and what follows. Pure."""
 
 from __future__ import annotations
 
-from typing import Literal
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from envbuild.model.evidence import Comparison
+from envbuild.model.evidence import Comparison, Metric
+from envbuild.model.facts import NodeFacts
+from envbuild.model.reference import Bench, BenchmarkCase, Reference
+from envbuild.resolve.compat import Compat
+from envbuild.text import number
 
 # From this share of the claim on a figure counts as reproduced.
 SAME = 0.97
+_TFLOPS = "TFLOP/s per GPU"
+# In place of a model: the node was asked, and has none.
+NO_GPU = "no GPU"
+
+
+class Ran(Protocol):
+    """What ran: the model, with these degrees."""
+
+    @property
+    def model(self) -> str: ...  # noqa: D102
+    @property
+    def degrees(self) -> Mapping[str, int]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What a run had: the name as nvidia-smi prints it (None: not known), how many, and the dense peak of one.
+
+    `firm`: the peak was verified and is that of every GPU there, so that no figure can be above it.
+    """
+
+    name: str | None
+    count: int
+    model: str | None = None
+    peak: float | None = None
+    firm: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    value: float
+    where: str
+    source: str
+    gpu: str | None
+    gpus: int | None
+
+
+def metric(bench: Bench, values: Sequence[float]) -> Metric:
+    """All figures as one sample."""
+    name = bench.metric.split(" (")[0].replace(" ", "_")
+    middle = statistics.median(values)
+    return Metric(
+        name=name, unit=bench.unit, n=len(values), median=middle, least=min(values), greatest=max(values),
+        lower_is_better=bench.lower_is_better,
+    )  # fmt: skip
+
+
+def named(name: str | None, count: int, compat: Compat, *, alone: bool = True) -> Gpus:
+    """GPUs as nvidia-smi prints their name, with what the tables know of them; `alone`: there is no other kind."""
+    model = compat.gpu_of(name)
+    if model is None:
+        return Gpus(name, count)
+    return Gpus(name, count, model.model, model.dense_tflops, firm=model.note.firm and alone)
+
+
+def gpus_of(facts: NodeFacts | None, count: int, compat: Compat) -> Gpus:
+    """So many GPUs of a node; without facts nothing is known of them."""
+    if facts is None or not facts.gpus:
+        return Gpus(None, count, None if facts is None else NO_GPU)
+    name, *others = dict.fromkeys(gpu.device_name for gpu in facts.gpus)
+    return named(name, count, compat, alone=not others)
+
+
+def compare(
+    reference: Reference, bench: Bench, ran: Ran, measured: float, gpus: Gpus, peaks: Mapping[str, float]
+) -> Comparison:
+    """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
+    claim = _nearest(_claims(reference, bench, ran, gpus.count), gpus)
+    share = share_of_peak(bench, measured, gpus.peak)
+    why = f"no figure is published for {ran.model} with these degrees"
+    told = Comparison(
+        measured=measured, unit=bench.unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
+    )
+    if claim is None:
+        return told
+    ratio = claim.value / measured if bench.lower_is_better else measured / claim.value
+    more = {
+        "claim": claim.value,
+        "where": claim.where,
+        "source": claim.source,
+        "claim_gpu": claim.gpu,
+        "claim_gpus": claim.gpus,
+        "claim_share": share_of_peak(bench, claim.value, peaks.get(claim.gpu or "")),
+    }
+    told = told.model_copy(update=more)
+    verdict = verdict_of(told, gpus.model, lower_is_better=bench.lower_is_better)
+    final = {"verdict": verdict, "why": _why(verdict, claim, gpus, ratio), "percent": percent_of(told)}
+    return told.model_copy(update=final)
+
+
+def in_words(comparison: Comparison) -> str:
+    """What follows, then the claim and both shares of a peak; the figure itself stands before it."""
+    said = [comparison.why]
+    if comparison.claim is not None:
+        shares = [f"claimed: {number(comparison.claim)}", _of_peak(comparison.claim_share, comparison.claim_gpu)]
+        said.append(f"{', '.join(filter(None, shares))} ({comparison.source})")
+    if comparison.share is not None:
+        said.append(f"here: {_of_peak(comparison.share, comparison.gpu)}")
+    return "; ".join(said)
+
+
+def _of_peak(share: float | None, gpu: str | None) -> str:
+    return "" if share is None else f"{share:.0f} % of the dense peak of {gpu}"
+
+
+def share_of_peak(bench: Bench, value: float, peak: float | None) -> float | None:
+    """Percent, where the figure is one of computing."""
+    return None if peak is None or bench.unit != _TFLOPS else round(100 * value / peak, 1)
+
+
+def _why(verdict: str, claim: _Claim, gpus: Gpus, ratio: float) -> str:
+    if verdict != "not-comparable":
+        return f"{'below the claim' if verdict == 'below' else verdict}: {100 * ratio:.0f} %"
+    if claim.gpu is None or gpus.model is None:
+        ran = f"{gpus.name} is not in our tables" if gpus.name else "the GPU that it ran on is not known"
+        unknown = "the claim names no GPU" if claim.gpu is None else ran
+        return f"not comparable: {unknown}"
+    if gpus.model == NO_GPU:
+        return f"not comparable: no GPU here (claimed for {claim.gpu})"
+    if claim.gpu != gpus.model:
+        return f"not comparable: other GPU ({gpus.model}, claimed for {claim.gpu})"
+    return f"not comparable: {gpus.count} GPUs, claimed for {claim.gpus}"
+
+
+def _nearest(claims: Iterable[_Claim], gpus: Gpus) -> _Claim | None:
+    """The claim for these GPUs where there is one, else the first."""
+    found = list(claims)
+    same = [claim for claim in found if claim.gpu is not None and claim.gpu == gpus.model]
+    return next(iter((*same, *found)), None)
+
+
+def _claims(reference: Reference, bench: Bench, ran: Ran, gpus: int) -> list[_Claim]:
+    if bench.figure is not None:
+        figures = [each for each in reference.figures if each.name == bench.figure]
+        fitting = [each for each in figures if each.model in (None, ran.model)]
+        return [_Claim(each.value, each.where, each.source, each.gpu, each.gpus) for each in fitting]
+    return [_of_case(each) for each in reference.cases if each.tflops is not None and _is_case(each, ran, gpus)]
+
+
+def _is_case(case: BenchmarkCase, ran: Ran, gpus: int) -> bool:
+    same = (case.dp, case.tmp, case.pp, case.global_batch, case.microbatches)
+    names = ("data", "tensor", "pipeline", "global-batch", "microbatches")
+    return (case.gpus, case.model) == (gpus, ran.model) and same == tuple(ran.degrees.get(name) for name in names)
+
+
+def _of_case(case: BenchmarkCase) -> _Claim:
+    where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
+    return _Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus)
 
 
 def verdict_of(

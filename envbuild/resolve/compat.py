@@ -211,6 +211,10 @@ class Compat(NamedTuple):
         """The row for a GPU as nvidia-smi names it."""
         return self.named_gpus().get(name or "")
 
+    def peaks(self) -> dict[str, float]:
+        """Dense TFLOP/s by model of GPU."""
+        return {gpu.model: gpu.dense_tflops for gpu in self.gpus.values() if gpu.dense_tflops is not None}
+
     def gpu_kind(self, name: str) -> str:
         """`geforce`, `workstation`, `data-centre` or `unknown`, from the name that nvidia-smi prints."""
         words = name.replace("-", " ").split()

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.launch.benchmark import Gpus, compare, course_in_words, in_words, metric, samples
+from envbuild.launch.benchmark import course_in_words, samples
 from envbuild.model.evidence import Comparison
 from envbuild.model.reference import Bench
+from envbuild.report.claimed import Gpus, compare, in_words, metric
 from tests.launch.support import place, stack, started
 
 V100, H200, A100 = "V100-SXM2-16GB", "H200-SXM-141GB", "A100-SXM4-80GB"

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.launch.benchmark import NO_GPU, Gpus
 from envbuild.model.facts import GpuFacts
 from envbuild.model.launch import Command, Launch
 from envbuild.model.target import Connection
@@ -24,6 +23,8 @@ from envbuild.node.proc import Finished
 from envbuild.provision import own_run
 from envbuild.provision.bench import _last_lines
 from envbuild.provision.own_run import Log, OwnRun
+from envbuild.provision.survey.ask import rules
+from envbuild.report.claimed import NO_GPU, Gpus, gpus_of
 from envbuild.transport.processes import end_orphans
 from tests.provision.survey.test_up_to_date import facts
 from tests.support.patience import PATIENCE, text_of, until
@@ -269,8 +270,8 @@ def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> 
 )
 def test_a_peak_refuses_a_figure_where_it_was_verified_and_all_gpus_have_it(names: list[str], told: Gpus) -> None:
     there = tuple(GpuFacts(index=index, name=name) for index, name in enumerate(names))
-    assert own_run.gpus_of(facts().model_copy(update={"gpus": there}), 2) == told
-    assert own_run.gpus_of(None, 2) == Gpus(None, 2)
+    assert gpus_of(facts().model_copy(update={"gpus": there}), 2, rules()) == told
+    assert gpus_of(None, 2, rules()) == Gpus(None, 2)
 
 
 @pytest.mark.parametrize(

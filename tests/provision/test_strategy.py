@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from envbuild.launch.benchmark import Gpus
 from envbuild.model.reference import Bench
 from envbuild.provision import strategy
 from envbuild.provision.own_run import Log, OwnRun
+from envbuild.report.claimed import Gpus
 from envbuild.strategy.search import Search
 from tests.launch.support import place
 from tests.strategy.support import H200, searched

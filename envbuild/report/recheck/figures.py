@@ -1,16 +1,14 @@
-"""The figures: each against the values that it is made from, and what is claimed against who claims it."""
+"""The figures: each against the values that it is made from."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 from envbuild.catalog.loader import list_stacks, load_stack
-from envbuild.model.evidence import Check, Comparison, Evidence, Metric
-from envbuild.model.reference import Reference
-from envbuild.report.claimed import percent_of, verdict_of
+from envbuild.model.evidence import Check, Evidence, Metric
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
 from envbuild.report.verdict import all_checks, node_checks
@@ -22,20 +20,16 @@ _MIDDLES = 0.02
 
 
 def check_figures(evidence: Evidence) -> Iterator[Finding]:
-    """All findings about what was measured, claimed, and found in the document."""
+    """All findings about what was measured, and found in the document."""
     yield from _findings(evidence)
-    problems, compared = list[Finding](), list[Comparison]()
-    for node, check in node_checks(evidence):
-        said = [("figure", each) for found in _MADE_FROM for each in found(check)]
-        if check.comparison is not None:
-            compared.append(check.comparison)
-            said += [("claim", each) for each in _comparison(check, check.comparison)]
-        where = f"{node.node}: {check.name}"
-        problems += [problem(f"report-{kind}-differs", "figures", f"{where}: {each}") for kind, each in said]
+    problems = [
+        problem("report-figure-differs", "figures", f"{node.node}: {check.name}: {each}")
+        for node, check in node_checks(evidence)
+        for found in _MADE_FROM
+        for each in found(check)
+    ]
     if problems or any(check.metrics for check in all_checks(evidence)):
         yield from judged("figures", "each follows from the values beside it, where there are any", problems)
-    if compared:
-        yield from _claimed(evidence, compared)
 
 
 def _twice(check: Check) -> Iterator[str]:
@@ -49,7 +43,7 @@ def _curve(check: Check) -> Iterator[str]:
     last = sorted(losses[-5:])[len(losses[-5:]) // 2] if losses else 0.0
     for name, at in (("loss_first", losses[:1]), ("loss_last", [last] if losses else [])):
         told = check.details.get(name)
-        if isinstance(told, int | float) and at and not _near(told, at[0]):
+        if isinstance(told, int | float) and at and not near(told, at[0]):
             yield f"{name} is {told:g}, the curve has {at[0]:g}"
 
 
@@ -71,7 +65,7 @@ def _values(check: Check) -> Iterator[str]:
 def _sample(metric: Metric, values: list[float]) -> Iterator[str]:
     found = (statistics.median(values), min(values), max(values))
     told = (metric.median, metric.least, metric.greatest)
-    if metric.n != len(values) or not all(map(_near, told, found)):
+    if metric.n != len(values) or not all(map(near, told, found)):
         yield f"{metric.name} is {metric.median:g} of {metric.n}; its values give {found[0]:g} of {len(values)}"
 
 
@@ -83,47 +77,11 @@ def _gpus(check: Check) -> Iterator[str]:
         if each and metric.name != kind:
             row = (metric.least, min(each), max(each), metric.greatest)
             within = min(each) * (1 - _MIDDLES) <= metric.median <= max(each) * (1 + _MIDDLES)
-            if not within or not all(one <= other or _near(one, other) for one, other in pairwise(row)):
+            if not within or not all(one <= other or near(one, other) for one, other in pairwise(row)):
                 yield f"{metric.name} is {metric.median:g}, and its GPUs have {min(each):g} to {max(each):g}"
 
 
 _MADE_FROM = (_twice, _curve, _speed, _values, _gpus)
-
-
-def _comparison(check: Check, told: Comparison) -> Iterator[str]:
-    metric = next((each for each in check.metrics if each.unit == told.unit), None)
-    if metric is None or not _near(metric.median, told.measured):
-        yield f"{told.measured:g} {told.unit} is compared, and was not measured"
-        return
-    launch = mapping(check.details.get("launch"))
-    ranks = numbers([launch.get("nodes"), launch.get("gpus_per_node")])
-    if len(ranks) == 2 and ranks[0] * ranks[1] != told.gpus:
-        yield f"it is said to have run on {told.gpus} GPUs, and was launched on {ranks[0] * ranks[1]:g}"
-    try:
-        due = percent_of(told), verdict_of(told, _model(told), lower_is_better=metric.lower_is_better)
-    except ZeroDivisionError:
-        due = None, "not-comparable"
-    if (told.percent, told.verdict) != due:
-        yield f"{told.verdict} with {told.percent} % of the claim; its figures give {due[1]} with {due[0]} %"
-
-
-def _model(told: Comparison) -> str | None:
-    from envbuild.resolve.compat_read import load_compat
-
-    found = load_compat().gpu_of(told.gpu)
-    return found.model if found else None
-
-
-def _claimed(evidence: Evidence, compared: Iterable[Comparison]) -> Iterator[Finding]:
-    """What a claim says, against the stack that cites it."""
-    if evidence.stack not in list_stacks():
-        yield not_checked("claims", "what the document claims: its stack is none that envbuild ships")
-        return
-    known = set(_claims(load_stack(evidence.stack).stack.reference))
-    cited = [it for it in compared if it.claim is not None and _key(it) not in known]
-    says = (f"{it.source}: {it.claim:g} {it.unit} is no claim of {evidence.stack}" for it in cited)
-    problems = [problem("report-claim-differs", "claims", each) for each in says]
-    yield from judged("claims", f"they are those that {evidence.stack} cites", problems)
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
@@ -138,16 +96,6 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         yield checked("findings", f"the {len(told)} about the document are those of {evidence.stack}, as shipped")
 
 
-def _key(it: Comparison) -> tuple[object, ...]:
-    return it.claim, it.source, it.claim_gpu, it.claim_gpus
-
-
-def _claims(reference: Reference | None) -> Iterator[tuple[object, ...]]:
-    for figure in reference.figures if reference else ():
-        yield figure.value, figure.source, figure.gpu, figure.gpus
-    for case in reference.cases if reference else ():
-        yield case.tflops, case.source, case.gpu, case.gpus
-
-
-def _near(one: float, other: float) -> bool:
+def near(one: float, other: float) -> bool:
+    """Whether two figures are the same but for digits that were left out."""
     return abs(one - other) <= _ROUNDED * max(abs(one), abs(other))

@@ -7,6 +7,7 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.report.recheck.attached import read_all
 from envbuild.report.recheck.checks import check_checks
+from envbuild.report.recheck.claims import check_claims
 from envbuild.report.recheck.contents import check_contents
 from envbuild.report.recheck.course import check_course
 from envbuild.report.recheck.figures import check_figures
@@ -50,5 +51,6 @@ def _check(report: Opened, run: str | None, signers: Path | None, maker: str = "
     findings += check_contents(evidence, attached)
     findings += check_checks(evidence, attached)
     findings += check_figures(evidence)
+    findings += check_claims(evidence)
     findings += check_pages(report, maker or evidence.envbuild)
     return findings

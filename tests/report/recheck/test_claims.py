@@ -1,0 +1,166 @@
+"""The figure of a stack's own run: a failed one rewritten as passed is rejected, whatever is changed with it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envbuild.catalog.loader import load_stack
+from envbuild.report.claimed import compare, in_words, metric, named
+from envbuild.report.publish import published
+from envbuild.report.recheck.claims import check_claims
+from envbuild.report.recheck.finding import Finding
+from envbuild.resolve.compat_read import load_compat
+from tests.launch.support import place, started
+from tests.report import samples
+
+Data = dict[str, Any]
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+def ran(rate: float, stack: str = "opt-175b") -> Data:
+    """A check as `bench` makes it, of three figures around `rate` on 8 A100."""
+    reference = load_stack(stack).stack.reference
+    assert reference is not None and reference.bench is not None
+    launch = started(stack, place(gpus=8), model_size="125m")
+    compat, values = load_compat(), [rate - 1000, rate, rate + 1000]
+    found = compare(
+        reference, reference.bench, launch, statistics.median(values), named(A100, 8, compat), compat.peaks()
+    )
+    below = found.verdict == "below"
+    details = {"launch": launch.to_json_dict(), "values": values} | ({"only_floors": True} if below else {})
+    made = metric(reference.bench, values).to_json_dict()
+    return {
+        "name": "bench", "status": "failed" if below else "passed", "says": in_words(found), "metrics": [made],
+        "comparison": found.to_json_dict(), "details": details,
+    }  # fmt: skip
+
+
+def findings(check: Data, **more: Any) -> list[Finding]:
+    node = samples.node(checks=[check], facts=None)
+    return list(check_claims(samples.evidence(node, **{"stack": "opt-175b", "verb": "bench"} | more)))
+
+
+def codes(check: Data, **more: Any) -> set[str]:
+    return {each.code for each in findings(check, **more) if each.kind == "problem"}
+
+
+def said(check: Data, **more: Any) -> str:
+    return " ".join(each.says for each in findings(check, **more))
+
+
+def test_what_a_run_tells_of_its_claim_holds_reproduced_and_below() -> None:
+    for rate, verdict in ((196_000.0, "reproduced"), (100_000.0, "below")):
+        assert ran(rate)["comparison"]["verdict"] == verdict
+        assert [each.kind for each in findings(ran(rate))] == ["checked"]
+
+
+def unclaimed(check: Data) -> None:
+    gone = dict.fromkeys(("claim", "where", "source", "claim_gpu", "claim_gpus", "percent"))
+    why = "no figure is published for 125m with these degrees"
+    check["comparison"].update(gone | {"verdict": "no-claim", "why": why})
+
+
+def less_is_better(check: Data) -> None:
+    check["metrics"][0]["lower_is_better"] = True
+    check["comparison"].update(verdict="reproduced", why="reproduced: 200 %")
+
+
+def two_units(check: Data) -> None:
+    check["metrics"][0]["unit"] = check["comparison"]["unit"] = "words/min"
+
+
+# What is changed of a run below its claim that is called passed, and what is said of it.
+PASSED: dict[str, tuple[Callable[[Data], object], str]] = {
+    "nothing but the status": (lambda c: None, "below its claim and passed"),
+    "less is better": (less_is_better, "lower_is_better is False, not True"),
+    "another unit": (two_units, "unit is words/s, not words/min"),
+    "no claim": (unclaimed, "claim is 200000.0, not None"),
+    "other words": (
+        lambda c: c["comparison"].update(why="reproduced: 101 %"),
+        "why is below the claim: 50 %, not reproduced: 101 %",
+    ),
+    "another share of the peak": (lambda c: c["comparison"].update(share=99.0), "share is None, not 99.0"),
+    "other GPUs": (lambda c: c["comparison"].update(gpus=7, verdict="not-comparable"), "gpus is 8, not 7"),
+    "no launch": (lambda c: c["details"].pop("launch"), "nothing tells what was launched"),
+    "no values": (lambda c: c["details"].pop("values"), "1 figure of 0 values"),
+    "values that are none": (lambda c: c["details"].update(values=[0.0]), "1 figure of 1 value"),
+    "no figure": (lambda c: c.update(metrics=[]), "0 figures of 3 values"),
+    "no comparison": (lambda c: c.update(comparison=None), "it passed, and is compared with nothing"),
+}
+
+
+@pytest.mark.parametrize(("change", "says"), PASSED.values(), ids=PASSED)
+def test_a_run_below_its_claim_that_is_called_passed_is_rejected(change: Callable[[Data], object], says: str) -> None:
+    check = ran(100_000.0)
+    check["status"] = "passed"
+    del check["details"]["only_floors"]
+    change(check)
+    assert codes(check) == {"report-claim-differs"}
+    assert says in said(check)
+
+
+@pytest.mark.parametrize(
+    ("forged", "says"),
+    [
+        ({"claim": 199_000.0, "percent": 98.5}, "claim is 200000.0, not 199000.0"),
+        ({"source": "somebody"}, "source is the document, not somebody"),
+        ({"percent": 100.0}, "percent is 98.0, not 100.0"),
+        ({"verdict": "not-comparable"}, "verdict is reproduced, not not-comparable"),
+        ({"gpu": "NVIDIA H200"}, "verdict is not-comparable, not reproduced"),
+        ({"measured": 210_000.0, "percent": 105.0}, "measured is 196000.0, not 210000.0"),
+        ({"gpus": 16}, "gpus is 8, not 16"),
+    ],
+)
+def test_a_comparison_has_to_be_the_one_that_values_launch_and_stack_give(forged: Data, says: str) -> None:
+    check = ran(196_000.0)
+    check["comparison"] |= forged
+    assert codes(check) == {"report-claim-differs"}
+    assert says in said(check)
+
+
+def test_the_gpus_are_those_that_the_node_has() -> None:
+    check = ran(196_000.0)
+    facts = samples.facts("gpu01", 8)
+    for gpu in facts["gpus"]:
+        gpu["name"] = "NVIDIA H200"
+    node = samples.node(checks=[check], facts=facts)
+    found = list(check_claims(samples.evidence(node, stack="opt-175b", verb="bench")))
+    assert "gpu is NVIDIA H200, not NVIDIA A100-SXM4-80GB" in found[0].says
+
+
+def test_a_failed_run_without_a_figure_is_compared_with_nothing_and_without_its_check_is_rejected() -> None:
+    check = {"name": "bench", "status": "failed", "says": "run 1: it ended with exit code 1"}
+    assert findings(check) == []
+    assert codes({"name": "stamp", "status": "passed", "says": ""}) == {"report-check-missing"}
+
+
+def test_of_a_stack_that_is_not_known_here_the_arithmetic_alone_is_checked_and_that_is_said() -> None:
+    check = ran(196_000.0)
+    assert codes(check, stack="mine") == set()
+    assert "whether less is better: the stack is none" in said(check, stack="mine")
+    check["comparison"]["percent"] = 100.0
+    assert codes(check, stack="mine") == {"report-claim-differs"}
+    assert "its figures give reproduced with 98.0 %" in said(check, stack="mine")
+    check = ran(100_000.0) | {"status": "passed"}
+    assert codes(check, stack="mine") == {"report-claim-differs"}
+
+
+def test_words_of_another_envbuild_are_not_compared_and_that_is_said() -> None:
+    check = ran(100_000.0)
+    check["comparison"]["why"] = "50 % of the claim"
+    assert codes(check, envbuild="0.0.9") == set()
+    assert "envbuild 0.0.9 chose them" in said(check, envbuild="0.0.9")
+    unclaimed(check)
+    assert codes(check, envbuild="0.0.9") == {"report-claim-differs"}
+
+
+def test_what_is_left_of_a_launch_that_was_published_is_enough() -> None:
+    check = ran(196_000.0)
+    check["details"]["launch"]["commands"][0]["directory"] = "/home/ada/run"
+    run = published(samples.evidence(samples.node(checks=[check], facts=None), stack="opt-175b", verb="bench"))
+    assert run.nodes[0].checks[0].details["launch"]["commands"][0]["directory"] == "~/run"
+    assert [each.kind for each in check_claims(run)] == ["checked"]
