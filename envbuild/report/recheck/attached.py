@@ -25,7 +25,10 @@ _TOPIC = "files"
 
 @dataclass
 class Attached:
-    """What could be read: `variants` by digest, file lists by the root that they are said to give."""
+    """What could be read: `variants` by digest, file lists by the root that they are said to give.
+
+    `events` are those of the journal that the evidence vouches for, `later` those behind them.
+    """
 
     lock: Lock | None = None
     profile: dict[str, Any] | None = None
@@ -34,6 +37,7 @@ class Attached:
     lists: dict[str, file_list.Files] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
+    later: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
@@ -48,7 +52,7 @@ def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
         if data is None:
             missing.append(item.path)
             continue
-        bad = list(_digest(item, data)) or list(_content(found, item, data[: item.bytes]))
+        bad = list(_digest(item, data)) or list(_content(found, item, data))
         findings += bad
         good += not bad
     findings += _listing(report)
@@ -97,7 +101,17 @@ def _take(found: Attached, item: Attachment, data: bytes) -> None:
     elif item.kind == "plan":
         found.plan = dict(strict_json.parse(data))
     elif item.kind == "journal":
-        found.events = [dict(json.loads(line)) for line in data.splitlines() if line.strip()]
+        found.events = [dict(json.loads(line)) for line in data[: item.bytes].splitlines() if line.strip()]
+        found.later = list(_later(data[item.bytes :]))
+
+
+def _later(data: bytes) -> Iterator[dict[str, Any]]:
+    """The events up to a line that is none: who was killed wrote half of one."""
+    for line in data.splitlines():
+        try:
+            yield dict(json.loads(line))
+        except (ValueError, TypeError):
+            return
 
 
 def _listing(report: Opened) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from envbuild.model.evidence import Equality, Evidence, NodeEvidence, checks_exi
 from envbuild.report.fleet_equality import equality_of
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.sources import mapping
 from envbuild.report.timeline import steps
 from envbuild.report.verdict import GOOD, all_checks
 from envbuild.text import plural
@@ -167,6 +168,12 @@ def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         list(evidence.command),
     ):
         problems.append(problem("report-journal-differs", "nodes", "the journal is of another command"))
+    for event in attached.later:
+        if (
+            event.get("kind") == "run-finished"
+            and mapping(event.get("data")).get("exit", evidence.exit) != evidence.exit
+        ):
+            problems.append(problem("report-journal-differs", "nodes", "the journal ends with another exit of the run"))
     if planned or journal:
         yield from judged("nodes", f"{len(names)}: all of the plan and the journal, as these say", problems)
     else:

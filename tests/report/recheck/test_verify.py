@@ -332,6 +332,23 @@ def test_files_that_were_touched_are_rejected_by_name(
     assert problems(copy) == {code}
 
 
+@pytest.mark.parametrize(
+    ("event", "codes"),
+    [
+        (b'{"kind": "run-finished", "data": {"exit": 0}}', set()),
+        (b'{"kind": "run-finished", "data": {"exit": 6}}', {"report-journal-differs"}),
+        (b'{"kind": "run-fin', set()),  # killed while it wrote
+        (b'["run-finished"]', set()),
+    ],
+)
+def test_the_journal_that_was_closed_after_the_evidence_ends_with_its_exit(
+    sealed: Sealed, event: bytes, codes: set[str]
+) -> None:
+    with (sealed.folder / "journal.jsonl").open("ab") as stream:
+        stream.write(event + b"\n")
+    assert problems(sealed.folder) == codes
+
+
 def test_evidence_of_an_older_schema_is_checked_and_its_page_is_called_not_checked(sealed: Sealed) -> None:
     path = sealed.folder / "evidence.json"
     old = json.loads(path.read_text())
