@@ -15,7 +15,7 @@ from envbuild.report.sections.claims import claims
 from envbuild.report.sections.every import sections
 from envbuild.report.sections.pins import pins
 from envbuild.report.timeline import steps
-from tests.report.samples import evidence, facts, fleet, gpu_checks, node
+from tests.report.samples import DIGEST, evidence, facts, fleet, gpu_checks, node
 from tests.report.samples import steps as taken
 from tests.report.test_render import HOSTILE, Page, failing_fleet
 
@@ -126,6 +126,32 @@ def test_claims_and_floors_stand_beside_what_was_measured() -> None:
     assert missed.says.startswith("1 of 63 nodes below the floor")
     assert "on gpu63" in missed.says
     assert sections(failing_fleet()).badges[0].tone == "amber", "no package has a hash there"
+
+
+HASHED = {"version": "1", "index": "pypi"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sources", "tone", "says"),
+    [
+        ({"a": "ab" * 32, "b": "cd" * 32}, [], "green", "2 of 2 packages by sha256"),
+        ({"a": "ab" * 32}, [], "amber", "1 of 2 packages by sha256"),
+        ({"a": "ab" * 32, "b": "unrecorded"}, [], "amber", "1 of 2 packages by sha256"),
+        ({"a": "ab" * 32}, [{"name": "b", "commit": "1", "tree": "2"}], "green", "1 of 1 package by sha256"),
+        ({"a": "ab" * 32}, [{"name": "fork", "commit": "1", "tree": "2", "build": {"wheel": "w/b-1-py3-none-any.whl"}}],
+         "green", "1 of 1 package by sha256"),
+    ],
+)  # fmt: skip
+def test_the_badge_of_an_artifact_needs_a_hash_of_each_package_that_is_not_built_of_a_source(
+    rows: dict[str, str], sources: list[dict[str, Any]], tone: str, says: str
+) -> None:
+    files = [{**HASHED, "name": name, "file": f"{name}.whl", "sha256": sha256} for name, sha256 in rows.items()]
+    run = evidence(
+        node(packages={"a": "1", "b": "1"}, sources=sources),
+        variants=[{"id": "v", "digest": DIGEST, "packages": files}],
+    )
+    badge = sections(run).badges[0]
+    assert (badge.tone, badge.says[0]) == (tone, says)
 
 
 @pytest.mark.parametrize(("lower", "worst"), [(False, "the lowest of 2 nodes, on a; the highest is 130"),

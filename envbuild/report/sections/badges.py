@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from envbuild.model.evidence import Evidence
+from packaging.utils import canonicalize_name
+
+from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
+from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD, all_checks
 from envbuild.text import plural
 
@@ -29,15 +33,23 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     every = (source for node in evidence.nodes for source in node.sources)
     sources = {(str(each.get("name")), bool(each.get("commit")), bool(each.get("tree"))) for each in every}
     pinned = sum(commit and tree for _, commit, tree in sources)
-    hashed = sum(bool(pin.sha256) for pin in pins)
-    says = [f"{plural(hashed, 'package')} by sha256"] if hashed else []
-    says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
     trusted = {file.sha256 for node in evidence.nodes for file in node.first_use}
+    due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(_built, evidence.nodes))
+    hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in {"", "unrecorded"} | trusted}
+    says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
+    says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
     says += [f"{plural(len(trusted), 'file')} trusted on first use"] if trusted else []
-    whole = hashed > 0 and pinned == len(sources) and not trusted
+    whole = bool(hashed) and hashed == due and pinned == len(sources) and not trusted
     return Badge(
         "Available", "green" if whole else "amber", tuple(says) or ("no hash and no commit is in the evidence",)
     )
+
+
+def _built(node: NodeEvidence) -> Iterator[str]:
+    """Names that a package may have which is not locked but built of a source: the source's, and that of its wheel."""
+    for source in node.sources:
+        wheel = str(mapping(source.get("build")).get("wheel", "")).rpartition("/")[2]
+        yield from (canonicalize_name(name) for name in (str(source.get("name")), wheel.partition("-")[0]))
 
 
 def _functional(evidence: Evidence) -> Badge:
