@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.model.lock import Variant
+from envbuild.node.smoke.only import known
 from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.verdict import all_checks
 from envbuild.report.view import below_floor
+from envbuild.text import plural
 
 # What is checked beside the smoke test, and of that what needs no item of the stack.
 _KNOWN = frozenset(
@@ -30,7 +32,7 @@ def check_checks(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         # Who asked for a part of the smoke test was told so; of any other run nothing may be left out.
         limited = evidence.verb == "smoke" and any(check.name == "smoke/only" for check in node.checks)
         problems += _names(node, variant, limited=limited)
-        problems += _levels(node)
+        problems += _levels(node, evidence.verb)
         for check in node.checks:
             problems += _numbers(node.node, check)
             if not check.name.startswith(("smoke/", "image/")) and check.name not in _KNOWN:
@@ -38,9 +40,16 @@ def check_checks(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     count = len(all_checks(evidence))
     yield from judged("checks", f"{count} are in order: asked for, once, and as their numbers say", problems)
     lowered = list(_lowered(evidence, attached))
-    metrics = sum(len(check.metrics) for check in all_checks(evidence))
-    if metrics:
-        yield from judged("floors", f"{metrics} metrics against their floors", _floors(evidence))
+    metrics = [metric for check in all_checks(evidence) for metric in check.metrics]
+    floors = sum(metric.floor is not None for metric in metrics)
+    missed = list(_floors(evidence))
+    if floors:
+        says = f"{floors} of {plural(len(metrics), 'metric')} against {'its floor' if floors == 1 else 'their floors'}"
+        yield from judged("floors", says, missed)
+    else:
+        yield from missed
+        if metrics:
+            yield not_checked("floors", f"none of {plural(len(metrics), 'metric')} has one")
     if lowered:
         yield not_checked("floors", f"lower than the stack's, by the target's word alone: {', '.join(lowered[:5])}")
     if untried := [node.node for node in evidence.nodes if _is_untried(node, attached)]:
@@ -74,12 +83,15 @@ def _names(node: NodeEvidence, variant: Variant | None, *, limited: bool) -> Ite
             says = f"{node.node}: {ran[item].name}, and the lock's smoke list has no {item}"
             yield problem("report-check-unasked", "checks", says)
     if not limited and any(check.status == "passed" for check in ran.values()):
-        for item in sorted(asked - ran.keys()):
-            yield problem("report-check-missing", "checks", f"{node.node}: no check of the smoke item {item}")
+        done = ran.keys() | {check.name.removeprefix("smoke/") for check in node.checks}
+        for name in sorted(set(known(asked)) - done):
+            yield problem("report-check-missing", "checks", f"{node.node}: no check of {name} in the smoke test")
 
 
-def _levels(node: NodeEvidence) -> Iterator[Finding]:
-    unread = any(check.name == "files" and check.level == "not-checked" for check in node.checks)
+def _levels(node: NodeEvidence, verb: str) -> Iterator[Finding]:
+    """Other verbs than `verify` hash every file for the stamp, without a check of it."""
+    levels = {check.level for check in node.checks if check.name == "files"}
+    unread = "not-checked" in levels or (verb == "verify" and "measured" not in levels)
     if unread and node.root_level == "measured":
         yield problem(
             "report-level-differs", "checks", f"{node.node}: the root is called measured, and nothing was read"

@@ -174,11 +174,14 @@ def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             and mapping(event.get("data")).get("exit", evidence.exit) != evidence.exit
         ):
             problems.append(problem("report-journal-differs", "nodes", "the journal ends with another exit of the run"))
-    if planned or journal:
-        yield from judged("nodes", f"{len(names)}: all of the plan and the journal, as these say", problems)
+    if there := [name for name, told in (("plan", planned), ("journal", journal)) if told]:
+        says = f"all of the {' and the '.join(there)}, as {'these say' if len(there) > 1 else 'it says'}"
+        yield from judged("nodes", f"{len(names)}: {says}", problems)
     else:
         yield from problems
         yield not_checked("nodes", "neither plan nor journal say which nodes were part of the run")
+    if planned and not journal:
+        yield not_checked("nodes", "how each ended: no journal says it")
 
 
 def _planned(attached: Attached) -> set[str]:

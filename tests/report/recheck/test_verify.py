@@ -102,6 +102,14 @@ def another_lock(data: Data) -> None:
     data["lock_digest"] = "ab" * 32
 
 
+PARTS = ("smoke/machine/copies", "smoke/machine/all-reduce")
+
+
+def unread(data: Data) -> None:
+    data.update(verb="verify", command=["envbuild", "verify"])
+    first(data).update(checks=[each for each in first(data)["checks"] if each["name"] != "files"])
+
+
 def slow_gpus(data: Data) -> None:
     metric = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 9, "median": 700.0, "least": 600.0}
     each = {f"gpu{number}_bf16_tflops": 610.0 + number for number in range(4)}
@@ -171,6 +179,10 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "smoke/training"]),
         "report-check-missing",
     ),
+    "parts of a smoke item left out": (
+        lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] not in PARTS]),
+        "report-check-missing",
+    ),
     "a part of the smoke test in a run that was of all": (
         lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "smoke/training"] + [ONLY]),
         "report-check-missing",
@@ -178,6 +190,7 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
     "a root called measured that nobody read": (
         lambda d: check(d, "files").update(level="not-checked"), "report-level-differs",
     ),
+    "a root called measured by a verify without its files": (unread, "report-level-differs"),
     "an older run": (lambda d: d.update(run="20260301T100000Z-4f2a"), "report-run-differs"),
     "no id of a run": (lambda d: d.update(run="../../etc"), "report-run-invalid"),
     "an end before the beginning": (lambda d: d.update(finished="2026-03-02T09:00:00Z"), "report-times-differ"),
@@ -227,6 +240,31 @@ def test_a_smoke_test_that_says_that_it_was_limited_lacks_nothing(sealed: Sealed
 
     sealed.forge(limit)
     assert not problems(sealed.folder) & {"report-check-missing", "report-check-unasked"}
+
+
+def said(path: Path, topic: str) -> dict[str, list[str]]:
+    """What is said of a topic, by kind."""
+    found = [each for each in verify_report(path)[1] if each.topic == topic]
+    return {each.kind: [one.says for one in found if one.kind == each.kind] for each in found}
+
+
+def test_of_plan_and_journal_the_one_that_is_there_is_named_and_what_a_journal_would_tell(sealed: Sealed) -> None:
+    assert said(sealed.folder, "nodes")["checked"] == ["2: all of the plan and the journal, as these say"]
+    (sealed.folder / "journal.jsonl").unlink()
+    sealed.attachments[:] = [each for each in sealed.attachments if each["kind"] != "journal"]
+    sealed.write()
+    told = said(sealed.folder, "nodes")
+    assert told["checked"] == ["2: all of the plan, as it says"]
+    assert "how each ended: no journal says it" in told["not-checked"]
+
+
+def test_metrics_without_a_floor_are_not_said_to_be_compared_with_one(sealed: Sealed) -> None:
+    assert said(sealed.folder, "floors") == {"checked": ["2 of 4 metrics against their floors"]}
+    for node in sealed.data["nodes"]:
+        for metric in (metric for each in node["checks"] for metric in each.get("metrics", ())):
+            metric.pop("floor", None)
+    sealed.write()
+    assert said(sealed.folder, "floors") == {"not-checked": ["none of 4 metrics has one"]}
 
 
 def test_a_root_that_the_list_of_files_does_not_give_is_rejected(sealed: Sealed) -> None:
