@@ -260,6 +260,21 @@ def test_a_copy_of_a_signed_report_holds_as_the_report_does(signed: Path, keys: 
     assert left == ["plan.json belongs to the report and is not there"]
 
 
+@pytest.mark.parametrize(("old", "new"), [(b"PASSED", b"FAILED"), (b"/stamp", b"/made-up")])
+def test_of_a_statement_of_another_envbuild_is_said_that_it_was_not_compared(
+    tmp_path: Path, keys: Keys, old: bytes, new: bytes
+) -> None:
+    sealed = Sealed(tmp_path)
+    sealed.forge(lambda data: data.update(envbuild="0.0.9"))
+    sign_report(sealed.folder, keys.own)
+    says = "what its statement says: envbuild 0.0.9 made it, and this is"
+    assert not any(says in each.says for each in verify_report(sealed.folder)[1])
+    resign(sealed.folder, old, new, keys.own)
+    found = [each for each in verify_report(sealed.folder)[1] if each.topic == "signature"]
+    assert any(each.kind == "not-checked" and each.says.startswith(says) for each in found)
+    assert not any(each.kind == "problem" for each in found)
+
+
 def test_the_statement_is_the_same_for_everybody_who_makes_it(signed: Path) -> None:
     report, _ = verify_report(signed)
     assert unseal((signed / SIGNATURE).read_bytes())[0] == statement(report.text, report.evidence)

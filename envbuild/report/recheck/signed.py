@@ -29,15 +29,18 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
     except ValueError as error:
         yield problem("report-envelope-invalid", _TOPIC, str(error))
         return
-    found = ssh_signature.check(pae(payload), signature)
+    found, same = ssh_signature.check(pae(payload), signature), payload == statement(report.text, report.evidence)
     if found is None or found.key != key:
         yield problem("report-signature-invalid", _TOPIC, "it is not right for what it is said to sign")
     elif subject != hashlib.sha256(report.text).hexdigest():
         yield problem("report-signature-of-another", _TOPIC, "it is right, and is over the evidence of another report")
-    elif report.evidence.envbuild == __version__ and payload != statement(report.text, report.evidence):
+    elif not same and report.evidence.envbuild == __version__:
         yield problem("report-statement-differs", _TOPIC, "the statement does not say what the evidence does")
     else:
         yield from _who(pae(payload), signature, key, signers)
+        if not same:
+            says = f"envbuild {report.evidence.envbuild} made it, and this is {__version__}, which does not make it so"
+            yield not_checked(_TOPIC, f"what its statement says: {says}")
 
 
 def _who(data: bytes, signature: str, key: str, signers: Path | None) -> Iterator[Finding]:
