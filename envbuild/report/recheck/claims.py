@@ -11,6 +11,7 @@ from envbuild.model.common import StrictModel
 from envbuild.model.evidence import Check, Comparison, Evidence, NodeEvidence
 from envbuild.model.reference import Reference
 from envbuild.report.claimed import NO_GPU, Gpus, compare, gpus_of, metric, named, percent_of, verdict_of
+from envbuild.report.equality import names
 from envbuild.report.recheck.figures import near
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
@@ -46,7 +47,9 @@ def check_claims(evidence: Evidence) -> Iterator[Finding]:
     yield from judged(_TOPIC, f"what is said beside {plural(len(own), 'figure')} follows from {follows}", problems)
     if not shipped:
         yield not_checked(_TOPIC, _UNKNOWN)
-    elif evidence.envbuild != __version__:
+    if untold := [node.node for node, _ in own if node.facts is None]:
+        yield not_checked(_TOPIC, f"on which GPUs it ran on {names(untold)}: the comparison alone says it")
+    if shipped and evidence.envbuild != __version__:
         yield not_checked(_TOPIC, f"the words beside them: envbuild {evidence.envbuild} chose them, not {__version__}")
 
 

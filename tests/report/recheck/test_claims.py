@@ -40,7 +40,7 @@ def ran(rate: float, stack: str = "opt-175b") -> Data:
 
 
 def findings(check: Data, **more: Any) -> list[Finding]:
-    node = samples.node(checks=[check], facts=None)
+    node = samples.node(checks=[check], facts=samples.facts("localhost", 8))
     return list(check_claims(samples.evidence(node, **{"stack": "opt-175b", "verb": "bench"} | more)))
 
 
@@ -110,7 +110,7 @@ def test_a_run_below_its_claim_that_is_called_passed_is_rejected(change: Callabl
         ({"source": "somebody"}, "source is the document, not somebody"),
         ({"percent": 100.0}, "percent is 98.0, not 100.0"),
         ({"verdict": "not-comparable"}, "verdict is reproduced, not not-comparable"),
-        ({"gpu": "NVIDIA H200"}, "verdict is not-comparable, not reproduced"),
+        ({"gpu": "NVIDIA H200"}, "gpu is NVIDIA A100-SXM4-80GB, not NVIDIA H200"),
         ({"measured": 210_000.0, "percent": 105.0}, "measured is 196000.0, not 210000.0"),
         ({"gpus": 16}, "gpus is 8, not 16"),
     ],
@@ -122,14 +122,15 @@ def test_a_comparison_has_to_be_the_one_that_values_launch_and_stack_give(forged
     assert says in said(check)
 
 
-def test_the_gpus_are_those_that_the_node_has() -> None:
+def test_of_a_node_without_facts_the_gpus_are_those_that_are_told_and_that_is_said() -> None:
     check = ran(196_000.0)
-    facts = samples.facts("gpu01", 8)
-    for gpu in facts["gpus"]:
-        gpu["name"] = "NVIDIA H200"
-    node = samples.node(checks=[check], facts=facts)
-    found = list(check_claims(samples.evidence(node, stack="opt-175b", verb="bench")))
-    assert "gpu is NVIDIA H200, not NVIDIA A100-SXM4-80GB" in found[0].says
+    run = samples.evidence(samples.node(checks=[check], facts=None), stack="opt-175b", verb="bench")
+    assert [(each.kind, each.says) for each in check_claims(run)][1:] == [
+        ("not-checked", "on which GPUs it ran on localhost: the comparison alone says it")
+    ]
+    check["comparison"]["gpu"] = "NVIDIA H200"
+    run = samples.evidence(samples.node(checks=[check], facts=None), stack="opt-175b", verb="bench")
+    assert "verdict is not-comparable, not reproduced" in next(check_claims(run)).says
 
 
 def test_a_failed_run_without_a_figure_is_compared_with_nothing_and_without_its_check_is_rejected() -> None:
@@ -161,6 +162,8 @@ def test_words_of_another_envbuild_are_not_compared_and_that_is_said() -> None:
 def test_what_is_left_of_a_launch_that_was_published_is_enough() -> None:
     check = ran(196_000.0)
     check["details"]["launch"]["commands"][0]["directory"] = "/home/ada/run"
-    run = published(samples.evidence(samples.node(checks=[check], facts=None), stack="opt-175b", verb="bench"))
+    run = published(
+        samples.evidence(samples.node(checks=[check], facts=samples.facts("n", 8)), stack="opt-175b", verb="bench")
+    )
     assert run.nodes[0].checks[0].details["launch"]["commands"][0]["directory"] == "~/run"
     assert [each.kind for each in check_claims(run)] == ["checked"]
