@@ -35,9 +35,8 @@ def samples(bench: Bench, text: str, gpus: Gpus = UNKNOWN) -> Samples:
     parts = [[record.values[bench.metric] for record in part] for part in runs(telling)]
     values = [value for part in parts for value in part[bench.warmup :]]
     bad = next((value for value in values if not 0 < value < math.inf), None)
-    high = next(
-        (value for value in values if gpus.firm and (share_of_peak(bench, value, gpus.peak) or 0.0) > _MOST), None
-    )
+    peak = gpus.peak if gpus.firm else None
+    high = next((value for value in values if (share_of_peak(bench, value, peak) or 0.0) > _MOST), None)
     course = losses(bench.log, [text])
     few = f"its log has {len(values)} of at least {bench.least} lines with `{bench.metric}` after its warm-up"
     above = f"{bench.unit} is more than the peak of {gpus.name}, {number(gpus.peak or 0.0)}"
