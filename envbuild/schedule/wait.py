@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Protocol
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.schedule.cluster import Scheduler
 from envbuild.schedule.job import Job, JobState, Phase, SchedulerUnavailableError
 
@@ -18,7 +18,7 @@ LONG_PAUSE = 60.0
 PEEK = 1.0
 # The script has ended; the scheduler will say so within seconds.
 SOON = 1.0
-# A slurmctld that is restarted or fails over is back within minutes.
+# A slurmctld that is restarted or fails over is back within minutes, a login host or the way to it too.
 PATIENCE = 1800.0
 # Slurm's reasons for which a job waits that asks for more than it may have, where the site has these taken at first:
 # no waiting changes that. PartitionNodeLimit is none of them, as it also says that nodes are down or drained.
@@ -87,7 +87,7 @@ def wait_for(
         if _pause(clock, pause, cancelled, peek):
             peek, steps = None, chain((SOON, *PAUSES[1:]), repeat(LONG_PAUSE))
         try:
-            state = scheduler.poll(job, number)
+            state = _poll(scheduler, job, number)
         except SchedulerUnavailableError as error:
             if clock.now() - heard > limits.patience:
                 raise _silent(number, str(error), clock.now() - heard) from error
@@ -110,6 +110,16 @@ def wait_for(
         if state.waiting and limits.start is not None and clock.now() - begun >= limits.start:
             scheduler.cancel(number)
             raise _not_started(number, state, limits.start)
+
+
+def _poll(scheduler: Scheduler, job: Job, number: str) -> JobState:
+    """What the scheduler says; one whose host is out of reach does not answer now either."""
+    try:
+        return scheduler.poll(job, number)
+    except EnvbuildError as error:
+        if error.exit_code is not ExitCode.UNREACHABLE:
+            raise
+        raise SchedulerUnavailableError(": ".join(filter(None, (error.what, error.why)))) from error
 
 
 def _pause(clock: Clock, seconds: float, cancelled: Callable[[], bool], peek: Callable[[], bool] | None) -> bool:

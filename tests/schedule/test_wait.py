@@ -127,6 +127,24 @@ def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock:
     assert gone.cancelled == []
 
 
+def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_ends_the_waiting(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(clock, [(900, RUNNING)])
+    poll, error = script.poll, EnvbuildError("node-unreachable", "login1 cannot be reached", why="no route to host")
+
+    def unreachable_for_a_while(job: Job, number: str) -> JobState:
+        if 10 < clock.time < 800:
+            raise error
+        return poll(job, number)
+
+    monkeypatch.setattr(script, "poll", unreachable_for_a_while)
+    assert wait_for(script, job(), "1", clock=clock).good
+    clock.time, error = 0.0, EnvbuildError("job-folder-unwritable", "no")
+    with pytest.raises(EnvbuildError, match="job-folder-unwritable"):
+        wait_for(script, job(), "1", clock=clock)
+
+
 def test_an_interrupt_leaves_the_job_alone(clock: FakeClock) -> None:
     script = Script(clock, [(1e9, RUNNING)])
     with pytest.raises(KeyboardInterrupt):
