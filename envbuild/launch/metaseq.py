@@ -131,6 +131,8 @@ def make(order: Order) -> Launch:
         environment=dict(order.data.environment),
         directory=place.output,
         ends=END,
+        # srun has the ranks print there, into train.log and train.stderr.JOB.
+        logs=f"{checkpoints}/{prefix}.*.ngpu{place.gpus}/train.*" if submit == "salloc" else None,
     )
     return order.launch(
         model.name,
@@ -211,6 +213,11 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
     """How the run is submitted, and from what that follows."""
     if place.nodes == 1:
         return given.submit or "local", "one node"
+    require(
+        not place.direct,
+        f"opt-baselines starts {place.nodes} nodes with Slurm's own programs, and this target has no Slurm",
+        hint="--nodes 1, or a target with `scheduler: {kind: slurm}`",
+    )
     require(
         given.submit != "local",
         f"submit=local with {place.nodes} nodes",

@@ -61,7 +61,7 @@ def command_text(command: Command, activate: str | None) -> str:
     """
     # metaseq's launcher asks for it; a login sets it, a service or container often does not.
     first = ['export USER="${USER:-$(id -un)}"', *([f". {shlex.quote(activate)}"] if activate else [])]
-    lines = [*first, "set -e", *_command(command, None)]
+    lines = [*first, "set -e", *_showing_logs(command)]
     if command.ends:
         proof = shlex.quote(command.ends)
         told = shlex.quote(f"the run did not say {command.ends!r}")
@@ -69,6 +69,19 @@ def command_text(command: Command, activate: str | None) -> str:
         lines += [f'grep -qF -- {proof} "$said" || {{ echo {told} >&2; [ "$code" != 0 ] || code=1; }}']
         lines += ['rm -f -- "$said"', 'exit "$code"']
     return "\n".join(lines) + "\n"
+
+
+def _showing_logs(command: Command) -> Iterator[str]:
+    """The command, then what it has added to its logs: another run may have left them."""
+    if command.logs is None:
+        yield from _command(command, None)
+        return
+    each = f"for log in {'*'.join(map(shlex.quote, command.logs.split('*')))}; do"
+    yield f"cd {shlex.quote(command.directory)}"
+    yield "declare -A had"
+    yield f'{each} [ ! -f "$log" ] || had[$log]=$(wc -c < "$log"); done'
+    yield from _command(command, None)
+    yield f'{each} [ ! -f "$log" ] || tail -c +$((${{had[$log]:-0}} + 1)) -- "$log"; done'
 
 
 def _command(command: Command, activate: str | None) -> Iterator[str]:

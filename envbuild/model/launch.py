@@ -49,7 +49,8 @@ class Command(StrictModel):
     """One command as an argument list. `node` is the rank of the node that runs it; None: it starts every node itself.
 
     `environment` is set on top of the environment's own variables. `ends` is a text of the log that proves success
-    where the exit code proves nothing; None: exit code 0 is success.
+    where the exit code proves nothing; None: exit code 0 is success. `logs` are the files that it prints into instead,
+    as a pattern with `*`: what it has added to them is shown after it.
     """
 
     node: int | None = None
@@ -58,6 +59,7 @@ class Command(StrictModel):
     directory: AbsPath
     wait_for: Endpoint | None = None
     ends: Text | None = None
+    logs: Text | None = None
 
 
 class LaunchFile(StrictModel):

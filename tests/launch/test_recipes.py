@@ -308,6 +308,7 @@ def test_success_of_opt_is_read_from_the_log() -> None:
         (place(1, 4), {"model_size": "66b"}, "multiple of 8 GPUs"),
         (place(128), {}, "a batch of 0"),
         (place(2), {"submit": "local"}, "submit=local"),
+        (place(2, job="9", direct=True), {}, "this target has no Slurm"),
     ],
 )
 def test_opt_refuses_what_its_launcher_asserts_or_hides(where: Place, values: dict[str, str], words: str) -> None:

@@ -168,3 +168,55 @@ def test_without_slurm_every_node_starts_its_own_ranks() -> None:
     assert not any("srun" in deviation.does for deviation in two.deviations)
     with pytest.raises(EnvbuildError, match="this target has no Slurm"):
         started("megatron-deepspeed-slurm", place(direct=True, image="a.sqsh"))
+
+
+# What metaseq does with --salloc at a8b78674 (launcher/slurm.py): srun prints into files, in a folder with a name of
+# hyperparameters too, whose log must not be there yet, and the exit code is 0 whatever happens.
+OPT_BASELINES = """#!/bin/bash
+case " $* " in *" --salloc "*) ;; *) exit 2 ;; esac
+while [ $# -gt 0 ]; do
+  case $1 in --checkpoints-dir) dir=$2 ;; -p) prefix=$2 ;; -n) nodes=$2 ;; -g) gpus=$2 ;; esac
+  shift
+done
+run="$dir/$prefix.bm_8m.dummy_lm.ngpu$((nodes * gpus))"
+mkdir -p "$run"
+[ ! -e "$run/train.log" ] || { echo "skip in progress run: $run"; exit 0; }
+echo "commit 1" >> "$run/train.log"
+echo "running command: srun"
+srun --output "$run/train.log" --error "$run/train.stderr.9" --open-mode append train.py
+exit 0
+"""
+SRUN = """#!/bin/bash
+{ echo '| INFO | train_inner | {"wps": "210000"}'; %s; } >> "$2" 2>> "$4"
+"""
+
+
+@pytest.mark.parametrize("given", [{}, {"checkpoints": "below it"}])
+@pytest.mark.parametrize(
+    ("ending", "code", "shown"),
+    [
+        ("echo 'done training in 9.0 seconds'", 0, "done training in 9.0 seconds"),
+        ("echo 'CUDA out of memory' >&2", 1, "CUDA out of memory"),
+    ],
+)
+def test_what_srun_has_put_into_the_logs_of_opt_is_shown_and_proves_the_run(
+    tmp_path: Path, ending: str, code: int, shown: str, given: dict[str, str]
+) -> None:
+    built = tmp_path / "the env"
+    (built / "bin").mkdir(parents=True)
+    for name, text in (("opt-baselines", OPT_BASELINES), ("srun", SRUN % ending)):
+        (built / "bin" / name).write_text(text)
+        (built / "bin" / name).chmod(0o755)
+    (tmp_path / "out put").mkdir()
+    where = place(2, environment=str(built), output=str(tmp_path / "out put"), job="9")
+    (command,) = started("opt-175b", where, **given).commands
+
+    def ran() -> subprocess.CompletedProcess[str]:
+        env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
+        words = ["bash", "-c", command_text(command, None)]
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    first, again = ran(), ran()
+    assert first.returncode == code, first.stderr
+    assert '"wps": "210000"' in first.stdout and shown in first.stdout
+    assert (again.returncode, shown in again.stdout) == (1, False), "it was skipped: what was there proves nothing"
