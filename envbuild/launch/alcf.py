@@ -187,6 +187,7 @@ def _values(
         "nodes": place.nodes,
         "gpus_per_node": place.gpus_per_node,
         "hostfile": place.hostfile,
+        "gres": place.gres,
         "seed": given.seed,
         "iterations": given.train_iters,
         "layers": model.layers,

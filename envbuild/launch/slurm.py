@@ -150,6 +150,7 @@ def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[
         "address": address,
         "port": port,
         "image": place.image,
+        "gres": place.gres,
         "directory": order.directory(),
         "mounts": ",".join(dict.fromkeys((order.directory(), place.output, folder))),
         "layers": model.layers,
@@ -176,7 +177,8 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
 
 
 def _deviations(order: Order) -> tuple[Deviation, ...]:
-    asked = ("slurm-no-gpus-asked", "srun asks for the nodes and their GPUs")
+    gpus = "and their GPUs" if order.place.gres else "alone, as Slurm knows of no GPUs here"
+    asked = ("slurm-no-gpus-asked", f"srun asks for the nodes {gpus}")
     return order.deviations(
         *(() if order.place.direct else (asked,)),
         ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),

@@ -18,7 +18,7 @@ class Place(StrictModel):
     `master` is the address of the node with rank 0; `job` is the scheduler's job id; `hostfile` is the node file of an
     MPI launcher; `image` is the container image to start in (the environment is then the one in the image).
     `direct`: there is no Slurm whose srun starts the nodes; each runs a command of its own. `data`: where data lie that
-    no parameter names (default: `output`).
+    no parameter names (default: `output`). `gres`: Slurm hands out GPUs, so that a step may ask for them.
     """
 
     nodes: Annotated[int, Field(ge=1, le=16384)]
@@ -31,6 +31,7 @@ class Place(StrictModel):
     hostfile: AbsPath | None = None
     image: Annotated[Text, Field(pattern=r"^[^-\s]\S*$")] | None = None
     direct: bool = False
+    gres: bool = True
     data: AbsPath | None = None
 
     @property

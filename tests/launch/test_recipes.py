@@ -342,6 +342,22 @@ def test_slurm_has_bounds_on_gpus_and_nodes(where: Place, values: dict[str, str]
     assert found.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "values"), [(SLURM, {}), (ALCF, {"LAUNCHER": "srun", "MODEL_SIZE_KEY": "GPT125M", "DATA_DIR": "/d"})]
+)
+def test_a_step_asks_for_gpus_only_where_slurm_hands_them_out(name: str, values: dict[str, str]) -> None:
+    def asked(gres: bool) -> set[str]:
+        words = started(name, place(2, gres=gres), **values).commands[0].argv
+        before = words[: next(at for at, word in enumerate(words) if "python" in word)]
+        assert before[0] == "srun"
+        return {word for word in before if word.startswith("--gpus")}
+
+    assert "--gpus-per-node" in asked(True)
+    assert asked(False) == set()
+    deviations = {each.finding: each.does for each in started(SLURM, place(2, gres=False)).deviations}
+    assert deviations["slurm-no-gpus-asked"] == "srun asks for the nodes alone, as Slurm knows of no GPUs here"
+
+
 def test_the_preset_that_is_commented_out_runs_on_eight_nodes() -> None:
     assert started(SLURM, place(8), model="52b").degrees["data"] == 1
 

@@ -96,6 +96,7 @@ def make_jobs(
         output=asked.output or posixpath.join(facts.prefix.path, "launches"),
         image=asked.image,
         direct=not target.scheduler.starts_tasks,
+        gres=site.pool.gres() is not None,
     )
     activate = None if asked.image else f"{environment}/.envbuild/activate.sh"
     seconds = seconds_of(limit)

@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from envbuild.provision.jobs import provision
-from envbuild.provision.jobs.launch import _Follow
+from envbuild.provision.jobs import launch, provision
+from envbuild.provision.jobs.launch import Asked, _Follow, make_jobs
+from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import list_runs
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
+from tests.launch.support import stack
 from tests.provision.ansible.test_play import _Silent
 from tests.provision.jobs.test_parts import site
+
+
+@pytest.mark.parametrize("gpus", [{}, {("gpu", None): 8}])
+def test_a_launch_knows_whether_its_nodes_have_gpus_as_gres(
+    gpus: dict[tuple[str, str | None], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = site({"idle": 2}, gpus)
+    facts = SimpleNamespace(prefix=SimpleNamespace(path="/shared/envbuild"))
+    monkeypatch.setattr(JobSite, "of", lambda _: found)
+    monkeypatch.setattr(launch, "login_facts", lambda *_: facts)
+    asked = Asked({}, gpus_per_node=8, environment="/e", time_limit="1h")
+    _, place, make = make_jobs(found.target, stack("megatron-deepspeed-slurm"), "exact", asked, None)
+    job, made = make(place, "one")
+    assert (job.whole_nodes, "--gpus-per-node" in made.commands[0].argv) == (not gpus, bool(gpus))
 
 
 def test_all_of_a_long_log_is_said_and_no_letter_is_torn(tmp_path: Path) -> None:
