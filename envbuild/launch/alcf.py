@@ -18,6 +18,7 @@ from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
 from envbuild.node import program_files
+from envbuild.node.smoke.programs.common import OPEN_MPI_OVERSUBSCRIBED
 
 PORT = 5432
 _MASKED = 4096  # tokens that the tree's fused softmax takes, which masks by itself
@@ -115,6 +116,8 @@ def make(order: Order) -> Launch:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(order.place.gpus),
         "WANDB_MODE": given.wandb_mode,
+        # A job tells it of one slot a node, for that is how jobs of ours start a program on each.
+        **(OPEN_MPI_OVERSUBSCRIBED if given.launcher == "mpirun" else {}),
     }
     return order.launch(
         model.name,

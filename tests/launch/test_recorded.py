@@ -15,6 +15,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.launch import Launch
+from envbuild.node.smoke.programs.common import OPEN_MPI_OVERSUBSCRIBED
 from tests.launch.support import ENVIRONMENT, OUTPUT, place, recorded, stack, started
 
 Words = list[str]
@@ -126,6 +127,9 @@ def test_alcf_variables_are_those_of_the_script(row: dict[str, Any]) -> None:
         assert (theirs.pop("WORLD_SIZE"), ours.pop("WORLD_SIZE")) == ("8", "4")
     # An srun would wait for the other ranks when one fails.
     assert ours.pop("SLURM_KILL_BAD_EXIT", None) == ("1" if made.commands[0].argv[0] == "srun" else None)
+    # A job of Slurm or PBS tells Open MPI of one slot a node.
+    slots = {key: ours.pop(key) for key in OPEN_MPI_OVERSUBSCRIBED if key in ours}
+    assert slots == (OPEN_MPI_OVERSUBSCRIBED if made.commands[0].argv[0] == "mpirun" else {})
     assert ours == theirs
 
 

@@ -13,6 +13,7 @@ import socket
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import training_data, training_log
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
+from envbuild.node.smoke.programs.common import OPEN_MPI_AS_ROOT, OPEN_MPI_OVERSUBSCRIBED
 from envbuild.node.smoke.runner import (
     Outcome,
     Scratch,
@@ -38,12 +39,6 @@ _SHOWN = 4000  # characters of it in the evidence of a failure
 _NAME = re.compile(r"\{([a-z_]+)\}")
 # The environment belongs to no scheduler's task: what one has set would make the ranks look for others.
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
-# Open MPI would refuse root, as whom containers run, and more ranks than cores.
-_OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 
 
 def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> "Part":
@@ -147,7 +142,7 @@ def _with_mpi(
     path = scratch.fresh("request")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(dict(request, variables={}, events=events, deadline=left), file)
-    child.update(_OPEN_MPI, ENVBUILD_SMOKE_REQUEST=path)
+    child.update({**OPEN_MPI_AS_ROOT, **OPEN_MPI_OVERSUBSCRIBED, "ENVBUILD_SMOKE_REQUEST": path})
     mpiexec = _mpiexec(spec)
     launcher = [mpiexec, "-n", str(request["ranks"])] if mpiexec else []
     return run_processes(scratch, launcher + argv, child, [{"events": events}], left, _KEPT)

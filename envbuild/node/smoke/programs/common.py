@@ -21,6 +21,20 @@ _MACHINES: Dict[Tuple[int, ...], str] = {
 }
 
 
+# With these Open MPI (4, and 5 through PRRTE) starts what it would refuse: as root, as whom containers run, and more
+# ranks than the slots that it knows of, which are the cores, or what a scheduler tells.
+OPEN_MPI_AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+OPEN_MPI_OVERSUBSCRIBED = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
 class Channel:
     """Appends events to the file that the orchestrator reads."""
 

@@ -11,6 +11,7 @@ from typing import Any, Callable, List, Tuple
 
 import torch
 
+from .common import OPEN_MPI_AS_ROOT, OPEN_MPI_OVERSUBSCRIBED
 from .compare import Case, need
 
 _RANKS = 2
@@ -21,15 +22,6 @@ _SAY = (
     "total = w.allreduce(w.Get_rank() + 1)\n"
     "print('envbuild-rank', w.Get_rank(), w.Get_size(), total, flush=True)\n"
 )
-# Open MPI (4, and 5 through PRRTE) refuses root and more ranks than cores unless it is told otherwise.
-_MPI_VARIABLES = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 
 
 def flatten(case: Case) -> None:
@@ -154,7 +146,7 @@ def mpi(case: Case) -> None:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             timeout=_MPI_DEADLINE,
-            env=dict(os.environ, **_MPI_VARIABLES),
+            env={**os.environ, **OPEN_MPI_AS_ROOT, **OPEN_MPI_OVERSUBSCRIBED},
         )
     except subprocess.TimeoutExpired:
         case.skipped = "%s did not end within %g s" % (program, _MPI_DEADLINE)
