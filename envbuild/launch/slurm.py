@@ -10,10 +10,14 @@ from pydantic import Field
 from envbuild.launch.command import Value, fill, fill_config
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.request import Order
+from envbuild.launch.topology import Place
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import BenchmarkCase, ModelSize
 
+# torchrun takes the rank of its node from there where no word says it: under srun all nodes have the same words.
+_NODE_RANK = "PET_NODE_RANK"
+_RANKED = ("bash", "-c", f'{_NODE_RANK}=$SLURM_NODEID exec "$@"', "node")
 # The document's formula: the dynamic ports from 49152 on, by job id.
 FIRST_PORT, PORTS = 49152, 16384
 
@@ -60,7 +64,7 @@ def make(order: Order) -> Launch:
     values = _values(order, given, model, shape)
     several = order.place.nodes > 1
     argv = (
-        *(() if order.place.direct else fill(order.data.before["srun"], values)),
+        *(() if order.place.direct else (*fill(order.data.before["srun"], values), *(_RANKED if several else ()))),
         *(order.place.torchrun() if several else [order.place.program("deepspeed")]),
         *fill(order.data.before["torchrun" if several else "deepspeed"], values),
         f"{order.directory()}/pretrain_gpt.py",
@@ -76,13 +80,20 @@ def make(order: Order) -> Launch:
         },
         files=(LaunchFile(path=str(values["config"]), text=text),),
         commands=tuple(
-            Command(node=node, argv=argv, environment=dict(order.data.environment), directory=order.directory())
-            for node in (range(order.place.nodes) if order.place.direct else (None,))
+            Command(node=node, argv=argv, environment={**order.data.environment, **ranked}, directory=order.directory())
+            for node, ranked in _nodes(order.place)
         ),
         defaults=(*taken, *computed),
         deviations=_deviations(order),
         notes=_notes(order, given, shape["pipeline_parallel"]),
     )
+
+
+def _nodes(place: Place) -> list[tuple[int | None, dict[str, str]]]:
+    """The nodes that have a command, None: one for all, and what each is told of its rank."""
+    if not place.direct:
+        return [(None, {})]
+    return [(node, {_NODE_RANK: str(node)} if place.nodes > 1 else {}) for node in range(place.nodes)]
 
 
 def _case(order: Order, model: ModelSize) -> BenchmarkCase:
@@ -170,7 +181,7 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
     notes = ["without srun: the target has no Slurm"] if order.place.direct else []
     notes += order.without_timers(stages)
     if order.place.nodes > 1 and order.place.job is None:
-        notes.append("no job id: the rendezvous id is 0 and the port the first of its range")
+        notes.append("no job id: the port is the first of its range")
     if given.data is None:
         notes.append(f"the data are looked for in {order.place.data or order.place.output}")
     return tuple(notes)
@@ -178,10 +189,12 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
 
 def _deviations(order: Order) -> tuple[Deviation, ...]:
     gpus = "and their GPUs" if order.place.gres else "alone, as Slurm knows of no GPUs here"
+    several = order.place.nodes > 1
     asked = ("slurm-no-gpus-asked", f"srun asks for the nodes {gpus}")
     return order.deviations(
         *(() if order.place.direct else (asked,)),
         ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),
+        *((("slurm-rendezvous-host", "the first node listens, and each is told its rank"),) if several else ()),
         ("slurm-loss-scale", "no --loss-scale: the DeepSpeed file governs"),
         ("slurm-zero-with-pipeline", "ZeRO 2 and 3 are refused"),
         ("slurm-workspace", "runs in the pinned source; what it writes goes to the output folder"),

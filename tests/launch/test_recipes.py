@@ -562,12 +562,20 @@ def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
     # By its module: an environment on a base that has torch has no script of that name.
     at = two.index(f"{ENVIRONMENT}/bin/python3")
     assert two[at + 1 : at + 3] == ("-m", "torch.distributed.run")
+    # Each node is told its rank: by itself c10d has the node listen that finds its own name in the address.
+    told = subprocess.run(
+        [*two[two.index("bash") : at], "env"], env={"SLURM_NODEID": "7"}, capture_output=True, text=True
+    )
+    assert "PET_NODE_RANK=7" in told.stdout.splitlines()
     assert "--container-image" not in two
 
 
 def test_the_port_follows_from_the_job() -> None:
-    assert "--rdzv_endpoint=10.0.0.1:57920" in started(SLURM, place(2, job="123456")).commands[0].argv
-    assert "--rdzv_endpoint=10.0.0.1:5000" in started(SLURM, place(2, job="1", port=5000)).commands[0].argv
+    def port(**where: Any) -> str:
+        argv = started(SLURM, place(2, **where)).commands[0].argv
+        return argv[argv.index("--master_port") + 1]
+
+    assert (port(job="123456"), port(job="1", port=5000)) == ("57920", "5000")
 
 
 # --- Alpa ---------------------------------------------------------------------------------------------------------

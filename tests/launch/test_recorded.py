@@ -180,11 +180,18 @@ def test_slurm_words_are_those_of_the_script(row: dict[str, Any]) -> None:
     mounts = ["--container-mounts", f"{source},{OUTPUT}"]
     assert outer == ["srun", "-l", "--container-image", image, "--container-mounts", "REPO", "bash", "-c"]
     before = ["srun", "-l", *asked, "--container-image", image, *mounts]
+    if nodes > 1:
+        # slurm-rendezvous-host: an address that one node listens at, and a rank for each.
+        before += ["bash", "-c", 'PET_NODE_RANK=$SLURM_NODEID exec "$@"', "node"]
+        meeting = ["--rdzv_id=123456", "--rdzv_backend=c10d", "--rdzv_endpoint=gpu01:57920"]
+        at = inner.index(meeting[0])
+        assert inner[at : at + 3] == meeting
+        inner[at : at + 3] = ["--master_addr", "gpu01", "--master_port", "57920"]
     inner = replaced(inner, "REPO/pretrain_gpt.py", f"{source}/pretrain_gpt.py")
     inner = replaced(inner, "REPO", OUTPUT)
     # slurm-loss-scale: the DeepSpeed file says how the loss is scaled.
     at = inner.index("--loss-scale")
-    # No shell in between: the words reach the program as they are.
+    # No shell reads them: the words reach the program as they are.
     assert list(made.commands[0].argv) == [*before, *by_module([*inner[:at], *inner[at + 2 :]], "python3")]
     assert json.loads(made.files[0].text) == json.loads(row["config"])
 

@@ -164,7 +164,9 @@ def test_without_slurm_every_node_starts_its_own_ranks() -> None:
     assert "SLURM_KILL_BAD_EXIT" not in command.environment
     two = started("megatron-deepspeed-slurm", place(nodes=2, direct=True))
     assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/python3") for n in (0, 1)]
-    assert "--rdzv_endpoint=10.0.0.1:49152" in two.commands[1].argv
+    argv = two.commands[1].argv
+    assert argv[argv.index("--master_addr") :][:4] == ("--master_addr", "10.0.0.1", "--master_port", "49152")
+    assert [each.environment["PET_NODE_RANK"] for each in two.commands] == ["0", "1"]
     assert not any("srun" in deviation.does for deviation in two.deviations)
     with pytest.raises(EnvbuildError, match="this target has no Slurm"):
         started("megatron-deepspeed-slurm", place(direct=True, image="a.sqsh"))
