@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -80,6 +81,15 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
             except binascii.Error:
                 continue  # cut off: as if it were not there
     return found
+
+
+def last_attempt(runner: Runner, folder: str, told: int) -> str:
+    """The folder with the answers of a job's last run: `told` by the scheduler, or a later one that has left some.
+
+    Who has forgotten the job does not tell that it was requeued.
+    """
+    there = re.findall(r"^answers-([0-9]+)$", runner.run(["ls", "--", folder]).out, re.MULTILINE)
+    return posixpath.join(folder, f"answers-{max(told, *map(int, there), 0)}")
 
 
 def read_answers(runner: Runner, folder: str) -> Answers:

@@ -23,6 +23,7 @@ from envbuild.provision.jobs.answers import (
     PROGRESS,
     Answers,
     first_death,
+    last_attempt,
     progress_of,
     read_answers,
     tell_phases,
@@ -59,7 +60,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     steps = _steps(builder, work, folder, meets=meeting is not None)
     job = site.job("envbuild-provision", steps, folder, limit_of(plan, site), builder=pinned(plan))
     number, state = _followed(work, site, job, folder)
-    attempt = f"{folder}/answers-{site.scheduler.attempt(state)}"
+    attempt = last_attempt(site.runner, folder, site.scheduler.attempt(state))
     answers = read_answers(site.runner, attempt)
     if work.settings.repair and not is_local(work.prepared.target) and unfinished(answers):
         settle({site.login: _request(builder, "activate")}, site.connection, work)

@@ -15,7 +15,7 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
 from envbuild.provision.jobs import answers as job_answers
-from envbuild.provision.jobs.answers import collect, first_death, read_answers, read_json, tell_phases
+from envbuild.provision.jobs.answers import collect, first_death, last_attempt, read_answers, read_json, tell_phases
 from envbuild.provision.jobs.site import place
 from envbuild.schedule.job import JobState, Phase, job_error
 from envbuild.schedule.runner import Here
@@ -38,6 +38,16 @@ def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: 
         "n 1": {"probe": b"\x00answer\n"}, "n2": {"probe": b""}, "requests": {"a": b"{}"},
     }  # fmt: skip
     assert collect(Here(), str(tmp_path / "nowhere"), ".json") == {}
+
+
+@pytest.mark.parametrize(("told", "last"), [(0, 10), (11, 11)])
+def test_a_requeued_job_that_slurm_has_forgotten_is_read_from_its_last_run(
+    tmp_path: Path, told: int, last: int
+) -> None:
+    assert last_attempt(Here(), str(tmp_path), told) == f"{tmp_path}/answers-{told}"
+    for name in ("answers-2", "answers-10", "requests"):
+        (tmp_path / name).mkdir()
+    assert last_attempt(Here(), str(tmp_path), told) == f"{tmp_path}/answers-{last}"
 
 
 def test_only_an_answer_of_the_node_program_is_one() -> None:
