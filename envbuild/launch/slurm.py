@@ -96,6 +96,11 @@ def _nodes(place: Place) -> list[tuple[int | None, dict[str, str]]]:
     return [(node, {_NODE_RANK: str(node)} if place.nodes > 1 else {}) for node in range(place.nodes)]
 
 
+def _given(place: Place) -> bool:
+    """Whether Slurm gives a step its GPUs, and says in CUDA_VISIBLE_DEVICES which."""
+    return place.gres and not place.direct
+
+
 def _case(order: Order, model: ModelSize) -> BenchmarkCase:
     """The case of the scripts that is nearest: this model, one node or several."""
     rows = [case for case in order.reference.cases if case.model == model.name and case.tmp and case.pp]
@@ -162,6 +167,7 @@ def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[
         "port": port,
         "image": place.image,
         "gres": place.gres,
+        "num_gpus": not _given(place),
         "directory": order.directory(),
         "mounts": ",".join(dict.fromkeys((order.directory(), place.output, folder))),
         "layers": model.layers,
@@ -190,11 +196,13 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
 def _deviations(order: Order) -> tuple[Deviation, ...]:
     gpus = "and their GPUs" if order.place.gres else "alone, as Slurm knows of no GPUs here"
     several = order.place.nodes > 1
+    given = ("slurm-gpus-given", "no --num_gpus: DeepSpeed takes the GPUs that Slurm gives")
     asked = ("slurm-no-gpus-asked", f"srun asks for the nodes {gpus}")
     return order.deviations(
         *(() if order.place.direct else (asked,)),
         ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),
         *((("slurm-rendezvous-host", "the first node listens, and each is told its rank"),) if several else ()),
+        *(() if several or not _given(order.place) else (given,)),
         ("slurm-loss-scale", "no --loss-scale: the DeepSpeed file governs"),
         ("slurm-zero-with-pipeline", "ZeRO 2 and 3 are refused"),
         ("slurm-workspace", "runs in the pinned source; what it writes goes to the output folder"),

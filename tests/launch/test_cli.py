@@ -57,7 +57,7 @@ def test_an_image_brings_its_own_programs(capsys: pytest.CaptureFixture[str]) ->
     assert "activate.sh" not in out
     assert "--container-image nvcr.io/nvidia/pytorch:22.02-py3" in out
     # Where lines are broken depends on the folder that the test runs in.
-    assert "deepspeed --num_gpus 8" in " ".join(out.replace("\\\n", " ").split())
+    assert " deepspeed /" in " ".join(out.replace("\\\n", " ").split())
 
 
 def test_parameters_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:

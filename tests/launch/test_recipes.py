@@ -342,6 +342,13 @@ def test_slurm_has_bounds_on_gpus_and_nodes(where: Place, values: dict[str, str]
     assert found.hint
 
 
+def test_deepspeed_takes_the_gpus_that_slurm_gives_and_counts_them_where_nobody_does() -> None:
+    def counts(**where: bool) -> bool:
+        return "--num_gpus" in started(SLURM, place(1, **where)).commands[0].argv
+
+    assert (counts(), counts(gres=False), counts(direct=True)) == (False, True, True)
+
+
 @pytest.mark.parametrize(
     ("name", "values"), [(SLURM, {}), (ALCF, {"LAUNCHER": "srun", "MODEL_SIZE_KEY": "GPT125M", "DATA_DIR": "/d"})]
 )
