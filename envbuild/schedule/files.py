@@ -6,7 +6,7 @@ import posixpath
 
 from envbuild.errors import EnvbuildError
 from envbuild.schedule import script
-from envbuild.schedule.job import Job
+from envbuild.schedule.job import Job, SchedulerUnavailableError
 from envbuild.schedule.runner import Runner
 
 
@@ -23,8 +23,13 @@ def make_folder(runner: Runner, folder: str) -> None:
 
 
 def read_status(runner: Runner, job: Job, number: str) -> int | None:
-    """The exit code that the script left; None while it has left none."""
+    """The exit code that the script left; None while it has left none.
+
+    Raises SchedulerUnavailableError where nobody could look.
+    """
     done = runner.run(["cat", "--", posixpath.join(job.output, script.status_name(number))])
+    if done.rc is None:
+        raise SchedulerUnavailableError(f"{runner.host} does not answer")
     text = done.out.strip()
     return int(text) if done.ok and text.isdigit() else None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.proc import Finished
 from envbuild.schedule.job import Failure, Job, JobState, Phase, SchedulerUnavailableError
+from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Limits, wait_for
 from tests.schedule.jobs import job
 
@@ -143,6 +145,17 @@ def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_end
     clock.time, error = 0.0, EnvbuildError("job-folder-unwritable", "no")
     with pytest.raises(EnvbuildError, match="job-folder-unwritable"):
         wait_for(script, job(), "1", clock=clock)
+
+
+def test_a_forgotten_job_whose_status_file_nobody_could_look_for_is_not_lost() -> None:
+    class CutOff:
+        host = "login1"
+
+        def run(self, argv: Sequence[str], *, stdin: bytes | None = None, timeout: float = 60.0) -> Finished:
+            return Finished() if argv[0] == "cat" else Finished(rc=1, err="Invalid job id specified")
+
+    with pytest.raises(SchedulerUnavailableError, match="login1"):
+        Slurm(CutOff()).poll(job(), "7")
 
 
 def test_an_interrupt_leaves_the_job_alone(clock: FakeClock) -> None:
