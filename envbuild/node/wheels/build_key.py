@@ -43,7 +43,8 @@ def key_inputs(
     two contents would share one key.
     """
     build = source.get("build") or {}
-    return {
+    conda = (variant.get("conda") or {}).get("packages") or []
+    inputs = {
         "recipe": RECIPE,
         # The name stands in the file names that assertions and debug information carry.
         "source": source["name"],
@@ -71,6 +72,9 @@ def key_inputs(
         "toolchain": {key: toolchain.get(key) or "" for key in ("cc", "cxx", "ld", "libc", "nvcc", "mpi")},
         "environment": dict(toolchain.get("environment") or {}),
     }
+    if conda:  # else the key is the one that it always was
+        inputs["conda"] = sorted([each[key] for key in ("name", "version", "build", "sha256")] for each in conda)
+    return inputs
 
 
 def why_not_for(own: Json, other: Json) -> str:

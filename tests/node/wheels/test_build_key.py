@@ -86,6 +86,7 @@ KEEPING: dict[str, Callable[[Parts], None]] = {
     "order of packages": lambda given: given[1]["packages"].reverse(),
     "path of the node in a variable": assign(1, "environment", "NCCL_TOPO_FILE", "path", value="/elsewhere"),
     "order of architectures": lambda given: given[3].reverse(),
+    "conda without packages": lambda given: given[1].update(conda={"packages": []}),
     "architecture twice": lambda given: given[3].append("8.0"),
     "fields nobody said": lambda given: given[0]["build"].update(later=None),
 }
@@ -110,6 +111,30 @@ def test_every_change_gives_a_key_of_its_own() -> None:
     for each, name in zip(given, CHANGING, strict=True):
         CHANGING[name](each)
     assert len({key(each) for each in given}) == len(CHANGING)
+
+
+CONDA = [
+    {"name": "pytorch", "version": "2.6.0", "build": "cpu_py311_0", "sha256": "1" * 64, "size": 1},
+    {"name": "numpy", "version": "2.2.0", "build": "py311_0", "sha256": "2" * 64, "channel": "conda-forge"},
+]
+
+
+def conda_key(*packages: dict[str, Any]) -> str:
+    given = parts()
+    given[1]["conda"] = {"packages": list(packages)}
+    return key(given)
+
+
+def test_conda_packages_change_the_key_by_what_they_are_and_not_by_where_they_come_from() -> None:
+    pytorch, numpy = CONDA
+    others = [{**numpy, name: "3" * 64} for name in ("name", "version", "build", "sha256")]
+    keys = [key(parts()), conda_key(pytorch), *(conda_key(pytorch, each) for each in [numpy, *others])]
+    assert len(set(keys)) == len(keys)
+    assert conda_key(pytorch, numpy) == conda_key({**numpy, "channel": "mirror"}, {**pytorch, "size": None})
+
+
+def test_a_variant_without_conda_has_the_key_that_it_had_before_conda_packages_counted() -> None:
+    assert "conda" not in key_inputs(*parts())
 
 
 def test_neither_place_nor_umask_nor_prefix_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
