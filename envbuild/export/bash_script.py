@@ -196,7 +196,7 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
         if each.archive:
             (package,) = each.packages
             said = f"{package.name} has no wheel: it is built with the packages above, not in isolation."
-            options = f"--no-build-isolation --no-binary {quote(package.name)}"
+            options = f"--no-build-isolation --no-cache --no-binary {quote(package.name)}"
         else:
             where = f"the index {each.index}" if each.index else "the index that uv is configured with"
             count = plural(len(each.packages), "package")

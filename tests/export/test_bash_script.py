@@ -383,7 +383,9 @@ def test_indexes_bases_archives_and_builds_have_their_words() -> None:
     script = render_script(planned(lock, indexes={"links": links}), lock)
     syntax_ok(script)
     assert "--no-index --find-links https://x.org/l.html" in script
-    assert "--no-build-isolation --no-binary old" in script
+    assert "--no-build-isolation --no-cache --no-binary old" in script, (
+        "a cache knows nothing of the packages beside it"
+    )
     assert "setup.py build_ext --inplace --fast" in script
     assert f"checkout https://x.org/sub {'3' * 40} {'4' * 40}" in script
     assert 'wheel "$folder" "$work"/w-wheel --cuda_ext' in script

@@ -158,12 +158,14 @@ def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: 
     # Build tools are packages of the lock themselves, so that nothing unhashed takes part.
     archives = [package for package in packages if is_sdist(package)]
     for number, package in enumerate(archives):
+        # Never from the cache, which knows the archive and not the packages beside which its wheel was built.
+        options = ["--no-build-isolation", "--no-cache", "--no-binary", package["name"]]
         what = "%s %s" % (package["name"], package["version"])
         progress("building %s" % what, "", number, len(archives), "packages", at_work)
         for group in groups([package], artifacts, tool.config):
             log("building %s" % what)
             try:
-                _install_group(tool, environment, group, ["--no-build-isolation", "--no-binary", package["name"]])
+                _install_group(tool, environment, group, options)
             except NodeError as error:
                 if error.code != "install-failed":
                     raise
