@@ -74,11 +74,14 @@ def is_sdist(package: Json) -> bool:
 
 
 def requirements(packages: "list[Json]") -> str:
-    """A requirements file: every package pinned, with the hash of every acceptable file."""
+    """A requirements file: every package pinned, with the hash of every acceptable file.
+
+    `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
+    """
     lines = []
     for package in packages:
         hashes = sorted({each["sha256"] for each in package["files"]} - {UNRECORDED})
-        line = "%s==%s" % (package["name"], package["version"])
+        line = "%s===%s" % (package["name"], package["version"])
         lines.append(" \\\n    ".join([line] + ["--hash=sha256:" + each for each in hashes]))
     return "\n".join(lines) + "\n"
 

@@ -211,7 +211,8 @@ def _download(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], index: str, v
     """Let pip fetch exactly these files into the cache."""
     with tempfile.TemporaryDirectory(prefix="envbuild-pip-") as folder:
         wanted = Path(folder) / "requirements.txt"
-        lines = [f"{package.name}=={package.version} --hash=sha256:{file.sha256}" for package, file in pairs]
+        # `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
+        lines = [f"{package.name}==={package.version} --hash=sha256:{file.sha256}" for package, file in pairs]
         wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
         files = Path(folder) / "files"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]

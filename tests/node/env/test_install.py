@@ -197,6 +197,12 @@ def test_d02_a_file_that_changes_between_install_and_stamp_is_noticed_under_a_wr
     assert found.value.code == "record-mismatch" and "alpha/__init__.py" in found.value.what
 
 
+def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_installed(node: Node) -> None:
+    plain, local = (make_wheel(node.wheels, version=version) for version in ("1.0", "1.0+cpu"))
+    for package in (plain, local):
+        assert node.install(make_variant([package]))[1]["packages"] == {"alpha": package["version"]}
+
+
 def test_a_missing_package_offline_says_so(node: Node) -> None:
     package = make_wheel(node.wheels)
     (node.wheels / package["files"][0]["file"]).unlink()

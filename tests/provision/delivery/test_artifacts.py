@@ -93,6 +93,14 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
     assert hashlib.sha256(delivery.packages[0].read_bytes()).hexdigest() == pure.sha256
 
 
+def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_fetched(tmp_path: Path, links: Path) -> None:
+    plain = _wheel(links, "alpha")
+    write_wheel(links, "alpha", "1.0+cpu", {"alpha.py": "x = 2\n"})
+    _publish(links)
+    delivery = fetch_delivery(_variant((_package("alpha", plain),)), cache=tmp_path / "cache")
+    assert [path.name for path in delivery.packages] == [plain.file]
+
+
 def _source_archive(folder: Path, name: str) -> ArtifactFile:
     """A source archive with its own build backend, for a Python that is not this one."""
     metadata = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\nRequires-Python: <3.0\\n"
