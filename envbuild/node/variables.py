@@ -29,11 +29,6 @@ _NEEDED = (
     r"|OMPI|OPAL|PMIX|MPICH|I_MPI|HPCX|ROCM|HIP)_\w+|MPI(CXX|_HOME|HOME)|CRAY\w+|MODULE(PATH|SHOME)"
     r"|LOADEDMODULES|_LMFILES_|(LM|NVHPC|INTEL)_LICENSE_FILE|(https?|all|no)_proxy|(HTTPS?|ALL|NO)_PROXY)\Z"
 )
-# What a program that fetches needs as well; it may carry credentials.
-_FETCHING = (
-    r"((https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY|UV_\w+|NETRC|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
-    r"|GIT_SSL_CAINFO|SSH_AUTH_SOCK)\Z"
-)
 # What a user's environment may say to uv; everything else (constraints, overrides, other Pythons, hash checking off)
 # would make an environment that is not the lock's, or a lock that is not the stack's.
 _OF_UV = (
@@ -60,13 +55,8 @@ def for_uv(name: str) -> bool:
     return not name.startswith("UV_") or re.match(_OF_UV, name) is not None
 
 
-def for_fetch_and_build(name: str, value: str) -> bool:
-    """The same for a program that does both: proxies and indexes too, credentials in them included."""
-    return re.match(_FETCHING, name) is not None or for_build(name, value)
-
-
 def for_fetch(_name: str, _value: str) -> bool:
-    """The same for a program that only fetches and runs nothing of it: helpers for logins may need any."""
+    """The same for a program that fetches and runs nothing of it: helpers for logins may need any."""
     return True
 
 

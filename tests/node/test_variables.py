@@ -50,12 +50,6 @@ def test_d22_a_build_sees_nothing_else_and_no_secret(name: str, value: str) -> N
     assert not variables.for_build(name, value)
 
 
-def test_d22_what_fetches_and_builds_sees_proxies_with_their_logins_and_no_tokens() -> None:
-    assert variables.for_fetch_and_build("https_proxy", "http://user:secret@host:1")
-    assert variables.for_fetch_and_build("UV_INDEX_HOUSE_PASSWORD", "x")
-    assert not variables.for_fetch_and_build("HF_TOKEN", "x")
-
-
 def test_d23_a_target_alone_says_where_libraries_of_the_site_lie() -> None:
     assert variables.may_set("LD_LIBRARY_PATH", site=True)
     assert not variables.may_set("LD_PRELOAD", site=True)

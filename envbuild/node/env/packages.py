@@ -2,13 +2,14 @@
 
 import os
 import tempfile
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import hashing, pip_config, variables
-from envbuild.node.build import diagnose
+from envbuild.node.build import diagnose, no_network
 from envbuild.node.logs import progress
-from envbuild.node.packages import installed, uv, wheel_file
+from envbuild.node.packages import fetch_locked, installed, uv, wheel_file
 from envbuild.node.probe.processes import at_work, written
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.read_text import names
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 UNRECORDED = "unrecorded"
 BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 FIRST_USE = "first use on "  # how the witness of such a hash begins
+HERE = ("local", "offline")  # groups whose files lie on this machine
 
 
 class Group(NamedTuple):
@@ -158,21 +160,67 @@ def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: 
     """
     check_recorded(packages)
     _install_wheels(tool, environment, [package for package in packages if not is_sdist(package)], artifacts, [])
-    # Build tools are packages of the lock themselves, so that nothing unhashed takes part.
-    archives = [package for package in packages if is_sdist(package)]
+    _build_archives(tool, environment, [package for package in packages if is_sdist(package)], artifacts)
+
+
+def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", artifacts: Json) -> None:
+    """Build what has no wheel, as sources are: without a network, and with the variables that a build may see.
+
+    Build tools are packages of the lock themselves, so nothing unhashed takes part.
+    """
+    before, network = no_network.off() if archives else ([], "")
     for number, package in enumerate(archives):
         # Never from the cache, which knows the archive and not the packages beside which its wheel was built.
         options = ["--no-build-isolation", "--no-cache", "--no-binary", package["name"]]
         what = "%s %s" % (package["name"], package["version"])
         progress("building %s" % what, "", number, len(archives), "packages", at_work)
         for group in groups([package], artifacts, tool.config):
-            log("building %s" % what)
-            try:
-                _install_group(tool, environment, group, options)
-            except NodeError as error:
-                if error.code != "install-failed":
-                    raise
-                raise diagnose.of_output("package %s" % what, error.why) from None
+            with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
+                local = group if group.name in HERE else _fetched(tool, environment, group, artifacts, folder)
+                log("building %s (network %s)" % (what, network))
+                try:
+                    _install_group(tool, environment, local, options, before)
+                except NodeError as error:
+                    # There is nothing to reach: who tried was its own build.
+                    if error.code not in ("install-failed", "network-unreachable"):
+                        raise
+                    raise diagnose.of_output("package %s" % what, error.why) from None
+
+
+def _fetched(tool: "uv.Uv", environment: str, group: "Group", artifacts: Json, folder: str) -> "Group":
+    """The one package of the group from `folder`, into which its archive is fetched by its hash."""
+    (package,) = group.packages
+    file = next(each for each in package["files"] if each["sha256"] != UNRECORDED)
+    cert = tool.config.cert
+
+    def addresses(wanted: Json) -> "Iterator[str]":
+        pages = _pages(tool, environment, group, package["name"])
+        return fetch_locked.on_pages(pages, wanted["file"], cert)
+
+    try:
+        links = pip_config.folders(_links(artifacts, tool.config))
+        fetch_locked.Places(links, addresses, cert).bring(file, folder)
+    except NodeError as error:
+        if error.code == "package-not-found":
+            _check_index(group, error)
+        if error.code == "hash-mismatch":
+            _name_first_use(group, error)
+        raise
+    return Group("archive", group.packages, _no_index(), ["--no-index", "--find-links", folder], [])
+
+
+def _pages(tool: "uv.Uv", environment: str, group: "Group", name: str) -> "list[str]":
+    """The pages that uv would look for a package on: its own indexes, those of the group, and lists of links."""
+    args = ["pip", "compile", "--quiet", "--no-header", "--offline", "--emit-index-url", "--emit-find-links"]
+    args += ["--python", os.path.join(environment, "bin", "python")] + group.args
+    done = tool.run(args + [os.devnull], group.extra, may_see=variables.for_fetch)
+    words = [line.split(None, 1) for line in done.out.splitlines() if line.startswith("--")]
+    below = "/%s/" % installed.normal_name(name)
+    return [
+        url if option == "--find-links" else url.rstrip("/") + below
+        for option, url in words
+        if pip_config.local_path(url) is None
+    ]
 
 
 def _install_wheels(
@@ -240,14 +288,16 @@ def _try_mirror(
         raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
 
-def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> None:
+def _install_group(
+    tool: "uv.Uv", environment: str, group: "Group", options: "list[str]", before: "Sequence[str]" = ()
+) -> None:
     listing = os.path.join(tool.tmp, "requirements-%s.txt" % group.name)
     with open(listing, "w", encoding="utf-8") as stream:
         stream.write(requirements(group.packages))
     args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
     args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
-    may_see = variables.for_fetch if "--no-build" in options else variables.for_fetch_and_build
-    done = tool.run(args + options + group.args + ["-r", listing], group.extra, may_see=may_see)
+    may_see = variables.for_fetch if "--no-build" in options else variables.for_build
+    done = tool.run(args + options + group.args + ["-r", listing], group.extra, may_see=may_see, before=before)
     _refuse_skipped(tool, group, done)
     if done.ok:
         return
@@ -297,7 +347,8 @@ def _name_first_use(group: "Group", error: "NodeError") -> None:
     """Say so where the expected hash is no more than what this user, or who made the lock, first saw."""
     for package in group.packages:
         said = next((f["witness"] for f in package["files"] if str(f.get("witness")).startswith(FIRST_USE)), None)
-        if said and error.what.startswith("%s==" % package["name"]):
+        ours = tuple(["%s==" % package["name"]] + _files([package]))
+        if said and error.what.startswith(ours):
             error.what = "%s %s is not the file that was trusted on first use" % (package["name"], package["version"])
             error.hint = "%s; find out why it changed; if the new one is right, remove its entry from " % said
             error.hint += "first-use.toml in the controller's data folder"

@@ -13,16 +13,12 @@ import os
 import shutil
 import sys
 import tarfile
-import tempfile
 import zipfile
+from collections.abc import Iterator
 
-from envbuild.node import git_source, hashing, paths, pip_config, proc
-from envbuild.node.packages import installed, wheel_file
-from envbuild.node.protocol import Exit, Json, NodeError, log, plural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from envbuild.node import git_source, paths, pip_config, proc
+from envbuild.node.packages import fetch_locked, installed
+from envbuild.node.protocol import Json, NodeError, log, plural
 
 _WORKERS = 8
 # pip knows the address of its default index; nothing here does.
@@ -68,86 +64,28 @@ def repository(folder: str, name: str) -> str:
     return os.path.join(folder, name.replace("/", ".") + ".git")
 
 
-class _Places:
+class _Places(fetch_locked.Places):
     """Where files come from, read once."""
 
     def __init__(self, args: Json) -> None:
         """`args` as in `run`."""
         self._config = pip_config.read(os.environ)
-        self.links = pip_config.folders(pip_config.alive(list(args.get("find_links") or []) + self._config.find_links))
+        links = pip_config.folders(pip_config.alive(list(args.get("find_links") or []) + self._config.find_links))
         self._indexes = _indexes(args)
-        self._cache = args.get("cache")
         self._default: str | None = None
+        fetch_locked.Places.__init__(self, links, self._known, self._config.cert, args.get("cache"))
 
-    def bring(self, wanted: Json, folder: str) -> int:
-        """One file into `folder`, its size in bytes."""
-        name, digest = paths.checked_file(wanted["file"]), wanted["sha256"]
-        target = os.path.join(folder, name)
-        kept = os.path.join(self._cache, digest) if self._cache else None
-        # A folder may be a channel too, with subfolders.
-        below = [name] + (["%s/%s" % (wanted["subdir"], name)] if wanted.get("subdir") else [])
-        for known in [kept] + [os.path.join(each, path) for each in self.links for path in below]:
-            if known and os.path.isfile(known) and hashing.digest_of(known) == digest:
-                shutil.copyfile(known, target)
-                _refuse_unsafe(target)
-                return os.path.getsize(target)
-        log("fetching %s" % name)
-        try:
-            self._fetch(wanted, target)
-        except NodeError as error:
-            if name not in error.what:
-                error.what = "%s: %s" % (name, error.what)
-            raise
-        _refuse_unsafe(target)
-        if kept:
-            _keep(target, kept)
-        return os.path.getsize(target)
-
-    def _fetch(self, wanted: Json, target: str) -> None:
-        """Download a file from the first address that has the right one."""
-        name = wanted["file"]
-        last: NodeError | None = None
-        for url in self._addresses(wanted):
-            try:
-                return self._download(url, name, wanted["sha256"], target)
-            except NodeError as error:
-                if error.exit_code == Exit.INTEGRITY:
-                    raise
-                last = error
-        raise last or NodeError(
-            "package-not-found",
-            "%s is not available" % name,
-            why="no folder that was given has it, and no index that is known here",
-            hint="put it into a folder and give that to `envbuild image build --wheelhouse`",
-        )
-
-    def _addresses(self, wanted: Json) -> "Any":
+    def _known(self, wanted: Json) -> "Iterator[str]":
         """Addresses of the file, the most fitting first; raises NodeError where a page cannot be read."""
         if wanted.get("url"):
             yield wanted["url"]
-            return
-        if wanted.get("channel"):
+        elif wanted.get("channel"):
             for base in (self._indexes.get("conda:" + wanted["channel"]) or {}).get("urls") or []:
                 yield "%s/%s/%s" % (base.rstrip("/"), wanted["subdir"], wanted["file"])
-            return
-        from envbuild.node.packages import index_client  # with what asks indexes, which sources alone do not need
+        else:
+            yield from fetch_locked.on_pages(self._pages(wanted), wanted["file"], self._config.cert)
 
-        last: NodeError | None = None
-        seen: int = 0
-        for page in self._pages(wanted):
-            try:
-                found = index_client.find(page, wanted["file"], self._config.cert)
-            except NodeError as error:
-                if error.why != "HTTP 404":  # such an index has no project of that name
-                    last = error
-                continue
-            if found is not None:
-                seen += 1
-                yield found.url
-        if last is not None and not seen:
-            raise last
-
-    def _pages(self, wanted: Json) -> "Any":
+    def _pages(self, wanted: Json) -> "Iterator[str]":
         below = "/%s/" % installed.normal_name(wanted["package"])
         index = self._indexes.get(wanted.get("index") or "")
         if index is not None and index.get("url"):
@@ -162,20 +100,6 @@ class _Places:
             done = proc.run([sys.executable, "-I", "-c", _DEFAULT], timeout=60.0, env=proc.clean_env())
             self._default = done.out.strip() if done.ok else ""
         return self._default
-
-    def _download(self, url: str, name: str, digest: str, target: str) -> None:
-        from envbuild.node.packages import index_client
-
-        with open(target, "wb") as stream:
-            found, _ = hashing.write(index_client.blocks(url, self._config.cert), stream)
-        if found != digest:
-            os.unlink(target)
-            raise NodeError(
-                "hash-mismatch",
-                "%s is not the file that the lock names" % name,
-                why="sha256 is %s, the lock says %s" % (found, digest),
-                hint="do not use this index or mirror; if the lock is wrong, create it again",
-            )
 
 
 def _indexes(args: Json) -> Json:
@@ -193,26 +117,6 @@ def _indexes(args: Json) -> Json:
         found.update(told)
     found.update(args.get("indexes") or {})
     return found
-
-
-def _refuse_unsafe(path: str) -> None:
-    if path.endswith(".whl"):
-        wheel_file.refuse_unsafe(path)
-
-
-def _keep(path: str, kept: str) -> None:
-    """Copy a file or folder into the cache, whole or not at all; a cache that cannot be written is no loss."""
-    try:
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(kept)) as part:
-            made = os.path.join(part, "made")
-            if os.path.isdir(path):
-                shutil.copytree(path, made, symlinks=True)
-            else:
-                shutil.copyfile(path, made)
-            os.rename(made, kept)
-    except OSError as error:
-        log("not kept in the cache: %s" % error)
 
 
 def bring_source(source: Json, folder: str, links: "list[str]", cache: "str | None") -> None:
@@ -234,7 +138,7 @@ def bring_source(source: Json, folder: str, links: "list[str]", cache: "str | No
         to = repository(folder, name)
         git_source.mirror(pin, to, name, next((each for each in given if os.path.exists(each)), None))
         if kept and not os.path.exists(kept):
-            _keep(to, kept)
+            fetch_locked.keep(to, kept)
 
 
 def _tool(tool: Json, wheels: str) -> None:

@@ -80,10 +80,14 @@ class Uv:
         cwd: "str | None" = None,
         timeout: float = DEADLINE,
         may_see: "Callable[[str, str], bool]" = variables.for_build,
+        before: "Sequence[str]" = (),
     ) -> "proc.Finished":
-        """Run `uv ARGS` (in `tmp`, where no project file lies); raises NodeError `uv-missing` (exit 4)."""
+        """Run `uv ARGS` (in `tmp`, where no project file lies), the words `before` before it.
+
+        Raises NodeError `uv-missing` (exit 4).
+        """
         env = self.environ(extra, may_see)
-        done = proc.run([self.program] + list(args), timeout=timeout, env=env, cwd=cwd or self.tmp)
+        done = proc.run(list(before) + [self.program] + list(args), timeout=timeout, env=env, cwd=cwd or self.tmp)
         if done.missing:
             raise NodeError(
                 "uv-missing",

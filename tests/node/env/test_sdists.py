@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import io
+import socket
 import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from envbuild.node.build import no_network
+from envbuild.node.env import packages as sync
+from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 
 __all__ = ["node"]
@@ -50,9 +60,9 @@ def make_sdist(folder: Path, code: str) -> dict[str, Any]:
     return locked(path, "old", "1.0")
 
 
-def seen(node: Node, variant: dict[str, Any]) -> Any:
+def seen(node: Node, variant: dict[str, Any], **more: Any) -> Any:
     """Install `variant`; what the setup code of `old` saw."""
-    node.install(variant)
+    node.install(variant, **more)
     names: dict[str, Any] = {}
     exec((site(node.environment(variant)) / "old.py").read_text(), names)
     return names["SEEN"]
@@ -63,3 +73,105 @@ def test_a_package_is_built_anew_beside_other_packages_whatever_the_cache_has(no
     for version in ("1.0", "2.0"):
         beside = make_wheel(node.wheels, version=version)
         assert seen(node, make_variant([beside, archive])) == version
+
+
+CONNECT = """
+import socket
+def seen():
+    try:
+        socket.create_connection(("127.0.0.1", {port}), 5).close()
+    except OSError:
+        return "nothing"
+    return "a network"
+"""
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_setup_code_of_a_package_has_no_network(node: Node, listening: int) -> None:
+    words, said = no_network.off()
+    if not words:
+        pytest.skip(f"the network cannot be switched off here ({said})")
+    variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
+    assert seen(node, variant) == "nothing"
+
+
+def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is_said(
+    node: Node, listening: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(no_network, "off", partial(no_network.off, ways=[["--no-such-option"]]))
+    variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
+    assert seen(node, variant) == "a network"
+    assert "building old 1.0 (network on: " in capsys.readouterr().err
+
+
+def test_a_package_that_needs_a_network_for_its_build_has_failed_and_nothing_is_tried_again(node: Node) -> None:
+    code = "def seen():\n    raise SystemExit('dns error: client error (Connect)')"
+    with pytest.raises(NodeError) as caught:
+        node.install(make_variant([make_sdist(node.wheels, code)]))
+    assert (caught.value.code, caught.value.exit_code) == ("build-failed", 4)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """The address of an index that serves the folder `www` and asks for no login."""
+    handler = partial(_Quiet, directory=str(tmp_path / "www"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+VARIABLES = "import os\ndef seen():\n    return sorted(os.environ.items())"
+
+
+@pytest.mark.parametrize("named", ["configured", "by the lock", "page of links"])
+def test_an_archive_of_an_index_is_built_by_code_that_sees_neither_index_nor_proxy(
+    node: Node, tmp_path: Path, index: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "www" / "simple" / "old"
+    archive = make_sdist(folder, VARIABLES)
+    (folder / "index.html").write_text('<a href="old-1.0.tar.gz">old-1.0.tar.gz</a>')
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example.org:1")
+    url, indexes = f"http://user:secret@{index}", {}
+    if named == "configured":
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+    else:
+        monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
+        kind = "simple" if named == "by the lock" else "find-links"
+        indexes = {"house": {"url": url if kind == "simple" else url + "/old/", "kind": kind}}
+        archive["index"] = "house"
+    artifacts = {"find_links": [], "offline": False, "indexes": indexes}
+    there = dict(seen(node, make_variant([archive]), artifacts=artifacts))
+    assert "secret" not in str(there)
+    assert not [name for name in there if name.lower().endswith("_proxy") and "no" not in name.lower()]
+
+
+def test_an_archive_with_another_hash_is_never_run(
+    node: Node, tmp_path: Path, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "www" / "simple" / "old"
+    archive = make_sdist(folder, f"open({str(tmp_path / 'ran')!r}, 'w')\ndef seen():\n    return 1")
+    (folder / "index.html").write_text('<a href="old-1.0.tar.gz">old-1.0.tar.gz</a>')
+    archive["files"][0]["sha256"] = "0" * 64
+    archive["files"][0]["witness"] = sync.FIRST_USE + "somewhere"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{index}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(NodeError) as caught:
+        node.install(make_variant([archive]), artifacts={"find_links": [], "offline": False})
+    assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", 5)
+    assert "trusted on first use" in caught.value.what
+    assert not (tmp_path / "ran").exists()
