@@ -43,9 +43,10 @@ def normal_version(version: str) -> str:
 
 
 def site_packages(environment: str) -> "list[str]":
-    """The site-packages folders of an environment, relative to it."""
-    there = names(os.path.join(environment, "lib"))
-    found = ["lib/%s/site-packages" % name for name in there if name.startswith("python")]
+    """The site-packages folders of an environment, relative to it; conda's link lib/python3.1 is none of its own."""
+    lib = os.path.join(environment, "lib")
+    there = [name for name in names(lib) if name.startswith("python") and not os.path.islink(os.path.join(lib, name))]
+    found = ["lib/%s/site-packages" % name for name in there]
     return [path for path in found if os.path.isdir(os.path.join(environment, path))]
 
 

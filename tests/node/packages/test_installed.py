@@ -53,6 +53,17 @@ def test_d02_a_doubtful_row_is_compared_with_the_archive(tmp_path: Path, truth: 
     assert [each["kind"] for each in installed.check(str(tmp_path / "e"), entries, known)[1]] == kinds
 
 
+def test_a_second_name_of_a_site_packages_folder_is_no_second_one(tmp_path: Path) -> None:
+    """conda-forge's Python 3.10 and newer have lib/python3.1, a link to lib/python3.1x."""
+    tree(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": f"q,{EMPTY},0\n".encode()})
+    tree(tmp_path, {f"{SITE}/q": b""})
+    folder = SITE.split("/")[1]
+    (tmp_path / "lib" / "python3.1").symlink_to(folder)
+    assert installed.site_packages(str(tmp_path)) == [SITE]
+    entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
+    assert installed.check(str(tmp_path), entries) == (1, [])
+
+
 def test_a_package_without_a_record_is_named(tmp_path: Path) -> None:
     tree(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n"})
     entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
