@@ -31,7 +31,8 @@ if len(sys.argv) > 1:
             out["requires"] += each.requires or []
 print(json.dumps(out))
 """
-_COMPARE = re.compile(r"\s*(==|>=|<=|!=|<|>|~=)\s*([0-9][0-9.]*)(\.\*)?[^,]*\s*\Z")
+# The operator, the version, of that its release numbers and `.*`.
+_COMPARE = re.compile(r"\s*(===|==|>=|<=|!=|<|>|~=)\s*(v?([0-9]+(?:\.[0-9]+)*)(\.\*)?[^,]*?)\s*\Z")
 
 
 class Interpreter(NamedTuple):
@@ -130,9 +131,9 @@ def _what_is_there(requirement: str, provided: "dict[str, str]") -> str:
 
 
 def satisfied(requirement: str, provided: "dict[str, str]") -> bool:
-    """Whether `provided` meets a requirement, by its name and its release numbers.
+    """Whether `provided` meets a requirement, by its name, its release numbers and the local version that it names.
 
-    Only names and comparisons of release numbers are read here; the controller has read the whole requirement.
+    Pre-releases and markers are not read here; the controller has read the whole requirement.
     """
     version = provided.get(record.required_name(requirement))
     if version is None:
@@ -149,20 +150,27 @@ def _numbers(text: str) -> "list[int]":
     return numbers
 
 
+def _local(version: str) -> str:
+    return record.normal_version(version).partition("+")[2]
+
+
 def _holds(version: str, part: str) -> bool:
     found = _COMPARE.match(part)
     if found is None:
         return False
-    operator, wanted, star = found.group(1), found.group(2), found.group(3)
+    operator, text, wanted, star = found.groups()
+    if operator == "===":
+        return version.lower() == text.lower()
     ours, theirs = _numbers(version), _numbers(wanted)
     if operator == "~=" or star:
-        shown = [int(each) for each in wanted.strip(".").split(".")]
+        shown = [int(each) for each in wanted.split(".")]
         kept = shown[:-1] if operator == "~=" else shown
         same = (ours + [0] * len(kept))[: len(kept)] == kept
         return (not same) if operator == "!=" else same and (operator != "~=" or ours >= theirs)
+    equal = ours == theirs and ("+" not in text or _local(version) == _local(text))
     return {
-        "==": ours == theirs,
-        "!=": ours != theirs,
+        "==": equal,
+        "!=": not equal,
         ">=": ours >= theirs,
         "<=": ours <= theirs,
         "<": ours < theirs,

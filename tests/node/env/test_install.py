@@ -274,26 +274,6 @@ def test_a_virtual_environment_is_a_base_with_its_own_packages_only(node: Node, 
     assert node.verify(deep=True, variant=variant)["ok"]
 
 
-@pytest.mark.parametrize(
-    ("requirement", "holds"),
-    [
-        ("torch", True),
-        ("torch==2.13", True),
-        ("torch==2.13.0", True),
-        ("torch==2.13.1", False),
-        ("torch>=2.1,<3", True),
-        ("torch>=2.14", False),
-        ("torch~=2.9", True),
-        ("torch~=2.13.1", False),
-        ("torch!=2.13.*", False),
-        ("Torch[x] (>=2)", True),
-        ("numpy", False),
-    ],
-)
-def test_a_requirement_is_compared_by_release_numbers(requirement: str, holds: bool) -> None:
-    assert base.satisfied(requirement, {"torch": "2.13.0+cpu"}) is holds
-
-
 def test_repair_builds_again_and_a_failed_repair_puts_the_old_one_back(node: Node) -> None:
     package = make_wheel(node.wheels)
     variant = make_variant([package])
