@@ -97,6 +97,7 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
                 check = _check(reference, told, made)
+            check = _of_logs(check) if asked.logs else check
             nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
             # A run that failed has failed on every node of it; its figure is told once.
             taking = nodes if check.status == "failed" else nodes[:1]
@@ -117,8 +118,15 @@ def _read(log: Path, _: str) -> Log:
     return Log(log)
 
 
+def _of_logs(check: Check) -> Check:
+    """What logs say of runs elsewhere is no check of anything here."""
+    status = "skipped" if check.status == "passed" else check.status
+    says = f"nothing ran here, a log was read; {check.says}"
+    return check.model_copy(update={"status": status, "says": says, "seconds": None, "level": "not-checked"})
+
+
 def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
-    if check.status == "passed":
+    if check.status != "failed":
         return node.model_copy(update={"checks": (*node.checks, check)})
     code = ExitCode.BELOW_FLOOR if check.details.get("only_floors") else ExitCode.CHECK_FAILED
     return node.model_copy(update={"checks": (*node.checks, check), "status": "failed", "exit": int(code)})

@@ -43,8 +43,10 @@ def make_verdict(evidence: Evidence) -> Verdict:
     count = len(evidence.nodes)
     if evidence.exit == ExitCode.OK and not bad and not failed:
         # Asked whether it is what it was, "nobody looked" is no yes.
-        asked = (evidence.verb == "verify" and _unread(evidence)) or (
-            evidence.verb == "smoke" and _only_in_vain(evidence)
+        asked = (
+            (evidence.verb == "verify" and _unread(evidence))
+            or (evidence.verb == "smoke" and _only_in_vain(evidence))
+            or of_logs(evidence)
         )
         good: Tone = "partial" if asked else "good"
         sentence = " ".join((_good_sentence(evidence, name, plural(count, "node")), *_taken_for_granted(evidence)))
@@ -79,7 +81,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
         said = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
         return f"{name} on {where}: {said or 'no check ran'}."
     if evidence.verb == "bench":
-        return f"{name} ran on {where}: {_measured(evidence)}."
+        ran = "did not run here: a log of it says" if of_logs(evidence) else f"ran on {where}:"
+        return f"{name} {ran} {_measured(evidence)}."
     if evidence.verb == "strategy":
         return f"{name} ran on {where}: {_found(evidence)}."
     if evidence.verb == "smoke" and (only := _only(evidence)):
@@ -103,6 +106,11 @@ def _only(evidence: Evidence) -> str:
 def _only_in_vain(evidence: Evidence) -> bool:
     """Whether a part of a smoke test was asked for and nothing of it ran."""
     return bool(_only(evidence)) and not any(check.status == "passed" for check in all_checks(evidence))
+
+
+def of_logs(evidence: Evidence) -> list[Check]:
+    """The checks that read a log of a run elsewhere: nothing ran here."""
+    return [check for check in all_checks(evidence) if check.name == "bench" and check.level == "not-checked"]
 
 
 def _measured(evidence: Evidence) -> str:
@@ -134,7 +142,8 @@ def _last_read(unread: list[Check]) -> str:
 def _taken_for_granted(evidence: Evidence) -> list[str]:
     """What a reader would think was checked and was not, as one more sentence; empty where there is nothing."""
     said = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
-    rest = [text for text in dict.fromkeys(said) if text not in {check.says for check in _unread(evidence)}]
+    told = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
+    rest = [text for text in dict.fromkeys(said) if text not in told]
     return [f"Not checked: {'; '.join(rest)}."] if rest else []
 
 

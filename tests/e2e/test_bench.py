@@ -150,7 +150,15 @@ def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path
     log = tmp_path / "job.out"
     log.write_text("0: Values: {'tflops': 50.5, 'parameter_count': 0.3}\n")
     done = built.run("bench", *ARGS, "--log", str(log), "--json")
-    assert (done.rc, done.node["checks"][-1]["metrics"][0]["median"]) == (0, 50.5), done.err
+    check = done.node["checks"][-1]
+    assert (done.rc, check["metrics"][0]["median"]) == (0, 50.5), done.err
+    assert (check["status"], check["level"], check.get("seconds")) == ("skipped", "not-checked", None)
+    assert check["says"].startswith("nothing ran here, a log was read; not comparable: the GPU that it ran on is not")
+    text = " ".join(built.good("bench", *ARGS, "--log", str(log)).out.split())
+    assert "timed (exact) did not run here: a log of it says 50.5 TFLOP/s per GPU, not comparable" in text
+    log.write_text("building GPT model\n")
+    failed = built.run("bench", *ARGS, "--log", str(log), "--json")
+    assert (failed.rc, failed.node["checks"][-1]["level"]) == (1, "not-checked")
 
 
 @pytest.fixture(scope="module")

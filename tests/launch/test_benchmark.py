@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from envbuild.launch.benchmark import course_in_words, samples
 from envbuild.model.evidence import Comparison
 from envbuild.model.reference import Bench
-from envbuild.report.claimed import Gpus, compare, in_words, metric
+from envbuild.report.claimed import NO_GPU, Gpus, compare, in_words, metric
 from tests.launch.support import place, stack, started
 
 V100, H200, A100 = "V100-SXM2-16GB", "H200-SXM-141GB", "A100-SXM4-80GB"
@@ -53,6 +53,7 @@ def test_a_claim_for_the_gpu_that_is_there_comes_before_the_document_s() -> None
 
 def test_a_gpu_that_nobody_named_is_not_comparable_and_says_so() -> None:
     assert alpa(260.1, model=None, name="Acme X1").why == "not comparable: Acme X1 is not in our tables"
+    assert alpa(260.1, model=NO_GPU, name=None).why == f"not comparable: no GPU here (claimed for {V100})"
     assert alpa(260.1, model=None, name=None).why == "not comparable: the GPU that it ran on is not known"
 
 

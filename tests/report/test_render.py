@@ -249,6 +249,14 @@ ONLY: dict[str, Any] = {**UNREAD, "name": "smoke/only", "status": "skipped", "de
 ONLY["says"] = "the rest of the smoke test, as only training was asked for"
 NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ran on CUDA", "level": "not-checked"}
 
+LOG: dict[str, Any] = {"name": "bench", "status": "skipped", "level": "not-checked", "details": {"values": [50.5]}}
+LOG["says"] = "nothing ran here, a log was read; not comparable: the GPU that it ran on is not known"
+LOG["comparison"] = {
+    "measured": 50.5, "unit": "TFLOP/s per GPU", "gpus": 1, "claim": 47.53, "claim_gpus": 1,
+    "verdict": "not-comparable", "claim_gpu": "V100-SXM2-16GB", "percent": 106.2,
+    "why": "not comparable: the GPU that it ran on is not known",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("run", "sentence", "tone"),
@@ -316,6 +324,12 @@ NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ra
             "torch-smoke (exact) failed its own run on localhost: bench: run 1: crashed.",
             "bad",
         ),
+        (
+            evidence(node(checks=[LOG]), verb="bench"),
+            "torch-smoke (exact) did not run here: a log of it says 50.5 TFLOP/s per GPU, "
+            "not comparable: the GPU that it ran on is not known.",
+            "partial",
+        ),
         (evidence(exit=130), "torch-smoke (exact) ended with exit code 130, interrupted.", "bad"),
         (
             failing_fleet(),
@@ -328,6 +342,17 @@ NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ra
 def test_d31_the_verdict_is_as_sure_as_what_was_done(run: Evidence, sentence: str, tone: str) -> None:
     verdict = make_verdict(run)
     assert (verdict.sentence, verdict.tone) == (sentence, tone)
+
+
+def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
+    told = sections(evidence(node(checks=[LOG], facts=None), verb="bench"))
+    [functional] = [badge for badge in told.badges if badge.name == "Functional"]
+    assert (functional.tone, functional.says) == ("amber", ("nothing ran here: a log was read",))
+    assert ("bench", LOG["says"]) in {(gap.what, gap.why) for gap in told.gaps}
+    [claim] = [claim for claim in told.claims if claim.name == "bench"]
+    [here] = sections(evidence(node(checks=[{**LOG, "level": "measured"}]), verb="bench")).claims
+    assert "; here 1 × no GPU; claimed on 1 × V100" in here.says, "the node was asked"
+    assert (claim.gpu_hours, "; in the log 1 × GPU not known; claimed on 1 × V100" in claim.says) == ("–", True)
 
 
 def test_exit_0_with_a_failed_check_is_not_called_good() -> None:

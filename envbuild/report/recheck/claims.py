@@ -64,11 +64,12 @@ def _own(evidence: Evidence) -> list[tuple[NodeEvidence, Check]]:
 
 
 def _state(check: Check) -> Iterator[str]:
-    """Below its claim is failed, and all else is passed."""
+    """Below its claim is failed, and all else is passed, or skipped where only a log was read."""
     verdict = check.comparison.verdict if check.comparison else None
+    good = "skipped" if check.level == "not-checked" else "passed"
     if verdict is None:
         yield f"it {check.status}, and is compared with nothing"
-    elif (check.status, verdict == "below") not in (("failed", True), ("passed", False)):
+    elif (check.status, verdict == "below") not in (("failed", True), (good, False)):
         yield f"it is {verdict} {'its claim ' * (verdict == 'below')}and {check.status}"
 
 

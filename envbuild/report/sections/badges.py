@@ -11,7 +11,7 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.sources import mapping
-from envbuild.report.verdict import GOOD, all_checks
+from envbuild.report.verdict import GOOD, all_checks, of_logs
 from envbuild.text import plural
 
 
@@ -63,6 +63,8 @@ def _functional(evidence: Evidence) -> Badge:
     skipped = len(checks) - passed - failed
     says += [f"{skipped} not run"] if skipped else []
     bad = failed or good < len(evidence.nodes)
+    if of_logs(evidence) and not bad:
+        return Badge("Functional", "amber", ("nothing ran here: a log was read",))
     return Badge("Functional", "red" if bad else "green" if passed else "amber", tuple(says))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envbuild.model.evidence import Check, Comparison, Evidence, Metric
+from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.verdict import node_checks
 from envbuild.report.view import below_floor, largest
 from envbuild.text import number, plural
@@ -38,28 +38,37 @@ class Claim:
 
 def claims(evidence: Evidence) -> tuple[Claim, ...]:
     """Claims first, then what has a floor, then the other figures; equal figures of several nodes are one line."""
-    found = [_claim(node.node, check, check.comparison) for node, check in node_checks(evidence) if check.comparison]
+    found = [_claim(node, check, check.comparison) for node, check in node_checks(evidence) if check.comparison]
     # Smaller sizes are in the table behind their picture.
     figures = (_figure(name, each) for name, each in largest(evidence).items())
     return (*found, *sorted(figures, key=lambda each: not each.compared))
 
 
-def _claim(node: str, check: Check, it: Comparison) -> Claim:
-    on = f"here {_on(it.gpus, it.gpu, it.share)}"
-    claimed_on = f"; claimed on {_on(it.claim_gpus, it.claim_gpu, it.claim_share)}" if it.claim_gpus else ""
+def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
+    on = (
+        f"{'in the log' if check.level == 'not-checked' else 'here'} {_on(it.gpus, it.gpu or _unnamed(node), it.share)}"
+    )
+    claimed_on = (
+        f"; claimed on {_on(it.claim_gpus, it.claim_gpu or 'GPU not known', it.claim_share)}" if it.claim_gpus else ""
+    )
     where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
     tone, verdict = _VERDICTS[it.verdict]
     hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim),
         measured=number(it.measured), floor="–", percent="–" if it.percent is None else f"{number(it.percent)} %",
-        gpu_hours=hours, where=where or "the document claims nothing", nodes=node,
+        gpu_hours=hours, where=where or "the document claims nothing", nodes=node.node,
         verdict=verdict, says=f"{it.why}; {on}{claimed_on}", tone=tone, compared=True,
     )  # fmt: skip
 
 
-def _on(count: int, gpu: str | None, share: float | None) -> str:
-    return f"{count} × {gpu or 'no GPU'}" + (f" ({number(share)} % of peak)" if share is not None else "")
+def _unnamed(node: NodeEvidence) -> str:
+    """What a figure was measured on that names no GPU."""
+    return "no GPU" if node.facts is not None and not node.facts.gpus else "GPU not known"
+
+
+def _on(count: int, gpu: str, share: float | None) -> str:
+    return f"{count} × {gpu}" + (f" ({number(share)} % of peak)" if share is not None else "")
 
 
 def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:

@@ -58,6 +58,13 @@ def test_what_a_run_tells_of_its_claim_holds_reproduced_and_below() -> None:
         assert [each.kind for each in findings(ran(rate))] == ["checked"]
 
 
+def test_of_a_log_that_was_read_the_check_is_skipped() -> None:
+    read = ran(196_000.0) | {"status": "skipped", "level": "not-checked"}
+    assert codes(read) == set()
+    assert "reproduced and passed" in said(read | {"status": "passed"})
+    assert "reproduced and skipped" in said(read | {"level": "measured"})
+
+
 def unclaimed(check: Data) -> None:
     gone = dict.fromkeys(("claim", "where", "source", "claim_gpu", "claim_gpus", "percent"))
     why = "no figure is published for 125m with these degrees"
