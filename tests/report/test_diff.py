@@ -67,6 +67,56 @@ def test_commits_are_told_as_short_as_roots() -> None:
     ]
 
 
+def image(letter: str) -> dict[str, Any]:
+    return node(image={"runtime": "docker", "id": letter * 64, "name": "x:1", "digest": f"sha256:{letter * 64}"})
+
+
+def claimed(verdict: str) -> dict[str, Any]:
+    told = {"measured": 100.0, "unit": "x", "gpus": 8, "claim": 100.0, "verdict": verdict, "why": verdict}
+    return node(checks=[{"name": "bench", "status": "passed", "says": "", "comparison": told}])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "topic", "what", "was", "now"),
+    [
+        (image("a"), image("b"), "image", "id", "a" * 12, "b" * 12),
+        (node(), image("b"), "image", "id", "–", "b" * 12),
+        (image("a"), image("b"), "image", "digest", f"sha256:{'a' * 12}", f"sha256:{'b' * 12}"),
+        (
+            node(base_packages={"torch": "2.1"}),
+            node(base_packages={"torch": "2.9"}),
+            "package of the base",
+            "torch",
+            "2.1",
+            "2.9",
+        ),
+        (node(), node(variant_digest="ab" * 32), "contents", "variant", "3f1c9a0b72d4", "abababababab"),
+        (claimed("reproduced"), claimed("not-comparable"), "claim", "bench", "reproduced", "not comparable"),
+    ],
+)
+def test_another_image_base_variant_or_verdict_is_told(
+    before: dict[str, Any], after: dict[str, Any], topic: str, what: str, was: str, now: str
+) -> None:
+    changes = compare(evidence(before), evidence(after))
+    assert ("changed", topic, what, was, now) in {(it.kind, it.topic, it.what, it.before, it.after) for it in changes}
+    assert exit_code(changes) == ExitCode.OK
+
+
+def test_a_check_that_fails_and_did_not_run_before_is_worse_on_a_node_that_had_failed_too() -> None:
+    error = {"code": "x", "what": "y", "exit": 1}
+    broken = [{**checks()[0], "status": "failed"}]
+    new = {"name": "smoke/nodes/all-reduce", "status": "failed", "says": "wrong sum"}
+    before, after = (
+        evidence(node(status="failed", exit=1, error=error, checks=found), exit=1) for found in (broken, [*broken, new])
+    )
+    [change] = compare(before, after)
+    assert (change.kind, change.what, change.before, change.after) == (
+        "worse", new["name"], "–", "failed: wrong sum"
+    )  # fmt: skip
+    assert exit_code([change]) == ExitCode.CHECK_FAILED
+    assert compare(after, before) == []
+
+
 def test_other_contents_of_the_same_lock_and_a_check_that_fails_now_are_worse() -> None:
     broken = [{**check, "status": "failed"} for check in checks()[:1]]
     changes = compare(evidence(), evidence(node(root="ab" * 32, checks=broken, exit=1, status="failed"), exit=1))

@@ -1,4 +1,4 @@
-"""What is other in the second of two runs. Only what both looked at is compared."""
+"""What is other in the second of two runs. Only what both looked at is compared, and what fails now."""
 
 from __future__ import annotations
 
@@ -90,7 +90,12 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         yield Change("worse", "contents", "drifted files", str(one.drift_count), f"{other.drift_count}{files}")
     if one.facts and other.facts:
         yield from _texts("machine", dict(fact_rows(one.facts)), dict(fact_rows(other.facts)))
+    if one.variant_digest and other.variant_digest:
+        yield from _texts("contents", {"variant": one.variant_digest}, {"variant": other.variant_digest}, most=12)
+    if all(each.image or each.environment for each in (one, other)):
+        yield from _texts("image", _image(one), _image(other))
     if one.packages and other.packages:
+        yield from _texts("package of the base", one.base_packages, other.base_packages)
         yield from _texts("package", one.packages, other.packages)
         yield from _texts("source", _commits(one), _commits(other), most=12)
     yield from _checks(one, other)
@@ -104,6 +109,13 @@ def _texts(topic: str, one: Mapping[str, str], other: Mapping[str, str], most: i
             yield Change("changed", topic, name, before, after)
 
 
+def _image(node: NodeEvidence) -> dict[str, str]:
+    if node.image is None:
+        return {}
+    kind, sign, digest = (node.image.digest or "").rpartition(":")
+    return {"id": node.image.id[:12], "digest": f"{kind}{sign}{digest[:12]}"}
+
+
 def _commits(node: NodeEvidence) -> dict[str, str]:
     return {str(source.get("name")): str(source.get("commit") or "") for source in node.sources}
 
@@ -112,12 +124,22 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
     known = {check.name: check for check in one.checks}
     for check in other.checks:
         was = known.get(check.name)
-        if was is None:
+        if was is None and check.status != "failed":
             continue
-        if was.status != check.status:
+        if was is None or was.status != check.status:
             kind: Kind = "worse" if check.status == "failed" else "changed"
-            yield Change(kind, "check", check.name, was.status, f"{check.status}: {check.says}")
-        yield from _metrics(was, check)
+            before = was.status if was else "–"
+            yield Change(kind, "check", check.name, before, f"{check.status}: {check.says}")
+        if was is not None:
+            yield from _compared(was, check)
+            yield from _metrics(was, check)
+
+
+def _compared(was: Check, now: Check) -> Iterator[Change]:
+    """What a figure says beside its claim; one that fell below it fails its check, too."""
+    if was.comparison and now.comparison and was.comparison.verdict != now.comparison.verdict:
+        before, after = (each.verdict.replace("-", " ") for each in (was.comparison, now.comparison))
+        yield Change("changed", "claim", now.name, before, after)
 
 
 def _metrics(was: Check, now: Check) -> Iterator[Change]:
