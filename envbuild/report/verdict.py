@@ -7,7 +7,7 @@ from typing import Literal
 
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.text import number, plural
+from envbuild.text import grouped, number, plural
 
 Tone = Literal["good", "partial", "bad"]
 GOOD = frozenset({"ok", "unchanged"})
@@ -45,7 +45,7 @@ def make_verdict(evidence: Evidence) -> Verdict:
         # Asked whether it is what it was, "nobody looked" is no yes.
         asked = (
             (evidence.verb == "verify" and _unread(evidence))
-            or (evidence.verb == "smoke" and _only_in_vain(evidence))
+            or (evidence.verb == "smoke" and any(map(_none_passed, evidence.nodes)))
             or of_logs(evidence)
         )
         good: Tone = "partial" if asked else "good"
@@ -76,7 +76,7 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
     if evidence.verb == "verify":
         if unread:
             return f"{_last_read(unread)}: {name} on {where} has the stamp of its lock, and packages of those names."
-        if any(node.root_level == "measured" for node in evidence.nodes):
+        if all(node.root_level == "measured" for node in evidence.nodes):
             return f"{name} on {where} is as it was stamped for this lock: every file that the root covers was read."
         said = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
         return f"{name} on {where}: {said or 'no check ran'}."
@@ -85,10 +85,10 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
         return f"{name} {ran} {_measured(evidence)}."
     if evidence.verb == "strategy":
         return f"{name} ran on {where}: {_found(evidence)}."
-    if evidence.verb == "smoke" and (only := _only(evidence)):
-        return f"{name}: no check of {only} ran on {where}." if not passed else f"{name} passes {only} on {where}."
     if evidence.verb == "smoke":
-        return f"{name} passes its smoke test on {where}." if passed else f"{name} has no smoke test; no check ran."
+        alike = grouped(evidence.nodes, _smoked)
+        did = (f"{what} on {plural(len(nodes), 'node')}" for what, nodes in alike.items())
+        return f"{name} {', '.join(did)}."
     if evidence.nodes and all(node.status == "unchanged" for node in evidence.nodes):
         read = f"; {_last_read(unread)}" if unread else ""
         return f"{name} was already in place on {where}, by its stamp{read}."
@@ -97,15 +97,17 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
     return f"{name} is provisioned on {where}; {checked}{some}."
 
 
-def _only(evidence: Evidence) -> str:
-    """What a smoke test was limited to, `machine/gemm, training`; empty for a whole one."""
-    said = (check.details.get("only") for check in all_checks(evidence) if check.name == "smoke/only")
-    return ", ".join(dict.fromkeys(str(name) for names in said if isinstance(names, list) for name in names))
+def _smoked(node: NodeEvidence) -> str:
+    """What a smoke test came to on a node where nothing failed: of the whole one, or of what it was limited to."""
+    said = (check.details.get("only") for check in node.checks if check.name == "smoke/only")
+    only = ", ".join(dict.fromkeys(str(name) for names in said if isinstance(names, list) for name in names))
+    if _none_passed(node):
+        return f"ran no check of {only}" if only else "ran no check"
+    return f"passes {only or 'its smoke test'}"
 
 
-def _only_in_vain(evidence: Evidence) -> bool:
-    """Whether a part of a smoke test was asked for and nothing of it ran."""
-    return bool(_only(evidence)) and not any(check.status == "passed" for check in all_checks(evidence))
+def _none_passed(node: NodeEvidence) -> bool:
+    return not any(check.status == "passed" for check in node.checks)
 
 
 def of_logs(evidence: Evidence) -> list[Check]:

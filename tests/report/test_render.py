@@ -249,6 +249,7 @@ ONLY: dict[str, Any] = {**UNREAD, "name": "smoke/only", "status": "skipped", "de
 ONLY["says"] = "the rest of the smoke test, as only training was asked for"
 NO_GPU = {"name": "smoke/cuda", "status": "skipped", "says": "no GPU: nothing ran on CUDA", "level": "not-checked"}
 
+STAMP = {"name": "stamp", "status": "passed", "says": "the stamp is that of the lock", "level": "stamped"}
 LOG: dict[str, Any] = {"name": "bench", "status": "skipped", "level": "not-checked", "details": {"values": [50.5]}}
 LOG["says"] = "nothing ran here, a log was read; not comparable: the GPU that it ran on is not known"
 LOG["comparison"] = {
@@ -287,9 +288,37 @@ LOG["comparison"] = {
         ),
         (
             evidence(node(checks=[ONLY]), verb="smoke"),
-            "torch-smoke (exact): no check of training ran on 1 node. "
+            "torch-smoke (exact) ran no check of training on 1 node. "
             "Not checked: the rest of the smoke test, as only training was asked for.",
             "partial",
+        ),
+        (
+            evidence(
+                node("n1", checks=[checks()[2], ONLY]),
+                node("n2", checks=[checks()[1], {**ONLY, "details": {"only": ["machine/gemm", "machine/copies"]}}]),
+                node("n3"),
+                verb="smoke",
+            ),
+            "torch-smoke (exact) passes training on 1 node, passes machine/gemm, machine/copies on 1 node, "
+            "passes its smoke test on 1 node. "
+            "Not checked: the rest of the smoke test, as only training was asked for.",
+            "good",
+        ),
+        (
+            evidence(node("n1", checks=[checks()[2], ONLY]), node("n2", checks=[ONLY]), verb="smoke"),
+            "torch-smoke (exact) passes training on 1 node, ran no check of training on 1 node. "
+            "Not checked: the rest of the smoke test, as only training was asked for.",
+            "partial",
+        ),
+        (
+            evidence(node("n1"), node("n2", checks=[]), verb="smoke"),
+            "torch-smoke (exact) passes its smoke test on 1 node, ran no check on 1 node.",
+            "partial",
+        ),
+        (
+            evidence(node("n1", checks=[]), node("n2", checks=[STAMP], root_level="stamped"), verb="verify"),
+            "torch-smoke (exact) on 2 nodes: the stamp is that of the lock.",
+            "good",
         ),
         (
             evidence(node(status="unchanged", checks=[UNREAD])),
@@ -342,6 +371,21 @@ LOG["comparison"] = {
 def test_d31_the_verdict_is_as_sure_as_what_was_done(run: Evidence, sentence: str, tone: str) -> None:
     verdict = make_verdict(run)
     assert (verdict.sentence, verdict.tone) == (sentence, tone)
+
+
+def test_nodes_with_different_floors_are_compared_each_with_its_own() -> None:
+    def gemm(median: float, floor: float) -> list[dict[str, Any]]:
+        rate = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 3, "median": median, "floor": floor}
+        metrics = [rate | {"least": median, "greatest": median}]
+        return [{"name": "smoke/machine/gemm", "status": "passed", "says": "ok", "metrics": metrics}]
+
+    run = evidence(
+        *(node(name, checks=gemm(*row)) for name, row in {"n1": (650.0, 600.0), "n2": (120.0, 100.0)}.items())
+    )
+    told = {(it.nodes, it.measured, it.floor, it.percent, it.verdict) for it in sections(run).claims}
+    assert told == {("n1", "650", "600", "108 %", "floor held"), ("n2", "120", "100", "120 %", "floor held")}
+    [drawn] = [picture for picture in sections(run).pictures if picture.id == "measured"]
+    assert "120 to 650 TFLOP/s, floor 100 to 600" in str(drawn.shapes)
 
 
 def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:

@@ -55,16 +55,15 @@ def _floor(metric: Metric) -> str:
 def line(found: Sequence[Found], y: float, name: str = "", most: float = 0.0) -> list[Shape]:
     """The figures of all nodes on one scale, which ends at `most`; 0: at the greatest of them."""
     metrics = [metric for _, metric in found]
-    floor = max((m.floor for m in metrics if m.floor is not None), default=None)
+    floors = sorted({m.floor for m in metrics if m.floor is not None})
     name = short(name or figure(metrics[0].name))
-    least, most = min(m.least for m in metrics), max([most, *(m.greatest for m in metrics), floor or 0.0])
+    least, most = min(m.least for m in metrics), max([most, *(m.greatest for m in metrics), *floors])
     if most <= 0:
         return [Label(0, y + 13, f"{name}: {number(metrics[0].median)}")]
     medians = sorted(m.median for m in metrics)
-    ends = " to ".join(dict.fromkeys((number(medians[0]), number(medians[-1]))))
-    asked = f", floor {number(floor)}" if floor is not None else ""
+    asked = f", floor {_ends(floors)}" if floors else ""
     shapes: list[Shape] = [Label(0, y + 13, name)]
-    shapes.append(Label(0, y + 29, short(f"{ends} {metrics[0].unit}{asked}", 48), "quiet"))
+    shapes.append(Label(0, y + 29, short(f"{_ends(medians)} {metrics[0].unit}{asked}", 48), "quiet"))
     shapes.append(Bar(0, y + 35, 100, 14, "track"))
     left, right = share(least, most), share(max(m.greatest for m in metrics), most)
     shapes.append(Bar(left, y + 38, max(0.3, round(right - left, 2)), 8, "range"))
@@ -72,6 +71,11 @@ def line(found: Sequence[Found], y: float, name: str = "", most: float = 0.0) ->
     dots = {(round(share(m.median, most), 1), below_floor(m)): who for who, m in found}
     for (x, bad), who in sorted(dots.items(), key=lambda each: each[0][1]):
         shapes.append(Dot(x, y + 42, 5, "median failed" if bad else "median", who))
-    if floor is not None:
+    for floor in floors:
         shapes.append(Bar(share(floor, most), y + 31, 0, 22, "floor", f"floor {number(floor)} {metrics[0].unit}"))
     return shapes
+
+
+def _ends(ordered: Sequence[float]) -> str:
+    """The first and the last, once where they read alike."""
+    return " to ".join(dict.fromkeys((number(ordered[0]), number(ordered[-1]))))

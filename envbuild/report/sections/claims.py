@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.verdict import node_checks
 from envbuild.report.view import below_floor, largest
-from envbuild.text import number, plural
+from envbuild.text import grouped, number, plural
 
 Tone = str
 _VERDICTS = {
@@ -37,10 +37,14 @@ class Claim:
 
 
 def claims(evidence: Evidence) -> tuple[Claim, ...]:
-    """Claims first, then what has a floor, then the other figures; equal figures of several nodes are one line."""
+    """Claims first, then what has a floor, then the other figures; nodes with one floor are one line."""
     found = [_claim(node, check, check.comparison) for node, check in node_checks(evidence) if check.comparison]
     # Smaller sizes are in the table behind their picture.
-    figures = (_figure(name, each) for name, each in largest(evidence).items())
+    figures = (
+        _figure(alike, named=len(every) > 1)
+        for every in largest(evidence).values()
+        for alike in grouped(every, lambda found: found[1].floor).values()
+    )
     return (*found, *sorted(figures, key=lambda each: not each.compared))
 
 
@@ -71,21 +75,24 @@ def _on(count: int, gpu: str, share: float | None) -> str:
     return f"{count} × {gpu}" + (f" ({number(share)} % of peak)" if share is not None else "")
 
 
-def _figure(name: str, found: list[tuple[str, Metric, Check]]) -> Claim:
+def _figure(found: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
     """The worst node stands for all: a floor holds where it holds on each."""
     sign, end, other = (-1, "highest", "lowest") if found[0][1].lower_is_better else (1, "lowest", "highest")
-    who, worst, check = min(found, key=lambda each: (sign * each[1].median, not below_floor(each[1])))
+    who, worst, check = min(found, key=lambda each: sign * each[1].median)
     best = sign * max(sign * metric.median for _, metric, _ in found)
-    floor = max((metric.floor for _, metric, _ in found if metric.floor is not None), default=None)
     bad = sum(below_floor(metric) for _, metric, _ in found)
     spread = f"median of n = {worst.n}, {number(worst.least)} to {number(worst.greatest)}"
     if len(found) > 1:
         spread = f"the {end} of {plural(len(found), 'node')}, on {who}; the {other} is {number(best)}"
+    elif named:
+        spread = f"on {who}, {spread}"
     says = f"{bad} of {plural(len(found), 'node')} below the floor; {spread}" if bad else spread
-    tone, verdict = ("red", "below the floor") if bad else ("green", "floor held") if floor is not None else ("", "")
-    percent = "–" if not floor else f"{100 * worst.median / floor:.0f} %"
+    tone, verdict = (
+        ("red", "below the floor") if bad else ("green", "floor held") if worst.floor is not None else ("", "")
+    )
+    percent = "–" if not worst.floor else f"{100 * worst.median / worst.floor:.0f} %"
     return Claim(
-        name=name, unit=worst.unit, claimed="–", measured=number(worst.median),
-        floor="–" if floor is None else number(floor), percent=percent, gpu_hours="–", where=check.name,
-        nodes=who, verdict=verdict, says=says, tone=tone, compared=floor is not None,
+        name=worst.name, unit=worst.unit, claimed="–", measured=number(worst.median),
+        floor="–" if worst.floor is None else number(worst.floor), percent=percent, gpu_hours="–", where=check.name,
+        nodes=who, verdict=verdict, says=says, tone=tone, compared=worst.floor is not None,
     )  # fmt: skip
