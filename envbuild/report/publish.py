@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from envbuild.model import file_list
@@ -29,6 +30,12 @@ _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
 _ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
 _MAY_GO = ("lock", "profile", "variant", "files")
+# Options whose values are hosts, and what stands for those that are no node of the evidence.
+_HOST_OPTIONS = ("--host", "--limit", "--exclude", "--master")
+_STAND_INS = frozenset({"host", "hosts", "user"})
+_FOLDED = re.compile(
+    r"(?<![\w.-])[\w.-]{1,255}\[[0-9][0-9,-]{0,255}\](?:[\w.-]|\[[0-9,-]{1,255}\]){0,255}(?<=[\w\]])", re.ASCII
+)
 # The longest name of a host, path or user that is looked at where nobody knows who wrote it.
 _LONGEST = 255
 # What says nothing to a reader of the page and much about a machine.
@@ -54,9 +61,14 @@ class Publisher:
         self.pseudonyms = _pseudonyms(host for host in hosts if host)
         servers = {each.scheduler.job.partition(".")[2] for each in facts if each.scheduler.job}
         words = {server.split(".", 1)[0]: "host" for server in servers}
+        given = [each.rpartition("@") for each in _given_hosts(evidence.command)]
+        named = {name for _, _, name in given} - _PLAIN - _STAND_INS
+        words |= dict.fromkeys({each for name in named for each in (name, name.split(".", 1)[0])}, "host")
         words |= dict.fromkeys({evidence.target}.difference(list_targets()), "target") | self.pseudonyms
+        self._stems = {_stem(name) for name in (*self.pseudonyms, *named)} - {""}
         homes = {each.home for each in facts if len(each.home) > 1}
         users = {each.user for each in facts} | {home.rsplit("/", 1)[-1] for home in homes}
+        users |= {user for user, *_ in given}
         words |= dict.fromkeys(users, "user")
         words = {name: to for name, to in words.items() if len(name) > 1 and name.lower() not in taken}
         # A name that is a part of one that stays (of a package, of a field) is none there.
@@ -76,6 +88,7 @@ class Publisher:
         text = self._redactor.text(text)
         text = self._place.sub(lambda found: "/path" if found[2] else self._places[found[1]], text)
         text = _MAIL.sub("someone", _HOME.sub("~", _DEVICE.sub("device", _MAC.sub("address", text))))
+        text = _FOLDED.sub(lambda found: "hosts" if _stem(found[0]) in self._stems else found[0], text)
         if self._word is not None:
             text = self._word.sub(lambda found: self._lower[found[0].lower()] or found[0], text)
         if self._domain is not None:
@@ -118,7 +131,7 @@ def published(evidence: Evidence) -> Evidence:
 def is_published(evidence: Evidence) -> bool:
     """Whether what it says of its nodes may be what `published` leaves of it. Quick, whoever made the evidence."""
     facts = [node.facts for node in evidence.nodes if node.facts]
-    names = {evidence.target} | {node.node for node in evidence.nodes}
+    names = {evidence.target, *evidence.command} | {node.node for node in evidence.nodes}
     names |= {name for f in facts for name in (f.node, f.hostname, f.user, f.home, f.prefix.path, f.shared)}
     gone = [getattr(each, key) for each in facts for key in _DROPPED] + [each.scheduler.job for each in facts]
     gone += [nic.addresses for each in facts for nic in each.nics] + [gpu.uuid for each in facts for gpu in each.gpus]
@@ -179,6 +192,19 @@ def _pseudonyms(hosts: Iterable[str]) -> dict[str, str]:
             continue
         out[host] = out.setdefault(short, f"node-{len(set(out.values())) + 1}")
     return out
+
+
+def _given_hosts(command: Sequence[str]) -> Iterator[str]:
+    """What a command says after its options that name hosts, `user@` included; a folded list as it stands."""
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        name, sign, value = word.partition("=")
+        if name in _HOST_OPTIONS:
+            yield from re.split(r",(?![^\[]*\])", value if sign else following)
+
+
+def _stem(name: str) -> str:
+    """What the names of a list have in common: `gpu` of `gpu01` and of `gpu[01-04].example.org`."""
+    return re.sub(r"\[[^\]]*\]|[0-9]+", "", name.split(".", 1)[0]).lower()
 
 
 def _alternatives(patterns: Iterable[str]) -> re.Pattern[str] | None:

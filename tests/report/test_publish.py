@@ -117,6 +117,44 @@ def test_addresses_names_and_places_go_wherever_they_end(text: str, clean: str) 
     assert machine(scheduler=job).text(text) == clean
 
 
+def named(*words: str, warnings: tuple[str, ...] = ()) -> Evidence:
+    """A run on two nodes whose command names hosts."""
+    nodes = (node(name, facts=facts(name)) for name in ("aurora-gpu01", "aurora-gpu02"))
+    return evidence(*nodes, command=["envbuild", "provision", *words], warnings=list(warnings))
+
+
+@pytest.mark.parametrize(
+    ("word", "clean"),
+    [
+        ("aurora-gpu[01-02]", "hosts"),
+        ("aurora-gpu[01,07-09].hsn.example.edu", "hosts"),
+        ("Aurora-GPU[03-64]", "hosts"),
+        ("aurora-gpu01,aurora-gpu02", "node-1,node-2"),
+        ("aurora-login3", "host"),
+        ("aurora-login3.example.edu", "host"),
+        ("login[1-4]", "hosts"),
+        ("rack[1-2]node[01-04]", "hosts"),
+        ("bob@aurora-gpu01", "user@node-1"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_hosts_that_the_command_names_go_there_and_everywhere(word: str, clean: str) -> None:
+    for words in (("--limit", word), (f"--exclude={word}",), ("--host", "aurora-gpu02", "--master", word)):
+        run = named(*words, warnings=(f"{word}: slow", f"again: --exclude '{word}'."))
+        found = published(run)
+        assert found.command[-1] == words[-1].replace(word, clean)
+        assert found.warnings == (f"{clean}: slow", f"again: --exclude '{clean}'.")
+        assert render_json(published(found)) == render_json(found)
+        left = run.to_json_dict()["command"]
+        kept = Evidence.from_plain(found.to_json_dict() | {"command": left})
+        assert is_published(found) and is_published(kept) == (word == clean and "aurora-gpu02" not in left)
+
+
+def test_what_is_no_list_of_known_hosts_stays() -> None:
+    texts = ("losses[0-3] and gpu[0]", "[01-02]", "aurora[1-2]")
+    assert published(named(warnings=texts)).warnings == texts
+
+
 def test_the_job_of_a_scheduler_goes() -> None:
     told = facts("x3001", 1) | {"scheduler": {"kind": "pbs", "job": "123456.polaris-pbs-01.hsn.example.edu"}}
     found = published(evidence(node("x3001", facts=told), target="mysite", command=["envbuild", "--target=mysite"]))
