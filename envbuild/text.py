@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import count
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -40,8 +41,21 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def number(value: float) -> str:
-    """Four significant digits, thousands separated; integers whole."""
+def number(value: float, beside: float | None = None) -> str:
+    """Four significant digits, thousands separated; integers whole. More digits where `beside` would read alike."""
+    said = _short(value)
+    if beside is None or value == beside or said != _short(beside) or value == int(value):
+        return said
+    return next(f"{value:,.{n}f}" for n in count(1) if f"{value:.{n}f}" != f"{beside:.{n}f}")
+
+
+def percent(value: float, limit: float, places: int = 0) -> str:
+    """With `places` behind the point, and more where a value below the limit would be rounded up to it."""
+    texts = (f"{value:.{n}f}" for n in count(places))
+    return next(text for text in texts if value >= limit or float(text) < limit)
+
+
+def _short(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:

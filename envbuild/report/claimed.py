@@ -11,7 +11,7 @@ from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
 from envbuild.model.reference import Bench, BenchmarkCase, Reference
 from envbuild.resolve.compat import Compat
-from envbuild.text import number
+from envbuild.text import number, percent
 
 # From this share of the claim on a figure counts as reproduced.
 SAME = 0.97
@@ -109,7 +109,10 @@ def in_words(comparison: Comparison) -> str:
     """What follows, then the claim and both shares of a peak; the figure itself stands before it."""
     said = [comparison.why]
     if comparison.claim is not None:
-        shares = [f"claimed: {number(comparison.claim)}", _of_peak(comparison.claim_share, comparison.claim_gpu)]
+        shares = [
+            f"claimed: {number(comparison.claim, comparison.measured)}",
+            _of_peak(comparison.claim_share, comparison.claim_gpu),
+        ]
         said.append(f"{', '.join(filter(None, shares))} ({comparison.source})")
     if comparison.share is not None:
         said.append(f"here: {_of_peak(comparison.share, comparison.gpu)}")
@@ -127,7 +130,7 @@ def share_of_peak(bench: Bench, value: float, peak: float | None) -> float | Non
 
 def _why(verdict: str, claim: _Claim, gpus: Gpus, ratio: float) -> str:
     if verdict != "not-comparable":
-        return f"{'below the claim' if verdict == 'below' else verdict}: {100 * ratio:.0f} %"
+        return f"{'below the claim' if verdict == 'below' else verdict}: {percent(100 * ratio, 100 * SAME)} %"
     if claim.gpu is None or gpus.model is None:
         ran = f"{gpus.name} is not in our tables" if gpus.name else "the GPU that it ran on is not known"
         unknown = "the claim names no GPU" if claim.gpu is None else ran
@@ -179,4 +182,4 @@ def verdict_of(
 
 def percent_of(told: Comparison) -> float | None:
     """Measured of claimed."""
-    return None if told.claim is None else round(100 * told.measured / told.claim, 1)
+    return None if told.claim is None else float(percent(100 * told.measured / told.claim, 100 * SAME, 1))

@@ -118,7 +118,7 @@ def of_logs(evidence: Evidence) -> list[Check]:
 def _measured(evidence: Evidence) -> str:
     """The figure of a stack's own run and what it says beside its claim."""
     told = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
-    return f"{number(told.measured)} {told.unit}, {told.why}" if told else "nothing was measured"
+    return f"{number(told.measured, told.claim)} {told.unit}, {told.why}" if told else "nothing was measured"
 
 
 def _found(evidence: Evidence) -> str:

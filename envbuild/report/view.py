@@ -345,7 +345,7 @@ def headline(check: Check) -> str:
     """The figure that stands for a check: the one that a floor is about, else the last; named where there are more."""
     metric = next((each for each in check.metrics if each.floor is not None), check.metrics[-1])
     name = f" {metric.name}" if len(check.metrics) > 1 else ""
-    return f"{number(metric.median)} {metric.unit}{name}"
+    return f"{number(metric.median, metric.floor)} {metric.unit}{name}"
 
 
 def failures(check: Check) -> list[str]:

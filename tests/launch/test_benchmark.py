@@ -35,6 +35,23 @@ def test_the_best_case_of_four_gpus_is_compared_with_its_published_row() -> None
     assert alpa(54.1, model=V100).verdict == "below"
 
 
+@pytest.mark.parametrize(
+    ("measured", "why", "percent"),
+    [
+        (54.213, "below the claim: 96.999 %", 96.999),
+        (54.20, "below the claim: 96.98 %", 96.98),
+        (54.1, "below the claim: 96.8 %", 96.8),
+        (53.9, "below the claim: 96 %", 96.4),
+        (54.2134, "reproduced: 97 %", 97.0),
+    ],
+)
+def test_what_is_below_the_claim_never_reads_as_the_percent_that_would_reproduce_it(
+    measured: float, why: str, percent: float
+) -> None:
+    found = alpa(measured, model=V100)
+    assert (found.why, found.percent) == (why, percent)
+
+
 def test_on_another_gpu_nothing_is_compared_and_both_shares_of_their_peaks_are_told() -> None:
     found = alpa(260.1)
     assert (found.verdict, found.share, found.claim_share) == ("not-comparable", 26.3, 44.7)

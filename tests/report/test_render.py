@@ -388,6 +388,23 @@ def test_nodes_with_different_floors_are_compared_each_with_its_own() -> None:
     assert "120 to 650 TFLOP/s, floor 100 to 600" in str(drawn.shapes)
 
 
+def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
+    def told(median: float, floor: float) -> tuple[str, str, str, str]:
+        rate = {"name": "rate", "unit": "TFLOP/s", "n": 1, "median": median, "floor": floor}
+        check = {"name": "smoke/machine/gemm", "status": "failed", "says": "", "metrics": [rate]}
+        check["metrics"][0] |= {"least": median, "greatest": median}
+        run = evidence(node(checks=[check], status="failed", exit=6), exit=6)
+        [it] = sections(run).claims
+        [drawn] = [picture for picture in sections(run).pictures if picture.id == "measured"]
+        assert drawn.table.rows[0][2] == it.measured and drawn.table.rows[0][5] == f"{it.floor} ✗"
+        return it.measured, it.floor, it.percent, it.verdict
+
+    assert told(599.96, 600.0) == ("599.96", "600", "99.99 %", "below the floor")
+    assert told(599.9996, 600.04) == ("600.00", "600.04", "99.99 %", "below the floor")
+    assert told(119463.7, 119464.0) == ("119,463.7", "119,464", "99.9997 %", "below the floor")
+    assert told(500.0, 600.0) == ("500", "600", "83 %", "below the floor")
+
+
 def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
     told = sections(evidence(node(checks=[LOG], facts=None), verb="bench"))
     [functional] = [badge for badge in told.badges if badge.name == "Functional"]

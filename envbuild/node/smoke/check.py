@@ -135,6 +135,14 @@ def bus_bandwidth(name: str, seconds: "list[float]", size: float, world: int) ->
     return {"name": name, "unit": "GB/s", "n": len(rates), "median": median, "least": rates[0], "greatest": rates[-1]}
 
 
-def plain(value: float) -> str:
-    """A number for people: thousands separated, else four digits."""
+def plain(value: float, beside: "float | None" = None) -> str:
+    """A number for people: thousands separated, else four digits; more where `beside` would read alike and is not."""
+    said = _short(value)
+    if beside is None or value == beside or said != _short(beside) or value == int(value):
+        return said
+    forms = ("{:,.%df}" % places for places in range(1, 400))
+    return next(form.format(value) for form in forms if form.format(value) != form.format(beside))
+
+
+def _short(value: float) -> str:
     return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value

@@ -156,7 +156,8 @@ def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = 
             metric["floor"] = max(floor, metric.get("floor", floor))
             if not metric["median"] >= floor:
                 unit = metric["unit"] + part.whose.get(name, "")
-                text = "%s is %s %s, below its floor %s" % (name, plain(metric["median"]), unit, plain(floor))
+                said = (name, plain(metric["median"], floor), unit, plain(floor, metric["median"]))
+                text = "%s is %s %s, below its floor %s" % said
                 part.missed.append("; ".join(filter(None, (text, note))))
             elif note:
                 part.says += "; floor %s of %s: %s" % (plain(floor), given, note)

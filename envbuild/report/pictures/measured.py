@@ -41,7 +41,7 @@ def table_of(of: str, rows: Sequence[tuple[str, str, Metric]]) -> Table:
     """The metrics of (node, what, metric); `of` heads the column of what they are."""
     headers = ("Node", of, "Median", "Least", "Greatest", "Floor", "n", "Unit")
     cells = [
-        (who, what, number(m.median), number(m.least), number(m.greatest), _floor(m), str(m.n), m.unit)
+        (who, what, number(m.median, m.floor), number(m.least), number(m.greatest), _floor(m), str(m.n), m.unit)
         for who, what, m in rows
     ]
     return Table.of(headers, cells, 2)
@@ -49,7 +49,9 @@ def table_of(of: str, rows: Sequence[tuple[str, str, Metric]]) -> Table:
 
 def _floor(metric: Metric) -> str:
     """The floor and whether it is held."""
-    return "–" if metric.floor is None else f"{number(metric.floor)} {'✗' if below_floor(metric) else '✓'}"
+    return (
+        "–" if metric.floor is None else f"{number(metric.floor, metric.median)} {'✗' if below_floor(metric) else '✓'}"
+    )
 
 
 def line(found: Sequence[Found], y: float, name: str = "", most: float = 0.0) -> list[Shape]:

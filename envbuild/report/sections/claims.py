@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
+from envbuild.report.claimed import SAME
 from envbuild.report.verdict import node_checks
 from envbuild.report.view import below_floor, largest
-from envbuild.text import grouped, number, plural
+from envbuild.text import grouped, number, percent, plural
 
 Tone = str
 _VERDICTS = {
@@ -59,8 +60,8 @@ def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
     tone, verdict = _VERDICTS[it.verdict]
     hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
     return Claim(
-        name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim),
-        measured=number(it.measured), floor="–", percent="–" if it.percent is None else f"{number(it.percent)} %",
+        name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim, it.measured),
+        measured=number(it.measured, it.claim), floor="–", percent=_percent(it),
         gpu_hours=hours, where=where or "the document claims nothing", nodes=node.node,
         verdict=verdict, says=f"{it.why}; {on}{claimed_on}", tone=tone, compared=True,
     )  # fmt: skip
@@ -73,6 +74,10 @@ def _unnamed(node: NodeEvidence) -> str:
 
 def _on(count: int, gpu: str, share: float | None) -> str:
     return f"{count} × {gpu}" + (f" ({number(share)} % of peak)" if share is not None else "")
+
+
+def _percent(it: Comparison) -> str:
+    return "–" if it.percent is None else f"{number(it.percent, 100 * SAME)} %"
 
 
 def _figure(found: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
@@ -90,9 +95,9 @@ def _figure(found: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
     tone, verdict = (
         ("red", "below the floor") if bad else ("green", "floor held") if worst.floor is not None else ("", "")
     )
-    percent = "–" if not worst.floor else f"{100 * worst.median / worst.floor:.0f} %"
+    of_floor = "–" if not worst.floor else f"{percent(100 * worst.median / worst.floor, 100)} %"
     return Claim(
-        name=worst.name, unit=worst.unit, claimed="–", measured=number(worst.median),
-        floor="–" if worst.floor is None else number(worst.floor), percent=percent, gpu_hours="–", where=check.name,
-        nodes=who, verdict=verdict, says=says, tone=tone, compared=worst.floor is not None,
+        name=worst.name, unit=worst.unit, claimed="–", measured=number(worst.median, worst.floor),
+        floor="–" if worst.floor is None else number(worst.floor, worst.median), percent=of_floor, gpu_hours="–",
+        where=check.name, nodes=who, verdict=verdict, says=says, tone=tone, compared=worst.floor is not None,
     )  # fmt: skip

@@ -170,6 +170,8 @@ def test_floors_are_compared_by_name_and_end_in_exit_6(environment: Path, tmp_pa
     missed = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 25})
     assert missed.says == "training_tokens_per_second is 20 token/s, below its floor 25"
     assert missed.metrics[0].floor == 25
+    nearly = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 20.0004})
+    assert nearly.says == "training_tokens_per_second is 20 token/s, below its floor 20.0004"
     assert smoke.summary([missed.to_json_dict()])["exit"] == 6
     met = training(environment, tmp_path, GOOD_TRAINING, floors={"training_tokens_per_second": 20})
     assert met.status == "passed"
