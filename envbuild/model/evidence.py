@@ -38,7 +38,8 @@ class Comparison(StrictModel):
     """A measured figure beside what a document claims for the same run; `claim` is None where it claims nothing.
 
     Values are in `unit`; `percent` is measured of claimed. `share` and `claim_share` are the percent of one GPU's dense
-    peak, where the unit is a peak's and the GPU is known. `gpu` and `claim_gpu` with their numbers: on what.
+    peak, where the unit is a peak's and the GPU is known. `gpu` and `claim_gpu` with their numbers: on what; None:
+    none, or not known. `reproduced` is no less than the claim, however far above it; `why` says that.
     """
 
     measured: float

@@ -7,6 +7,7 @@ from typing import Literal
 
 from envbuild.errors import ExitCode
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
+from envbuild.report.claimed import is_far_above
 from envbuild.text import grouped, number, plural
 
 Tone = Literal["good", "partial", "bad"]
@@ -47,6 +48,7 @@ def make_verdict(evidence: Evidence) -> Verdict:
             (evidence.verb == "verify" and _unread(evidence))
             or (evidence.verb == "smoke" and any(map(_none_passed, evidence.nodes)))
             or of_logs(evidence)
+            or any(map(far_above, all_checks(evidence)))
         )
         good: Tone = "partial" if asked else "good"
         sentence = " ".join((_good_sentence(evidence, name, plural(count, "node")), *_taken_for_granted(evidence)))
@@ -113,6 +115,12 @@ def _none_passed(node: NodeEvidence) -> bool:
 def of_logs(evidence: Evidence) -> list[Check]:
     """The checks that read a log of a run elsewhere: nothing ran here."""
     return [check for check in all_checks(evidence) if check.name == "bench" and check.level == "not-checked"]
+
+
+def far_above(check: Check) -> bool:
+    """Whether a figure is too far above its claim to be of the same work."""
+    lower = any(metric.lower_is_better for metric in check.metrics)
+    return check.comparison is not None and is_far_above(check.comparison, lower_is_better=lower)
 
 
 def _measured(evidence: Evidence) -> str:

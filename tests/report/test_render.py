@@ -397,6 +397,8 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
         [it] = sections(run).claims
         [drawn] = [picture for picture in sections(run).pictures if picture.id == "measured"]
         assert drawn.table.rows[0][2] == it.measured and drawn.table.rows[0][5] == f"{it.floor} ✗"
+        assert f"| {it.measured} | TFLOP/s |" in render_markdown(run)
+        assert f"{it.floor} ✗" in render_markdown(run)
         return it.measured, it.floor, it.percent, it.verdict
 
     assert told(599.96, 600.0) == ("599.96", "600", "99.99 %", "below the floor")
@@ -414,6 +416,29 @@ def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
     [here] = sections(evidence(node(checks=[{**LOG, "level": "measured"}]), verb="bench")).claims
     assert "; here 1 × no GPU; claimed on 1 × V100" in here.says, "the node was asked"
     assert (claim.gpu_hours, "; in the log 1 × GPU not known; claimed on 1 × V100" in claim.says) == ("–", True)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize(
+    ("ratio", "word", "tone", "level"),
+    [(1.49, "reproduced", "green", "1 reproduced"), (8.42, "above the claim", "amber", "1 above its claim")],
+)
+def test_a_figure_far_above_its_claim_is_not_called_reproduced(
+    ratio: float, word: str, tone: str, level: str, lower: bool
+) -> None:
+    measured = 100 / ratio if lower else 100 * ratio
+    told = {"measured": measured, "unit": "x", "gpus": 8, "gpu": "A", "claim": 100.0, "claim_gpus": 8, "claim_gpu": "A"}
+    rate = {"name": "x", "unit": "x", "n": 1, "lower_is_better": lower}
+    rate |= dict.fromkeys(("median", "least", "greatest"), measured)
+    check = {"name": "bench", "status": "passed", "says": "", "metrics": [rate]}
+    check["comparison"] = told | {"verdict": "reproduced", "why": "as evidence has it"}
+    run = evidence(node(checks=[check]), verb="bench")
+    found = sections(run)
+    assert (found.claims[0].verdict, found.claims[0].tone) == (word, tone)
+    assert found.level.endswith(f"1 claim: {level}.")
+    [badge] = [badge for badge in found.badges if badge.name == "Reproduced"]
+    assert (badge.tone, "1 claim far above" in str(badge.says)) == (tone, tone == "amber")
+    assert make_verdict(run).tone == ("good" if tone == "green" else "partial")
 
 
 def test_exit_0_with_a_failed_check_is_not_called_good() -> None:

@@ -72,7 +72,9 @@ def _reproduced(found: tuple[Claim, ...]) -> Badge:
     told = [claim for claim in found if claim.claimed != "–"]
     floors = [claim for claim in found if claim.floor != "–"]
     says = [f"{sum(c.tone == 'green' for c in told)} of {plural(len(told), 'claim')} reached"] if told else []
-    says += [f"{plural(len([c for c in told if c.tone == 'amber']), 'claim')} not comparable"] if told else []
+    for verdict, words in (("not comparable", "not comparable"), ("above the claim", "far above")):
+        count = sum(claim.verdict == verdict for claim in told)
+        says += [f"{plural(count, 'claim')} {words}"] if count else []
     says += [f"{sum(c.tone == 'green' for c in floors)} of {plural(len(floors), 'floor')} held"] if floors else []
     if not told:
         says.append("no claim of the document was measured in this run")

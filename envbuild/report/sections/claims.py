@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.claimed import SAME
-from envbuild.report.verdict import node_checks
+from envbuild.report.verdict import far_above, node_checks
 from envbuild.report.view import below_floor, largest
 from envbuild.text import grouped, number, percent, plural
 
 Tone = str
 _VERDICTS = {
     "reproduced": ("green", "reproduced"), "below": ("red", "below the claim"),
-    "not-comparable": ("amber", "not comparable"), "no-claim": ("", "no claim"),
+    "far-above": ("amber", "above the claim"), "not-comparable": ("amber", "not comparable"),
+    "no-claim": ("", "no claim"),
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
         f"; claimed on {_on(it.claim_gpus, it.claim_gpu or 'GPU not known', it.claim_share)}" if it.claim_gpus else ""
     )
     where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
-    tone, verdict = _VERDICTS[it.verdict]
+    tone, verdict = _VERDICTS["far-above" if far_above(check) else it.verdict]
     hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim, it.measured),

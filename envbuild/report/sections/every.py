@@ -13,7 +13,7 @@ from envbuild.report.sections.gaps import Gap, gaps
 from envbuild.report.sections.outliers import Outliers, outliers
 from envbuild.report.sections.pins import Pin, pins
 from envbuild.report.view import NodeClass, classes
-from envbuild.text import plural
+from envbuild.text import grouped, plural
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ def sections(evidence: Evidence) -> Sections:
 
 def _compared(told: tuple[Claim, ...]) -> str:
     """How the claims of a document came out; empty where none was measured."""
-    tones = [claim.tone for claim in told if claim.claimed != "–"]
-    words = (("green", "reproduced"), ("red", "below its claim"), ("amber", "not comparable"))
-    said = [f"{tones.count(tone)} {word}" for tone, word in words if tone in tones]
-    return f"{plural(len(tones), 'claim')}: {', '.join(said)}." if said else ""
+    words = [claim.verdict.replace(" the claim", " its claim") for claim in told if claim.claimed != "–"]
+    said = ", ".join(f"{len(alike)} {word}" for word, alike in grouped(words, str).items())
+    return f"{plural(len(words), 'claim')}: {said}." if said else ""
 
 
 def _level(evidence: Evidence) -> str:
