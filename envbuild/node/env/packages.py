@@ -176,10 +176,11 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
         progress("building %s" % what, "", number, len(archives), "packages", at_work)
         for group in groups([package], artifacts, tool.config):
             with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
-                local = group if group.name in HERE else _fetched(tool, environment, group, artifacts, folder)
+                here = group if group.name in HERE else _fetched(tool, environment, group, folder)
+                alone = here._replace(extra=dict(here.extra, UV_OFFLINE="1"))
                 log("building %s (network %s)" % (what, network))
                 try:
-                    _install_group(tool, environment, local, options, before)
+                    _install_group(tool, environment, alone, options, before)
                 except NodeError as error:
                     # There is nothing to reach: who tried was its own build.
                     if error.code not in ("install-failed", "network-unreachable"):
@@ -187,7 +188,7 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
                     raise diagnose.of_output("package %s" % what, error.why) from None
 
 
-def _fetched(tool: "uv.Uv", environment: str, group: "Group", artifacts: Json, folder: str) -> "Group":
+def _fetched(tool: "uv.Uv", environment: str, group: "Group", folder: str) -> "Group":
     """The one package of the group from `folder`, into which its archive is fetched by its hash."""
     (package,) = group.packages
     file = next(each for each in package["files"] if each["sha256"] != UNRECORDED)
@@ -198,8 +199,7 @@ def _fetched(tool: "uv.Uv", environment: str, group: "Group", artifacts: Json, f
         return fetch_locked.on_pages(pages, wanted["file"], cert)
 
     try:
-        links = pip_config.folders(_links(artifacts, tool.config))
-        fetch_locked.Places(links, addresses, cert).bring(file, folder)
+        fetch_locked.Places([], addresses, cert).bring(file, folder)
     except NodeError as error:
         if error.code == "package-not-found":
             _check_index(group, error)

@@ -68,6 +68,11 @@ def seen(node: Node, variant: dict[str, Any], **more: Any) -> Any:
     return names["SEEN"]
 
 
+def local(node: Node) -> dict[str, Any]:
+    """Artifacts of a node that is not offline."""
+    return {"find_links": [str(node.wheels)], "offline": False}
+
+
 def test_a_package_is_built_anew_beside_other_packages_whatever_the_cache_has(node: Node) -> None:
     archive = make_sdist(node.wheels, "def seen():\n    import alpha\n    return alpha.VERSION")
     for version in ("1.0", "2.0"):
@@ -100,6 +105,13 @@ def test_setup_code_of_a_package_has_no_network(node: Node, listening: int) -> N
         pytest.skip(f"the network cannot be switched off here ({said})")
     variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
     assert seen(node, variant) == "nothing"
+
+
+def test_links_of_the_users_uv_that_a_build_cannot_reach_do_not_stop_it(node: Node, tmp_path: Path) -> None:
+    config = tmp_path / "home" / ".config" / "uv" / "uv.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('find-links = ["http://127.0.0.1:9/links.html"]\n')
+    assert seen(node, make_variant([make_sdist(node.wheels, "def seen():\n    return 1")]), artifacts=local(node)) == 1
 
 
 def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is_said(
