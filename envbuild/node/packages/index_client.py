@@ -1,6 +1,6 @@
 """Reads pages of package indexes and files over HTTP, with the proxy, certificates and credentials of this machine.
 
-For the few files that no hash is known of, which uv cannot fetch without installing them. Everything else is uv's work.
+For the few files that uv cannot fetch without installing or building them. Everything else is uv's work.
 """
 
 import base64
