@@ -52,10 +52,16 @@ def is_current(prefix: str, stack: str, environment: str) -> bool:
     return os.path.islink(link) and os.path.realpath(link) == os.path.realpath(environment)
 
 
+def kept_of_base(found: "Json | None") -> "dict[str, str]":
+    """Packages of the lock in whose place an image has its base's: name to version there."""
+    kept = ((found or {}).get("evidence") or {}).get("kept_of_base") or {}
+    return {name: versions[1] for name, versions in kept.items()}
+
+
 def package_problems(environment: str, stamp: Json, variant: "Json | None") -> "list[str]":
     """How the packages that are there differ from those of the stamp and of the variant, in words; empty when equal.
 
-    Compares names and versions from dist-info; reads no other file.
+    Compares names and versions from dist-info; reads no other file. What is of an image's base is as its digest says.
     """
     found = installed.installed(environment)
     problems = _compare(found, stamp["packages"], "stamp")
@@ -63,6 +69,7 @@ def package_problems(environment: str, stamp: Json, variant: "Json | None") -> "
         problems.append("%s %s is there and not in the stamp" % (name, found[name]))
     if variant:
         locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
+        locked = {name: version for name, version in locked.items() if name not in kept_of_base(stamp)}
         problems += [text for text in _compare(found, locked, "lock") if text not in problems]
         problems += ["the conda package %s is missing" % name for name in meta.lacking(environment, variant)]
     return problems

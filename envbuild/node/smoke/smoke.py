@@ -14,7 +14,8 @@ from collections.abc import Callable
 from concurrent import futures
 
 from envbuild.node import lease, paths
-from envbuild.node.env import backup
+from envbuild.node.env import backup, stamp
+from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.smoke import extensions, machine, step
@@ -170,7 +171,9 @@ def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     packages = {str(each["name"]): str(each["version"]) for each in variant.get("packages") or []}
     if (variant.get("torch") or "torch" in packages) and "torch" not in imports:
         imports.insert(0, "torch")
-    provided = {str(name): str(version) for name, version in (variant.get("provided") or {}).items()}
+    kept = stamp.kept_of_base(stamp.read(spec.environment))
+    packages = {name: version for name, version in packages.items() if installed.normal_name(name) not in kept}
+    provided = dict({str(name): str(version) for name, version in (variant.get("provided") or {}).items()}, **kept)
     before = [name for name in imports if name in spec.imported]
     imports = [name for name in imports if name not in before]
     todo, first = list(imports), True

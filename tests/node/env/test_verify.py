@@ -125,6 +125,18 @@ def test_a_removed_package_fails_the_fast_check(node: Node, built: Path) -> None
     assert "alpha 1.0 is missing" in json.dumps(result["checks"])
 
 
+def test_what_an_image_keeps_of_its_base_is_no_missing_package(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels, files=FILES)])
+    built = node.build(variant)
+    variant["packages"].append({"name": "Tq_dm", "version": "4.66", "files": []})
+    assert "tq-dm 4.66 is missing" in json.dumps(node.verify(variant=variant)["checks"])
+    path = built / ".envbuild/stamp.json"
+    told = json.loads(path.read_text())
+    told["evidence"] = {**(told.get("evidence") or {}), "kept_of_base": {"tq-dm": ["4.66", "4.1"]}}
+    path.write_text(json.dumps(told))
+    assert node.verify(variant=variant)["ok"]
+
+
 def test_another_variant_another_version_and_an_extra_package(node: Node, built: Path) -> None:
     other = make_variant([make_wheel(node.wheels, version="3.0")])
     says = json.dumps(node.verify(variant=other)["checks"])
