@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from envbuild.container.base_images import AskedDigest
 from envbuild.errors import EnvbuildError
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest
 
 _ACCEPT = ", ".join(
     (
@@ -127,6 +130,16 @@ class _Answer:
     body: bytes
 
 
+def _bearer(token: str) -> Callable[[PreparedRequest], PreparedRequest]:
+    """As `auth` of a session; a header alone gives way to the login that ~/.netrc has for the same host."""
+
+    def put(request: PreparedRequest) -> PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {token}"
+        return request
+
+    return put
+
+
 class _Repository:
     """The repository that a reference names, asked with a token once it wants one."""
 
@@ -160,7 +173,7 @@ class _Repository:
         url = f"{self.url}/manifests/{self.parts.digest or self.parts.tag}"
         answer = self.get(url)
         if answer.status == 401 and (token := self._token(answer)):
-            self.session.headers["Authorization"] = f"Bearer {token}"
+            self.session.auth = _bearer(token)
             answer = self.get(url)
         return self.checked(answer, self.parts.digest)
 

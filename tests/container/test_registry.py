@@ -95,6 +95,18 @@ def test_a_token_is_asked_for_where_the_registry_wants_one(registry: Registry) -
     assert registry.asked[2][1] == "Bearer t0ken"
 
 
+def test_a_login_is_for_the_token_server_and_the_token_for_a_registry_on_the_same_host(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password s3cret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    registry.manifest()
+    registry.token = "t0ken"
+    registry.answers["/token"] = (200, {"Content-Type": "application/json"}, b'{"token": "t0ken"}')
+    assert registry.ask() == SHA256
+    assert [login.partition(" ")[0] for _, login in registry.asked] == ["Basic", "Basic", "Bearer"]
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "body", "code", "exit_code"),
     [
