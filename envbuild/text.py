@@ -42,25 +42,16 @@ def plural(count: int, noun: str) -> str:
 
 
 def number(value: float, beside: float | None = None) -> str:
-    """Four significant digits, thousands separated; integers whole. More digits where `beside` would read alike."""
-    said = _short(value)
-    if beside is None or value == beside or said != _short(beside) or value == int(value):
-        return said
-    return next(f"{value:,.{n}f}" for n in count(1) if f"{value:.{n}f}" != f"{beside:.{n}f}")
+    """Thousands separated, else four digits; more where `beside` would read alike. As the node writes its own."""
+    from envbuild.node.protocol import plain
+
+    return plain(value, beside)
 
 
 def percent(value: float, limit: float, places: int = 0) -> str:
     """With `places` behind the point, and more where a value below the limit would be rounded up to it."""
     texts = (f"{value:.{n}f}" for n in count(places))
     return next(text for text in texts if value >= limit or float(text) < limit)
-
-
-def _short(value: float) -> str:
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
 
 
 def size(count: float) -> str:

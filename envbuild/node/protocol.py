@@ -157,6 +157,19 @@ def plural(count: int, noun: str) -> str:
     return "%d %s%s" % (count, noun, "" if count == 1 else "s")
 
 
+def plain(value: float, beside: "float | None" = None) -> str:
+    """A number for people: thousands separated, else four digits; more where `beside` would read alike and is not."""
+    said = _short(value)
+    if beside is None or value == beside or said != _short(beside) or value == int(value):
+        return said
+    forms = ("{:,.%df}" % places for places in range(1, 400))
+    return next(form.format(value) for form in forms if form.format(value) != form.format(beside))
+
+
+def _short(value: float) -> str:
+    return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value
+
+
 class Interrupted(BaseException):
     """SIGTERM, SIGINT or SIGHUP arrived; not an `Exception`, so that no verb swallows it."""
 

@@ -4,7 +4,7 @@ import math
 import time
 
 from envbuild.node.logs import progress
-from envbuild.node.protocol import Json, plural
+from envbuild.node.protocol import Json, plain, plural
 from envbuild.node.smoke.runner import Outcome, how_it_ended
 
 __all__ = ["Clock", "Part", "Spec", "bus_bandwidth", "plain", "plural"]
@@ -133,16 +133,3 @@ def bus_bandwidth(name: str, seconds: "list[float]", size: float, world: int) ->
     middle = len(rates) // 2
     median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
     return {"name": name, "unit": "GB/s", "n": len(rates), "median": median, "least": rates[0], "greatest": rates[-1]}
-
-
-def plain(value: float, beside: "float | None" = None) -> str:
-    """A number for people: thousands separated, else four digits; more where `beside` would read alike and is not."""
-    said = _short(value)
-    if beside is None or value == beside or said != _short(beside) or value == int(value):
-        return said
-    forms = ("{:,.%df}" % places for places in range(1, 400))
-    return next(form.format(value) for form in forms if form.format(value) != form.format(beside))
-
-
-def _short(value: float) -> str:
-    return "{:,.0f}".format(value) if abs(value) >= 1000 else "%.4g" % value
