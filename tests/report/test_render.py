@@ -528,3 +528,10 @@ def test_errors_are_one_where_only_the_name_of_the_node_differs(names: tuple[str
     errors = [{"code": "build-failed", "what": what.format(name), "exit": 4} for name in names]
     nodes = [node(name, status="failed", exit=4, error=error) for name, error in zip(names, errors, strict=True)]
     assert len(make_view(evidence(*nodes)).errors) == groups
+
+
+def test_a_verdict_is_said_once_beside_its_claim() -> None:
+    run = evidence(node(checks=[LOG]), verb="bench")
+    for page in (render_html(run), render_markdown(run)):
+        assert "not comparable: the GPU that it ran on is not known; in the log" in page
+        assert "not comparable: not comparable" not in page

@@ -59,12 +59,13 @@ def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
     )
     where = " ".join(part for part in (it.where, f"({it.source})" if it.source else "") if part)
     tone, verdict = _VERDICTS["far-above" if far_above(check) else it.verdict]
+    why = it.why.removeprefix(f"{verdict}: ")  # which stands before it
     hours = f"{it.gpus * check.seconds / 3600:.3g}" if check.seconds and it.gpus else "–"
     return Claim(
         name=check.name, unit=it.unit, claimed="–" if it.claim is None else number(it.claim, it.measured),
         measured=number(it.measured, it.claim), floor="–", percent=_percent(it),
         gpu_hours=hours, where=where or "the document claims nothing", nodes=node.node,
-        verdict=verdict, says=f"{it.why}; {on}{claimed_on}", tone=tone, compared=True,
+        verdict=verdict, says=f"{why}; {on}{claimed_on}", tone=tone, compared=True,
     )  # fmt: skip
 
 
