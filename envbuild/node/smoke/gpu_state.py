@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 
@@ -44,7 +43,6 @@ _REASONS = (
     (0x80, "hardware power brake"),
     (0x100, "display clocks"),
 )
-_WHOLE = re.compile(r"(\d+|GPU-[0-9a-f-]+)(,(\d+|GPU-[0-9a-f-]+))*\Z")
 _INTERVAL = 100  # ms
 _END = 5.0  # s that a killed nvidia-smi is waited for
 _FULL = 0.95  # of the memory: the products themselves take some GiB
@@ -84,7 +82,7 @@ def watching(
     """
     smi = which("nvidia-smi", search_path())
     named = [] if devices is None else ["-i", ",".join(devices)]
-    if smi is None or (named and not _WHOLE.match(named[1])):
+    if smi is None or devices == [] or any(each.startswith("MIG-") for each in devices or ()):
         yield
         return
     argv = [smi, "--query-gpu=" + fields, "--format=csv,noheader,nounits", "-lms", str(interval)] + named
