@@ -83,7 +83,7 @@ def add_kernel(python: str, environment: str, stack: str) -> Path:
         if path is None or os.path.exists(path):  # noqa: PTH110 - a path of the stack's, as the shells ask for it
             told[name] = path or value
     # Jupyter fills in ${PATH} when it starts the kernel.
-    told["PATH"] = f"{environment}/bin:${{PATH}}"
+    told["PATH"] = paths.search_path(environment, "${PATH}")
     words = [part for item in told.items() for part in ("--env", *item)]
     title = f"{stack} (envbuild)"
     argv = [python, "-m", "ipykernel", "install", "--user", "--name", f"envbuild-{stack}", "--display-name", title]

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -19,8 +20,12 @@ META = ".envbuild"
 EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
 FIRST_USE = os.path.join("store", "first-use")  # below a prefix: what `fetch` brought, by sha256
 PACKS = os.path.join("store", "packs")  # below a prefix: packs on their way from node to node
+BASE_PTH = "_envbuild_base.pth"  # in site-packages, the link to a base that is itself a virtual environment
 _FULL = re.compile(r"(?i)no space left on device|disk quota exceeded|\bos error (28|122)\b")
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")
+_ADDED = re.compile(r"""addsitedir\(['"](.+)['"]\)$""", re.MULTILINE)
+_ON_SYSTEM = re.compile(r"^include-system-site-packages *= *true$", re.MULTILINE | re.IGNORECASE)
+_HOME = re.compile(r"^home *= *(/.*?) *$", re.MULTILINE)
 
 
 def envs_dir(prefix: str) -> str:
@@ -46,6 +51,27 @@ def modulefile(prefix: str, stack: str) -> str:
 def meta(environment: str, name: str) -> str:
     """A file of envbuild's own inside an environment, for example its stamp."""
     return os.path.join(environment, META, name)
+
+
+def base_programs(environment: str) -> "list[str]":
+    """The folders of the programs that come with the packages of the environment's base, such as `ninja`."""
+    config = read(os.path.join(environment, "pyvenv.cfg"))
+    links = glob.glob(os.path.join(glob.escape(environment), "lib", "python*", "site-packages", BASE_PTH))
+    # <base>/lib/python3.12/site-packages
+    found = [
+        os.path.normpath(os.path.join(site, "../../../bin")) for path in links for site in _ADDED.findall(read(path))
+    ]
+    found += _HOME.findall(config) if _ON_SYSTEM.search(config) else []
+    # Where the system's own pip writes; /usr/bin is on every PATH.
+    return list(dict.fromkeys("/usr/local/bin" if folder == "/usr/bin" else folder for folder in found))
+
+
+def search_path(environment: str, path: "str | None") -> str:
+    """PATH in an environment, for a caller who has `path`: its own programs first, those of its base last.
+
+    Last, as a base may hold compilers and an MPI as well, and what a caller or a module chose stays so.
+    """
+    return os.pathsep.join([os.path.join(environment, "bin"), path or os.defpath, *base_programs(environment)])
 
 
 def is_name(text: str) -> bool:

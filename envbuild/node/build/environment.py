@@ -5,7 +5,7 @@ import re
 import shutil
 from typing import NamedTuple
 
-from envbuild.node import git_source, proc
+from envbuild.node import git_source, paths, proc
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json, log
 from envbuild.node.variables import for_build
@@ -91,7 +91,7 @@ def variables(
         extra["TORCH_CUDA_ARCH_LIST"] = ";".join(arch_list)
     extra.update(own)
     extra.update(
-        PATH=":".join(folders + [path]),
+        PATH=":".join(folders + [path] + paths.base_programs(environment)),
         VIRTUAL_ENV=environment,
         # Set by a job or a user, these would let other modules or a debugger into the build.
         PYTHONSAFEPATH=None,

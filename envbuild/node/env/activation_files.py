@@ -67,7 +67,7 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
     """
     own = {name: shlex.quote(environment) for name in _names(environment)}
     own.update(ENVBUILD_STACK=shlex.quote(stack), **_GUARDS)
-    theirs = activation.variables(environment)
+    theirs, last = activation.variables(environment), paths.base_programs(environment)
     names = sorted({*own, *variables, *theirs, "PATH", "PYTHONHOME", "PYTHONPATH"})
     lines = ["# Source this file: . %s" % shlex.quote(paths.meta(environment, "activate.sh"))]
     undo = "".join("    %s\n" % line for line in _run(activation.scripts(environment, "deactivate.d")[::-1]))
@@ -76,7 +76,8 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
     lines += ["export %s=%s" % item for item in own.items()]
     lines += [
         "unset PYTHONHOME PYTHONPATH",
-        'export PATH=%s"${PATH:+:$PATH}"' % shlex.quote(":".join(_folders(environment))),
+        'export PATH=%s"${PATH:+:$PATH}"%s'
+        % (shlex.quote(":".join(_folders(environment))), "".join(":" + shlex.quote(each) for each in last)),
     ]
     lines += _run(activation.scripts(environment), [_export(*item) for item in theirs.items()])
     for name in sorted(variables):
@@ -110,7 +111,10 @@ def _export(name: str, value: str) -> str:
 
 
 def _folders(environment: str) -> "list[str]":
-    """What PATH begins with: the environment's programs, and where it has no pip, one that says what to do instead."""
+    """What PATH begins with: the environment's programs, and where it has no pip, one that says what to do instead.
+
+    It ends with `paths.base_programs`.
+    """
     return [os.path.join(environment, "bin"), paths.meta(environment, "bin")]
 
 
@@ -121,13 +125,14 @@ def tcl_quote(text: str) -> str:
 
 
 def changes(environment: str, stack: str, variables: Json) -> "list[tuple[str, str, str]]":
-    """What a shell has to do for an environment, in order: (`set`, `prepend` or `exists`, name, value).
+    """What a shell has to do for an environment, in order: (`set`, `prepend`, `append` or `exists`, name, value).
 
     `exists`: set where that path is there. Of conda's scripts what they set. Raises as `activation.variables`.
     """
     rows = [("set", name, environment) for name in _names(environment)]
     rows += [("set", *item) for item in [("ENVBUILD_STACK", stack), *_GUARDS.items()]]
     rows += [("prepend", "PATH", folder) for folder in reversed(_folders(environment))]
+    rows += [("append", "PATH", folder) for folder in paths.base_programs(environment)]
     theirs = activation.variables(environment).items()
     rows += [("prepend" if activation.is_list(name) else "set", name, value) for name, value in theirs]
     for name, value in sorted(variables.items()):
@@ -148,6 +153,7 @@ def modulefile(environment: str, stack: str, variables: Json) -> str:
     forms = {
         "set": "setenv %(name)s %(value)s",
         "prepend": "prepend-path %(name)s %(value)s",
+        "append": "append-path %(name)s %(value)s",
         "exists": "if { [file exists %(value)s] } {\n    setenv %(name)s %(value)s\n}",
     }
     for kind, name, value in changes(environment, stack, variables):

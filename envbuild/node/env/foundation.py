@@ -5,14 +5,12 @@ Everything after it (wheels, sources, hashes, stamp) is the same for both.
 
 import os
 
+from envbuild.node import paths
 from envbuild.node.conda import activation, archives, meta, prefix
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import staged_tools
 from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Json, NodeError
-
-# The link to a base that is itself a virtual environment.
-BASE_PTH = "_envbuild_base.pth"
 
 
 class Foundation:
@@ -65,7 +63,7 @@ class Venv(Foundation):
             # A virtual environment below this one: its folders are added as site does it, with their own .pth files.
             lines = ["import site; site.addsitedir(%r)\n" % folder for folder in found.sites]
             folder = os.path.join(self.environment, "lib", "python" + self.variant["python"], "site-packages")
-            with open(os.path.join(folder, BASE_PTH), "w", encoding="utf-8") as file:
+            with open(os.path.join(folder, paths.BASE_PTH), "w", encoding="utf-8") as file:
                 file.writelines(lines)
         return found
 

@@ -1,6 +1,6 @@
 """`activate.fish`, `activate.csh` and `deactivate.csh`: what `activate.sh` does, for shells that cannot read it.
 
-Rows are (`set`, `prepend`, `exists` or `unset`, name, value); see `activation_files.changes`.
+Rows are (`set`, `prepend`, `append`, `exists` or `unset`, name, value); see `activation_files.changes`.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,6 +56,7 @@ def fish(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") -
         "set": "set -gx %(name)s %(value)s",
         "prepend": "set -q %(name)s; and set -gx %(name)s %(value)s:(string join : $%(name)s);"
         " or set -gx %(name)s %(value)s",
+        "append": "set -gx %(name)s $%(name)s %(value)s",
         "exists": "if test -e %(value)s; set -gx %(name)s %(value)s; end",
         "unset": "set -e %(name)s",
     }
@@ -68,6 +69,7 @@ def csh(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") ->
         "set": "setenv %(name)s %(value)s",
         "prepend": 'if ($?%(name)s) then\n    setenv %(name)s %(value)s:"$%(name)s"\nelse\n'
         "    setenv %(name)s %(value)s\nendif",
+        "append": 'setenv %(name)s "$%(name)s":%(value)s',
         "exists": "if (-e %(value)s) setenv %(name)s %(value)s",
         "unset": "unsetenv %(name)s",
     }

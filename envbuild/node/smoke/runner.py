@@ -17,7 +17,7 @@ import threading
 import time
 from functools import partial
 
-from envbuild.node import proc, program_files, redact
+from envbuild.node import paths, proc, program_files, redact
 from envbuild.node.build import build_dir
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
@@ -211,7 +211,7 @@ def child_environment(environment: str, variables: Json, scratch: str) -> "dict[
     """
     child = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON") and key not in _TF32}
     child["VIRTUAL_ENV"] = environment
-    child["PATH"] = os.path.join(environment, "bin") + os.pathsep + child.get("PATH", os.defpath)
+    child["PATH"] = paths.search_path(environment, child.get("PATH"))
     child.update(activation.onto(environment, child))
     child["PYTHONDONTWRITEBYTECODE"] = "1"  # for Python processes that an imported module starts
     child["PYTHONNOUSERSITE"] = "1"

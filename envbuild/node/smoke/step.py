@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 
+from envbuild.node import paths
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import training_data, training_log
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
@@ -99,8 +100,7 @@ def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> int:
 
 
 def _mpiexec(spec: "Spec") -> "str | None":
-    folders = os.path.join(spec.environment, "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
-    return shutil.which("mpiexec", path=folders)
+    return shutil.which("mpiexec", path=paths.search_path(spec.environment, os.environ.get("PATH")))
 
 
 def _start(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, values: Json) -> "list[Outcome]":

@@ -14,8 +14,11 @@ from pathlib import Path
 import pip
 import pytest
 
+from envbuild.node import paths
+from envbuild.node.build import environment as build_environment
 from envbuild.node.env import activation_files, other_shells
 from envbuild.node.protocol import NodeError
+from envbuild.node.smoke.runner import child_environment
 from tests.node.env_support import Node, make_variant, make_wheel, node
 
 __all__ = ["node"]
@@ -112,6 +115,54 @@ def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node
     assert loaded["PATH"] == f"{environment}/bin:{environment}/.envbuild/bin:{before['PATH']}"
     assert after == before and before["KEPT"] == "as it was"
     assert "deactivate" in done.stderr.lower(), "the second one is unknown: nothing is left of the first"
+
+
+@pytest.fixture
+def on_base(node: Node) -> Path:
+    """An environment on a virtual environment that has the program `tool` beside its packages."""
+    lower = node.build(make_variant([make_wheel(node.wheels, name="below", scripts={"tool": "below:main"})]))
+    above = make_variant([make_wheel(node.wheels, name="above")], base={"kind": "system", "provides": ["below>=1"]})
+    node.install(above, interpreter=str(lower / "bin" / "python"))
+    node.activate(above)
+    return node.environment(above)
+
+
+@pytest.mark.parametrize("program", ["dash", "bash", "busybox", *OTHERS])
+def test_programs_of_the_base_are_found_behind_those_of_the_caller(on_base: Path, program: str, tmp_path: Path) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not there (apt-get install {program})")
+    own = tmp_path / "own"
+    own.mkdir()
+    (tool := own / "tool").write_text("#!/bin/sh\necho mine\n")
+    tool.chmod(0o755)
+    file, _ = OTHERS.get(program, ("activate.sh", ""))
+    word = "." if file == "activate.sh" else "source"
+    words = {"busybox": ["busybox", "sh"], "fish": ["fish"]}.get(program, [program, "-f"])
+    script = f"{word} '{on_base}/.envbuild/{file}'\ntool\n"
+    said = []
+    for path in ("/usr/bin:/bin", f"/usr/bin:/bin:{own}"):  # as a command over SSH has it, and a caller's own behind it
+        env = {"PATH": path, "HOME": str(tmp_path)}
+        words[0] = str(shutil.which(words[0]))
+        done = subprocess.run(words, input=script, capture_output=True, text=True, env=env)
+        said.append(done.stdout.strip())
+    assert said == ["1", "mine"]
+
+
+def test_a_module_a_smoke_test_and_a_build_find_programs_of_the_base_last(on_base: Path, node: Node) -> None:
+    (folder,) = paths.base_programs(str(on_base))
+    assert (Path(folder) / "tool").exists()
+    text = (node.prefix / "modulefiles" / "envbuild" / "demo").read_text()
+    assert f'append-path PATH "{folder}"' in text.splitlines()
+    assert child_environment(str(on_base), {}, "/scratch")["PATH"] == f"{on_base}/bin:{os.environ['PATH']}:{folder}"
+    seen = build_environment.variables(str(on_base), {}, {}, [], "/cuda")
+    assert seen["PATH"] == f"{on_base}/bin:/cuda/bin:{os.environ['PATH']}:{folder}"
+
+
+@pytest.mark.parametrize("system", ["true", "false"])
+def test_the_base_of_an_interpreter_has_its_programs_beside_it(tmp_path: Path, system: str) -> None:
+    for home, folder in {"/opt/it's/bin": "/opt/it's/bin", "/usr/bin": "/usr/local/bin"}.items():
+        (tmp_path / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = {system}\n")
+        assert paths.base_programs(str(tmp_path)) == ([folder] if system == "true" else [])
 
 
 @pytest.mark.parametrize("program", OTHERS)
