@@ -170,6 +170,16 @@ HYDRA = """[proxy:0@node1] Sending upstream hdr.cmd = CMD_STDERR
     cmd=finalize_ack rc=0
 [proxy:0@node1] removed file /tmp/hydra_hwloc_xmlfile_ZEdSR0
 """
+# As of a DeepSpeedCPUAdam that could not be compiled: the end of a real run, paths shortened.
+IGNORED = """[rank0]: RuntimeError: Unable to JIT load the cpu_adam op due to ninja not being installed.
+[proxy:0@node1] Sending upstream hdr.cmd = CMD_STDERR
+Exception ignored in: <function DeepSpeedCPUAdam.__del__ at 0x7feb530860c0>
+Traceback (most recent call last):
+  File "/env/deepspeed/ops/adam/cpu_adam.py", line 99, in __del__
+[proxy:0@node1] Sending upstream hdr.cmd = CMD_STDERR
+    self.ds_opt_adam.destroy_adam(self.opt_id)
+AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'
+"""
 MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
 TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:00 DUE TO TIME LIMIT ***"
 
@@ -189,6 +199,8 @@ TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:0
         (f"1: ValueError: no\n0: step 3\n{ENDED_WITH_IT}", "1: ValueError: no"),
         (f"1: ValueError: no\na warning of no rank\n{ENDED_WITH_IT}", "a warning of no rank"),
         (f"[rank0]: AttributeError: no sizes\n{HYDRA}", "[rank0]: AttributeError: no sizes"),
+        (f"{IGNORED}{HYDRA}", IGNORED.splitlines()[0]),
+        ("".join(f"0: {line}\n" for line in IGNORED.splitlines()) + CANCELLED, f"0: {IGNORED.splitlines()[0]}"),
         (TORCHRUN, TORCHRUN.splitlines()[0]),
         ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),
         ("Terminated\n", "Terminated"),

@@ -75,9 +75,11 @@ class Outcome:
         return merged
 
 
-# The first line of what was raised, below its traceback; torch puts a rank before each line.
+# The first line of what was raised, below its traceback; torch puts a rank before each line. Of a `__del__` Python
+# ignores it, and so does this.
 _RAISED = re.compile(
-    r"^((?:\[rank\d+\]: )?)Traceback \(most recent call last\):\n(?:\1[ \t].*\n)*\1(\S.*)$", re.MULTILINE
+    r"^(Exception ignored .*\n)?((?:\[rank\d+\]: )?)Traceback \(most recent call last\):\n(?:\2[ \t].*\n)*\2(\S.*)$",
+    re.MULTILINE,
 )
 
 
@@ -86,8 +88,8 @@ def last_words(text: str, raised: bool = False) -> str:
 
     What torch raises for a CUDA error ends with general advice.
     """
-    found = _RAISED.findall(text) if raised else []
-    lines = [found[-1][1]] if found else [line.strip() for line in text.splitlines() if line.strip()]
+    found = [last for ignored, _, last in _RAISED.findall(text) if not ignored] if raised else []
+    lines = found or [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
 
 

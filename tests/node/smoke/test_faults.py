@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
+import sys
 import time
 import venv
 from pathlib import Path
@@ -17,7 +19,7 @@ from envbuild.node import protocol
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import machine as machine_item
 from envbuild.node.smoke import smoke
-from envbuild.node.smoke.runner import Outcome, causes_first, read_events
+from envbuild.node.smoke.runner import Outcome, causes_first, last_words, read_events
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 
 BEGIN = "import os, signal, sys, time\nfrom .common import begin\nr = begin()\nc, args = r.channel, r.args\n"
@@ -146,6 +148,22 @@ def test_an_irregular_end_is_a_failure_that_says_how(environment: Path, tmp_path
     check = training(environment, tmp_path, text)
     assert check.status == "failed"
     assert says in check.says
+
+
+HALF_MADE = """
+class Half:
+    def __init__(self):
+        raise error
+    def __del__(self):
+        self.made.end()
+Half()
+"""
+
+
+def test_what_python_ignored_in_a_half_made_object_is_not_what_was_raised() -> None:
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY + HALF_MADE], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "AttributeError: 'Half' object has no attribute 'made'"
+    assert last_words(done.stderr, raised=True) == "RuntimeError: CUDA error: out of memory"
 
 
 def test_that_numpy_is_not_there_is_not_the_last_word_of_a_program_and_other_warnings_are(
