@@ -25,6 +25,8 @@ from envbuild.model.reference import Bench
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.paths import read_json
+from envbuild.node.protocol import Json
+from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision.contact.first_contact import DEADLINE
@@ -43,6 +45,7 @@ from envbuild.transport.processes import end_marked, end_orphans, find_marked, m
 MARKER = "ENVBUILD_BENCH_RUN"
 _GRACE = 10.0
 _POLL = 0.1
+_NEXT = "envbuild: next answer"
 _LINE = 1 << 20  # bytes of a line that are read at once
 # Where this machine cannot end it any more, a node does.
 _SLACK = 60.0
@@ -165,10 +168,28 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     return log
 
 
+def _in_use(work: Work, asked: OwnRun) -> Iterator[tuple[str, list[Json]]]:
+    """What others do on the GPUs of a run before it starts, by node; of hosts through connections that are open."""
+    devices = _devices(asked)
+    if not asked.hosts:
+        yield "localhost", gpu_state.in_use(devices)
+        return
+    script = f"\necho {_NEXT}\n".join(shlex.join(["nvidia-smi", *words]) for words in gpu_state.questions(devices))
+    connection = work.prepared.target.connection
+    calls = [partial(ssh.glance, host, script.encode(), connection, _GRACE, _LINE) for host in asked.hosts]
+    for host, answer in zip(asked.hosts, proc.parallel(calls), strict=True):
+        used, _, processes = (answer or "").partition(f"{_NEXT}\n")
+        yield host, gpu_state.occupied(used, processes)
+
+
 def _devices(asked: OwnRun) -> list[str]:
-    """The GPUs of the ranks: of those that they see, by the variables that they get, as many as take part."""
+    """The GPUs of the ranks: of those that they see, by the variables that they get, as many as take part.
+
+    Of hosts, whose own variables are not known here, by those of the command.
+    """
     written = read_json(str(Path(asked.activate).with_name("variables.json"))) if asked.activate else None
-    environment = {**os.environ, **(written or {}), **asked.launch.commands[0].environment}
+    here = {} if asked.hosts else {**os.environ, **(written or {})}
+    environment = {**here, **asked.launch.commands[0].environment}
     named, count = visible_devices(environment.get(VISIBLE)), asked.launch.gpus_per_node
     return [str(index) for index in range(count)] if named is None else named[:count]
 
@@ -177,6 +198,8 @@ def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) ->
     show = shows(work, told, name)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
+    others = [f"{node}: {each}" for node, rows in _in_use(work, asked) for each in gpu_state.in_words(rows)]
+    work.notes += [each for each in others if each not in work.notes]
     marker = marker_value()
     codes: list[int | None] = [None] * max(1, len(asked.hosts))
     running: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []

@@ -34,6 +34,11 @@ LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('d
 ONE = Launch.model_construct(commands=(Command(argv=("true",), directory="/"),), gpus_per_node=2)
 
 
+def worked(tmp_path: Path) -> Any:
+    settings = SimpleNamespace(cancel=lambda: False)
+    return SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=settings, notes=[])
+
+
 def printed(program: str, path: Path) -> tuple[Log, int]:
     """The log of a program, and its exit code."""
     log = Log(path)
@@ -60,7 +65,7 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
 ) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/trial-1.log").symlink_to("/dev/full")
-    work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
+    work = worked(tmp_path)
     told: Any = SimpleNamespace(log="alpa", metric="tflops")
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="yes")])
     log = own_run.carry_out(work, told, OwnRun(ONE, None, str(tmp_path / "out"), 60.0), "trial 1")
@@ -69,7 +74,7 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
 
 def test_ranks_that_nothing_ends_are_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
-    work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
+    work = worked(tmp_path)
     started, begun = [], own_run._started
     monkeypatch.setattr(own_run, "_started", lambda *args: (started.append(each) or each for each in begun(*args)))
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="exec sleep 600 >/dev/null 2>&1")])
@@ -85,7 +90,7 @@ def test_ranks_that_nothing_ends_are_named_and_not_waited_for(tmp_path: Path, mo
 
 
 def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False))
+    work = worked(tmp_path)
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
     asked = OwnRun(ONE, None, "/dev/null/out", 60.0)
     with pytest.raises(EnvbuildError) as caught:
@@ -108,13 +113,62 @@ def on_hosts(
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="exec sleep 600")])
     monkeypatch.setattr(own_run.ssh, "session", lambda host, _: sessions[host])
     monkeypatch.setattr(own_run.ssh, "exchange", exchange)
+    monkeypatch.setattr(own_run.ssh, "glance", lambda *_: "")
     target = SimpleNamespace(connection=Connection(kind="ssh"))
     work = SimpleNamespace(
         run=SimpleNamespace(path=tmp_path), settings=SimpleNamespace(cancel=lambda: False), notes=[],
         prepared=SimpleNamespace(target=target),
     )  # fmt: skip
-    launch: Any = None
-    return work, OwnRun(launch, None, str(tmp_path / "out"), 600.0, tuple(sessions)), asked
+    return work, OwnRun(ONE, None, str(tmp_path / "out"), 600.0, tuple(sessions)), asked
+
+
+USED = ["0, GPU-a, 1810, 100, Disabled", "1, GPU-b, 4, 0, Disabled"]
+PROCESSES = ["GPU-a, 23104, 1808, /home/a/bin/python"]
+TOLD_USED = (
+    "GPU 0 is in use by other processes: pid 23104 (python, 1,808 MiB); figures may be lower than what it can do"
+)
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One that is found here and by a shell, and keeps what it is asked."""
+    path = tmp_path / "bin/nvidia-smi"
+    path.parent.mkdir()
+    rows = {"compute-apps": PROCESSES, "query-gpu": USED}
+    cases = "".join(f"*{key}*) echo '{chr(10).join(lines)}';;\n" for key, lines in rows.items())
+    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/words\ncase "$*" in\n{cases}esac\n')
+    path.chmod(0o755)
+    monkeypatch.setattr(own_run.gpu_state, "search_path", lambda: [str(path.parent)])
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    return tmp_path / "words"
+
+
+def test_who_else_uses_the_gpus_of_a_run_is_told_before_it_starts_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia_smi: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    work = worked(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
+    for number in (1, 2):
+        own_run.carry_out(work, TOLD, OwnRun(ONE, None, str(tmp_path / "out"), 60.0), f"bench {number}")
+    assert work.notes == [f"localhost: {TOLD_USED}"]
+    assert nvidia_smi.read_text().count("-i 4,5\n") >= 4
+
+
+def test_hosts_are_asked_the_same_through_open_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia_smi: Path
+) -> None:
+    work, asked, _ = on_hosts(tmp_path, monkeypatch, {"a": SHELL, "b": SHELL})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")  # of this machine
+
+    def glance(host: str, script: bytes, *_: Any) -> str:
+        return subprocess.run(["/bin/sh", "-s"], input=script, stdout=-1, check=True).stdout.decode() * (host == "b")
+
+    monkeypatch.setattr(own_run.ssh, "glance", glance)
+    own_run.carry_out(work, TOLD, asked, "bench 1")
+    assert work.notes[0] == f"b: {TOLD_USED}"
+    assert "-i 0,1\n" in nvidia_smi.read_text()
 
 
 SHELL = ["/bin/sh", "-s"]

@@ -26,6 +26,7 @@ class Spec:
         self.variables = dict(variant.get("environment") or {})
         # What was imported well in the layer that an image is built on, and is not imported again.
         self.imported: tuple[str, ...] = ()
+        self.in_use: list[Json] = []  # GPUs that others use, as `gpu_state.occupied` has them
         self.base = str((variant.get("base") or {}).get("kind", "none"))
 
 

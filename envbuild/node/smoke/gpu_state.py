@@ -1,9 +1,14 @@
-"""Clocks, throttle reasons, ECC and power of the GPUs while something runs on them, as nvidia-smi says them."""
+"""Clocks, throttle reasons, ECC and power of the GPUs while something runs on them, as nvidia-smi says them.
+
+And who else uses them before anything of ours does.
+"""
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
+from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
@@ -46,6 +51,18 @@ _REASONS = (
 _INTERVAL = 100  # ms
 _END = 5.0  # s that a killed nvidia-smi is waited for
 _FULL = 0.95  # of the memory: the products themselves take some GiB
+_ANSWER = 10.0  # s that a sick driver has to say who uses its GPUs
+_FORMAT = "--format=csv,noheader,nounits"
+_USED = "--query-gpu=index,uuid,memory.used,utilization.gpu,mig.mode.current"
+_PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name"
+# MiB of a GPU that nobody uses, by kind and driver up to some 600; and of a context, below which 100 % in use is what a
+# driver says that was loaded just now.
+_UNUSED, _CONTEXT = 1024, 256
+_BUSY = 50  # %
+_TOLD = 3  # processes of a GPU
+# A path with a space in it may name a person where its first word ends.
+_PROGRAM = re.compile(r"(?:/\S*/bin/)?([\w.:+-]{1,40})(?=\s|\Z)")
+_MPS = "nvidia-cuda-mps-server"  # it computes nothing itself
 
 
 @contextlib.contextmanager
@@ -58,7 +75,7 @@ def sampled(path: str, variables: "Json | None" = None) -> "Iterator[list[Json]]
     rows = []  # type: list[Json]
     paths = ["%s.%s" % (path, name) for name in _NAMES]
     fields = ",".join(field for _, field in _FIELDS)
-    devices = visible_devices(dict(os.environ, **(variables or {})).get(VISIBLE))
+    devices = visible(variables)
     with contextlib.ExitStack() as stack:
         for name, file in zip(_NAMES, paths):  # noqa: B905 - of 3.10
             stack.enter_context(watching(file, fields % name, _INTERVAL, devices))
@@ -80,17 +97,81 @@ def watching(
     `devices`: of these GPUs alone (None: of all), and none for instances of MIG, as its figures are of whole GPUs.
     `env`: its whole environment (None: this process's).
     """
-    smi = which("nvidia-smi", search_path())
-    named = [] if devices is None else ["-i", ",".join(devices)]
-    if smi is None or devices == [] or any(each.startswith("MIG-") for each in devices or ()):
+    smi, of = which("nvidia-smi", search_path()), _whole(devices)
+    if smi is None or of is None:
         yield
         return
-    argv = [smi, "--query-gpu=" + fields, "--format=csv,noheader,nounits", "-lms", str(interval)] + named
+    argv = [smi, "--query-gpu=" + fields, _FORMAT, "-lms", str(interval)] + of
     child = _start(argv, path, env)
     try:
         yield
     finally:
         _end(child)
+
+
+def visible(variables: "Json | None" = None) -> "list[str] | None":
+    """The GPUs that programs with these variables above this process's see; None: all."""
+    return visible_devices(dict(os.environ, **(variables or {})).get(VISIBLE))
+
+
+def _whole(devices: "Sequence[str] | None") -> "list[str] | None":
+    """Words that ask of these GPUs alone; None where none is a whole one."""
+    if devices is not None and (not devices or any(each.startswith("MIG-") for each in devices)):
+        return None
+    return [] if devices is None else ["-i", ",".join(devices)]
+
+
+def questions(devices: "Sequence[str] | None") -> "list[list[str]]":
+    """What nvidia-smi is asked for `occupied`, of these GPUs (None: of all); nothing for instances of MIG."""
+    of = _whole(devices)
+    return [] if of is None else [[_USED, _FORMAT] + of, [_PROCESSES, _FORMAT] + of]
+
+
+def in_use(devices: "Sequence[str] | None") -> "list[Json]":
+    """What `occupied` finds now, on this node. To be asked while nothing of ours is on the GPUs."""
+    smi = which("nvidia-smi", search_path())
+    argvs = [[smi] + words for words in questions(devices)] if smi else []
+    answers = proc.parallel([partial(proc.run, argv, timeout=_ANSWER) for argv in argvs])
+    return occupied(*((each.out if each else "") for each in answers)) if answers else []
+
+
+def occupied(used: str, processes: str) -> "list[Json]":
+    """`index`, `uuid` and `how` of each GPU that is in use, from the answers to both questions.
+
+    Processes of other containers are not told: then what is taken of the GPU says that there is one. No path and no
+    word of a command line is kept.
+    """
+    on = {}  # type: dict[str, list[str]]
+    for line in processes.splitlines():
+        cells = [each.strip() for each in line.split(",", 3)]
+        if len(cells) == 4 and cells[1].isdigit() and _MPS not in cells[3]:
+            name, size = _PROGRAM.match(cells[3]), number(cells[2])
+            told = [name.group(1)] if name else []
+            told += [] if size is None else ["{:,.0f} MiB".format(size)]
+            on.setdefault(cells[0], []).append("pid %s%s" % (cells[1], " (%s)" % ", ".join(told) if told else ""))
+    found = []
+    for line in used.splitlines():
+        cells = [each.strip() for each in line.split(",")]
+        if len(cells) == 5 and cells[0].isdigit() and cells[4] != "Enabled":
+            how = _others(on.get(cells[1], []), number(cells[2]) or 0.0, number(cells[3]) or 0.0)
+            found += [{"index": int(cells[0]), "uuid": cells[1], "how": how}] if how else []
+    return found
+
+
+def _others(named: "list[str]", used: float, busy: float) -> str:
+    """How a GPU is in use; empty where it is not."""
+    if named:
+        more = " and %d more" % (len(named) - _TOLD) if len(named) > _TOLD else ""
+        return "in use by other processes: %s%s" % (", ".join(named[:_TOLD]), more)
+    if used <= _UNUSED and (used < _CONTEXT or busy < _BUSY):
+        return ""
+    told = ("{:,.0f}".format(used), busy)
+    return "in use by processes that nvidia-smi does not name here: %s MiB of its memory, %.0f %% busy" % told
+
+
+def in_words(rows: "list[Json]") -> "list[str]":
+    """One sentence for each GPU that `occupied` found."""
+    return ["GPU %d is %s; figures may be lower than what it can do" % (row["index"], row["how"]) for row in rows]
 
 
 def _start(argv: "list[str]", path: str, env: "dict[str, str] | None") -> "subprocess.Popen[bytes]":

@@ -6,6 +6,10 @@ from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain
 from envbuild.node.smoke.only import chosen
 from envbuild.node.smoke.runner import Scratch, causes_first, run_programs
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 # The last one stands for the check: what training uses.
 CUDA_GEMM = ("gemm_cuda_float32_tflops", ("gemm_cuda_bf16_tflops", "gemm_cuda_fp16_tflops"))
@@ -66,7 +70,10 @@ def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int 
     part.failures[:0] = gpu_state.full(state) if part.failures else []
     wrong = _impossible(part.details, spec.peaks)
     part.failures.extend(wrong)
-    slow = [] if wrong else slow_gpus(part.details)
+    slow = [] if wrong else slow_gpus(part.details, spec.in_use)
+    if slow and not spec.in_use:  # they may have come since, and what ran here has ended
+        spec.in_use = gpu_state.in_use(gpu_state.visible(spec.variables))
+        slow = slow_gpus(part.details, spec.in_use)
     if slow:
         part.details["slow_gpus"] = slow
     rates = [(_rate(part.details, index), index) for index in range(len(part.details.get("gpu_names") or []))]
@@ -86,8 +93,11 @@ def _impossible(facts: Json, peaks: "dict[str, float]") -> "list[str]":
     return found
 
 
-def slow_gpus(facts: Json) -> "list[str]":
-    """One sentence for each GPU that is slower than the others of its kind, with what nvidia-smi says of it."""
+def slow_gpus(facts: Json, in_use: "Sequence[Json]" = ()) -> "list[str]":
+    """One sentence for each GPU that is slower than the others of its kind, with what nvidia-smi says of it.
+
+    `in_use`: what `gpu_state.occupied` found.
+    """
     names = [str(name) for name in facts.get("gpu_names") or []]
     found = []
     for index, name in enumerate(names):
@@ -95,7 +105,7 @@ def slow_gpus(facts: Json) -> "list[str]":
         rates, own = sorted(rate for rate in alike if rate), _rate(facts, index)
         middle = rates[len(rates) // 2] if rates else 0.0  # of two GPUs the faster one
         if 0 < own < _SLOW * middle:
-            said = (index, plain(own), 100 * own / middle, plain(middle), _reasons(facts, index))
+            said = (index, plain(own), 100 * own / middle, plain(middle), _reasons(facts, index, in_use))
             found.append("GPU %d is slow: %s TFLOP/s, %.0f %% of the others' %s%s" % said)
     return found
 
@@ -105,13 +115,14 @@ def _rate(facts: Json, index: int) -> float:
     return next((float(rate) for rate in rates if rate), 0.0)
 
 
-def _reasons(facts: Json, index: int) -> str:
+def _reasons(facts: Json, index: int, in_use: "Sequence[Json]") -> str:
     """What nvidia-smi says of that GPU. Its numbers may be others than torch's, so it is found by its UUID alone."""
     own = (facts.get("gpu_uuids") or {}).get(str(index))
     rows: list[Json] = [row for row in facts.get("gpu_state") or [] if own and row.get("uuid") == own]
     row = rows[0] if rows else {}
     clock = " at %s MHz" % plain(row["sm_mhz"]) if row.get("sm_mhz") else ""
-    return clock + "".join(", " + reason for reason in row.get("throttle") or [])
+    others = ["it is " + row["how"] for row in in_use if own and row["uuid"] == own]
+    return clock + "".join(", " + reason for reason in (row.get("throttle") or []) + others)
 
 
 def _copies(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":

@@ -18,7 +18,7 @@ from envbuild.node.env import backup, stamp
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
-from envbuild.node.smoke import extensions, machine, step
+from envbuild.node.smoke import extensions, gpu_state, machine, step
 from envbuild.node.smoke.check import Clock, Part, Spec, plain, plural
 from envbuild.node.smoke.gaps import gaps
 from envbuild.node.smoke.only import chosen, known, unknown
@@ -29,6 +29,7 @@ __all__ = ["Spec", "apply_floors", "run", "smoke_items", "summary"]
 _ITEMS = ("sound", "machine", "training", "extensions", "step", "full")
 _PRELOADED = ("machine", "training", "extensions")
 _UNTIMED = ("sound", "extensions", "step")
+_TIMED = ("machine", "training", "full")
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -102,11 +103,15 @@ def smoke_items(
     # What runs is ended before the threads that wait for it are waited for; the folder goes last.
     pool = futures.ThreadPoolExecutor(len(_UNTIMED))
     with Scratch(tmp, programs) as scratch, pool, contextlib.closing(scratch):
+        # Before anything of ours is on a GPU, and beside what needs none.
+        timed = spec.cuda and any(item["name"] in _TIMED for item in items)
+        others = pool.submit(gpu_state.in_use, gpu_state.visible(spec.variables)) if timed else None
         if items:
             of_base = [str(name).partition(".")[0] for name in spec.variant.get("imports") or []]
             scratch.compile(spec.environment, spec.variables, of_base + list(spec.variant.get("provided") or {}))
         if any(item["name"] in _PRELOADED for item in items):
             scratch.preload(spec.environment, spec.variables)
+        spec.in_use = others.result() if others else []
         work = functools.partial(_item, spec, scratch)
         # With GPUs, what measures no speed goes first and at once: it mostly imports and waits.
         beside = {id(item): pool.submit(work, item) for item in items if spec.cuda and item["name"] in _UNTIMED}
@@ -136,6 +141,9 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
         parts = _full(spec, scratch, clock)
     else:
         parts = machine.run(spec, scratch, clock)
+    for part in parts:
+        if spec.in_use and part.metrics:
+            part.details["gpus_in_use"] = gpu_state.in_words(spec.in_use)
     apply_floors(parts, floors, whole=not spec.only or item["name"] in spec.only)
     return [part.check() for part in parts]
 
@@ -159,7 +167,9 @@ def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = 
                 unit = metric["unit"] + part.whose.get(name, "")
                 said = (name, plain(metric["median"], floor), unit, plain(floor, metric["median"]))
                 text = "%s is %s %s, below its floor %s" % said
-                part.missed.append("; ".join(filter(None, (text, note))))
+                others = part.details.get("gpus_in_use") or []
+                more = ["and %s in use too" % plural(len(others) - 1, "more GPU")] if others[1:] else []
+                part.missed.append("; ".join(filter(None, [text, note] + others[:1] + more)))
             elif note:
                 part.says += "; floor %s of %s: %s" % (plain(floor), given, note)
 

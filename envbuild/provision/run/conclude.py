@@ -45,7 +45,7 @@ def write_evidence(
         command=work.settings.command,
         nodes=tuple(nodes),
         deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
-        warnings=(*warnings, *collect.slow_gpus(nodes)),
+        warnings=(*warnings, *collect.of_gpus(nodes)),
         tools=_tool_versions(),
         steps_run=work.tasks,
         phases=work.phases,

@@ -159,10 +159,16 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     return (*told, *sorted(slim))
 
 
-def slow_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
-    """Warnings of GPUs that are slower than their like, which refuse nothing."""
-    told = ((node.node, each) for node in nodes for check in node.checks for each in check.details.get("slow_gpus", ()))
-    return tuple(f"{name}: {each}" for name, each in told)
+def of_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
+    """Warnings of GPUs that others use, and of those that are slower than their like, which refuse nothing."""
+    told = (
+        f"{node.node}: {each}"
+        for node in nodes
+        for key in ("gpus_in_use", "slow_gpus")
+        for check in node.checks
+        for each in check.details.get(key, ())
+    )
+    return tuple(dict.fromkeys(told))
 
 
 def all_well(responses: Responses) -> bool:

@@ -473,6 +473,41 @@ def test_a_slow_gpu_is_compared_with_its_own_kind_and_of_two_the_slower_one_is_n
     assert machine_item.slow_gpus({**facts, "gpu_uuids": {}}) == [told]
 
 
+def used_by_others(monkeypatch: pytest.MonkeyPatch, *answers: list[dict[str, Any]]) -> None:
+    """What nvidia-smi would say of other processes, each time that it is asked."""
+    each = iter(answers)
+    monkeypatch.setattr(machine_item.gpu_state, "in_use", lambda _: next(each))
+
+
+HOW = "in use by other processes: pid 23104 (python, 1,808 MiB)"
+ROWS: list[dict[str, Any]] = [{"index": index, "uuid": f"GPU-{index}", "how": HOW} for index in (0, 1)]
+
+
+def test_that_others_use_the_gpus_stands_beside_every_figure_and_is_the_reason_of_a_missed_floor(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_by_others(monkeypatch, ROWS)
+    item = {"name": "machine", "deadline": PATIENCE, "floors": {"gemm_cuda_bf16_tflops": 605.0}}
+    programs = {"gemm": BEGIN + gpus(RATES)}
+    gemm, copies, _ = checks_of(environment, tmp_path, item, programs, cuda=True)
+    told = [f"GPU {index} is {HOW}; figures may be lower than what it can do" for index in (0, 1)]
+    assert gemm.details["gpus_in_use"] == told and "gpus_in_use" not in copies.details, "it has no figure"
+    assert gemm.says == (
+        f"gemm_cuda_bf16_tflops is 1 TFLOP/s on GPU 3, below its floor 605; {told[0]}; and 1 more GPU in use too"
+    )
+
+
+def test_others_that_came_after_the_first_look_are_told_of_a_slow_gpu(
+    environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_by_others(monkeypatch, [], ROWS[:1])
+    uuids = "c.facts({'gpu_uuids': {'2': 'GPU-0'}})\n"
+    slow = gpus({**RATES, 2: 412.0}).replace("c.done()", f"{uuids}c.done()")
+    check = machine(environment, tmp_path, GOOD_RANK + TIMED, gemm=slow, cuda=True)[0]
+    assert check.details["slow_gpus"] == [f"GPU 2 is slow: 412 TFLOP/s, 56 % of the others' 742, it is {HOW}"]
+    assert len(check.details["gpus_in_use"]) == 1
+
+
 def test_a_gpu_that_the_target_is_to_have_and_torch_does_not_see_is_told(environment: Path, tmp_path: Path) -> None:
     spec = smoke.Spec(str(environment), {}, True)
     spec.gpus, spec.only = 4, ("machine/gemm",)

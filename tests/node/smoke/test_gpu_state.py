@@ -58,3 +58,40 @@ def test_without_nvidia_smi_there_is_nothing_to_say(tmp_path: Path, monkeypatch:
     with gpu_state.sampled(str(tmp_path / "out")) as rows:
         assert rows == []
     assert list(tmp_path.iterdir()) == []
+
+
+USED = """\
+0, GPU-a, 1810, 100, Disabled
+1, GPU-b, 30720, 0, Disabled
+2, GPU-c, 558, 78, Disabled
+3, GPU-d, 601, 3, Disabled
+4, GPU-e, 3, 100, Disabled
+5, GPU-f, 40000, [N/A], Enabled
+6, GPU-g, 28, 0, [N/A]
+"""
+PROCESSES = """\
+GPU-a, 23104, 1808, /home/ann b/bin/python train.py --key, secret
+GPU-a, 23105, [N/A], [Not Found]
+GPU-a, 7, 1, /opt/ours/bin/python3.12 train.py --key, secret
+GPU-a, 8, 1, x
+GPU-f, 9, 39000, python
+GPU-g, 10, 28, nvidia-cuda-mps-server
+No running processes found
+"""
+
+
+def test_who_uses_a_gpu_is_told_by_pid_and_program_and_nothing_of_a_command_line() -> None:
+    rows = gpu_state.occupied(USED, PROCESSES)
+    zero, one, two = gpu_state.in_words(rows)
+    assert [(row["index"], row["uuid"]) for row in rows] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+    told = "pid 23104 (1,808 MiB), pid 23105, pid 7 (python3.12, 1 MiB) and 1 more"
+    assert zero == f"GPU 0 is in use by other processes: {told}; figures may be lower than what it can do"
+    unnamed = "is in use by processes that nvidia-smi does not name here: "
+    assert f"GPU 1 {unnamed}30,720 MiB of its memory, 0 % busy; " in one
+    assert f"GPU 2 {unnamed}558 MiB of its memory, 78 % busy; " in two, "another container has a context on it"
+
+
+@pytest.mark.parametrize("devices", [[], ["MIG-5c"]])
+def test_who_uses_a_part_of_a_gpu_is_not_asked(devices: list[str]) -> None:
+    assert gpu_state.questions(devices) == [] == gpu_state.in_use(devices)
+    assert [words[-2:] for words in gpu_state.questions(["2", "3"])] == [["-i", "2,3"]] * 2
