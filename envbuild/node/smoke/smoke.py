@@ -107,8 +107,7 @@ def smoke_items(
         timed = spec.cuda and any(item["name"] in _TIMED for item in items)
         others = pool.submit(gpu_state.in_use, gpu_state.visible(spec.variables)) if timed else None
         if items:
-            of_base = [str(name).partition(".")[0] for name in spec.variant.get("imports") or []]
-            scratch.compile(spec.environment, spec.variables, of_base + list(spec.variant.get("provided") or {}))
+            scratch.compile(spec.environment, spec.variables, _imported_of_base(spec.variant))
         if any(item["name"] in _PRELOADED for item in items):
             scratch.preload(spec.environment, spec.variables)
         spec.in_use = others.result() if others else []
@@ -119,6 +118,14 @@ def smoke_items(
         for item in items:
             checks.extend(beside[id(item)].result() if id(item) in beside else work(item))
     return checks + gaps(spec, items, checks)
+
+
+def _imported_of_base(variant: Json) -> "list[str]":
+    """Names of packages that the stack itself wants of its base, where it may have many times as many."""
+    base = variant.get("base") or {}
+    wanted = list(base.get("provides") or ()) + list(base.get("accepts") or ())
+    imports = [str(name).partition(".")[0] for name in variant.get("imports") or []]
+    return imports + [installed.required_name(str(each)) for each in wanted]
 
 
 def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":

@@ -205,3 +205,15 @@ def test_torchrun_and_its_ranks_are_given_it(where: Path, tmp_path: Path, monkey
         scratch.compile(str(where), {})
         words = multi_node.JointTest(Spec(str(where), {}, False), 0, 2, meeting)._command(scratch)
         assert words.count(f"pycache_prefix={scratch.path}/byte-code") == 2
+
+
+def test_of_a_base_only_what_the_stack_wants_of_it_is_compiled(
+    where: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base may have jax, scipy and 190 more: of them nothing is imported."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(runner.Scratch, "compile", lambda _self, _path, _variables, more: asked.append(more))
+    base = {"kind": "system", "provides": ["torch>=2.11,<2.12"], "accepts": ["pydantic>=2", "ml_dtypes"]}
+    variant = {"imports": ["own.part"], "base": base, "provided": {"torch": "2.11.0", "jax": "0.9", "pydantic": "2.12"}}
+    smoke.smoke_items(smoke.Spec(str(where), variant, False), [{"name": "sound"}], str(tmp_path / "scratch"))
+    assert asked == [["own", "torch", "pydantic", "ml-dtypes"]]
