@@ -1,6 +1,6 @@
 """Edits of MegatronAPP: addresses and ranks from the environment, shared memory named by job, honest trace sheets,
 transfers without RDMA, gradients that stay what they are and are finished, threads that are waited for without
-Python's lock, labels that meet their own microbatch."""
+Python's lock, labels that meet their own microbatch, tensor-parallel ranks that compute the same one."""
 
 import ast
 import re
@@ -419,6 +419,69 @@ def _find_labels(source: "Source") -> "list[Change]":
     return out
 
 
+_ARRIVED = "_EnvbuildArrived"
+_ARRIVED_HELPER = '''\
+class _EnvbuildArrived:
+    """What has arrived at every rank of a tensor-parallel group: these compute the same, in the same order."""
+
+    group = None  # on the CPU, so that asking waits for no kernel
+
+    def __init__(self, count, *functions):
+        self.alone = parallel_state.get_tensor_model_parallel_world_size() == 1
+        self.waiting = {(function, k): None for function in functions for k in range(count)}
+        self.agreed = set()
+        if not self.alone and self.group is None:
+            ranks = torch.distributed.get_process_group_ranks(parallel_state.get_tensor_model_parallel_group())
+            _EnvbuildArrived.group = torch.distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+    def agree(self):
+        """Once a round: take what is here, and ask which of it is everywhere."""
+        if self.alone:
+            return
+        rank = torch.distributed.get_rank()
+        for (function, k), tensor in self.waiting.items():
+            if tensor is None:
+                self.waiting[function, k] = function(k, rank)
+        here = torch.tensor([tensor is not None for tensor in self.waiting.values()], dtype=torch.uint8)
+        torch.distributed.all_reduce(here, torch.distributed.ReduceOp.MIN, group=self.group)
+        self.agreed = {each for each, everywhere in zip(self.waiting, here.tolist()) if everywhere}
+
+    def get(self, function, k, rank):
+        """The tensor, once it is everywhere; without tensor parallel what the transfer has."""
+        if self.alone:
+            return function(k, rank)
+        return self.waiting.pop((function, k)) if (function, k) in self.agreed else None
+
+
+'''
+_COUNTED = "total_num_microbatches"
+
+
+def _find_tensor_order(source: "Source") -> "list[Change]":
+    """A loop that computes what the transfer has for this rank: it takes what its tensor-parallel group has."""
+    parent = parents(source.tree())
+    found: dict[ast.While, list[ast.Call]] = {}
+    for call in source.every(ast.Call):
+        loops = [node for node in above(call, parent) if isinstance(node, ast.While)]
+        if loops and dotted(call.func).rpartition(".")[2] in ("get_backward_tensor", "get_forward_tensor"):
+            found.setdefault(loops[-1], []).append(call)
+    out = []
+    for loop, calls in found.items():
+        function = next(node for node in above(loop, parent) if isinstance(node, ast.FunctionDef))
+        names = {node.id for node in source.every(ast.Name, function)}
+        if function not in source.top(ast.FunctionDef) or not {_COUNTED, "parallel_state"} <= names:
+            raise UnfitError("the schedule does not count its microbatches", source.span(function)[0])
+        at, top = source.span(loop)[0], source.line_start(source.span(function)[0])
+        gets = [source.code(call.func) for call in calls]
+        made = "arrived = %s(%s)\n%s" % (_ARRIVED, ", ".join([_COUNTED, *gets]), source.indent(at))
+        first = source.span(loop.body[0])[0]
+        out += [Change(at, at, made, hit=False), Change(top, top, _ARRIVED_HELPER, hit=False)]
+        out += [Change(first, first, "arrived.agree()\n%s" % source.indent(first), hit=False)]
+        for call, get in zip(calls, gets, strict=True):
+            out.append(source.replaced(call, "arrived.get(%s)" % ", ".join([get, *map(source.code, call.args)])))
+    return out
+
+
 EDITS = {
     "megatronapp-addresses": (_find_addresses, nothing_left(_find_addresses, "a fixed address or rank"), 1),
     "megatronapp-finish": (_find_unfinished, nothing_left(_find_unfinished, "a schedule that finishes nothing"), 1),
@@ -427,5 +490,9 @@ EDITS = {
     "megatronapp-labels": (_find_labels, nothing_left(_find_labels, "data in the order of computing"), 1),
     "megatronapp-one-node": (_find_one_node, nothing_left(_find_one_node, "RDMA or a fixed CUDA"), 1),
     "megatronapp-semaphores": (_find_shared, nothing_left(_find_shared, "a name that every job shares"), 1),
+    "megatronapp-tensor-order": (
+        *(_find_tensor_order, nothing_left(_find_tensor_order, "a rank that takes what has arrived for it alone")),
+        1,
+    ),
     "megatronapp-trace-sample": (_find_sample, _check_sample, 1),
 }

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import sysconfig
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,4 +237,120 @@ def test_another_schedule_keeps_its_order_of_data(tmp_path: Path, number: int, c
     write(tmp_path, SCHEDULES, sample("megatronapp-labels", number))
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-labels")
+    assert caught.value.code == code
+
+
+class Flags:
+    """A tensor of flags."""
+
+    def __init__(self, values: list[bool], dtype: str) -> None:
+        assert dtype == "uint8"
+        self.values = [int(each) for each in values]
+
+    def tolist(self) -> list[int]:
+        return self.values
+
+
+class Ranks:
+    """A stage of two tensor-parallel ranks, each a thread: what it sees of torch, of Megatron and of the transfer.
+
+    `orders`: in which order microbatches come to each rank; another one comes with every third question.
+    """
+
+    def __init__(self, orders: list[list[int]]) -> None:
+        self.size, self.orders = len(orders), orders
+        self.meeting, self.given = threading.Barrier(self.size, timeout=30), [[] for _ in orders]
+        self.asked = 0  # collectives about what has arrived
+
+    def together(self, rank: int, values: list[int]) -> list[list[int]]:
+        """What all ranks bring, as a collective gives it to each."""
+        self.given[rank] = values
+        self.meeting.wait()
+        all_given = list(self.given)
+        self.meeting.wait()
+        return all_given
+
+    def modules(self, rank: int, stage: int) -> dict[str, Any]:
+        questions = {"forward": 0, "backward": 0}
+        left = {kind: list(self.orders[rank]) for kind in questions}
+
+        def get(kind: str, k: int) -> int | None:
+            questions[kind] += 1
+            if k not in self.orders[rank][: questions[kind] // 3] or k not in left[kind]:
+                return None
+            left[kind].remove(k)
+            return k
+
+        def least(here: Any, op: str, group: Any) -> None:
+            assert (op, group) == ("least", ("gloo", list(range(self.size))))
+            self.asked += 1
+            here.values = [min(each) for each in zip(*self.together(rank, here.values), strict=True)]
+
+        distributed = SimpleNamespace(
+            get_rank=lambda: rank,
+            get_process_group_ranks=lambda group: group,
+            new_group=lambda ranks, backend, use_local_synchronization: (backend, ranks),
+            all_reduce=least,
+            ReduceOp=SimpleNamespace(MIN="least"),
+        )
+        parallel_state = SimpleNamespace(
+            get_tensor_model_parallel_world_size=lambda: self.size,
+            get_tensor_model_parallel_group=lambda: list(range(self.size)),
+            get_pipeline_model_parallel_rank=lambda: stage,
+        )
+        return {
+            "torch": SimpleNamespace(distributed=distributed, tensor=Flags, uint8="uint8"),
+            "transfer": SimpleNamespace(
+                get_forward_tensor=lambda k, _: get("forward", k), get_backward_tensor=lambda k, _: get("backward", k)
+            ),
+            "parallel_state": parallel_state,
+        }
+
+    def run(self, file: Path, stage: int = 1, **more: Any) -> list[list[tuple[str, int, int]]]:
+        """For each rank its passes in their order: kind, microbatch, sum over the ranks."""
+        text = "\n".join(line for line in file.read_text().split("\n") if not line.startswith(("import ", "from ")))
+
+        def one(rank: int) -> Any:
+            names = self.modules(rank, stage)
+            exec(compile(text, SCHEDULES, "exec"), names)
+            schedule = names["pipelining_with_interleaving"]
+            return schedule(lambda given: sum(each[0] for each in self.together(rank, [given])), 3, 2, **more)
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(one, range(self.size)))
+
+
+IN_ORDER, LATE = [0, 1, 2, 3, 4, 5], [1, 0, 3, 5, 4, 2]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_tensor_parallel_ranks_sum_the_same_pass_whatever_arrives_first_at_each(tmp_path: Path, stage: int) -> None:
+    file = write(tmp_path, SCHEDULES, sample("megatronapp-tensor-order", 0))
+    first, second = Ranks([IN_ORDER, LATE]).run(file, stage)
+    assert first != second, "the fault"
+    assert any(total != 2 * k for _, k, total in first)
+    assert apply(tmp_path, "megatronapp-tensor-order")["hits"] == 2
+    assert apply(tmp_path, "megatronapp-tensor-order")["already"]
+    first, second = Ranks([IN_ORDER, LATE]).run(file, stage)
+    assert first == second
+    assert all(total == 2 * k for _, k, total in first)
+    assert sorted(first) == sorted((kind, k, 2 * k) for kind in ("forward", "backward") for k in IN_ORDER)
+    evaluated = Ranks([IN_ORDER, LATE]).run(file, stage, forward_only=True)
+    assert evaluated[0] == evaluated[1] and len(evaluated[0]) == len(IN_ORDER)
+
+
+def test_without_tensor_parallel_nothing_is_asked_and_the_order_stays(tmp_path: Path) -> None:
+    file = write(tmp_path, SCHEDULES, sample("megatronapp-tensor-order", 0))
+    before = Ranks([LATE]).run(file)
+    apply(tmp_path, "megatronapp-tensor-order")
+    alone = Ranks([LATE])
+    assert alone.run(file) == before
+    assert alone.asked == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-no-hits"), (2, "patch-precondition")])
+def test_a_schedule_that_waits_or_counts_otherwise_keeps_its_order(tmp_path: Path, number: int, code: str) -> None:
+    write(tmp_path, SCHEDULES, sample("megatronapp-tensor-order", number))
+    with pytest.raises(NodeError) as caught:
+        apply(tmp_path, "megatronapp-tensor-order")
     assert caught.value.code == code
