@@ -135,6 +135,13 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
         hint="pipeline_parallel=4; or pipeline_parallel=1 without model_chunks, which is no pipeline",
     )
     data = require_shape(model, order.place.gpus, given.tensor_parallel, stages)
+    require(
+        stages == 1 or given.tensor_parallel == 1 or _edited(order, "megatronapp-tensor-order"),
+        f"tensor parallel {given.tensor_parallel} with virtual stages trains on wrong gradients",
+        why="each rank of a stage computes what has arrived for it, and their sums are those of different microbatches "
+        "(finding app-tensor-order)",
+        hint="tensor_parallel=1, or a profile with the edit megatronapp-tensor-order",
+    )
     step = given.micro_batch * data
     require(
         given.global_batch % step == 0 and given.global_batch // step % stages == 0,
@@ -153,17 +160,15 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
     return data, given.global_batch // step
 
 
+def _edited(order: Order, edit: str) -> bool:
+    return any(edit in each.patches for each in order.profile.sources)
+
+
 def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
     notes = []
     if given.pipeline_parallel == 1:
         notes.append("one stage: no pipeline, no virtual stages and no transfers; the document's run has four stages")
-    elif given.tensor_parallel > 1:
-        notes.append(
-            "the ranks of a stage may compute different microbatches at once, as each chooses what has arrived for it, "
-            "and would add their parts up (finding app-tensor-order): compare losses with tensor_parallel=1"
-        )
-    edits = {name for each in order.profile.sources for name in each.patches}
-    if given.pipeline_parallel > 1 and "megatronapp-finish" not in edits:
+    elif not _edited(order, "megatronapp-finish"):
         notes.append(
             "the embedding's gradients are not summed between the first and the last stage, whose copies drift apart "
             "(finding app-unfinished-gradients)"

@@ -247,13 +247,17 @@ def test_megatronapp_on_one_gpu_has_no_virtual_stages_and_says_so() -> None:
     assert "too few" in refusal(APP, place(1, 1), pipeline_parallel="1", model_chunks="2").what
 
 
-def test_megatronapp_says_that_tensor_parallel_ranks_of_a_pipeline_choose_for_themselves() -> None:
-    def said(gpus: int, **values: str) -> bool:
-        return any("app-tensor-order" in note for note in started(APP, place(1, gpus), **values).notes)
-
-    assert said(8, tensor_parallel="2")
-    assert not said(4)
-    assert not said(2, tensor_parallel="2", pipeline_parallel="1")
+def test_megatronapp_refuses_tensor_parallel_with_virtual_stages_where_no_edit_lets_its_ranks_agree() -> None:
+    found = refusal(APP, place(1, 8), tensor_parallel="2")
+    assert (found.code, found.exit_code) == ("launch-does-not-fit", ExitCode.REFUSED)
+    assert "app-tensor-order" in str(found.why) and "tensor_parallel=1" in str(found.hint)
+    assert started(APP, place(1, 2), tensor_parallel="2", pipeline_parallel="1").degrees["tensor"] == 2
+    shipped = stack(APP)
+    ported = shipped.profiles["ported-cu130"]
+    edited = ported.sources[0].model_copy(update={"patches": ("megatronapp-tensor-order",)})
+    agreeing = ported.model_copy(update={"sources": (edited, *ported.sources[1:])})
+    own = shipped.model_copy(update={"profiles": {"mine": agreeing}})
+    assert launch(own, "mine", {"tensor_parallel": "2"}, place(1, 8)).degrees["tensor"] == 2
 
 
 def test_a_batch_that_is_offered_instead_is_accepted() -> None:
