@@ -38,6 +38,14 @@ class Gres(StrictModel):
     type: Word | None = None
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a job has to ask for on each node beside its GPUs; None: nothing, or nobody knows how much."""
+
+    cpus: int | None = None
+    memory_gib: int | None = None
+
+
 class JobStep(StrictModel):
     """A program of a job, run on every node of it (`node`) or on one (`once`): `Job.builder`, else the first.
 
@@ -75,14 +83,17 @@ class Job(StrictModel):
     """One job. `time_limit` in seconds; `output` is the folder of its log and its status file, which all nodes share.
 
     `gres` is how the site calls GPUs, None where the scheduler does not know of them: a job that wants some then takes
-    whole nodes. `constraints` is Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`).
-    `builder`: a node that the job must have (Slurm alone).
+    whole nodes. `cpus_per_node` and `memory_gib` (PBS alone) are asked for where they are said. `constraints` is
+    Slurm's `--constraint`, or resources in the `select` of PBS (`system=polaris`). `builder`: a node that the job must
+    have (Slurm alone).
     """
 
     name: JobName
     nodes: Annotated[int, Field(ge=1, le=20000)] = 1
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     gres: Gres | None = None
+    cpus_per_node: Annotated[int, Field(ge=1)] | None = None
+    memory_gib: Annotated[int, Field(ge=1)] | None = None
     time_limit: Annotated[int, Field(ge=1)] | None = None
     queue: Word | None = None
     account: Word | None = None
@@ -236,6 +247,9 @@ class Pool(Protocol):
 
     def gres(self) -> Gres | None:
         """How a job asks for GPUs; None where it cannot."""
+
+    def share(self, gpus: int, *, exclusive: bool) -> Share:
+        """What a job for so many GPUs a node has to ask for beside them."""
 
     def in_service(self) -> int:
         """How many nodes a job gets where the target does not say. Raises EnvbuildError."""

@@ -38,21 +38,20 @@ class Pbs(Scheduler):
         return 0
 
     def pool(self, target: Target) -> pbs_nodes.Queues:
-        """The queues that jobs of a target may go to, and how their nodes call GPUs.
+        """The queues that jobs of a target may go to, and what their nodes offer.
 
         Raises EnvbuildError `queue-unknown` (exit 2), `queue-closed` (exit 75), `scheduler-missing`,
         `scheduler-unreachable`.
         """
         wanted = target.scheduler
         limits = (QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues
+        queues = {}
         if limits:
             there = pbs_nodes.parse_queues(self.asked("qstat", "-Q", "-f"))
             pbs_nodes.check_queues(limits, there, self.runner.host)
-        gpus = 0
-        if not wanted.exclusive:
-            # Whole nodes come with their GPUs; only a part of one has to be asked for by number.
-            gpus = pbs_nodes.most_gpus(pbs_nodes.parse_nodes(self.asked("pbsnodes", "-a")), wanted.constraints or "")
-        return pbs_nodes.Queues(limits, gpus)
+            queues = {limit.name: there.get(limit.name, {}) for limit in limits}
+        nodes = pbs_nodes.parse_nodes(self.asked("pbsnodes", "-a"))
+        return pbs_nodes.Queues(limits, pbs_nodes.offers(nodes, wanted.constraints or "", queues))
 
     def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Those of `nodes` that take no jobs now, with the reason: a hook may have taken them out after ours."""

@@ -8,23 +8,39 @@ from dataclasses import dataclass
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits
-from envbuild.schedule.job import Gres, clock_text, seconds_of
+from envbuild.schedule.job import Gres, Share, clock_text, seconds_of
 from envbuild.schedule.pbs_answers import unfolded
 from envbuild.text import plural
 
 # States of pbsnodes that keep jobs away (pbsnodes(1B)); a node may have several.
 _OUT = frozenset(("down", "offline", "stale", "state-unknown", "unknown", "unresolvable", "maintenance", "sleep"))
-_GPUS = "resources_available.ngpus"
+_HAS = "resources_available."
+# What a job takes away from a node; all else that it may ask for says which nodes are meant.
+_AMOUNTS = frozenset(("ncpus", "ngpus", "mem", "vmem", "mpiprocs", "ompthreads"))
 
 Attributes = dict[str, str]
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What one node has for jobs."""
+
+    cpus: int
+    gpus: int
+    memory_gib: int
+
+
+@dataclass(frozen=True)
 class Queues:
-    """The queues that jobs may go to (none: the site's default), and the most GPUs that a node there offers."""
+    """The queues that jobs may go to (none: the site's default), and what each of the nodes there offers."""
 
     limits: tuple[QueueLimits, ...]
-    gpus_per_node: int = 0
+    nodes: tuple[Offer, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The most that a node offers."""
+        return max((node.gpus for node in self.nodes), default=0)
 
     @property
     def told(self) -> str:
@@ -33,8 +49,22 @@ class Queues:
         return f"the queue{'s' * (len(names) > 1)} {', '.join(names)}" if names else "the default queue"
 
     def gres(self) -> Gres | None:
-        """`ngpus`, where the nodes offer it and not whole nodes are asked for."""
+        """`ngpus`, where the nodes offer it."""
         return Gres(name="ngpus") if self.gpus_per_node else None
+
+    def share(self, gpus: int, *, exclusive: bool) -> Share:
+        """All that a node has, or the part of it that goes with so many of its GPUs; the least of the nodes that fit.
+
+        Nobody else runs on a node that a job has for itself, but the job gets no more there than it asks for where the
+        site confines it (openpbs, hooks/cgroups): one CPU, no GPU and 256 MB where it asks for nothing.
+        """
+        whole = exclusive or not self.gpus_per_node
+        fitting = [node for node in self.nodes if node.gpus >= gpus or not self.gpus_per_node]
+        if not fitting or not (whole or gpus):
+            return Share()
+        cpus = min(node.cpus if whole else node.cpus * gpus // node.gpus for node in fitting)
+        memory = min(node.memory_gib if whole else node.memory_gib * gpus // node.gpus for node in fitting)
+        return Share(cpus or None, memory or None)
 
     def most(self) -> int | None:
         """The limits of its queues are for `queue` to say."""
@@ -116,14 +146,44 @@ def check_queues(limits: Sequence[QueueLimits], there: Mapping[str, Attributes],
         )
 
 
-def most_gpus(nodes: Mapping[str, Attributes], constraints: str) -> int:
-    """The most GPUs that a node offers of those that `constraints` (`system=polaris:...`) selects."""
-    wanted = [part.partition("=") for part in constraints.split(":") if "=" in part]
-    fitting = [
-        told for told in nodes.values() if all(told.get(f"resources_available.{key}") == is_ for key, _, is_ in wanted)
-    ]
-    counts = (told.get(_GPUS, "") for told in fitting)
-    return max((int(count) for count in counts if count.isdigit()), default=0)
+def asks_for(constraints: str) -> dict[str, str]:
+    """`system=polaris:mem=64gb` as a mapping."""
+    return dict(part.split("=", 1) for part in constraints.split(":") if "=" in part)
+
+
+def offers(nodes: Mapping[str, Attributes], constraints: str, queues: Mapping[str, Attributes]) -> tuple[Offer, ...]:
+    """What each node offers of those that `constraints` select and that jobs of one of the queues may run on.
+
+    A site may show a host as several vnodes, as one for each NUMA node: a job for the whole host has them all.
+    """
+    hosts: dict[str, list[Attributes]] = {}
+    for name, told in nodes.items():
+        if _has(told, asks_for(constraints)) and (not queues or any(_serves(told, *queue) for queue in queues.items())):
+            hosts.setdefault(told.get(f"{_HAS}host", name), []).append(told)
+    return tuple(
+        Offer(_sum(parts, "ncpus"), _sum(parts, "ngpus"), _sum(parts, "mem") >> 30) for parts in hosts.values()
+    )
+
+
+def _serves(told: Attributes, name: str, queue: Attributes) -> bool:
+    """Whether a node takes jobs of a queue: it may be of one alone, or have what the queue asks for in their stead."""
+    chunk = {key.partition(".")[2]: value for key, value in queue.items() if key.startswith("default_chunk.")}
+    kinds = {key: value for key, value in chunk.items() if not value[:1].isdigit()}
+    return told.get("queue", name) == name and _has(told, kinds)
+
+
+def _has(told: Attributes, wanted: Mapping[str, str]) -> bool:
+    return all(
+        value.lower() in told.get(f"{_HAS}{key}", "").lower().split(",")
+        for key, value in wanted.items()
+        if key not in _AMOUNTS
+    )
+
+
+def _sum(parts: Sequence[Attributes], key: str) -> int:
+    """A number, or bytes (`527672492kb`)."""
+    found = (re.fullmatch(r"(\d+)([kmgtp]?)b?", told.get(f"{_HAS}{key}", "").lower()) for told in parts)
+    return sum(int(one[1]) << 10 * " kmgtp".index(one[2] or " ") for one in found if one)
 
 
 def bad_nodes(nodes: Mapping[str, Attributes]) -> dict[str, str]:

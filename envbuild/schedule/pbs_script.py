@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 
 from envbuild.errors import EnvbuildError
-from envbuild.schedule import script
+from envbuild.schedule import pbs_nodes, script
 from envbuild.schedule.job import Broadcast, Job, JobStep, JobText, clock_text
 
 # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
@@ -40,12 +40,15 @@ def render_body(job: Job, text: str) -> str:
 
 
 def _directives(job: Job) -> list[str]:
-    select = [f"select={job.nodes}"]
-    if job.gpus_per_node and job.gres is not None:
-        select.append(f"{job.gres.name}={job.gpus_per_node}")
+    gpus = {job.gres.name: job.gpus_per_node} if job.gres is not None else {}
+    chunk = {"ncpus": job.cpus_per_node, **gpus, "mem": f"{job.memory_gib}gb" if job.memory_gib else None}
+    # What the target's own words ask for stands.
+    named = pbs_nodes.asks_for(job.constraints or "")
+    select = [f"select={job.nodes}", *(f"{key}={value}" for key, value in chunk.items() if value and key not in named)]
     if job.constraints:
         select.append(job.constraints)
-    resources = [":".join(select), f"place=scatter{':excl' if job.whole_nodes else ''}"]
+    # `excl` gives a vnode, and a host may be several.
+    resources = [":".join(select), f"place=scatter{':exclhost' if job.whole_nodes else ''}"]
     if job.time_limit:
         resources.append(f"walltime={clock_text(job.time_limit)}")
     if job.filesystems:

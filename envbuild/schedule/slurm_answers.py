@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
-from envbuild.schedule.job import Failure, Gres, JobState, Phase
+from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
 
 _PHASES = {
     word: phase
@@ -120,6 +120,10 @@ class Partition:
     def queue(self, nodes: int, seconds: int) -> str:
         """The partition is the queue, whatever a job wants."""
         return self.name
+
+    def share(self, gpus: int, *, exclusive: bool) -> Share:
+        """Whole nodes come with all that they have."""
+        return Share()
 
     def in_service(self) -> int:
         """Its nodes that take jobs. Raises EnvbuildError `partition-out-of-service` (exit 75)."""

@@ -131,7 +131,8 @@ elif name == "qdel":
 elif name == "pbsnodes":
     for node in [arg for arg in args if not arg.startswith("-")] or ["x300%d" % i for i in range(1, {nodes} + 1)]:
         state = [("state", "offline"), ("comment", "health check")] if told("offline-" + node) else [("state", "free")]
-        block(node, [*state, ("resources_available.ngpus", 4), ("resources_available.system", "polaris")])
+        offers = {{"host": node, "mem": "527672492kb", "ncpus": 64, "ngpus": 4, "system": "polaris"}}
+        block(node, [*state, *(("resources_available." + key, value) for key, value in offers.items())])
 """
 # PALS's mpiexec as far as a job of ours uses it: N processes at once, each on its host and told its rank.
 MPIEXEC = """#!/bin/bash

@@ -110,8 +110,9 @@ def test_a_job_of_one_node_builds_and_the_next_tests(world: PbsWorld) -> None:
     assert world.submitted() == ["envbuild-probe", "envbuild-image", "envbuild-provision"]
     last = max(path for path in world.runs.iterdir() if path.is_dir())
     script = (last / "envbuild-image.qsub").read_text()
-    assert "#PBS -l select=1\n" in script and "#PBS -l singularity_fakeroot=true\n" in script
-    assert "#PBS -l select=2\n" in (last / "envbuild-provision.qsub").read_text()
+    whole = "ncpus=64:ngpus=4:mem=503gb"
+    assert f"#PBS -l select=1:{whole}\n" in script and "#PBS -l singularity_fakeroot=true\n" in script
+    assert f"#PBS -l select=2:{whole}\n" in (last / "envbuild-provision.qsub").read_text()
     assert len({node["root"] for node in nodes.values()}) == 1
     again = world.job()
     assert (again.rc, world.submitted()) == (0, []), again.err

@@ -10,10 +10,10 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Target
-from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError
+from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.pbs_answers import parse_json, parse_text
-from envbuild.schedule.pbs_nodes import bad_nodes, most_gpus, parse_nodes
+from envbuild.schedule.pbs_nodes import Attributes, Offer, Queues, bad_nodes, offers, parse_nodes
 from envbuild.schedule.runner import Here
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
@@ -155,11 +155,57 @@ def test_a_queue_that_is_not_there_or_closed_is_told_before_anything_is_submitte
     assert (caught.value.code, caught.value.exit_code) == ("queue-closed", ExitCode.TRY_AGAIN)
 
 
-def test_gpus_are_asked_for_by_number_only_on_shared_nodes_that_offer_them(fake: FakePbs, pbs: Pbs) -> None:
-    shared = pbs.pool(target(constraints="system=polaris"))
-    assert (shared.gpus_per_node, shared.gres()) == (4, Gres(name="ngpus"))
-    assert pbs.pool(target(constraints="system=other")).gres() is None
-    assert pbs.pool(target(exclusive=True)).gres() is None
+def test_gpus_are_asked_for_by_number_on_nodes_that_offer_them(fake: FakePbs, pbs: Pbs) -> None:
+    pool = pbs.pool(target(constraints="system=polaris", queue="debug"))
+    assert (pool.gpus_per_node, pool.gres()) == (4, Gres(name="ngpus"))
+    other = pbs.pool(target(constraints="system=other"))
+    assert (other.gres(), other.share(0, exclusive=True)) == (None, Share())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "exclusive", "share"),
+    [(4, True, Share(64, 503)), (2, True, Share(64, 503)), (0, True, Share(64, 503)), (2, False, Share(32, 251)),
+     (0, False, Share()), (8, True, Share())],
+)  # fmt: skip
+def test_a_job_asks_for_all_of_whole_nodes_and_for_the_part_of_shared_ones_that_its_gpus_are(
+    fake: FakePbs, pbs: Pbs, gpus: int, exclusive: bool, share: Share
+) -> None:
+    assert pbs.pool(target(constraints="system=polaris")).share(gpus, exclusive=exclusive) == share
+
+
+def test_only_nodes_of_the_queues_that_a_job_may_go_to_say_what_it_can_ask_for() -> None:
+    def node(**more: object) -> Attributes:
+        return {f"resources_available.{key}": str(value) for key, value in more.items()}
+
+    nodes = {
+        "n1": node(ncpus=64, ngpus=4, mem="256gb", Qlist="a,b"),
+        "n2": node(ncpus=96, ngpus=8, mem="1tb", Qlist="b"),
+        "n3": {**node(ncpus=32, ngpus=2), "queue": "c"},
+    }
+    chunk = "default_chunk."
+    queues = {
+        "a": {f"{chunk}Qlist": "a", f"{chunk}ncpus": "1", f"{chunk}mem": "4gb", f"{chunk}burst": "1"},
+        "b": {f"{chunk}Qlist": "B"}, "c": {}, "x": {f"{chunk}Qlist": "x"},
+    }  # fmt: skip
+    one, other, own = Offer(64, 4, 256), Offer(96, 8, 1024), Offer(32, 2, 0)
+
+    def found(*names: str) -> tuple[Offer, ...]:
+        return offers(nodes, "ncpus=16", {name: queues[name] for name in names})
+
+    assert (found("a"), found("b"), found("c"), found("x")) == ((one,), (one, other), (one, other, own), ())
+    assert found() == found("a", "b", "c") == (one, other, own)
+    assert Queues((), found("b")).share(4, exclusive=True) == Share(64, 256), "what the smaller of them has"
+    assert Queues((), found("b")).share(4, exclusive=False) == Share(48, 256)
+    assert Queues((), found("c")).share(2, exclusive=True) == Share(32, None)
+
+
+def test_a_host_of_several_vnodes_is_one_node() -> None:
+    shown = "\n".join(
+        f"{name}\n     resources_available.host = n1\n     resources_available.ncpus = {cpus}\n"
+        f"     resources_available.ngpus = {gpus}\n     resources_available.mem = {gpus * 128}gb\n"
+        for name, cpus, gpus in (("n1", 0, 0), ("n1[0]", 32, 2), ("n1[1]", 32, 2))
+    )
+    assert offers(parse_nodes(shown), "", {}) == (Offer(64, 4, 512),)
 
 
 def test_how_many_nodes_has_to_be_said(fake: FakePbs, pbs: Pbs) -> None:
@@ -195,7 +241,8 @@ x3002
 def test_nodes_are_read_with_lines_that_pbs_folded() -> None:
     nodes = parse_nodes(PBSNODES)
     assert nodes["x3001c0s13b0n0"]["jobs"].endswith("12.polaris-pbs-01/2")
-    assert (most_gpus(nodes, ""), most_gpus(nodes, "system=polaris"), most_gpus({}, "")) == (8, 4, 0)
+    assert [offer.gpus for offer in offers(nodes, "", {})] == [4, 8]
+    assert [offer.gpus for offer in offers(nodes, "system=polaris", {})] == [4]
     assert bad_nodes(nodes) == {"x3002": "state-unknown,down: node down: communication closed"}
 
 

@@ -18,8 +18,9 @@ from tests.schedule.jobs import job, training
 
 GOLDEN = Path(__file__).parent / "golden"
 POLARIS = {
-    "gres": None, "gpus_per_node": 4, "queue": "debug", "constraints": "system=polaris", "output": "/eagle/p/me/jobs",
-    "time_limit": 3600, "filesystems": ("home", "eagle"), "nodes": 2,
+    "gres": Gres(name="ngpus"), "gpus_per_node": 4, "cpus_per_node": 64, "memory_gib": 503, "queue": "debug",
+    "constraints": "system=polaris", "output": "/eagle/p/me/jobs", "time_limit": 3600, "nodes": 2,
+    "filesystems": ("home", "eagle"),
 }  # fmt: skip
 MODULES = Modules(use=("/soft/modulefiles",), load=("conda", "it's"))
 BODY = "#!/usr/bin/env bash\nset -euo pipefail\necho built\n"
@@ -131,6 +132,12 @@ def test_modules_are_loaded_before_anything_and_one_that_is_missing_ends_the_job
     shutil.rmtree(tmp_path / "bin")
     done = _run(module + render(asked), tmp_path, MISSING="conda", **env)
     assert (done.returncode, "ran" in done.stdout) == (1, False)
+
+
+def test_what_a_target_itself_asks_pbs_for_is_asked_for_once() -> None:
+    own = {**POLARIS, "constraints": "system=polaris:mem=400gb:ncpus=32"}
+    asked = "#PBS -l select=2:ngpus=4:system=polaris:mem=400gb:ncpus=32\n"
+    assert asked in pbs_script.render(training(**own))
 
 
 def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:

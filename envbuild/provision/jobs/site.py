@@ -73,9 +73,11 @@ class JobSite:
         Raises EnvbuildError `job-invalid` (exit 2).
         """
         wanted, expected, nodes = self.target.scheduler, self.target.expects.gpus_per_node, self.nodes
+        gpus = self.pool.gpus_per_node if expected is None else expected
+        share = self.pool.share(gpus, exclusive=wanted.exclusive)
         given: dict[str, Any] = {
             "name": name, "nodes": nodes, "steps": tuple(steps), "output": output,
-            "gpus_per_node": self.pool.gpus_per_node if expected is None else expected,
+            "gpus_per_node": gpus, "cpus_per_node": share.cpus, "memory_gib": share.memory_gib,
             "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
             "builder": builder,

@@ -2,8 +2,8 @@
 # smoke: 2 nodes of debug for at most 1:00:00, 8 GPU-hours.
 #PBS -N smoke
 #PBS -S /bin/bash
-#PBS -l select=2:system=polaris
-#PBS -l place=scatter:excl
+#PBS -l select=2:ncpus=64:ngpus=4:mem=503gb:system=polaris
+#PBS -l place=scatter:exclhost
 #PBS -l walltime=1:00:00
 #PBS -l filesystems=home:eagle
 #PBS -q debug
