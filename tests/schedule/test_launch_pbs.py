@@ -35,11 +35,11 @@ def stand_in(world: PbsWorld, last: str) -> Path:
 
 @pytest.mark.parametrize(("last", "code"), [("done training in 3 s", 0), ("CUDA out of memory", 1)])
 def test_a_launched_job_ends_as_its_log_proves(world: PbsWorld, last: str, code: int) -> None:
-    given = ("--gpus-per-node", "8", "--time-limit", "5m", "--environment", str(stand_in(world, last)))
+    given = ("--set", "model_size=8m", "--time-limit", "5m", "--environment", str(stand_in(world, last)))
     command = ("launch", "opt-175b", "--target", "./cluster.yaml", "--submit", "--nodes", "1", *given)
     printed = world.run(*command, "--print-script")
     assert printed.rc == 0, printed.err
-    assert "#PBS -l select=1" in printed.out and "opt-baselines" in printed.out
+    assert "#PBS -l select=1:ncpus=64:ngpus=4:mem=503gb\n" in printed.out and "opt-baselines" in printed.out
     done = world.run(*command)
     assert done.rc == code, done.err
     assert last in done.err
