@@ -138,15 +138,17 @@ class Scheduler(StrictModel):
     """The scheduler of the nodes and how a job there is asked for.
 
     `constraints` are features that nodes must have (Slurm's `--constraint`) or resources that PBS selects by.
-    `nodes` is how many (none: all that `hosts` names), `start_deadline` how long a job may wait for its nodes and
-    `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name, `resources` what
-    else a job of PBS asks for as a whole (`singularity_fakeroot=true`). `queues` are those of a PBS site where `queue`
-    names none: a job goes to the first that takes it. `modules` are loaded by every job.
+    `nodes` is how many (none: all that `hosts` names), `cpus_per_node` how many processors a job asks for on each
+    (none: all of whole nodes, else the part that goes with its GPUs), `start_deadline` how long a job may wait for its
+    nodes and `time_limit` how long it may run (`40m`, `2h`), `filesystems` what PBS sites want a job to name,
+    `resources` what else a job of PBS asks for as a whole (`singularity_fakeroot=true`). `queues` are those of a PBS
+    site where `queue` names none: a job goes to the first that takes it. `modules` are loaded by every job.
     """
 
     kind: Literal["none", "slurm", "pbs"] = "none"
     nodes: Annotated[int, Field(ge=1, le=20000)] | None = None
     exclusive: bool = False
+    cpus_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     account: FileText | None = None
     queue: FileText | None = None
     queues: tuple[QueueLimits, ...] = ()

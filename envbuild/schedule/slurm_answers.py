@@ -102,7 +102,8 @@ class Partition:
     """What Slurm says of a partition: nodes in all, by state, and its GPUs (name and type, how many a node).
 
     Slurm hides nodes of a cloud that are powered down (unless the site says `PrivateData=cloud`): they count in
-    `nodes`, and nothing is said of their GPUs. `knows_gpus`: the cluster has GPUs as GRES at all.
+    `nodes`, and nothing is said of their GPUs. `knows_gpus`: the cluster has GPUs as GRES at all. `kinds`: processors
+    and GPUs of nodes that have both, each kind once; none where the site itself says how many come with a GPU.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Partition:
     gpus: Mapping[tuple[str, str | None], int]
     knows_gpus: bool = False
     time_limit: str = ""
+    kinds: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def told(self) -> str:
@@ -122,8 +124,12 @@ class Partition:
         return self.name
 
     def share(self, gpus: int, *, exclusive: bool) -> Share:
-        """Whole nodes come with all that they have."""
-        return Share()
+        """The processors that go with so many GPUs of a node, the least of the nodes that fit: else a job has one.
+
+        Whole nodes come with all of theirs.
+        """
+        parts = [cpus * gpus // there for cpus, there in self.kinds if there >= gpus and not exclusive]
+        return Share(min(parts, default=0) or None)
 
     def in_service(self) -> int:
         """Its nodes that take jobs. Raises EnvbuildError `partition-out-of-service` (exit 75)."""
@@ -160,13 +166,13 @@ class Partition:
         return max(self.gpus.values(), default=0)
 
 
-PARTITION_FORMAT = "%R|%D|%T|%G"
+PARTITION_FORMAT = "%R|%D|%T|%G|%c"
 
 
 def parse_partition(name: str, partition: str, nodes: str, config: str) -> Partition | None:
     """The partition in `scontrol show partition --oneliner NAME`; None when it is not there.
 
-    `nodes` is `sinfo -h -p NAME -o PARTITION_FORMAT`, `config` is `scontrol show config`.
+    `nodes` is `sinfo -h -p NAME -o PARTITION_FORMAT` (without processors too), `config` is `scontrol show config`.
     """
     total = re.search(r"(?:\A|\s)TotalNodes=([0-9]+)", partition)
     if total is None:
@@ -174,17 +180,32 @@ def parse_partition(name: str, partition: str, nodes: str, config: str) -> Parti
     limit = re.search(r"(?:\A|\s)MaxTime=(\S+)", partition)
     states: dict[str, int] = {}
     gpus: dict[tuple[str, str | None], int] = {}
+    kinds: set[tuple[int, int]] = set()
     for line in nodes.splitlines():
         cells = line.split("|")
-        if len(cells) != 4 or not cells[1].isdigit() or cells[1] == "0":
+        if len(cells) < 4 or not cells[1].isdigit() or cells[1] == "0":
             continue
         states[cells[2]] = states.get(cells[2], 0) + int(cells[1])
-        for key, count in parse_gres(cells[3]):
-            if key[0] == "gpu":
-                gpus[key] = max(gpus.get(key, 0), count)
+        there = [(key, count) for key, count in parse_gres(cells[3]) if key[0] == "gpu"]
+        for key, count in there:
+            gpus[key] = max(gpus.get(key, 0), count)
+        if there and cells[4:] and cells[4].isdigit():
+            kinds.add((_for_jobs(int(cells[4]), partition), sum(count for _, count in there)))
     types = re.search(r"^GresTypes\s*=\s*(\S+)", config, re.MULTILINE)
     knows = types is not None and "gpu" in types[1].split(",")
-    return Partition(name, int(total[1]), states, gpus, knows, limit[1] if limit else "")
+    if "DefCpuPerGPU=" in partition + config:
+        kinds.clear()
+    return Partition(name, int(total[1]), states, gpus, knows, limit[1] if limit else "", frozenset(kinds))
+
+
+def _for_jobs(cpus: int, partition: str) -> int:
+    """How many of a node's processors a job can ask for: a site keeps some for itself (CoreSpecCount, which the
+    partition's TRES leaves out since 22.05) or for other partitions (MaxCPUsPerNode); a job for more is refused.
+    """
+    told = dict(re.findall(r"(?:\A|\s)(TotalCPUs|TRES|MaxCPUsPerNode)=(?:cpu=)?([1-9][0-9]*)", partition))
+    if "TRES" in told and "TotalCPUs" in told:
+        cpus = cpus * int(told["TRES"]) // int(told["TotalCPUs"])
+    return min(cpus, int(told.get("MaxCPUsPerNode", cpus)))
 
 
 def parse_gres(text: str) -> Iterable[tuple[tuple[str, str | None], int]]:

@@ -45,6 +45,8 @@ def _directives(job: Job, *, here: bool = False) -> list[str]:
     if job.whole_nodes:
         # Exclusive nodes come with all processors, but with the default share of memory.
         options += ["--exclusive", "--mem=0"]
+    elif job.cpus_per_node:
+        options.append(f"--cpus-per-task={job.cpus_per_node}")
     if job.gpus_per_node and job.gres is not None:
         options.append(f"--gres={gres_text(job.gres, job.gpus_per_node)}")
     if job.time_limit:

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[Callable[[Job], str], Job]] = {
     "slurm_launch": (slurm_script.render, training(steps=TEXTS)),
     "pbs_launch": (pbs_script.render, training(**POLARIS, steps=TEXTS)),
     "slurm_no_gres": (slurm_script.render, training(gres=None, exclusive=False, constraints=None)),
-    "slurm_shared": (slurm_script.render, job(gpus_per_node=1, gres=Gres(), nodes=1)),
+    "slurm_shared": (slurm_script.render, job(gpus_per_node=1, gres=Gres(), cpus_per_node=12, nodes=1)),
     "slurm_modules": (slurm_script.render, job(modules=MODULES)),
     "pbs_modules": (pbs_script.render, job(modules=MODULES, time_limit=600)),
     "pbs_body": (lambda asked: pbs_script.render_body(asked, BODY), job(nodes=1, modules=MODULES, account="proj-1")),

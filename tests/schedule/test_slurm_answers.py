@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.schedule.job import Failure, Gres, JobState, Phase
+from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
 from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import (
@@ -134,6 +134,32 @@ def test_a_partition_of_one_gpu_type_says_the_type_and_a_mixed_one_does_not() ->
     mixed = parse_partition("p", SHOWN, "p|4|idle|gpu:a100:8\np|4|idle|gpu:v100:4\n", CONFIG)
     assert mixed is not None
     assert mixed.gres() == Gres()
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown", "config", "gpus", "cpus"),
+    [
+        ("p|6|idle|gpu:a100:8(S:0-1)|64\np|2|mixed|gpu:a100:8(S:0-1)|64\n", "", "", 2, 16),
+        ("p|6|idle|gpu:a100:8|64\np|2|idle|gpu:v100:4|20\n", "", "", 2, 10),
+        ("p|6|idle|gpu:a100:8|64\np|2|idle|gpu:v100:4|20\n", "", "", 8, 64),
+        ("p|8|idle|gpu:a100:4,gpu:v100:4|64\n", "", "", 4, 32),
+        ("p|8|idle|gpu:8|64\n", " TotalCPUs=512 TotalNodes=8 TRES=cpu=480,mem=1G", "", 8, 60),
+        ("p|8|idle|gpu:8|64\n", " MaxCPUsPerNode=40 TotalCPUs=512 TRES=cpu=512,mem=1G", "", 8, 40),
+        ("p|8|idle|gpu:8|64\n", " MaxCPUsPerNode=UNLIMITED JobDefaults=DefCpuPerGPU=4", "", 8, None),
+        ("p|8|idle|gpu:8|64\n", "", "JobDefaults = DefCpuPerGPU=4,DefMemPerGPU=1\n", 8, None),
+        ("p|8|idle|gpu:8|4\n", "", "", 1, None),
+        ("p|8|idle|gpu:8\n", "", "", 8, None),
+        ("p|8|idle|(null)|64\n", "", "", 0, None),
+        ("p|8|idle|gpu:8|64\n", "", "", 0, None),
+    ],
+)
+def test_gpus_of_a_node_that_others_use_too_come_with_their_part_of_its_processors(
+    lines: str, shown: str, config: str, gpus: int, cpus: int | None
+) -> None:
+    found = parse_partition("p", f"PartitionName=p{shown} TotalNodes=8\n", lines, CONFIG + config)
+    assert found is not None
+    assert found.share(gpus, exclusive=False) == Share(cpus)
+    assert found.share(gpus, exclusive=True) == Share()
 
 
 def test_nodes_that_are_powered_down_and_hidden_count_and_may_have_gpus() -> None:

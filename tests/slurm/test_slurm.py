@@ -74,6 +74,21 @@ def test_a_job_runs_once_on_every_node_with_its_gpus_and_leaves_its_log(cluster:
     assert lines.count(job.output) == 3
 
 
+@pytest.mark.parametrize(("gpus", "cpus"), [(4, 4), (8, 8)])
+def test_gpus_of_a_shared_node_come_with_their_part_of_its_processors(
+    cluster: Cluster, slurm: Slurm, gpus: int, cpus: int
+) -> None:
+    partition = slurm.partition("gpu")
+    share = partition.share(gpus, exclusive=False)
+    job = shell(
+        cluster, 'echo "has $SLURM_CPUS_ON_NODE"', nodes=2, gpus_per_node=gpus, gres=partition.gres(),
+        cpus_per_node=share.cpus,
+    )  # fmt: skip
+    number = slurm.submit(job)
+    assert ended(slurm, job, number).good, slurm.logs(job, number)
+    assert slurm.logs(job, number).splitlines().count(f"has {cpus}") == 2
+
+
 def test_sinfo_says_how_gpus_are_asked_for(slurm: Slurm) -> None:
     partition = slurm.partition("gpu")
     assert (partition.nodes, partition.gpus_per_node) == (NODES, GPUS)

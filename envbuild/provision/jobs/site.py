@@ -77,7 +77,8 @@ class JobSite:
         share = self.pool.share(gpus, exclusive=wanted.exclusive)
         given: dict[str, Any] = {
             "name": name, "nodes": nodes, "steps": tuple(steps), "output": output,
-            "gpus_per_node": gpus, "cpus_per_node": share.cpus, "memory_gib": share.memory_gib,
+            "gpus_per_node": gpus, "cpus_per_node": wanted.cpus_per_node or share.cpus,
+            "memory_gib": share.memory_gib,
             "gres": self.pool.gres(), "queue": self.pool.queue(nodes, time_limit), "account": wanted.account,
             "exclusive": wanted.exclusive, "constraints": wanted.constraints, "time_limit": time_limit,
             "builder": builder,

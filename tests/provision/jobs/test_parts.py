@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,13 @@ def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_targe
         "x", steps, "/o", 60
     )
     assert (made.gpus_per_node, made.gres and made.gres.type, made.queue, made.account) == (8, "a100", "gpu", "me")
-    four = site({"idle": 2}, {("gpu", "a100"): 8}, expects={"gpus_per_node": 4}).job("x", steps, "/o", 60)
-    assert four.gpus_per_node == 4
+    shared = site({"idle": 2}, {("gpu", "a100"): 8}, expects={"gpus_per_node": 4})
+    shared = replace(shared, pool=replace(shared.pool, kinds=frozenset({(96, 8)})))
+    four = shared.job("x", steps, "/o", 60)
+    assert (four.gpus_per_node, four.cpus_per_node) == (4, 48)
+    said = shared.target.scheduler.model_copy(update={"cpus_per_node": 10})
+    own = replace(shared, target=shared.target.model_copy(update={"scheduler": said})).job("x", steps, "/o", 60)
+    assert "#SBATCH --cpus-per-task=10\n" in Slurm(Here()).render(own)
     blind = site({"idle": 2}, expects={"gpus_per_node": 8}).job("x", steps, "/o", 60)
     assert blind.whole_nodes
     assert blind.warnings()

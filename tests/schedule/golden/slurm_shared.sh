@@ -3,6 +3,7 @@
 #SBATCH --job-name=envbuild-probe
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
 #SBATCH --gres=gpu:1
 #SBATCH --requeue
 #SBATCH --open-mode=append
