@@ -1,4 +1,4 @@
-"""Microsoft's Megatron-DeepSpeed: one srun for all nodes where Slurm is; one node by deepspeed, several by torchrun."""
+"""Microsoft's Megatron-DeepSpeed: one srun for all nodes where Slurm is, one of them by deepspeed; else torchrun."""
 
 from __future__ import annotations
 
@@ -63,10 +63,12 @@ def make(order: Order) -> Launch:
     data = _bounds(order, model, shape)
     values = _values(order, given, model, shape)
     several = order.place.nodes > 1
+    # deepspeed --num_gpus drops CUDA_VISIBLE_DEVICES, and without it takes all GPUs, however many are asked for.
+    torchrun = several or order.place.direct
     argv = (
         *(() if order.place.direct else (*fill(order.data.before["srun"], values), *(_RANKED if several else ()))),
-        *(order.place.torchrun() if several else [order.place.program("deepspeed")]),
-        *fill(order.data.before["torchrun" if several else "deepspeed"], values),
+        *(order.place.torchrun() if torchrun else [order.place.program("deepspeed")]),
+        *fill(order.data.before["torchrun" if torchrun else "deepspeed"], values),
         f"{order.directory()}/pretrain_gpt.py",
         *fill(order.data.arguments, values),
     )
@@ -94,11 +96,6 @@ def _nodes(place: Place) -> list[tuple[int | None, dict[str, str]]]:
     if not place.direct:
         return [(None, {})]
     return [(node, {_NODE_RANK: str(node)} if place.nodes > 1 else {}) for node in range(place.nodes)]
-
-
-def _given(place: Place) -> bool:
-    """Whether Slurm gives a step its GPUs, and says in CUDA_VISIBLE_DEVICES which."""
-    return place.gres and not place.direct
 
 
 def _case(order: Order, model: ModelSize) -> BenchmarkCase:
@@ -167,7 +164,7 @@ def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[
         "port": port,
         "image": place.image,
         "gres": place.gres,
-        "num_gpus": not _given(place),
+        "num_gpus": not place.gres,
         "directory": order.directory(),
         "mounts": ",".join(dict.fromkeys((order.directory(), place.output, folder))),
         "layers": model.layers,
@@ -196,13 +193,14 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
 def _deviations(order: Order) -> tuple[Deviation, ...]:
     gpus = "and their GPUs" if order.place.gres else "alone, as Slurm knows of no GPUs here"
     several = order.place.nodes > 1
-    given = ("slurm-gpus-given", "no --num_gpus: DeepSpeed takes the GPUs that Slurm gives")
+    told = "torchrun, not deepspeed: it takes" if order.place.direct else "no --num_gpus: DeepSpeed takes"
+    given = ("slurm-gpus-given", f"{told} the GPUs of CUDA_VISIBLE_DEVICES")
     asked = ("slurm-no-gpus-asked", f"srun asks for the nodes {gpus}")
     return order.deviations(
         *(() if order.place.direct else (asked,)),
         ("slurm-step-nodelist", "the master address is the first of the job's node list, handed in"),
         *((("slurm-rendezvous-host", "the first node listens, and each is told its rank"),) if several else ()),
-        *(() if several or not _given(order.place) else (given,)),
+        *((given,) if not several and (order.place.direct or order.place.gres) else ()),
         ("slurm-loss-scale", "no --loss-scale: the DeepSpeed file governs"),
         ("slurm-zero-with-pipeline", "ZeRO 2 and 3 are refused"),
         ("slurm-workspace", "runs in the pinned source; what it writes goes to the output folder"),

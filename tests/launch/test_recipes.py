@@ -342,11 +342,21 @@ def test_slurm_has_bounds_on_gpus_and_nodes(where: Place, values: dict[str, str]
     assert found.hint
 
 
-def test_deepspeed_takes_the_gpus_that_slurm_gives_and_counts_them_where_nobody_does() -> None:
+def test_deepspeed_takes_the_gpus_that_slurm_gives_and_counts_them_where_slurm_knows_of_none() -> None:
     def counts(**where: bool) -> bool:
         return "--num_gpus" in started(SLURM, place(1, **where)).commands[0].argv
 
-    assert (counts(), counts(gres=False), counts(direct=True)) == (False, True, True)
+    assert (counts(), counts(gres=False)) == (False, True)
+
+
+def test_without_slurm_one_node_leaves_the_choice_of_its_gpus_to_cuda_visible_devices() -> None:
+    made = started(SLURM, place(1, direct=True))
+    (command,) = made.commands
+    words = ["-m", "torch.distributed.run", "--nproc_per_node", str(made.gpus_per_node), "--nnodes", "1"]
+    assert list(command.argv[1:7]) == words
+    assert not any("deepspeed" in word and word.endswith("/bin/deepspeed") for word in command.argv)
+    assert "PET_NODE_RANK" not in command.environment
+    assert "slurm-gpus-given" in {deviation.finding for deviation in made.deviations}
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_command_that_starts_every_node_itself_is_run_by_the_script_of_the_job
 
 def test_without_slurm_every_node_starts_its_own_ranks() -> None:
     (command,) = started("megatron-deepspeed-slurm", place(direct=True)).commands
-    assert command.argv[:3] == (f"{ENVIRONMENT}/bin/deepspeed", "--num_gpus", "8")
+    assert command.argv[:3] == (f"{ENVIRONMENT}/bin/python3", "-m", "torch.distributed.run")
     assert "SLURM_KILL_BAD_EXIT" not in command.environment
     two = started("megatron-deepspeed-slurm", place(nodes=2, direct=True))
     assert [(each.node, each.argv[0]) for each in two.commands] == [(n, f"{ENVIRONMENT}/bin/python3") for n in (0, 1)]
