@@ -8,6 +8,19 @@ from collections.abc import Iterator, Sequence
 from envbuild.model.launch import Command, Launch, LaunchFile
 
 WIDTH = 110
+# Ends with the script, however that ends: then the pipe that it reads from is closed.
+_SHOW = """\
+declare -A had
+since() {{ [ ! -f "$log" ] || tail -c "+$((${{had[$log]:-0}} + 1))" -- "$log"; }}
+show() {{
+  {each}
+    lines=$(since | wc -l)
+    since | head -n "$lines"
+    had[$log]=$((${{had[$log]:-0}} + $(since | head -n "$lines" | wc -c)))
+  done
+}}
+show > /dev/null
+exec 3> >(while show; read -rt 2 _; [ $? -gt 128 ]; do :; done; show; {each} since; done)"""
 # The gate is bash's own; nothing has to be installed for it.
 _GATE = "until (exec 3<>/dev/tcp/{address}/{port}) 2>/dev/null; do sleep 1; done"
 
@@ -72,16 +85,15 @@ def command_text(command: Command, activate: str | None) -> str:
 
 
 def _showing_logs(command: Command) -> Iterator[str]:
-    """The command, then what it has added to its logs: another run may have left them."""
-    if command.logs is None:
-        yield from _command(command, None)
-        return
-    each = f"for log in {'*'.join(map(shlex.quote, command.logs.split('*')))}; do"
-    yield f"cd {shlex.quote(command.directory)}"
-    yield "declare -A had"
-    yield f'{each} [ ! -f "$log" ] || had[$log]=$(wc -c < "$log"); done'
-    yield from _command(command, None)
-    yield f'{each} [ ! -f "$log" ] || tail -c +$((${{had[$log]:-0}} + 1)) -- "$log"; done'
+    """The command, and meanwhile what it adds to its logs, in whole lines: another run may have left them."""
+    *lines, last = _command(command, None)
+    if command.logs is not None:
+        each = f"for log in {'*'.join(map(shlex.quote, command.logs.split('*')))}; do"
+        yield f"cd {shlex.quote(command.directory)}"
+        yield _SHOW.format(each=each)
+        # What the command starts may outlive it, and must not keep the pipe open.
+        last += " 3>&-"
+    yield from (*lines, last)
 
 
 def _command(command: Command, activate: str | None) -> Iterator[str]:

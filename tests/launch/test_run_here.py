@@ -222,3 +222,24 @@ def test_what_srun_has_put_into_the_logs_of_opt_is_shown_and_proves_the_run(
     assert first.returncode == code, first.stderr
     assert '"wps": "210000"' in first.stdout and shown in first.stdout
     assert (again.returncode, shown in again.stdout) == (1, False), "it was skipped: what was there proves nothing"
+
+
+def test_what_srun_puts_into_the_logs_of_opt_is_shown_while_it_runs(tmp_path: Path) -> None:
+    built, go = tmp_path / "env", tmp_path / "go"
+    (built / "bin").mkdir(parents=True)
+    waits = f"echo -n 'done trai'; until [ -e {go} ]; do sleep 0.1; done; echo 'ning in 9.0 seconds'; echo -n end >&2"
+    for name, text in (("opt-baselines", OPT_BASELINES), ("srun", SRUN % waits)):
+        (built / "bin" / name).write_text(text)
+        (built / "bin" / name).chmod(0o755)
+    (command,) = started("opt-175b", place(2, environment=str(built), output=str(tmp_path), job="9")).commands
+    env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        ["bash", "-c", command_text(command, None)], env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        early = next(line for line in process.stdout if "wps" in line)
+        assert process.poll() is None
+        go.touch()
+        rest = process.stdout.read()
+    assert (process.returncode, early.count("done")) == (0, 0)
+    assert rest == "done training in 9.0 seconds\nend", "each line once, and none in two pieces"
