@@ -289,7 +289,8 @@ def _nearest(order: Order, model: ModelSize, gpu_gb: int | None) -> str:
     """
     nodes, gpus, parallel = order.place.nodes, order.place.gpus_per_node, model.model_parallel or 1
     usable = range(gpus - gpus % parallel, 0, -parallel) if gpus >= parallel else (gpus,)
-    most = min((model.batch_tokens or 0) // (model.sequence or 1) * parallel // usable[0], _MOST_NODES)
+    limit = 1 if order.place.direct else _MOST_NODES
+    most = min((model.batch_tokens or 0) // (model.sequence or 1) * parallel // usable[0], limit)
     places = (
         *((n, usable[0]) for n in range(min(nodes, most), 0, -1)),
         *((1, n) for n in usable),

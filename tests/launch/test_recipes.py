@@ -526,6 +526,20 @@ def test_a_hint_of_opt_leads_to_what_starts_and_does_not_crash(model: str, gpus:
 @pytest.mark.parametrize(
     ("where", "model", "hint"),
     [
+        (place(1, 7, direct=True), "1.3b", "--gpus-per-node 6"),
+        (place(3, 7, direct=True), "1.3b", "--nodes 1 --gpus-per-node 6"),
+        (place(1, 8, direct=True), "175b", "nodes of more GPUs, or a smaller model"),
+    ],
+)
+def test_a_hint_of_opt_without_slurm_names_one_node(where: Place, model: str, hint: str) -> None:
+    assert refusal(OPT, where, model_size=model).hint == hint
+    if hint.startswith("--"):
+        followed(hint, where, model_size=model)
+
+
+@pytest.mark.parametrize(
+    ("where", "model", "hint"),
+    [
         (place(1, 3), "125m", "--gpus-per-node 2"),
         (place(1, 7), "125m", "--gpus-per-node 4"),  # not 6: no part of 85 sequences x 6 heads
         (place(1, 9), "125m", "--gpus-per-node 8"),
