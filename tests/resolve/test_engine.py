@@ -127,6 +127,40 @@ SOURCE = {"name": "lib", "git": "https://git.example.org/lib", "commit": "1" * 4
 FORGE = SOURCE["git"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "instead"),
+    [
+        ("NCCL_SOCKET_IFNAME", "eth0", "ens3"),
+        ("NCCL_SOCKET_IFNAME", "eth0,eth1", "ens3"),
+        ("NCCL_SOCKET_IFNAME", "=ens", "ens3"),  # not the beginning of a name
+        ("GLOO_SOCKET_IFNAME", "ens", "ens3"),
+        ("NCCL_SOCKET_IFNAME", "ens", None),
+        ("NCCL_SOCKET_IFNAME", "eth0,ens", None),
+        ("NCCL_SOCKET_IFNAME", "=ens3", None),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", None),
+        ("GLOO_SOCKET_IFNAME", "lo", None),  # virtual ones are not among the facts
+        ("NCCL_SOCKET_IFNAME", "", None),
+        ("UCX_NET_DEVICES", "eth0", None),
+    ],
+)
+def test_a_variable_that_names_an_interface_which_the_node_does_not_have_is_a_warning_of_that_node(
+    variable: str, value: str, instead: str | None
+) -> None:
+    target = {"environment": {variable: value}}
+    nics = [{"name": "ib0", "kind": "infiniband"}, {"name": "ens3", "addresses": ["10.0.0.4"]}]
+    facts = node_facts("b200", more={"nics": nics})
+    got = [d for d in decided(facts, target=target).decisions if d.rule == "interface-absent"]
+    told = [f"`environment: {{{variable}: {instead}}}` in the target"] if instead else []
+    assert [(d.verdict, d.instead) for d in got] == [("warn", text) for text in told]
+    assert "interface-absent" not in rules(decided(node_facts("b200"), target=target), "warn"), "nobody has looked"
+
+
+def test_equal_nodes_of_other_interfaces_are_told_apart() -> None:
+    nodes = {name: node_facts("b200", more={"node": name, "nics": [{"name": name}]}) for name in ("eth0", "ens3")}
+    found = Resolver(torch_lock(), target(environment={"NCCL_SOCKET_IFNAME": "eth0"}), compat()).fleet(nodes)
+    assert [node for node, got in found.items() if "interface-absent" in rules(got, "warn")] == ["ens3"]
+
+
 def sourced() -> Lock:
     return make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")], "sources": [SOURCE]})
 

@@ -38,6 +38,7 @@ NODE_RULES = (
     "disk-space",
     "disk-inodes",
     "files-out-of-reach",
+    "interface-absent",
     "cuda-without-gpu",
     "gpu-unused",
 )

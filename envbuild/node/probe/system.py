@@ -12,7 +12,7 @@ from envbuild.node.read_text import names, read, which
 DEADLINE = 5.0
 CONTAINERS = ("apptainer", "singularity", "podman", "docker", "buildah", "enroot", "nerdctl", "shifter", "ch-run")
 # Interfaces that belong to containers and virtual machines say nothing about the node.
-_VIRTUAL_NIC = re.compile(r"(lo|veth|docker|br-|virbr|cni|flannel|cali|tap|tun|dummy|ifb|sit|gre|ip6tnl)")
+VIRTUAL_NIC = re.compile(r"(lo|veth|docker|br-|virbr|cni|flannel|cali|tap|tun|dummy|ifb|sit|gre|ip6tnl)")
 _SIOCGIFADDR = 0x8915
 
 
@@ -107,7 +107,7 @@ def nic_facts(root: str = "/") -> "list[Json]":
     folder = os.path.join(root, "sys/class/net")
     found = []
     for name in names(folder):
-        if _VIRTUAL_NIC.match(name) or not os.path.isdir(os.path.join(folder, name)):
+        if VIRTUAL_NIC.match(name) or not os.path.isdir(os.path.join(folder, name)):
             continue
         speed = read(os.path.join(folder, name, "speed")).strip()
         infiniband = read(os.path.join(folder, name, "type")).strip() == "32"
