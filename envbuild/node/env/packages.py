@@ -2,14 +2,14 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import hashing, pip_config, variables
 from envbuild.node.build import diagnose, no_network
 from envbuild.node.logs import progress
-from envbuild.node.packages import fetch_locked, installed, uv, wheel_file
+from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.probe.processes import at_work, written
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.read_text import names
@@ -22,6 +22,8 @@ UNRECORDED = "unrecorded"
 BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
 FIRST_USE = "first use on "  # how the witness of such a hash begins
 HERE = ("local", "offline")  # groups whose files lie on this machine
+FETCHED = "envbuild: fetched, to be built without a network"
+_STOP = "import os\nos.write(2, b%r)\nos._exit(1)\n" % (FETCHED + "\n")
 
 
 class Group(NamedTuple):
@@ -170,17 +172,18 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
     """
     before, network = no_network.off() if archives else ([], "")
     for number, package in enumerate(archives):
-        # Never from the cache, which knows the archive and not the packages beside which its wheel was built.
-        options = ["--no-build-isolation", "--no-cache", "--no-binary", package["name"]]
+        options = ["--no-build-isolation", "--no-binary", package["name"]]
         what = "%s %s" % (package["name"], package["version"])
         progress("building %s" % what, "", number, len(archives), "packages", at_work)
         for group in groups([package], artifacts, tool.config):
             with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
-                here = group if group.name in HERE else _fetched(tool, environment, group, folder)
-                alone = here._replace(extra=dict(here.extra, UV_OFFLINE="1"))
+                # A cache of its own: uv's knows the archive, and not the packages beside which its wheel was built.
+                extra = dict(group.extra, UV_CACHE_DIR=folder)
+                places = "" if group.name in HERE else _fetch(tool, environment, group._replace(extra=extra), options)
+                alone = group._replace(extra=dict(extra, UV_OFFLINE="1", **_no_index()))
                 log("building %s (network %s)" % (what, network))
                 try:
-                    _install_group(tool, environment, alone, options, before)
+                    _install_group(tool, environment, alone, options, before, places)
                 except NodeError as error:
                     # There is nothing to reach: who tried was its own build.
                     if error.code not in ("install-failed", "network-unreachable"):
@@ -188,39 +191,26 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
                     raise diagnose.of_output("package %s" % what, error.why) from None
 
 
-def _fetched(tool: "uv.Uv", environment: str, group: "Group", folder: str) -> "Group":
-    """The one package of the group from `folder`, into which its archive is fetched by its hash."""
-    (package,) = group.packages
-    file = next(each for each in package["files"] if each["sha256"] != UNRECORDED)
-    cert = tool.config.cert
+def _fetch(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> str:
+    """Have uv fetch an archive into its cache, by its hash and with every login that uv knows; nothing of it is run.
 
-    def addresses(wanted: Json) -> "Iterator[str]":
-        pages = _pages(tool, environment, group, package["name"])
-        return fetch_locked.on_pages(pages, wanted["file"], cert)
-
-    try:
-        fetch_locked.Places([], addresses, cert).bring(file, folder)
-    except NodeError as error:
-        if error.code == "package-not-found":
-            _check_index(group, error)
-        if error.code == "hash-mismatch":
-            _name_first_use(group, error)
-        raise
-    return Group("archive", group.packages, _no_index(), ["--no-index", "--find-links", folder], [])
+    uv cannot fetch alone: it builds too. Here each Python that it would build with ends as it starts, and the build
+    fails; the one that uv asks about itself (`-I`) reads no PYTHONPATH. Returns `_places`, by which uv knows its cache.
+    """
+    with tempfile.TemporaryDirectory(prefix="stop-", dir=tool.tmp) as folder:
+        with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as stream:
+            stream.write(_STOP)
+        stopped = group._replace(extra=dict(group.extra, PYTHONPATH=folder))
+        _install_group(tool, environment, stopped, options)
+    return _places(tool, environment, group)
 
 
-def _pages(tool: "uv.Uv", environment: str, group: "Group", name: str) -> "list[str]":
-    """The pages that uv would look for a package on: its own indexes, those of the group, and lists of links."""
+def _places(tool: "uv.Uv", environment: str, group: "Group") -> str:
+    """Lines of a requirements file that say where uv looks: its own indexes, those of the group, and lists of links."""
     args = ["pip", "compile", "--quiet", "--no-header", "--offline", "--emit-index-url", "--emit-find-links"]
     args += ["--python", os.path.join(environment, "bin", "python")] + group.args
     done = tool.run(args + [os.devnull], group.extra, may_see=variables.for_fetch)
-    words = [line.split(None, 1) for line in done.out.splitlines() if line.startswith("--")]
-    below = "/%s/" % installed.normal_name(name)
-    return [
-        url if option == "--find-links" else url.rstrip("/") + below
-        for option, url in words
-        if pip_config.local_path(url) is None
-    ]
+    return "".join(line + "\n" for line in done.out.splitlines() if line.startswith("--"))
 
 
 def _install_wheels(
@@ -289,17 +279,24 @@ def _try_mirror(
 
 
 def _install_group(
-    tool: "uv.Uv", environment: str, group: "Group", options: "list[str]", before: "Sequence[str]" = ()
+    tool: "uv.Uv",
+    environment: str,
+    group: "Group",
+    options: "list[str]",
+    before: "Sequence[str]" = (),
+    places: str = "",
 ) -> None:
-    listing = os.path.join(tool.tmp, "requirements-%s.txt" % group.name)
-    with open(listing, "w", encoding="utf-8") as stream:
-        stream.write(requirements(group.packages))
+    """Raises NodeError; not where the build of an archive was stopped after its fetch."""
     args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
     args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
-    may_see = variables.for_fetch if "--no-build" in options else variables.for_build
-    done = tool.run(args + options + group.args + ["-r", listing], group.extra, may_see=may_see, before=before)
+    may_see = variables.for_build if group.extra.get("UV_OFFLINE") else variables.for_fetch
+    with tempfile.NamedTemporaryFile("w", suffix="-requirements.txt", dir=tool.tmp, encoding="utf-8") as listing:
+        listing.write(places + requirements(group.packages))
+        listing.flush()
+        words = args + options + group.args + ["-r", listing.name]
+        done = tool.run(words, group.extra, may_see=may_see, before=before)
     _refuse_skipped(tool, group, done)
-    if done.ok:
+    if done.ok or ("PYTHONPATH" in group.extra and FETCHED in done.err):
         return
     diagnose.write_down("packages from `%s`" % group.name, done.out + done.err)
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import os
 import socket
+import ssl
 import tarfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 from envbuild.node.build import no_network
 from envbuild.node.env import packages as sync
 from envbuild.node.protocol import NodeError
+from envbuild.provision.fleet.pack_routes import _certificate
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 
 __all__ = ["node"]
@@ -133,11 +138,24 @@ def test_a_package_that_needs_a_network_for_its_build_has_failed_and_nothing_is_
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[str]:
     """The address of an index that serves the folder `www` and asks for no login."""
-    handler = partial(_Quiet, directory=str(tmp_path / "www"))
+    with serving(partial(_Quiet, directory=str(tmp_path / "www"))) as server:
+        yield f"127.0.0.1:{server.server_port}/simple"
+
+
+@contextmanager
+def serving(handler: Any) -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}/simple"
+        yield server
         server.shutdown()
+
+
+def put(top: Path, code: str) -> dict[str, Any]:
+    """`make_sdist` on the page of an index in `<top>/www`."""
+    folder = top / "www" / "simple" / "old"
+    archive = make_sdist(folder, code)
+    (folder / "index.html").write_text('<a href="old-1.0.tar.gz">old-1.0.tar.gz</a>')
+    return archive
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -152,9 +170,7 @@ VARIABLES = "import os\ndef seen():\n    return sorted(os.environ.items())"
 def test_an_archive_of_an_index_is_built_by_code_that_sees_neither_index_nor_proxy(
     node: Node, tmp_path: Path, index: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "www" / "simple" / "old"
-    archive = make_sdist(folder, VARIABLES)
-    (folder / "index.html").write_text('<a href="old-1.0.tar.gz">old-1.0.tar.gz</a>')
+    archive = put(tmp_path, VARIABLES)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("https_proxy", "http://user:secret@proxy.example.org:1")
@@ -175,9 +191,7 @@ def test_an_archive_of_an_index_is_built_by_code_that_sees_neither_index_nor_pro
 def test_an_archive_with_another_hash_is_never_run(
     node: Node, tmp_path: Path, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "www" / "simple" / "old"
-    archive = make_sdist(folder, f"open({str(tmp_path / 'ran')!r}, 'w')\ndef seen():\n    return 1")
-    (folder / "index.html").write_text('<a href="old-1.0.tar.gz">old-1.0.tar.gz</a>')
+    archive = put(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\ndef seen():\n    return 1")
     archive["files"][0]["sha256"] = "0" * 64
     archive["files"][0]["witness"] = sync.FIRST_USE + "somewhere"
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{index}")
@@ -187,3 +201,66 @@ def test_an_archive_with_another_hash_is_never_run(
     assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", 5)
     assert "trusted on first use" in caught.value.what
     assert not (tmp_path / "ran").exists()
+
+
+class _Private(_Quiet):
+    """An index whose pages and files are for `me` with the password `s3cret-of-me`."""
+
+    def do_GET(self) -> None:
+        login = base64.b64encode(b"me:s3cret-of-me").decode()
+        if self.headers.get("Authorization") == f"Basic {login}":
+            return super().do_GET()
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", "Basic")
+        self.end_headers()
+        return None
+
+
+def logins(way: str, url: str, top: Path) -> dict[str, str]:
+    """What a user of uv sets for a private index at `url`."""
+    if way == "variables":
+        return {
+            "UV_DEFAULT_INDEX": f"house={url}",
+            "UV_INDEX_HOUSE_USERNAME": "me",
+            "UV_INDEX_HOUSE_PASSWORD": "s3cret-of-me",
+        }
+    if way == "netrc":
+        (top / "netrc").write_text("machine 127.0.0.1 login me password s3cret-of-me\n")
+        (top / "netrc").chmod(0o600)
+        return {"UV_DEFAULT_INDEX": url, "NETRC": str(top / "netrc")}
+    keyring = top / "bin" / "keyring"
+    keyring.parent.mkdir()
+    keyring.write_text("#!/bin/sh\necho s3cret-of-me\n")
+    keyring.chmod(0o755)
+    address = url.replace("://", "://me@")
+    path = f"{keyring.parent}:{os.environ['PATH']}"
+    return {"UV_DEFAULT_INDEX": address, "UV_KEYRING_PROVIDER": "subprocess", "PATH": path}
+
+
+@pytest.mark.parametrize("way", ["variables", "netrc", "keyring"])
+def test_an_archive_of_a_private_index_comes_with_the_login_that_uv_knows_and_its_code_sees_none(
+    node: Node, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    archive = put(tmp_path, VARIABLES)
+    handler = partial(_Private, directory=str(tmp_path / "www"))
+    with serving(handler) as server:
+        for name, value in logins(way, f"http://127.0.0.1:{server.server_port}/simple", tmp_path).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        there = seen(node, make_variant([archive]), artifacts={"find_links": [], "offline": False})
+    assert "s3cret" not in str(there) + str(capfd.readouterr())
+
+
+def test_an_archive_comes_from_a_host_whose_certificate_uv_is_told_not_to_check(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = put(tmp_path, "def seen():\n    return 1")
+    with serving(partial(_Quiet, directory=str(tmp_path / "www"))) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        (tmp_path / "both.pem").write_text("".join(_certificate()))
+        context.load_cert_chain(tmp_path / "both.pem")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("UV_INSECURE_HOST", "127.0.0.1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        assert seen(node, make_variant([archive]), artifacts={"find_links": [], "offline": False}) == 1
