@@ -23,8 +23,8 @@ _HEADER = """\
 # @TITLE@
 #
 # Rendered by envbuild from a plan and its lock; it needs bash, uv and git@NEEDS@.
-# It does not do what only envbuild does: check files against RECORD, compile in parallel and keep what it compiled, run
-# the smoke test, write a stamp, build in a way that can be resumed.
+# It does not do what only envbuild does: check files against RECORD, build without a network and without logins,
+# compile in parallel and keep what it compiled, run the smoke test, write a stamp, build so that it can be resumed.
 # uv reads UV_DEFAULT_INDEX and UV_FIND_LINKS, not pip's configuration: set them where an index is out of reach.
 set -euo pipefail
 export UV_LINK_MODE=copy          # linked files would change together with uv's cache
