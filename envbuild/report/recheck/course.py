@@ -19,6 +19,7 @@ from envbuild.report.verdict import GOOD, all_checks
 from envbuild.text import plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
+_ENDS = frozenset({"run-finished", "interrupted", "failed"})  # the last event of a run
 _VERBS = frozenset({"provision", "verify", "smoke", "bench", "strategy"})
 # A run makes its directory first; a slow file system takes a while for it.
 _SLACK = timedelta(minutes=10)
@@ -32,6 +33,7 @@ def check_course(evidence: Evidence, attached: Attached, folder: str, wanted: st
     yield from judged("summary", "exit codes and states follow from checks and errors", _exits(evidence))
     yield from judged("equality", "which nodes are equal follows from their roots", _equality(evidence))
     yield from _nodes(evidence, attached)
+    yield from _end(attached)
     yield from _deviations(evidence, attached)
     if any(node.facts or node.checks for node in evidence.nodes):
         yield not_checked("nodes", "what each says of its hardware and system, and in the sentences of its checks")
@@ -182,6 +184,12 @@ def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield not_checked("nodes", "neither plan nor journal say which nodes were part of the run")
     if planned and not journal:
         yield not_checked("nodes", "how each ended: no journal says it")
+
+
+def _end(attached: Attached) -> Iterator[Finding]:
+    events = [*attached.events, *attached.later]
+    if events and not any(event.get("kind") in _ENDS for event in events):
+        yield not_checked("run", "how it ended: the journal ends before the run did")
 
 
 def _planned(attached: Attached) -> set[str]:

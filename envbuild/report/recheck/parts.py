@@ -55,7 +55,7 @@ def _each(report: Opened, parts: list[Part], listed: dict[str, str], check: Chec
     says = f"each of {len(parts)} holds by itself, {signed} of them signed"
     yield from judged(_TOPIC, says, problems)
     for (topic, said), count in unchecked.items():
-        if topic != "page":
+        if topic not in ("page", "run"):  # a part has no pages, and its journal as far as its digest goes
             yield not_checked(_TOPIC, f"of {plural(count, 'part')}: {topic}: {said}")
     if good:
         yield _compared(report.evidence, good)

@@ -387,6 +387,16 @@ def test_the_journal_that_was_closed_after_the_evidence_ends_with_its_exit(
     assert problems(sealed.folder) == codes
 
 
+@pytest.mark.parametrize("kind", ["interrupted", "failed", "run-finished", ""])
+def test_of_a_journal_that_ends_before_the_run_did_that_is_said(sealed: Sealed, kind: str) -> None:
+    path = sealed.folder / "journal.jsonl"
+    last = path.read_bytes().rindex(b'{"kind": "run-finished"}')
+    path.write_bytes(path.read_bytes()[:last] + b'{"kind": "%s"}\n' % kind.encode() * bool(kind))
+    assert problems(sealed.folder) == set()
+    said = [each.says for each in verify_report(sealed.folder)[1] if each.topic == "run" and each.kind == "not-checked"]
+    assert said == [] if kind else ["how it ended: the journal ends before the run did"]
+
+
 def test_evidence_of_an_older_schema_is_checked_and_its_page_is_called_not_checked(sealed: Sealed) -> None:
     path = sealed.folder / "evidence.json"
     old = json.loads(path.read_text())
