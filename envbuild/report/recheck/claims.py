@@ -49,6 +49,8 @@ def check_claims(evidence: Evidence) -> Iterator[Finding]:
         yield not_checked(_TOPIC, _UNKNOWN)
     if untold := [node.node for node, _ in own if node.facts is None]:
         yield not_checked(_TOPIC, f"on which GPUs it ran on {names(untold)}: the comparison alone says it")
+    if free := [node.node for node, check in own if check.comparison and check.comparison.verdict == "no-claim"]:
+        yield not_checked(_TOPIC, f"that what ran on {names(free)} has no claim: its launch alone says the degrees")
     if shipped and evidence.envbuild != __version__:
         yield not_checked(_TOPIC, f"the words beside them: envbuild {evidence.envbuild} chose them, not {__version__}")
 

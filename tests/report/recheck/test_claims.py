@@ -174,3 +174,12 @@ def test_what_is_left_of_a_launch_that_was_published_is_enough() -> None:
     )
     assert run.nodes[0].checks[0].details["launch"]["commands"][0]["directory"] == "~/run"
     assert [each.kind for each in check_claims(run)] == ["checked"]
+
+
+def test_that_degrees_without_a_claim_are_told_by_the_launch_alone_is_said() -> None:
+    check = ran(196_000.0)
+    check["details"]["launch"]["model"] = "126m"
+    unclaimed(check)
+    check["comparison"]["why"] = "no figure is published for 126m with these degrees"
+    assert codes(check) == set()
+    assert "that what ran on localhost has no claim: its launch alone says the degrees" in said(check)
