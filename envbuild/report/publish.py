@@ -28,6 +28,7 @@ _REQUIRED = re.compile(r"[=<>~!]=\s?([0-9][0-9.]{1,80})")
 _FILE_VERSION = re.compile(r"-([0-9]{1,3}(?:\.[0-9]{1,3}){3})(?![0-9])")
 _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
 _ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
+_DOMAIN = r"(?:(?:\.[A-Za-z0-9-]{1,63}){1,9}\.[A-Za-z]{2,63})?"  # behind the short name of a host
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
 _MAY_GO = ("lock", "profile", "variant", "files")
 # Options whose values are hosts, and what stands for those that are no node of the evidence.
@@ -61,9 +62,11 @@ class Publisher:
         self.pseudonyms = _pseudonyms(host for host in hosts if host)
         servers = {each.scheduler.job.partition(".")[2] for each in facts if each.scheduler.job}
         words = {server.split(".", 1)[0]: "host" for server in servers}
-        given = [each.rpartition("@") for each in _given_hosts(evidence.command)]
+        lists = _given(evidence.command, _HOST_OPTIONS)
+        given = [each.rpartition("@") for told in lists for each in re.split(r",(?![^\[]*\])", told)]
         named = {name for _, _, name in given} - _PLAIN - _STAND_INS
-        words |= dict.fromkeys({each for name in named for each in (name, name.split(".", 1)[0])}, "host")
+        named |= {name.split(".", 1)[0] for name in named}
+        words |= dict.fromkeys(named, "host")
         words |= dict.fromkeys({evidence.target}.difference(list_targets()), "target") | self.pseudonyms
         self._stems = {_stem(name) for name in (*self.pseudonyms, *named)} - {""}
         homes = {each.home for each in facts if len(each.home) > 1}
@@ -73,14 +76,17 @@ class Publisher:
         words = {name: to for name, to in words.items() if len(name) > 1 and name.lower() not in taken}
         # A name that is a part of one that stays (of a package, of a field) is none there.
         words |= {name: "" for name in taken if any(word.lower() in name.lower() for word in words)}
-        domains = {host.split(".", 1)[1] for host in hosts | servers if "." in host and not _is_address(host)}
+        domains = {host.split(".", 1)[1] for host in hosts | servers | named if "." in host and not _is_address(host)}
         self._domain = _alternatives(rf"(?:[A-Za-z0-9-]+\.)*{re.escape(each)}" for each in domains if "." in each)
-        places = {each.prefix.path: "/prefix" for each in facts} | {each.shared: "/shared" for each in facts}
+        places = {path: "/prefix" for path in _given(evidence.command, ("--prefix",)) if "/" in path}
+        places |= {each.prefix.path: "/prefix" for each in facts} | {each.shared: "/shared" for each in facts}
         self._places = {place: to for place, to in places.items() if len(place) > 1} | dict.fromkeys(homes, "~")
         longest = sorted(self._places, key=len, reverse=True)
         # With the rest of its name it is another place, beside it.
         self._place = re.compile(rf"({'|'.join(map(re.escape, longest)) or '(?!)'})([\w-]*)")
-        self._word = _alternatives(map(re.escape, sorted(words, key=len, reverse=True)))
+        hosts = named | self.pseudonyms.keys()
+        longest = sorted(words, key=len, reverse=True)
+        self._word = _alternatives(re.escape(name) + _DOMAIN * (name in hosts) for name in longest)
         self._lower = {name.lower(): to for name, to in words.items()}
 
     def text(self, text: str) -> str:
@@ -90,10 +96,16 @@ class Publisher:
         text = _MAIL.sub("someone", _HOME.sub("~", _DEVICE.sub("device", _MAC.sub("address", text))))
         text = _FOLDED.sub(lambda found: "hosts" if _stem(found[0]) in self._stems else found[0], text)
         if self._word is not None:
-            text = self._word.sub(lambda found: self._lower[found[0].lower()] or found[0], text)
+            text = self._word.sub(self._named, text)
         if self._domain is not None:
             text = self._domain.sub("host", text)
         return _IPV4.sub(self._address, _IPV6.sub(self._address, text))
+
+    def _named(self, found: re.Match[str]) -> str:
+        name = found[0].lower()
+        while name not in self._lower:  # with its domain
+            name = name.rpartition(".")[0]
+        return self._lower[name] or found[0]
 
     def _address(self, found: re.Match[str]) -> str:
         if found[0] in self.versions:
@@ -194,12 +206,12 @@ def _pseudonyms(hosts: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def _given_hosts(command: Sequence[str]) -> Iterator[str]:
-    """What a command says after its options that name hosts, `user@` included; a folded list as it stands."""
+def _given(command: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    """The values that a command gives to one of the options, as they stand."""
     for word, following in zip_longest(command, command[1:], fillvalue=""):
         name, sign, value = word.partition("=")
-        if name in _HOST_OPTIONS:
-            yield from re.split(r",(?![^\[]*\])", value if sign else following)
+        if name in options:
+            yield value if sign else following
 
 
 def _stem(name: str) -> str:

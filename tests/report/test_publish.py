@@ -110,6 +110,8 @@ def machine(**more: Any) -> Publisher:
         ("/lus/x/env/a /lus/x/env", "/prefix/a /prefix"),
         ("/lus/x/envs/a", "/path/a"),
         ("malice", "malice"),
+        ("x3001.hsn.example.edu: x3001.hsn.example.edu.", "node-1: node-1."),
+        ("X3001.log of alice.b.example.edu", "node-1.log of user.b.example.edu"),
     ],
 )
 def test_addresses_names_and_places_go_wherever_they_end(text: str, clean: str) -> None:
@@ -148,6 +150,21 @@ def test_hosts_that_the_command_names_go_there_and_everywhere(word: str, clean: 
         left = run.to_json_dict()["command"]
         kept = Evidence.from_plain(found.to_json_dict() | {"command": left})
         assert is_published(found) and is_published(kept) == (word == clean and "aurora-gpu02" not in left)
+
+
+@pytest.mark.parametrize("words", [("--prefix", "/lus/aurora/env"), ("--prefix=/lus/aurora/env",)])
+def test_a_prefix_that_only_the_command_names_goes(words: tuple[str, ...]) -> None:
+    run = named(*words, warnings=("/lus/aurora/env/envs/x is full",))
+    found = published(run)
+    assert found.command[-1] == words[-1].replace("/lus/aurora/env", "/prefix")
+    assert found.warnings == ("/prefix/envs/x is full",)
+    assert is_published(found) and not is_published(run)
+    assert render_json(published(found)) == render_json(found)
+
+
+def test_the_domain_of_a_host_that_only_the_command_names_goes_wherever_it_is() -> None:
+    found = published(named("--master", "login1.hsn.example.edu", warnings=("login9.hsn.example.edu: down",)))
+    assert found.warnings == ("host: down",)
 
 
 def test_what_is_no_list_of_known_hosts_stays() -> None:
