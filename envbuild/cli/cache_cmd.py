@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from envbuild.cli.choose import configured, keep_days, place_options, target_of
-from envbuild.cli.output import Ui, common_options, pruned
+from envbuild.cli.output import Ui, common_options, failures, pruned
 from envbuild.errors import EnvbuildError, as_dicts, sort_out
 
 HERE = "this machine"
@@ -57,7 +57,7 @@ def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -
             rows = [row for item in good.values() for row in item["places"]]
             taken = size(sum(row["old_bytes"] for row in rows))
             lines.append(pruned(sum(len(row["old"]) for row in rows), "item", taken, yes=not dry_run))
-        return "\n".join([*lines, *(f"{where}: {error}" for where, error in errors.items())])
+        return "\n".join([*lines, *failures(errors)])
 
     told = [{"where": where, **item} for where, item in good.items()]
     ui.result({"caches": told, "errors": as_dicts(errors)}, human)

@@ -9,7 +9,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import configured, installer_option, keep_days, options, place_options, target_of
-from envbuild.cli.output import Ui, columns, common_options, pruned
+from envbuild.cli.output import Ui, columns, common_options, failures, pruned
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, sort_out
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ def list_(ui: Ui, /, **flags: Any) -> int:
     """
     good, errors = sort_out(_environments(ui, flags, detailed=True))
     rows = [(node, item) for node, items in good.items() for item in items]
+    if good and not rows:
+        ui.note("hint: `envbuild provision --stack STACK` builds one; --target and --prefix say where to look")
 
     def human() -> str:
         text = _table(rows, many=len(good) + len(errors) > 1) if rows else "no environments"
-        return "\n".join([text, *(f"{node}: {error}" for node, error in errors.items())])
+        return "\n".join([*([text] if good else []), *failures(errors)])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
     return ui.exit_of(errors)
@@ -185,8 +187,7 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
 
     def human() -> str:
         table = [_table(gone, many=many)] if gone else []
-        said = [f"{where}: {error}" for where, error in errors.items()]
-        return "\n".join([*table, *said, pruned(len(gone), "environment", size(taken), yes=yes)])
+        return "\n".join([*table, *failures(errors), pruned(len(gone), "environment", size(taken), yes=yes)])
 
     shown = [{"node": node, **item} for node, item in gone]
     ui.result({"environments": shown, "bytes": taken, "removed": yes, "errors": as_dicts(errors)}, human)

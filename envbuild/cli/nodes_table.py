@@ -39,6 +39,7 @@ def probe_lines(
         first = silent[0][1]
         text = f"silent {where}: error[{code}]: {first.what}" + (f" ({first.why})" if first.why else "")
         lines += _block(f"{len(silent)}", text, fold_hosts(name for name, _ in silent), "red", width)
+        lines += _wrapped("", f"hint: {first.hint}", "cyan", width) if first.hint else []
     return lines
 
 

@@ -296,6 +296,14 @@ def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callabl
     return int(failed.exit_code) if failed else 0
 
 
+def failures(errors: Mapping[str, EnvbuildError]) -> list[str]:
+    """A line for each place that could not be asked, and what helps the first of those that say the same."""
+    hints: dict[str, str] = {}
+    for error in errors.values():
+        hints.setdefault(error.code, error.hint)
+    return [*(f"{where}: {error}" for where, error in errors.items()), *(f"hint: {h}" for h in hints.values() if h)]
+
+
 def pruned(count: int, noun: str, size: str, *, yes: bool) -> str:
     """The last line of such a verb."""
     from envbuild.text import plural

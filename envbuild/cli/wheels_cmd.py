@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from envbuild.cli.choose import Amount, node_options, options, target_of, target_option
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, failures
 from envbuild.errors import ExitCode, as_dicts, gravest, sort_out
 from envbuild.text import plural, size
 
@@ -95,8 +95,10 @@ def _ask(ui: Ui, flags: dict[str, Any], human: Callable[[dict[str, Any]], str], 
         for node, result in good.items():
             parts += [f"{node}: {result['store']}"] if len(good) + len(errors) > 1 else []
             parts += [*(f"warning: {note}" for note in result["notes"]), human(result)]
-        return "\n".join([*parts, *(f"{node}: {error}" for node, error in errors.items())])
+        return "\n".join([*parts, *failures(errors)])
 
+    if args["action"] == "list" and good and not any(result["entries"] for result in good.values()):
+        ui.note("hint: `envbuild provision` keeps here what it builds from source; --target and --store name others")
     well = all(result.get("ok", True) for result in good.values())
     stores = [{"node": node, **result} for node, result in good.items()]
     ui.result({"ok": not errors and well, "stores": stores, "errors": as_dicts(errors)}, shown)

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from envbuild.cli.nodes_cmd import show_evidence
-from envbuild.cli.output import Ui, columns, comments_fitted, fitted, print_error, text_width
+from envbuild.cli.output import Ui, columns, comments_fitted, failures, fitted, print_error, text_width
 from envbuild.errors import EnvbuildError
 from envbuild.provision.run.run_dir import RunDir
 from tests.report.samples import evidence, node
@@ -33,6 +33,13 @@ def test_a_line_breaks_between_words_and_goes_on_below_its_column(sixty: Termina
     assert max(map(len, lines)) <= 60 and len(lines) == 5
     assert [len(line) - len(line.lstrip()) for line in lines] == [4, 15, 15, 15, 17]
     assert "".join(lines).split() == plan.split()
+
+
+def test_of_places_that_fail_alike_the_first_one_says_what_helps() -> None:
+    errors = {name: EnvbuildError("node-unreachable", "gone", hint=f"try `ssh {name} true`") for name in ("a", "b")}
+    lines = failures(errors | {"c": EnvbuildError("disk-full", "full")})
+    gone = "error[node-unreachable]: gone"
+    assert lines == [f"a: {gone}", f"b: {gone}", "c: error[disk-full]: full", "hint: try `ssh a true`"]
 
 
 def test_a_word_longer_than_the_terminal_stays_whole(sixty: Terminal) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from envbuild.cli import run as boundary
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.contact import first_contact
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import list_runs
+from tests.e2e.world import World
 from tests.provision.ansible.test_play import _Silent
 
 SECRET = "correct-horse-battery"
@@ -122,3 +124,22 @@ def test_of_a_node_that_no_run_asks_debug_shows_it(
     said = capsys.readouterr()
     assert said.err.count("Traceback (most recent call last):") == 1 and "in run_node\n" in said.err
     assert SECRET not in said.out + said.err
+
+
+@pytest.mark.parametrize("verb", [("probe",), ("env", "list"), ("env", "prune"), ("wheels", "list"), ("cache", "show")])
+def test_a_table_says_what_helps_where_a_node_could_not_be_asked(
+    local: tuple[str, ...], verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_node(node: str, *_: Any, **__: Any) -> Any:
+        raise EnvbuildError("node-unreachable", f"no {node}", hint="start it", exit_code=ExitCode.UNREACHABLE)
+
+    monkeypatch.setattr(first_contact, "run_node", run_node)
+    assert boundary.run([*verb, *local]) == 3
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("hint: start it") == 1 and "no environments" not in said.out
+
+
+def test_a_prefix_without_environments_says_how_one_is_built(world: World) -> None:
+    done = world.good("env", "list")
+    assert done.out == "no environments\n"
+    assert done.err.startswith("hint: `envbuild provision --stack STACK` builds one")

@@ -36,7 +36,8 @@ def test_a_list_has_a_line_for_each_wheel_whatever_the_width(stored: tuple[World
 
 
 def test_a_prefix_without_a_store_has_no_wheels_and_gets_none_by_looking(world: World) -> None:
-    assert world.good("wheels", "list").out == "no wheels\n"
+    done = world.good("wheels", "list")
+    assert done.out == "no wheels\n" and done.err.startswith("hint: `envbuild provision` keeps here what it builds")
     assert world.good("wheels", "verify").out == "0 of 0 wheels are what their records say\n"
     assert world.good("wheels", "prune").out == "nothing to remove\n"
     assert not world.prefix.exists()
