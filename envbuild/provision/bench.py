@@ -97,7 +97,7 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
-                check = _check(reference, told, made)
+                check = _check(reference, told, made, work.run.path)
             check = _of_logs(check) if asked.logs else check
             nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
             # A run that failed has failed on every node of it; its figure is told once.
@@ -133,8 +133,11 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
     return node.model_copy(update={"checks": (*node.checks, check), "status": "failed", "exit": int(code)})
 
 
-def _check(reference: Reference, told: Bench, made: Way) -> Check:
-    """What the trials tell, one after another until one fails, and the launch of the last that ran."""
+def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
+    """What the trials tell, one after another until one fails, and the launch of the last that ran.
+
+    `folder`: of the run; a log elsewhere is one that was named.
+    """
     began = time.monotonic()
     values: list[float] = []
     losses: list[float] = []
@@ -159,6 +162,8 @@ def _check(reference: Reference, told: Bench, made: Way) -> Check:
     seconds = round(time.monotonic() - began, 1)
     if failures:
         details |= {"failures": failures, "output": _last_lines(last)}
+        if log.path.is_relative_to(folder):
+            details["log"] = str(log.path.relative_to(folder))
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
     found_ = compare(reference, told, ran, statistics.median(values), gpus, rules().peaks())
     below = found_.verdict == "below"

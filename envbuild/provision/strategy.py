@@ -106,7 +106,7 @@ class _Trials:
         details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
         details |= memory
         if answer == "failed":
-            details["output"] = "\n".join(text.splitlines()[-_LAST:])
+            details |= {"output": "\n".join(text.splitlines()[-_LAST:]), "log": f"logs/{log.path.name}"}
         self.checks.append(
             Check(
                 name=f"trial {number}",

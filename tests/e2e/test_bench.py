@@ -144,6 +144,8 @@ def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, 
     assert last in check["details"]["output"]
     logs = built.runs / done.json["run"] / "logs"
     assert [path.name for path in logs.glob("bench-*.log")] == ["bench-1.log"], "no other run is started"
+    hint = done.node["error"]["hint"]
+    assert hint.startswith("read logs/bench-1.log in the folder of the run; again: envbuild bench")
 
 
 def test_a_log_from_elsewhere_is_read_without_a_run(built: World, tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     smoke = first.name.startswith("smoke/")
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
-    repeat = _missing_library(first.says) + (f"again: {again}" if command else "")
-    measured = smoke or first.name.partition("/")[0] in ("bench", "strategy")
+    repeat = _log(first) + _missing_library(first.says) + (f"again: {again}" if command else "")
+    measured = smoke or first.name.split()[0] in ("bench", "trial")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
         if smoke
@@ -110,6 +110,12 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
+
+
+def _log(check: Check) -> str:
+    """The log of a run of its own, as what to do first; empty where there is none."""
+    log = check.details.get("log")
+    return f"read {log} in the folder of the run; " if log else ""
 
 
 def _missing_library(said: str) -> str:

@@ -38,6 +38,7 @@ def failed(name: str, says: str = "no", **more: Any) -> NodeEvidence:
         (failed("files", drift_count=2), "drift", "--repair"),
         (failed("link"), "check-failed", "--repair"),
         (failed("bench"), "check-failed", "again: envbuild smoke --stack x --host gpu1"),
+        (failed("trial 1"), "check-failed", "again: envbuild smoke --stack x --host gpu1"),
     ],
 )
 def test_a_failed_check_has_a_code_and_the_next_command(node: NodeEvidence, code: str, hint: str) -> None:
@@ -85,6 +86,13 @@ def test_a_library_that_a_small_machine_lacks_is_named_as_what_to_install_first(
     error = coded(failed("smoke/sound", says), ("envbuild", "provision"), verb="provision", several=False).error
     assert error is not None
     assert error["hint"] == f"{first}again: envbuild provision"
+
+
+def test_of_a_run_that_failed_its_log_is_named_before_the_command_that_fails_again() -> None:
+    checks = [{"name": "bench", "status": "failed", "says": "no", "details": {"log": "logs/bench-1.log"}}]
+    error = coded(failed("bench", checks=checks), ("envbuild", "bench", "x"), verb="bench", several=False).error
+    assert error is not None
+    assert error["hint"] == "read logs/bench-1.log in the folder of the run; again: envbuild bench x"
 
 
 def test_a_drifted_environment_is_repaired_where_it_was_verified() -> None:
