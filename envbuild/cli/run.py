@@ -38,8 +38,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
             sys.stderr.write(f"{error.format_message()}\n")
             return ExitCode.USAGE
-        hint = f"see `{error.ctx.command_path} --help`" if error.ctx else "see `envbuild --help`"
-        return _report(EnvbuildError("usage", error.format_message(), hint=hint), as_json=as_json, debug=debug)
+        path = error.ctx.command_path if error.ctx else "envbuild"
+        usage = EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
+        return _report(usage, as_json=as_json, debug=debug)
     except click.ClickException as error:
         return _report(EnvbuildError("usage", error.format_message()), as_json=as_json, debug=debug)
     except (KeyboardInterrupt, click.Abort):
@@ -55,6 +56,16 @@ def _run(arguments: list[str]) -> int:
         internal.hint = next(kept, internal.hint)
         return _report(internal, as_json=as_json, debug=debug)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _where_stacks_go(error: click.UsageError) -> str:
+    """Of a stack that was given, or left out, as other verbs want it."""
+    options = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []
+    if error.message.startswith("Got unexpected extra argument") and "--stack" in options:
+        return "--stack names the stack here, --target where; "
+    if isinstance(error, click.MissingParameter) and error.param and error.param.human_readable_name == "STACK":
+        return "`envbuild stack list` names those that are shipped; "
+    return ""
 
 
 def _report(error: EnvbuildError, *, as_json: bool, debug: bool) -> int:

@@ -71,6 +71,22 @@ def test_a_verb_with_a_typing_error_names_the_nearest(capsys: pytest.CaptureFixt
     assert "did you mean `provision`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["provision", "opt-175b"], "--stack names the stack here, --target where; see `envbuild provision --help`"),
+        (["bench"], "`envbuild stack list` names those that are shipped; see `envbuild bench --help`"),
+        (["explain"], "`envbuild stack list` names those that are shipped; see `envbuild explain --help`"),
+        (["run", "list", "x"], "see `envbuild run list --help`"),
+    ],
+)
+def test_a_stack_in_the_wrong_place_or_in_none_is_told_where_it_goes(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"hint: {hint}"
+
+
 @pytest.mark.parametrize("verb", ["list", "remove", "prune"])
 def test_the_help_says_whose_processes_are_seen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", verb, "--help"]) == 0
