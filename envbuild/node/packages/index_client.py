@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import NamedTuple
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from envbuild.node import pip_config
 from envbuild.node.protocol import NodeError
@@ -72,6 +72,7 @@ class _NoDowngrade(urllib.request.HTTPRedirectHandler):
 def find(page: str, file: str, cert: str = "") -> "Found | None":
     """The file of exactly that name on a page of links (HTML, or JSON as PEP 691 has it), None when it is not there.
 
+    Its address has the login of the page's where it is on the same server.
     Raises NodeError `network-unreachable` (exit 75), `index-refused` (4).
     """
     with _open(page, cert) as stream:
@@ -80,9 +81,18 @@ def find(page: str, file: str, cert: str = "") -> "Found | None":
     if data is None:
         raise _refused("its page is larger than %d MiB" % (_PAGE_LIMIT >> 20))
     try:
-        return _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
+        found = _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
+        return found and found._replace(url=_with_login(found.url, page))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _refused("its page cannot be read: %s" % type(error).__name__) from error
+
+
+def _with_login(url: str, page: str) -> str:
+    login, _, server = urlsplit(page).netloc.rpartition("@")
+    parts = urlsplit(url)
+    if not login or (parts.scheme, parts.netloc) != (urlsplit(page).scheme, server):
+        return url
+    return urlunsplit(parts._replace(netloc="%s@%s" % (login, server)))
 
 
 def _in_json(data: bytes, where: str, file: str) -> "Found | None":

@@ -158,7 +158,8 @@ def test_credentials_go_to_the_index_and_nowhere_else(node: Node, serve: Any) ->
     )
     (Path.home() / ".netrc").write_text("machine 127.0.0.1 login ada password secret\n")
     row = fetched(node, path.name, artifacts=index(url.replace("//", "//bob:hush@")))
-    assert asked[0]["Authorization"] == "Basic " + base64.b64encode(b"bob:hush").decode()
+    bob = "Basic " + base64.b64encode(b"bob:hush").decode()
+    assert [one["Authorization"] for one in asked] == [bob, bob], "its page and its file"
     assert "Authorization" not in seen[0], "a redirect takes no credentials along"
     assert "hush" not in json.dumps(row) and "secret" not in json.dumps(row)
 
