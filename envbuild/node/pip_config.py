@@ -20,7 +20,7 @@ NORMAL_INDEX = "pypi"
 # What pip's `install` and `download` read, the strongest first.
 _SECTIONS = ("install", "download", "global")
 _LIMIT = 1 << 20
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"@]+@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s'\"]+@")
 
 
 class PipConfig:

@@ -28,6 +28,11 @@ def find_links(env: dict[str, str]) -> list[str]:
     return pip_config.read(env).find_links
 
 
+def test_no_part_of_a_password_with_an_at_sign_is_left() -> None:
+    told = pip_config.without_credentials("http://u:p@ss@h/x http://a@x/,http://b:c@y/ http://h/p@q")
+    assert told == "http://h/x http://x/,http://y/ http://h/p@q"
+
+
 def test_the_environment_variable_wins_over_files(tmp_path: Path) -> None:
     conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
     assert find_links(environ(tmp_path)) == ["/user"]
