@@ -58,7 +58,10 @@ NETWORK = (
 )
 _KEY = "rm: NVIDIA changed its apt key in April 2022, so its list in older images fails, and nothing is wanted from it."
 GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
-WHO = "The image runs as this user, not as root; this is its home."
+WHO = (
+    "The image runs as this user, not as root; this is its home. Others may write there too, for a container may run "
+    "as the user who starts it: `--user`, Apptainer, enroot."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +184,12 @@ def owned(paths: Sequence[tuple[str, str]], environment: str) -> tuple[Instructi
         Comment(
             f"What a source writes when it is built in place or started, {names}, is the user's, as are the folders it "
             "is in, in which any file may be replaced: a start may write it, or a build in an image built on this one. "
-            "Elsewhere only the user's home and /tmp can be written."
+            "Other users may write it too. Elsewhere only the user's home and /tmp can be written."
         ),
         Run(
-            f"mkdir -p {every} && chown {USER}:{USER} {every}"
+            f"mkdir -p {every} && chown {USER}:{USER} {every} && chmod a+rwx {every}"
             f" && find {sources} \\( {there} \\) -exec chown -h {USER}:{USER} {{}} +"
+            " ! -type l -exec chmod a+rwX {} +"
         ),
     )
 
@@ -379,6 +383,7 @@ class _Maker:
             f"echo 'envbuild:x:{USER}:' >> /etc/group",
             f"mkdir -p {HOME}",
             f"chown {USER}:{USER} {HOME}",
+            f"chmod 777 {HOME}",
         ]
         out += [
             Comment("The entry point, and the program that `envbuild image verify` runs inside."),
@@ -463,6 +468,9 @@ class _Maker:
             "#!/bin/sh\n"
             "# Loads the environment, with the variables that depend on what is there, and becomes the command.\n"
             "set -eu\n"
+            "# A user whom the image does not know has no home and no name in it.\n"
+            f'[ -n "${{HOME-}}" ] && [ -w "$HOME" ] || export HOME={HOME}\n'
+            "id -un > /dev/null 2>&1 || export USER=envbuild\n"
             f"{self._kept()}"
             f". {self.prefix}/current/{self.lock.stack}/.envbuild/activate.sh\n"
             'exec "$@"\n'

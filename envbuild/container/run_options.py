@@ -23,8 +23,11 @@ NEEDS = {
 # One process of a step beside the one that asks for it, on this node and with all that the job has there.
 PYXIS_STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none")
 CDI = "nvidia.com/gpu=all"
-# The node program puts the name of its node in the place of this word.
+# The node program puts the name of its node in the place of this word, and who calls in that of the other.
 NODE = "{node}"
+CALLER = "{caller}"
+# What says by itself what is below the image, or that nothing can be written.
+_LAYERS = ("--overlay", "--underlay", "--writable", "-o", "-w")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class ContainerFacts:
     """What a node says of containers (verb `container`, action `look`).
 
     `runtimes`: name to `version`, `works` and `why` it does not. `cdi`: a specification of NVIDIA's devices is there.
-    `memlock` in bytes, -1 without a limit; `raises_limits`: this user may raise it.
+    `memlock` in bytes, -1 without a limit; `raises_limits`: this user may raise it; `root`: it is root.
     """
 
     runtimes: Mapping[str, Mapping[str, Any]]
@@ -40,6 +43,7 @@ class ContainerFacts:
     infiniband: bool = False
     memlock: int = -1
     raises_limits: bool = False
+    root: bool = False
     gpus: int = 0
 
 
@@ -88,6 +92,8 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
     elif runtime == "apptainer":
         _refuse_memory(node, runtime, settings)
         options = ["--cleanenv", "--no-home", *(["--nv"] if gpus else [])]
+        # A SIF is mounted read-only, and programs write into their sources and caches when they start.
+        options += [] if any(each.startswith(_LAYERS) for each in settings.options) else ["--writable-tmpfs"]
         for mount in settings.mounts:
             options += ["--bind", mount]
     elif runtime == "pyxis":
@@ -95,7 +101,7 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
         options = pyxis_options(settings, gpus=gpus)
     else:
         _refuse_memory(node, runtime, settings)
-        options = [] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"]
+        options = ["--rw", *([] if gpus else ["--env", "NVIDIA_VISIBLE_DEVICES=void"])]
         for mount in settings.mounts:
             options += ["--mount", _fstab(mount)]
     if runtime in ("apptainer", "enroot", "pyxis"):
@@ -152,6 +158,9 @@ def _like_docker(
         options.append("--gpus=all")
     devices = [*(["/dev/infiniband"] if facts.infiniband else []), *settings.devices]
     options += [f"--device={device}" for device in dict.fromkeys(devices)]
+    if settings.mounts:
+        # Mounted folders are the caller's, whom podman knows as root inside unless it is told.
+        options += [*(["--userns=keep-id"] if runtime == "podman" and not facts.root else []), f"--user={CALLER}"]
     return options + [f"--volume={mount if ':' in mount else f'{mount}:{mount}'}" for mount in settings.mounts]
 
 
@@ -192,7 +201,8 @@ def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
     What the site has as default is said, so that an image runs alike everywhere; envbuild runs the entry point itself.
     """
     mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in settings.mounts)
-    options = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"]
+    options = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root",
+               "--container-writable"]  # fmt: skip
     mounted = [f"--container-mounts={mounts}"] if mounts else []
     return [*([] if gpus else _NO_GPUS), *options, *mounted, *settings.options]
 
@@ -212,9 +222,13 @@ def launcher(stack: str, command: list[str]) -> str:
     if "--interactive" in command:
         at = command.index("--interactive")
         plain, terminal = command, [*command[: at + 1], "--tty", *command[at + 1 :]]
-        lines.append(f'if [ -t 0 ] && [ -t 1 ]; then exec {shlex.join(terminal)} "$@"; fi')
-        return "\n".join([*lines, f'exec {shlex.join(plain)} "$@"', ""])
-    return "\n".join([*lines, f'exec {shlex.join(command)} "$@"', ""])
+        lines.append(f'if [ -t 0 ] && [ -t 1 ]; then exec {_joined(terminal)} "$@"; fi')
+        return "\n".join([*lines, f'exec {_joined(plain)} "$@"', ""])
+    return "\n".join([*lines, f'exec {_joined(command)} "$@"', ""])
+
+
+def _joined(command: list[str]) -> str:
+    return shlex.join(command).replace(shlex.quote(f"--user={CALLER}"), '--user="$(id -u):$(id -g)"')
 
 
 def _launcher_of_step(stack: str, lines: list[str], command: list[str]) -> str:

@@ -89,11 +89,13 @@ Stage: runtime
 
 %post
     set -eu
-    # The image runs as this user, not as root; this is its home.
+    # The image runs as this user, not as root; this is its home. Others may write there too, for a container may run
+    # as the user who starts it: `--user`, Apptainer, enroot.
     echo 'envbuild:x:10001:10001::/home/envbuild:/bin/sh' >> /etc/passwd
     echo 'envbuild:x:10001:' >> /etc/group
     mkdir -p /home/envbuild
     chown 10001:10001 /home/envbuild
+    chmod 777 /home/envbuild
     cd /home/envbuild
 
 %environment

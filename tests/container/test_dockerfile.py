@@ -428,7 +428,7 @@ def test_what_a_run_writes_into_a_source_is_the_users_and_so_is_what_the_plain_f
     for name in ("data/old.so", "data/old.txt", "out/deep/er/x", "log", "logs"):
         path = tmp_path / "an env" / "src" / "a b" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.touch(0o644)
     (tmp_path / "chown").write_text(f'#!/bin/sh\nshift; printf "%s\\n" "$@" >> {tmp_path}/told\n')
     (tmp_path / "chown").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -444,6 +444,8 @@ def test_what_a_run_writes_into_a_source_is_the_users_and_so_is_what_the_plain_f
         "/out/deep/er/x",
         "/log",
     }
+    every = {path for path in (tmp_path / "an env").rglob("*") if path.stat().st_mode & 0o002}
+    assert {str(path).removeprefix(top) for path in every} == told - {"10001:10001"}, "Apptainer runs it as its caller"
 
     for name, recipe in recipes.items():
         helpers = [
@@ -477,6 +479,26 @@ def test_the_entry_point_keeps_what_a_container_was_started_with(
     command = ["/bin/sh", "-c", entry, "sh", "sh", "-c", shown, "sh", "a b", "c"]
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
     assert done.stdout == "ib 0 eth0 /topo none a b c\n"
+
+
+@pytest.mark.parametrize("home", [None, "/not/there", "here"])
+def test_who_has_no_home_in_the_image_has_that_of_the_image(
+    recipes: dict[str, ImageRecipe], tmp_path: Path, home: str | None
+) -> None:
+    """HOME is / for an unknown user of docker, and the folder of the host for Apptainer."""
+    entry = recipes["opt-175b"].files["entrypoint.sh"].replace("/opt/envbuild", str(tmp_path))
+    activate = tmp_path / "current/opt-175b/.envbuild/activate.sh"
+    activate.parent.mkdir(parents=True)
+    activate.touch()
+    given = {"PATH": os.environ["PATH"]} | ({} if home is None else {"HOME": str(tmp_path / home)})
+    (tmp_path / "here").mkdir()
+    command = ["/bin/sh", "-c", entry, "sh", "sh", "-c", 'echo "$HOME ${USER-}"']
+    (tmp_path / "id").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "id").chmod(0o755)
+    given["PATH"] = f"{tmp_path}:{given['PATH']}"
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+    kept = str(tmp_path / "here") if home == "here" else "/home/envbuild"
+    assert done.stdout == f"{kept} envbuild\n", "and has a name, which getpass asks for"
 
 
 def test_a_build_holds_the_same_requests_as_the_planner_and_no_secret() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envbuild.container.run_options import NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
+from envbuild.container.run_options import CALLER, NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 
@@ -38,9 +39,23 @@ def test_gpus_infiniband_devices_mounts_and_options_of_podman() -> None:
     more = {"devices": ["/dev/gdrdrv"], "mounts": ["/data", "/eagle:/mnt:ro"], "options": ["--pids-limit=-1"]}
     assert _command("podman", facts, shm_size="16g", **more) == (
         "/usr/bin/podman run --rm --interactive --pull=never --network=host --shm-size=16g --ulimit=memlock=-1:-1 "
-        "--device=nvidia.com/gpu=all --device=/dev/infiniband --device=/dev/gdrdrv --volume=/data:/data "
-        "--volume=/eagle:/mnt:ro --pids-limit=-1 0123abcd"
+        "--device=nvidia.com/gpu=all --device=/dev/infiniband --device=/dev/gdrdrv --userns=keep-id --user={caller} "
+        "--volume=/data:/data --volume=/eagle:/mnt:ro --pids-limit=-1 0123abcd"
     )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "root", "options"),
+    [
+        ("docker", False, "--user={caller} "),
+        ("podman", True, "--user={caller} "),
+        ("podman", False, "--userns=keep-id --user={caller} "),
+    ],
+)
+def test_who_mounts_folders_is_the_user_inside_who_may_write_them(runtime: str, root: bool, options: str) -> None:
+    facts = _facts(runtime, root=root)
+    assert f"memlock=-1:-1 {options}--volume=/out:/out" in _command(runtime, facts, mounts=["/out"])
+    assert CALLER not in _command(runtime, facts), "without any the image's own user has all that it needs"
 
 
 def test_docker_gives_gpus_by_its_own_option() -> None:
@@ -54,14 +69,22 @@ def test_docker_gives_gpus_by_its_own_option() -> None:
 def test_apptainer_runs_the_entry_point_itself_and_nothing_of_the_home_folder() -> None:
     facts = _facts("apptainer", gpus=4)
     assert _command("apptainer", facts, "/p/images/x.sif", mounts=["/eagle:/mnt:ro"]) == (
-        f"/usr/bin/apptainer exec --cleanenv --no-home --nv --bind /eagle:/mnt:ro /p/images/x.sif /bin/sh {ENTRY}"
+        "/usr/bin/apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/mnt:ro /p/images/x.sif "
+        f"/bin/sh {ENTRY}"
     )
+
+
+@pytest.mark.parametrize("own", ["--overlay=/scratch/upper", "--underlay"])
+def test_apptainer_writes_where_the_target_says(own: str) -> None:
+    """It refuses to have two places to write to."""
+    assert "--writable-tmpfs" not in _command("apptainer", options=[own])
+    assert "--writable-tmpfs" in _command("apptainer", options=["--fakeroot"])
 
 
 def test_enroot_mounts_in_the_words_of_fstab() -> None:
     facts = _facts("enroot", gpus=4)
     assert _command("enroot", facts, "/p/images/x.sqsh", mounts=["/eagle:/mnt:ro", "/data"]) == (
-        "/usr/bin/enroot start --mount /eagle:/mnt:none:x-create=auto,bind,ro "
+        "/usr/bin/enroot start --rw --mount /eagle:/mnt:none:x-create=auto,bind,ro "
         "--mount /data:/data:none:x-create=auto,bind,rw /p/images/x.sqsh"
     )
     assert "--env NVIDIA_VISIBLE_DEVICES=void" in _command("enroot", _facts("enroot"), "/p/x.sqsh")
@@ -72,7 +95,7 @@ def test_pyxis_is_one_process_of_a_step_on_this_node_with_nothing_of_the_home_fo
     more = {"mounts": ["/eagle:/mnt:ro", "/data"], "options": ["--mem=0"]}
     same = (
         "/usr/bin/srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist {node} %s"
-        "--no-container-mount-home --no-container-entrypoint --no-container-remap-root %s"
+        "--no-container-mount-home --no-container-entrypoint --no-container-remap-root --container-writable %s"
         f"--container-image /shared/x.sqsh /bin/sh {ENTRY}"
     )
     mounted = "--container-mounts=/eagle:/mnt:ro,/data:/data --mem=0 "
@@ -171,6 +194,21 @@ def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
     assert "--tty" in path.read_text()
     if shutil.which("dash"):
         subprocess.run(["dash", "-n", str(path)], check=True)
+
+
+def test_the_launcher_is_of_who_calls_it(tmp_path: Path) -> None:
+    program = tmp_path / "docker"
+    program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
+    program.chmod(0o755)
+    path = tmp_path / "tiny"
+    path.write_text(launcher("tiny", [str(program), "run", f"--user={CALLER}", "id"]))
+
+    def call(*argv: str, **env: str) -> str:
+        return subprocess.run(["sh", str(path), *argv], capture_output=True, text=True, env=env, check=True).stdout
+
+    me = f"[run][--user={os.getuid()}:{os.getgid()}][id]"
+    path_of = {"PATH": os.environ["PATH"]}
+    assert call("a b", **path_of) == f"{me}[a b]"
 
 
 def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:

@@ -64,4 +64,4 @@ def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> Non
     assert [line.split()[0] for line in words] == ["build", *["exec"] * 4]
     (file,) = (world.prefix / "images").iterdir()
     assert file.name.startswith("tiny-") and file.suffix == ".sif"
-    assert all(line.startswith(f"exec --cleanenv --no-home {file} /bin/sh ") for line in words[1:])
+    assert all(line.startswith(f"exec --cleanenv --no-home --writable-tmpfs {file} /bin/sh ") for line in words[1:])

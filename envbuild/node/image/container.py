@@ -97,7 +97,8 @@ def _named(command: "list[str]", image: str) -> "list[str]":
 
 
 def _here(command: "list[str]") -> "list[str]":
-    """With the name that Slurm has for this node, where the runtime has to be told."""
+    """With who calls, and the name that Slurm has for this node, where the runtime has to be told."""
+    command = [word.replace("{caller}", "%d:%d" % (os.geteuid(), os.getegid())) for word in command]
     if "{node}" not in command:
         return command
     name = os.environ.get("SLURMD_NODENAME")

@@ -22,7 +22,7 @@ _SYS_RESOURCE = 24
 
 
 def look(stack: str, prefix: str) -> Json:
-    """`runtimes`, `cdi`, `infiniband`, `memlock`, `raises_limits`; `record` of the stack's image.
+    """`runtimes`, `cdi`, `infiniband`, `memlock`, `raises_limits`, `root`; `record` of the stack's image.
 
     `present`: the runtime still has the image of the record; `launcher`: that file is as it was written.
     """
@@ -43,6 +43,7 @@ def look(stack: str, prefix: str) -> Json:
         "infiniband": os.path.isdir("/dev/infiniband"),
         "memlock": memlock(),
         "raises_limits": raises_limits(),
+        "root": os.geteuid() == 0,
         "record": record,
         "present": bool(is_there),
         "launcher": record is not None

@@ -48,6 +48,7 @@ def container_facts(told: Mapping[str, Any], facts: NodeFacts) -> ContainerFacts
         infiniband=bool(told.get("infiniband")),
         memlock=int(told.get("memlock", -1)),
         raises_limits=bool(told.get("raises_limits")),
+        root=bool(told.get("root")),
         gpus=len(facts.gpus),
     )
 

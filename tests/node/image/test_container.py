@@ -119,6 +119,15 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
     assert lease.read(str(node.prefix)) is None
 
 
+def test_what_runs_inside_is_the_caller(node: Site) -> None:
+    program = node.program("apptainer")
+    node.install("apptainer", command=[program, "exec", "--user={caller}", "{image}"], **node.archive())
+    path = node.prefix / "images" / f"tiny-{ID[:12]}.sif"
+    said = node.log.read_text().splitlines()
+    begin = f"exec --user={os.geteuid()}:{os.getegid()} {path} /in/current/tiny/bin/python"
+    assert [line.startswith(begin) for line in said[1:]] == [True, True]
+
+
 @pytest.mark.parametrize(("left", "noted"), [("truncated", True), ("of somebody else", False)])
 def test_d45_a_file_that_is_there_and_is_not_the_one_that_was_made_is_made_again(
     node: Site, left: str, noted: bool

@@ -63,9 +63,14 @@ def test_pyxis_imports_once_and_tests_on_every_node(tmp_path: Path) -> None:
     for (words, stdin), verb in zip(tests, ("verify", "smoke"), strict=True):
         assert words[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
         at = words.index(f"--container-image={file}")
-        same = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"]
-        assert words[at + 1 : at + 6] == [*same, "--container-mounts=/data:/d:ro", "/bin/sh"]
-        assert words[at + 6] == ENTRY and words[-1] == verb
+        same = [
+            "--no-container-mount-home",
+            "--no-container-entrypoint",
+            "--no-container-remap-root",
+            "--container-writable",
+        ]
+        assert words[at + 1 : at + 7] == [*same, "--container-mounts=/data:/d:ro", "/bin/sh"]
+        assert words[at + 7] == ENTRY and words[-1] == verb
         request = json.loads(stdin)
         assert (request["verb"], request["prefix"]) == (verb, "/opt/envbuild")
 
@@ -73,8 +78,11 @@ def test_pyxis_imports_once_and_tests_on_every_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runtime", "wanted"),
     [
-        ("enroot", ["enroot", "start", "FILE", "/opt/envbuild"]),
-        ("apptainer", ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "FILE", "/bin/sh", ENTRY]),
+        ("enroot", ["enroot", "start", "--rw", "FILE", "/opt/envbuild"]),
+        (
+            "apptainer",
+            ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "--writable-tmpfs", "FILE", "/bin/sh", ENTRY],
+        ),
     ],
 )
 def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp_path: Path) -> None:
@@ -151,7 +159,7 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
     calls = (tmp_path / "calls").read_text()
     assert f"build {file}.12 docker://registry.example.org/team/smoke:exact-" in calls
     assert calls.split("build ")[1].split("\n")[1:5] == ["--envall", "-n", "2", "--ppn"]
-    assert f"exec --cleanenv --no-home --nv {file} /bin/sh {ENTRY} " in calls
+    assert f"exec --cleanenv --no-home --nv --writable-tmpfs {file} /bin/sh {ENTRY} " in calls
     # A check that fails is the exit code, after the others; the file is there and is not made again.
     failed = submit(FAIL="verify")
     assert (failed.returncode, len(failed.stdout.splitlines())) == (1, 3)

@@ -21,11 +21,11 @@ code=0
 # verify: every node prints one line of JSON.
 printf %s 'REQUEST' > "$file.$number.json"
 mpiexec --envall -n "$nodes" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
-  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz verify || code=$?
+  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz verify || code=$?
 rm -f -- "$file.$number.json"
 # smoke: every node prints one line of JSON.
 printf %s 'REQUEST' > "$file.$number.json"
 mpiexec --envall -n "$nodes" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
-  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz smoke || code=$?
+  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz smoke || code=$?
 rm -f -- "$file.$number.json"
 exit "$code"
