@@ -9,6 +9,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.container import ContainerSettings
+from envbuild.node.variables import CHOOSING
 
 # What is tried where the target names none, best first.
 ORDER = ("podman", "docker", "apptainer", "enroot")
@@ -219,6 +220,8 @@ def launcher(stack: str, command: list[str]) -> str:
     ]
     if NODE in command:
         return _launcher_of_step(stack, lines, command)
+    lines.append("# The GPUs that the caller was given: runtimes take no variable of the caller with them.")
+    lines += [f'[ -z "${{{name}+x}}" ] || set -- env "{name}=${name}" "$@"' for name in CHOOSING]
     if "--interactive" in command:
         at = command.index("--interactive")
         plain, terminal = command, [*command[: at + 1], "--tty", *command[at + 1 :]]

@@ -81,6 +81,8 @@ def may_set(name: str, site: bool = False) -> bool:
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# What chooses the GPUs of a process: the second says what numbers in the first mean.
+CHOOSING = (VISIBLE, "CUDA_DEVICE_ORDER")
 _DEVICE = re.compile(r"(\d+|(GPU|MIG)-\S+)\Z")
 
 

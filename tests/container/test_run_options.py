@@ -196,7 +196,7 @@ def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
         subprocess.run(["dash", "-n", str(path)], check=True)
 
 
-def test_the_launcher_is_of_who_calls_it(tmp_path: Path) -> None:
+def test_the_launcher_is_of_who_calls_it_and_of_the_gpus_given_to_them(tmp_path: Path) -> None:
     program = tmp_path / "docker"
     program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
     program.chmod(0o755)
@@ -209,6 +209,11 @@ def test_the_launcher_is_of_who_calls_it(tmp_path: Path) -> None:
     me = f"[run][--user={os.getuid()}:{os.getgid()}][id]"
     path_of = {"PATH": os.environ["PATH"]}
     assert call("a b", **path_of) == f"{me}[a b]"
+    given = {**path_of, "CUDA_VISIBLE_DEVICES": "3,5", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    said = call("a b", **given)
+    assert said == f"{me}[env][CUDA_DEVICE_ORDER=PCI_BUS_ID][env][CUDA_VISIBLE_DEVICES=3,5][a b]"
+    none = call(**path_of, CUDA_VISIBLE_DEVICES="")
+    assert none == f"{me}[env][CUDA_VISIBLE_DEVICES=][python]", "no GPU is not all of them"
 
 
 def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:

@@ -14,7 +14,7 @@ import sys
 import uuid
 
 from envbuild.node import facts as probe
-from envbuild.node import hashing, lease, paths, proc, protocol
+from envbuild.node import hashing, lease, paths, proc, protocol, variables
 from envbuild.node.image import apptainer_build, load, runtimes
 from envbuild.node.protocol import Exit, Json, NodeError, utc_time
 from envbuild.node.smoke import rendezvous
@@ -265,6 +265,9 @@ def _ask(command: "list[str]", args: Json, verb: str, asked: Json, timeout: floa
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
     python = "%s/current/%s/bin/python" % (inside, args["stack"])
     words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
+    if "{node}" not in command:  # what a step of Slurm has, Slurm says
+        chosen = ["%s=%s" % (name, os.environ[name]) for name in variables.CHOOSING if name in os.environ]
+        words = ["env"] + chosen + words if chosen else words
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
     command, end = _endable(_here(command))
     try:

@@ -119,12 +119,16 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
     assert lease.read(str(node.prefix)) is None
 
 
-def test_what_runs_inside_is_the_caller(node: Site) -> None:
+def test_what_runs_inside_has_the_gpus_of_the_caller_and_is_the_caller(
+    node: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     program = node.program("apptainer")
     node.install("apptainer", command=[program, "exec", "--user={caller}", "{image}"], **node.archive())
     path = node.prefix / "images" / f"tiny-{ID[:12]}.sif"
     said = node.log.read_text().splitlines()
-    begin = f"exec --user={os.geteuid()}:{os.getegid()} {path} /in/current/tiny/bin/python"
+    begin = f"exec --user={os.geteuid()}:{os.getegid()} {path} env CUDA_VISIBLE_DEVICES=3 /in/current/tiny/bin/python"
     assert [line.startswith(begin) for line in said[1:]] == [True, True]
 
 
