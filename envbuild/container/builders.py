@@ -263,12 +263,14 @@ class Docker(Builder):
     """BuildKit. Two builds have equal files and other times, so other ids.
 
     `rewrite-timestamp` of `--output` does nothing in docker's own store of images (26.1) and is an error in
-    containerd's.
+    containerd's, where ids are digests of manifests, too.
     """
 
     def build_command(self, build: Build) -> list[str]:
         """See `Builder.build_command`; an image that is here is taken, and any other asked for, without a word."""
-        words = [self.program, "build", *([] if build.cache else ["--no-cache"])]
+        # An attestation says when it was made, and makes an index of what is one image.
+        words = [self.program, "build", "--provenance=false", "--sbom=false"]
+        words += [] if build.cache else ["--no-cache"]
         words += [] if build.network else ["--network=none"]
         words += ["--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"]
         # Podman and buildah do this themselves. By name alone: an address may have a password in it.

@@ -61,8 +61,9 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
         "podman", "build", *time, "--layers=false", "--pull=never", "--network=none", *LAST,
     ]  # fmt: skip
     same = ["--build-arg", "SOURCE_DATE_EPOCH=315532800"]
-    assert docker.build_command(FIRST) == ["docker", "build", *same, *SHARED]
-    assert docker.build_command(REST) == ["docker", "build", "--no-cache", "--network=none", *same, *LAST]
+    plain = ["--provenance=false", "--sbom=false"]
+    assert docker.build_command(FIRST) == ["docker", "build", *plain, *same, *SHARED]
+    assert docker.build_command(REST) == ["docker", "build", *plain, "--no-cache", "--network=none", *same, *LAST]
     monkeypatch.setenv("BUILDAH_ISOLATION", "oci")
     assert "--isolation" not in buildah.build_command(REST)
     assert podman.run_command("i", ["cat", "x"], gpus=True) == [

@@ -125,6 +125,14 @@ def _try(args: Json, prefix: str) -> Json:
     args["prefix"] = prefix
     if args["runtime"] in ("podman", "docker"):
         image, _ = load.load(args, prefix)
+        if image != args["id"]:
+            raise NodeError(
+                "not-yet-supported",
+                "docker on this node has a name of its own for the image, and nodes of a job share one",
+                why="it keeps images in containerd's store, where an id is of the manifest",
+                hint='turn that off ("features": {"containerd-snapshotter": false} in daemon.json), or use another '
+                "`runtime`",
+            )
         return _tested(args, image)
     path, wanted = args["file"]["path"], args["file"].get("sha256")
     found = hashing.digest_if_readable(path)
@@ -180,6 +188,7 @@ def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Js
         command=_named(args["command"], image),
         inside=args["inside"],
         file=file,
+        called=None if file else image,
         root=verify.get("root"),
         packages=verify.get("packages") or {},
         sources=verify.get("sources") or [],

@@ -19,6 +19,8 @@ _CONFIG_LIMIT = 16 << 20
 def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
     """Make the image usable for the runtime; what its commands call it, and `file` where that is a file.
 
+    It is called by its id, but for docker with containerd's store of images, which knows that of its manifest.
+
     Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
     (exit 75), `disk-full`, `image-in-use` (75).
     """
@@ -29,9 +31,8 @@ def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
     if runtime in ("podman", "docker"):
         if args.get("force"):
             _forget(args, program)
-        if runtimes.image_id(program, wanted) != wanted:
-            _bring(args, program)
-        return wanted, None
+        here = runtimes.image_id(program, wanted) == wanted
+        return (wanted if here else _bring(args, program)), None
     extension = "sif" if runtime == "apptainer" else "sqsh"
     path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
     kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
@@ -62,16 +63,20 @@ def _forget(args: Json, program: str) -> None:
         proc.run([program, "rmi", "--force", image], timeout=600)
 
 
-def _bring(args: Json, program: str) -> None:
-    """Load or pull into the storage of docker or podman. An image with another id is not used."""
-    wanted = args["id"]
+def _bring(args: Json, program: str) -> str:
+    """Load or pull into the storage of docker or podman; what that calls it. An image with another id is not used."""
+    wanted, kept_by_manifest = args["id"], args["runtime"] == "docker" and runtimes.has_containerd_store(program)
     if args.get("archive"):
         _run([program, "load", "--input", args["archive"]], "image-load-failed", args)
-        found = runtimes.image_id(program, wanted)
+        found = runtimes.image_id(program, args["name"] if kept_by_manifest else wanted)
+        if kept_by_manifest and found:
+            return found  # `check_archive` has compared the configuration in it
     else:
         words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
         _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-pull-failed", args)
         found = runtimes.image_id(program, args["pull"])
+        if kept_by_manifest and found and args["pull"].endswith("@sha256:" + found):
+            return found
     if found != wanted:
         raise NodeError(
             "image-id-differs",
@@ -79,6 +84,7 @@ def _bring(args: Json, program: str) -> None:
             why="wanted id %s, found %s" % (wanted[:12], (found or "none")[:12]),
             changed=True,
         )
+    return str(wanted)
 
 
 def _make_file(args: Json, runtime: str, program: str, path: str) -> None:
@@ -147,12 +153,17 @@ def _damaged(path: str, why: str) -> "NodeError":
 def _other_image(path: str, wanted: str) -> str:
     """Why the archive is of another image, empty when it is this one."""
     try:
-        with tarfile.open(path) as archive:
-            (entry,) = json.loads(_member(archive, "manifest.json").decode("utf-8"))
-            config = hashlib.sha256(_member(archive, str(entry["Config"]))).hexdigest()
+        found = archive_id(path)
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return "it is no archive of one image (%s)" % str(error)[:200]
-    return "" if config == wanted else "its image has the id %s" % config[:12]
+    return "" if found == wanted else "its image has the id %s" % found[:12]
+
+
+def archive_id(path: str) -> str:
+    """The id (hex) of the one image in an archive: sha256 of its configuration. Raises what reading raises."""
+    with tarfile.open(path) as archive:
+        (entry,) = json.loads(_member(archive, "manifest.json").decode("utf-8"))
+        return hashlib.sha256(_member(archive, str(entry["Config"]))).hexdigest()
 
 
 def _member(archive: "tarfile.TarFile", name: str) -> bytes:

@@ -124,7 +124,14 @@ def present(record: "Json | None") -> bool:
             return bool(os.stat(file["path"]).st_size == file["bytes"])
         except OSError:
             return False
-    return bool(image_id(record["program"], record["id"]) == record["id"])
+    called = record.get("called") or record["id"]
+    return bool(image_id(record["program"], called) == called)
+
+
+def has_containerd_store(program: str) -> bool:
+    """Whether docker keeps its images in containerd's store (as new ones of 29 do): there an id is of the manifest."""
+    done = proc.run([program, "info", "--format", "{{json .DriverStatus}}"], timeout=DEADLINE)
+    return done.ok and "io.containerd.snapshotter" in done.out
 
 
 def image_id(program: str, image: str) -> "str | None":

@@ -20,6 +20,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
+from envbuild.node.image.load import archive_id
 from envbuild.node_program import node_pyz_digest
 from envbuild.provision.run.between_runs import keep
 from envbuild.provision.run.findings import Prepared
@@ -139,7 +140,8 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
 
 def known_id(image: Wanted) -> str | None:
     """The id that the image has, or had when it was built here."""
-    return image.id or _remembered(image.key).get("id")
+    found = _remembered(image.key)
+    return image.id or found.get("carried") or found.get("id")
 
 
 def obtain(
@@ -163,21 +165,28 @@ def obtain(
         )
         say(f"building the image with {builder.name}")
         made = build_image(image.recipe, builder, options)
-        found, built, seconds = {"id": made["id"]}, True, made["seconds"]
-        keep(_memory(image.key), {"id": made["id"], "name": image.name, "builder": builder.name})
+        found, built, seconds = {"id": made["id"], "name": image.name, "builder": builder.name}, True, made["seconds"]
+        keep(_memory(image.key), found)
+    known = str(found.get("carried") or found["id"])
+    path: Path | None = None
+    pull: str | None = None
     if settings.registry is not None:
-        return Obtained(found["id"], builder.name, pull=_push(builder, image, settings), built=built, seconds=seconds)
-    if not file(str(found["id"])):
-        return Obtained(found["id"], builder.name, built=built, seconds=seconds)
-    path = folder / f"image-{found['id'][:12]}.tar"
-    path.unlink(missing_ok=True)
-    say("writing the image to a file")
-    builder.save(image.name, path)
-    return Obtained(found["id"], builder.name, path, sha256_of(path), built=built, seconds=seconds)
+        pull, known = _push(builder, image, settings)
+    elif file(known):
+        path = folder / f"image-{known[:12]}.tar"
+        path.unlink(missing_ok=True)
+        say("writing the image to a file")
+        builder.save(image.name, path)
+        known = archive_id(str(path))
+    if known != found["id"]:
+        # Docker's id of an image in containerd's store is that of its manifest; ours is that of its configuration.
+        keep(_memory(image.key), {**found, "carried": known})
+    sha256 = sha256_of(path) if path else None
+    return Obtained(known, builder.name, path, sha256, pull, built=built, seconds=seconds)
 
 
-def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> str:
-    """The reference by digest after a push. Raises EnvbuildError `image-id-differs` (exit 5)."""
+def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> tuple[str, str]:
+    """The reference by digest after a push, and the image's id. Raises EnvbuildError `image-id-differs` (exit 5)."""
     from envbuild.container.registry import ask_config, ask_digest
 
     to = f"{settings.registry}:{image.name.rpartition(':')[2]}"
@@ -185,14 +194,14 @@ def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> str:
     digest = ask_digest(to, plain_http=settings.insecure)
     reference = f"{settings.registry}@sha256:{digest}"
     there, _ = ask_config(reference, plain_http=settings.insecure)
-    if there != builder.id(image.name):
+    if builder.id(image.name) not in (there, digest):
         raise EnvbuildError(
             "image-id-differs",
             f"{to} is not the image that was pushed",
             why=f"the registry has id {there[:12]}, the builder {builder.id(image.name)[:12]}",
             hint="somebody else may push to the same tag",
         )
-    return reference
+    return reference, there
 
 
 def _id(builder: Builder, name: str) -> str | None:

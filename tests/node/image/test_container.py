@@ -89,6 +89,22 @@ class Site:
         return runtimes.read_record(str(self.prefix), "tiny")
 
 
+# Docker with containerd's store: it knows an image by its names and the digest of its manifest, not by its id.
+_CONTAINERD = """#!/bin/sh
+printf '%s\\n' "$*" >> {log}
+case "$1 $2" in
+    "info "*) echo '[["driver-type","io.containerd.snapshotter.v1"]]' ;;
+    "load "*|"pull "*) touch {log}.there ;;
+    "image inspect") [ -e {log}.there ] && case "$5" in
+        {name}|{manifest}) echo sha256:{manifest} ;;
+        *) exit 1 ;;
+    esac ;;
+    "run "*) cat > /dev/null; echo '{verify}' ;;
+esac
+"""
+MANIFEST = "5" * 64
+
+
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     site = Site(tmp_path)
@@ -407,3 +423,29 @@ def test_a_node_of_a_job_names_a_file_that_is_not_the_one_that_was_made(sha256: 
         container.run({"prefix": str(tmp_path), "run": "run", "args": args})
     assert (caught.value.code, caught.value.exit_code) == ("image-file-damaged", 5)
     assert str(path) in caught.value.what
+
+
+@pytest.mark.parametrize("pulled", [None, MANIFEST, "6" * 64])
+def test_docker_with_the_store_of_containerd_calls_an_image_by_its_manifest(node: Site, pulled: str | None) -> None:
+    """As every new docker 29: it was refused as another image than the one that was sent."""
+    name = f"r.example/x@sha256:{pulled}" if pulled else "localhost/x:1"
+    docker = node.bin / "docker"
+    answer = json.dumps(GOOD, separators=(",", ":"))
+    docker.write_text(_CONTAINERD.format(log=node.log, name=name, manifest=MANIFEST, verify=answer))
+    docker.chmod(0o755)
+    more = {"pull": name} if pulled else node.archive()
+    command = [str(docker), "run", "--rm", "{image}"]
+    given = {"command": command, "asks": {"verify": {"stack": "tiny"}}, "launcher": "#!/bin/sh\nexec docker {image}\n"}
+    if pulled not in (None, MANIFEST):
+        with pytest.raises(NodeError) as caught:
+            node.install("docker", **given, **more)
+        assert caught.value.code == "image-id-differs"
+        return
+    _, result = node.install("docker", **given, **more)
+    assert result["ok"]
+    record = node.record()
+    assert record is not None and (record["id"], record["called"]) == (ID, MANIFEST)
+    assert record["command"][-1] == MANIFEST and MANIFEST in (node.prefix / "bin" / "tiny").read_text()
+    assert runtimes.present(record)
+    (node.log.parent / f"{node.log.name}.there").unlink()
+    assert not runtimes.present(record)
