@@ -9,9 +9,9 @@ from envbuild.node.read_text import names, read, search_path, which
 
 DEADLINE = 60.0
 RECORD_VERSION = 1
-# Whether it answers tells more than whether it is there; podman's answer says its version first.
+# Whether it answers tells more than whether it is there. Podman says before its version how many ids a user has.
 _ASK = {
-    "podman": ["info", "--format", "{{.Version.Version}}"],
+    "podman": ["info", "--format", "{{range .Host.IDMappings.UIDMap}}{{.Size}} {{end}}{{.Version.Version}}"],
     "docker": ["version", "--format", "{{.Server.Version}}"],
     "apptainer": ["--version"],
     "enroot": ["version"],
@@ -57,11 +57,14 @@ def _runtime(name: str, path: str) -> Json:
         return _pyxis(path, done)
     lines = (done.out if done.ok else done.err or done.out).strip().splitlines()
     said = lines[-1].strip()[-300:] if lines else ""
+    why = "" if done.ok else said or "no answer within %d s" % DEADLINE
+    if name == "podman" and done.ok and said.split()[:-1] == ["1"]:
+        why = "this user has no subordinate ids (/etc/subuid, /etc/subgid), and images have files of several users"
     return {
         "path": path,
         "version": said.split()[-1] if done.ok and said else None,
-        "works": done.ok and bool(said),
-        "why": "" if done.ok else said or "no answer within %d s" % DEADLINE,
+        "works": bool(said) and not why,
+        "why": why,
     }
 
 

@@ -449,3 +449,13 @@ def test_docker_with_the_store_of_containerd_calls_an_image_by_its_manifest(node
     assert runtimes.present(record)
     (node.log.parent / f"{node.log.name}.there").unlink()
     assert not runtimes.present(record)
+
+
+@pytest.mark.parametrize(("ids", "works"), [("1 65536 ", True), ("1 ", False), ("", True)])
+def test_podman_whose_user_has_one_id_works_not(node: Site, ids: str, works: bool) -> None:
+    """Then it takes no image of ours; without ids at all it is root. An Apptainer that works comes after it."""
+    (node.bin / "podman").write_text(f"#!/bin/sh\necho '{ids}4.3.1'\n")
+    (node.bin / "podman").chmod(0o755)
+    found = runtimes.look("tiny", str(node.prefix))["runtimes"]["podman"]
+    assert (found["works"], found["version"]) == (works, "4.3.1")
+    assert ("/etc/subuid" in found["why"]) == (not works)
