@@ -3,10 +3,9 @@
 import os
 import posixpath
 import tarfile
-import tempfile
 
 from envbuild.node import hashing, paths, proc
-from envbuild.node.image import image_file
+from envbuild.node.image import image_file, unpacking
 from envbuild.node.protocol import Json, NodeError, log
 
 TYPE_CHECKING = False
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from envbuild.node import lease
 
 TIMEOUT = 12 * 3600.0
-# What Apptainer unpacks and what it keeps of registries: gigabytes, and its own default is the user's home.
-_PLACES = ("TMPDIR", "CACHEDIR")
 _LAST = 2000  # characters of what the build printed, for the error
 
 
@@ -28,28 +25,12 @@ def build(args: Json, prefix: str, held: "lease.Lease") -> Json:
     path = os.path.join(prefix, "images", "%s-%s.sif" % (args["stack"], args["key"][:12]))
 
     def make(half: str) -> None:
-        folder = _folder(args.get("tmp") or os.path.join(prefix, "tmp"))
-        try:
-            with paths.coded_errors(folder):
-                _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
-                _apptainer(args, folder, half)
-                held.check()
-        finally:
-            paths.remove_tree(folder)
+        with unpacking.folder(args, prefix) as (folder, variables):
+            _unpack(args["archive"], args["sha256"], os.path.join(folder, "context"))
+            _apptainer(args, folder, half, variables)
+            held.check()
 
     return {"ok": True, "file": image_file.made(path, make, force=bool(args.get("force")))}
-
-
-def _folder(top: str) -> str:
-    """A folder of this build; what builds left that were killed is removed, for under the lease nobody else builds."""
-    try:
-        os.makedirs(top, exist_ok=True)
-        for name in sorted(os.listdir(top)):
-            if name.startswith("image-build-") and os.stat(os.path.join(top, name)).st_uid == os.geteuid():
-                paths.remove_tree(os.path.join(top, name))
-        return tempfile.mkdtemp(prefix="image-build-", dir=top)
-    except OSError as error:
-        raise paths.not_writable(error, top) from error
 
 
 def _unpack(archive: str, wanted: str, folder: str) -> None:
@@ -73,19 +54,12 @@ def _unpack(archive: str, wanted: str, folder: str) -> None:
         )
 
 
-def _apptainer(args: Json, folder: str, path: str) -> None:
+def _apptainer(args: Json, folder: str, path: str, variables: "dict[str, str | None]") -> None:
     """Run `apptainer build` in the context. Raises NodeError `image-build-failed` (exit 4), `disk-full` (75)."""
-    extra: dict[str, str | None] = {}
-    for name in _PLACES:
-        place = os.path.join(folder, name.lower())
-        os.mkdir(place)
-        # An older Apptainer was called Singularity, and so were its variables.
-        extra.update({"APPTAINER_" + name: place, "SINGULARITY_" + name: place})
     words = [args["program"], "build", "--force"] + (["--fakeroot"] if os.geteuid() != 0 else [])
     log("image: building with %s" % args["program"])
-    done = proc.run(
-        words + [path, "apptainer.def"], timeout=TIMEOUT, env=proc.clean_env(extra), cwd=os.path.join(folder, "context")
-    )
+    env, cwd = proc.clean_env(variables), os.path.join(folder, "context")
+    done = proc.run(words + [path, "apptainer.def"], timeout=TIMEOUT, env=env, cwd=cwd)
     if done.ok:
         return
     said = (done.out + "\n" + done.err).strip()

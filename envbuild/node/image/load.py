@@ -4,12 +4,10 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import tarfile
-from functools import partial
 
 from envbuild.node import hashing, paths, proc
-from envbuild.node.image import image_file, local_registry, runtimes
+from envbuild.node.image import image_file, local_registry, runtimes, unpacking
 from envbuild.node.protocol import Json, NodeError
 
 TIMEOUT = 2 * 3600.0
@@ -22,7 +20,7 @@ def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
     It is called by its id, but for docker with containerd's store of images, which knows that of its manifest.
 
     Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
-    (exit 75), `disk-full`, `image-in-use` (75).
+    (exit 75), `disk-full`, `image-in-use` (75), `prefix-not-writable` (7).
     """
     runtime, program, wanted = args["runtime"], args["program"], args["id"]
     if args.get("archive"):
@@ -37,7 +35,11 @@ def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
     path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
     kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
     recorded = kept.get("sha256") if kept.get("path") == path else None
-    make = partial(_make_file, args, runtime, args.get("maker") or program)
+
+    def make(half: str) -> None:
+        with unpacking.folder(args, prefix) as (_, env):
+            _make_file(args, runtime, args.get("maker") or program, half, env)
+
     return path, image_file.made(path, make, recorded, bool(args.get("force")))
 
 
@@ -66,14 +68,19 @@ def _forget(args: Json, program: str) -> None:
 def _bring(args: Json, program: str) -> str:
     """Load or pull into the storage of docker or podman; what that calls it. An image with another id is not used."""
     wanted, kept_by_manifest = args["id"], args["runtime"] == "docker" and runtimes.has_containerd_store(program)
+    env: dict[str, str | None] = {}
+    if args.get("tmp"):  # podman unpacks layers in /var/tmp
+        env["TMPDIR"] = args["tmp"]
+        with paths.coded_errors(args["tmp"]):
+            os.makedirs(args["tmp"], exist_ok=True)
     if args.get("archive"):
-        _run([program, "load", "--input", args["archive"]], "image-load-failed", args)
+        _run([program, "load", "--input", args["archive"]], "image-load-failed", args, env)
         found = runtimes.image_id(program, args["name"] if kept_by_manifest else wanted)
         if kept_by_manifest and found:
             return found  # `check_archive` has compared the configuration in it
     else:
         words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
-        _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-pull-failed", args)
+        _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-pull-failed", args, env)
         found = runtimes.image_id(program, args["pull"])
         if kept_by_manifest and found and args["pull"].endswith("@sha256:" + found):
             return found
@@ -87,7 +94,7 @@ def _bring(args: Json, program: str) -> str:
     return str(wanted)
 
 
-def _make_file(args: Json, runtime: str, program: str, path: str) -> None:
+def _make_file(args: Json, runtime: str, program: str, path: str, env: "dict[str, str | None]") -> None:
     """A SIF or a .sqsh file of the image."""
     pull = args.get("pull")
     if runtime == "apptainer":
@@ -95,33 +102,38 @@ def _make_file(args: Json, runtime: str, program: str, path: str) -> None:
             words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
         else:
             words = [path, "docker-archive://" + args["archive"]]
-        _run([program, "build", "--force"] + words, "image-pull-failed" if pull else "image-load-failed", args)
+        _run([program, "build", "--force"] + words, "image-pull-failed" if pull else "image-load-failed", args, env)
         return
     if pull:
-        registry, _, name = pull.partition("/")
-        # enroot writes a digest as if it were a tag.
-        uri = "docker://%s#%s" % (registry, name.replace("@", ":"))
-        env: dict[str, str | None] = {"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {}
-        _run([program, "import", "--output", path, uri], "image-pull-failed", args, env)
+        env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
+        _run([program, "import", "--output", path, enroot_uri(pull)], "image-pull-failed", args, env)
         return
-    _import_archive(args, program, path)
+    _import_archive(args, program, path, env)
 
 
-def _import_archive(args: Json, program: str, path: str) -> None:
+def enroot_uri(reference: str) -> str:
+    """How enroot names an image of a registry: `docker://HOST#PATH:TAG`, a digest as if it were a tag.
+
+    What has no host is of Docker Hub; enroot before 4.0 knows that by this name alone.
+    """
+    host, slash, path = reference.replace("@", ":").partition("/")
+    if not slash or not ("." in host or ":" in host or host == "localhost"):
+        host, path = "docker.io", host + slash + path
+    if host in ("docker.io", "index.docker.io"):
+        host, path = "registry-1.docker.io", path if "/" in path else "library/" + path
+    return "docker://%s#%s" % (host, path)
+
+
+def _import_archive(args: Json, program: str, path: str, env: "dict[str, str | None]") -> None:
     """enroot imports from registries, so there is one as long as it reads. Raises NodeError `image-archive-damaged`."""
-    cache = path + ".layers"  # enroot keeps what it has read; this is of no use to it again
     with contextlib.ExitStack() as stack:
         try:
             here = stack.enter_context(local_registry.serving(args["archive"]))
         except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(args["archive"], "its layers cannot be read (%s)" % str(error)[:200]) from error
-        env: dict[str, str | None] = {"ENROOT_ALLOW_HTTP": "yes", "ENROOT_CACHE_PATH": cache}
-        env.update(no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
-        try:
-            uri = "docker://%s#%s:latest" % (here, local_registry.NAME)
-            _run([program, "import", "--output", path, uri], "image-load-failed", args, env)
-        finally:
-            shutil.rmtree(cache, ignore_errors=True)
+        env.update(ENROOT_ALLOW_HTTP="yes", no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
+        uri = "docker://%s#%s:latest" % (here, local_registry.NAME)
+        _run([program, "import", "--output", path, uri], "image-load-failed", args, env)
 
 
 def check_archive(args: Json) -> None:
@@ -171,13 +183,13 @@ def _member(archive: "tarfile.TarFile", name: str) -> bytes:
     return stream.read(_CONFIG_LIMIT) if stream is not None else b""
 
 
-def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None] | None" = None) -> None:
+def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None]") -> None:
     """`env`: variables added to those of this process."""
     done = proc.run(argv, timeout=TIMEOUT, env=proc.clean_env(env))
     if done.ok:
         return
     why = "no end after %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]
-    paths.refuse_full(why, args["prefix"], why)
+    paths.refuse_full(why, args.get("tmp") or args["prefix"], why)
     raise NodeError(
         code,
         "%s could not take the image %s" % (args["runtime"], args["name"]),

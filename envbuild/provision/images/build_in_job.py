@@ -29,7 +29,6 @@ from envbuild.provision.jobs.ask import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
-from envbuild.provision.run.outcome import tmp_folder
 
 # Seconds that fetching here and building there may take; the first is for the whole of a stack.
 FETCH_DEADLINE = 4 * 3600.0
@@ -127,7 +126,7 @@ def build_in_job(
     target, facts = work.prepared.target, login["facts"]
     one = target.scheduler.model_copy(update={"nodes": 1})
     alone = replace(site, target=target.model_copy(update={"scheduler": one}))
-    told = {**args, "action": "build", "tmp": tmp_folder(target.tmp, facts["user"], facts["home"])}
+    told = {**args, "action": "build"}
     request = node_request("container", facts["prefix"]["path"], told, work.run.id)
     answers = ask_in_job(work, alone, Asked("envbuild-image", folder, {"build": request}), site.limit(LIMIT))
     told_by = [each["build"] for each in answers.values()]

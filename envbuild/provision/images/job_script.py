@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from envbuild.container.run_options import ContainerFacts, choose, pyxis_options
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
+from envbuild.node.image.load import enroot_uri
 from envbuild.node.protocol import PROTOCOL
 from envbuild.provision.images.build_in_job import builds_in_job
 from envbuild.provision.images.obtain import Wanted, settings_of, wanted
@@ -131,9 +132,11 @@ def _file(
     folder = posixpath.join(target.shared or target.prefix, "images")
     name = f"{prepared.stack.name}-{image.variant.digest[:12]}"
     half = f'"$file.{words.number}"'
-    # Apptainer unpacks gigabytes; without this in /tmp and below the home folder.
-    tmp = _path(target.tmp) if target.tmp else ""
-    build = f"APPTAINER_TMPDIR={tmp} APPTAINER_CACHEDIR={tmp} apptainer build" if tmp else "apptainer build"
+    # Runtimes unpack tens of gigabytes; without this in /tmp and below the home folder. enroot cannot unpack on every
+    # file system of a network, so it does so only where the target says.
+    tmp = _path(target.tmp or posixpath.join(target.shared or target.prefix, "tmp"))
+    build = f"APPTAINER_TMPDIR={tmp} APPTAINER_CACHEDIR={tmp} apptainer build"
+    unpack = f"ENROOT_TEMP_PATH={tmp} " if target.tmp else ""
     first: list[str] = []
     if reference is None:
         write = f'envbuild image apptainer {shlex.quote(prepared.reference)} -o "$context"'
@@ -142,17 +145,14 @@ def _file(
     elif settings.runtime == "apptainer":
         make = f"{build} {half} {shlex.quote(f'docker://{reference}')}"
     else:
-        registry, _, path = reference.partition("/")
-        # enroot writes a digest as if it were a tag.
-        uri = f"docker://{registry}#{path.replace('@', ':')}"
-        make = f"enroot import --output {half} {shlex.quote(uri)}"
+        make = f"{unpack}ENROOT_CACHE_PATH={tmp} enroot import --output {half} {shlex.quote(enroot_uri(reference))}"
     return [
         *first,
         f"file={_path(folder, f'{name}.{extension}')}",
         f"mkdir -p -- {_path(folder)}",
         "# On the first node alone; the others read the file, so its folder has to be one that all see.",
         'if [ ! -e "$file" ]; then',
-        *([f"  mkdir -p -- {tmp}"] if tmp and settings.runtime == "apptainer" else []),
+        f"  mkdir -p -- {tmp}",
         f"  {make} < /dev/null",
         f'  mv -- {half} "$file"',
         "fi",

@@ -18,7 +18,7 @@ from envbuild.provision.images.obtain import Obtained, Wanted, known_id, setting
 from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import NodeFiles
+from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 from envbuild.provision.survey.ask import decide
 from envbuild.provision.survey.errors import refusal
 
@@ -75,10 +75,12 @@ def look_request(work: Work, node: str | None = None) -> dict[str, Any]:
 
 def args_of(work: Work, images: Images, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
     """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
-    return container_plan.install_args(
+    facts = images.told[node]["facts"]
+    made = container_plan.install_args(
         work.prepared, images.wanted, got, images.nodes[node], images.told[node]["containers"], archive=archive,
         controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
     )  # fmt: skip
+    return {**made, "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", ""))}
 
 
 def told_of(answer: ContactResult) -> dict[str, Any]:

@@ -196,6 +196,58 @@ def test_a_step_whose_connection_broke_can_be_begun_again(node: Site, monkeypatc
     assert not Path(sent["archive"]).exists()
 
 
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("runtime", ["apptainer", "enroot"])
+def test_a_file_is_made_where_there_is_room_and_nothing_stays(node: Site, runtime: str, said: bool) -> None:
+    """Twenty gigabytes do not fit /tmp of many nodes, nor the quota of a home folder."""
+    words = {"apptainer": "APPTAINER_TMPDIR APPTAINER_CACHEDIR", "enroot": "ENROOT_TEMP_PATH ENROOT_CACHE_PATH"}[
+        runtime
+    ]
+    program = Path(node.program(runtime))
+    program.write_text(
+        program.read_text() + "".join(f'echo "{each}=${each}" >> {node.log}\n' for each in words.split())
+    )
+    tmp = node.prefix.parent / "scratch"
+    more = node.archive() if runtime == "apptainer" else {"pull": "r.example/x@sha256:" + "a" * 64}
+    node.install(runtime, **more, **({"tmp": str(tmp)} if said else {}))
+    told = dict(line.partition("=")[::2] for line in node.log.read_text().splitlines()[1:3])
+    unpacks, keeps = words.split()
+    top = tmp if said else node.prefix / "tmp"
+    if runtime == "enroot" and not said:
+        assert told[unpacks] == os.environ.get("ENROOT_TEMP_PATH", ""), "not on a file system that may not do"
+    else:
+        assert told[unpacks].startswith(f"{top}/image-build-")
+    assert told[keeps].startswith(f"{top}/image-build-")
+    assert list(top.iterdir()) == []
+
+
+def test_podman_unpacks_layers_where_the_target_says(node: Site) -> None:
+    podman = node.bin / "podman"
+    podman.write_text(
+        f'#!/bin/sh\necho "$1 $TMPDIR" >> {node.log}\n'
+        f'case "$1" in image) [ -e {node.log}.there ] && echo {ID} ;; load) touch {node.log}.there ;; esac\n'
+    )
+    podman.chmod(0o755)
+    tmp = node.prefix.parent / "scratch"
+    args = {"runtime": "podman", "program": str(podman), "id": ID, "name": "x:1", "stack": "tiny", "tmp": str(tmp)}
+    assert load.load({**args, "prefix": str(node.prefix), **node.archive()}, str(node.prefix)) == (ID, None)
+    assert f"load {tmp}" in node.log.read_text().splitlines() and tmp.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("reference", "uri"),
+    [
+        ("pytorch@sha256:aa", "registry-1.docker.io#library/pytorch:sha256:aa"),
+        ("team/tiny@sha256:aa", "registry-1.docker.io#team/tiny:sha256:aa"),
+        ("docker.io/team/tiny@sha256:aa", "registry-1.docker.io#team/tiny:sha256:aa"),
+        ("localhost:5000/tiny:1", "localhost:5000#tiny:1"),
+        ("r.example/a/b:1", "r.example#a/b:1"),
+    ],
+)
+def test_enroot_is_told_the_registry_of_what_names_none(reference: str, uri: str) -> None:
+    assert load.enroot_uri(reference) == f"docker://{uri}"
+
+
 def test_enroot_imports_from_the_registry_that_is_named(node: Site) -> None:
     node.program("enroot")
     node.install("enroot", pull=f"registry.example.org:5000/team/tiny@sha256:{'a' * 64}")

@@ -90,6 +90,9 @@ def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp
     text = image_body(prepared).replace("/shared/it'\"'\"'s/envbuild", f"{tmp_path}/shared")
     calls = _words(tmp_path, text)
     assert [call[0][0] for call in calls] == [runtime, "srun", "srun"]
+    room = f"'{tmp_path}/shared/tmp'"
+    assert f"{runtime.upper()}_CACHE{'_PATH' if runtime == 'enroot' else 'DIR'}={room} " in text, "and not at home"
+    assert (f"APPTAINER_TMPDIR={room} " in text, "ENROOT_TEMP_PATH" in text) == (runtime == "apptainer", False)
     words = calls[1][0]
     begun = words[words.index(runtime) :]
     file = next(word for word in begun if word.startswith(str(tmp_path)))
