@@ -85,10 +85,12 @@ def _pod(
     script = _START.format(name=name, replicas=pods.replicas, port=pods.port)
     entry = ["/bin/sh", f"{recipe.prefix}/image/{ENTRY}", "/bin/sh", "-c", script, name]
     security: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    user: dict[str, Any] = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
     if rdma:
-        # RDMA pins memory; limits of the container runtime allow that only with this.
+        # RDMA pins memory, and Kubernetes has no limit of that to raise: pods have the limit of the node's container
+        # runtime, by systemd's default 8 MiB. This goes past it, and programs have it as root alone.
         security["capabilities"]["add"] = ["IPC_LOCK"]
-        security["allowPrivilegeEscalation"] = True
+        user = {"runAsUser": 0, "runAsGroup": 0, "fsGroup": USER}
     return {
         "affinity": {
             "podAntiAffinity": {
@@ -100,7 +102,7 @@ def _pod(
                 ]
             }
         },
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+        "securityContext": user,
         "terminationGracePeriodSeconds": 30,
         "containers": [
             {
@@ -108,7 +110,7 @@ def _pod(
                 "image": image,
                 "command": entry,
                 "args": list(command),
-                "env": [{"name": "GPUS_PER_NODE", "value": str(pods.gpus)}],
+                "env": [{"name": "GPUS_PER_NODE", "value": str(pods.gpus)}, {"name": "HOME", "value": HOME}],
                 "ports": [{"name": "master", "containerPort": pods.port}],
                 "resources": {"limits": limits, "requests": limits},
                 "securityContext": security,

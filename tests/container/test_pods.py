@@ -31,9 +31,11 @@ def recipe() -> ImageRecipe:
     return recipe_for(Choice("megatronapp"))
 
 
-def documents(recipe: ImageRecipe, **more: Any) -> list[dict[str, Any]]:
+def documents(recipe: ImageRecipe, *, plain: bool = False, **more: Any) -> list[dict[str, Any]]:
+    """Those of the stack; `plain`: without InfiniBand."""
     pods = load_containers().stacks["megatronapp"].pods
     assert pods is not None
+    pods = pods.model_copy(update={"rdma": None}) if plain else pods
     given = {"image": IMAGE, "name": "megatronapp", "command": ["python", "train.py"], **more}
     return manifests(recipe, pods, **given)
 
@@ -62,9 +64,23 @@ def test_they_have_what_the_document_says(recipe: ImageRecipe) -> None:
     assert home["emptyDir"] == {"sizeLimit": "100G"}
     (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert rule["topologyKey"] == "kubernetes.io/hostname"
-    assert pod["securityContext"]["runAsNonRoot"] is True
     other = documents(recipe, rdma="example.org/ib")[1]["spec"]["template"]["spec"]["containers"][0]
     assert "example.org/ib" in other["resources"]["limits"]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_who_pins_memory_for_infiniband_is_root_for_to_others_the_capability_is_nothing(
+    recipe: ImageRecipe, plain: bool
+) -> None:
+    """Linux takes it from every program that another user starts; Kubernetes sets no ambient ones, and no limits."""
+    pod = documents(recipe, plain=plain)[1]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    added = container["securityContext"]["capabilities"].get("add", [])
+    assert (added, pod["securityContext"]["runAsUser"]) == (([], 10001) if plain else (["IPC_LOCK"], 0))
+    assert pod["securityContext"].get("runAsNonRoot", False) is plain
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert not container["securityContext"]["allowPrivilegeEscalation"]
+    assert {"name": "HOME", "value": "/home/envbuild"} in container["env"], "the volume, not /root"
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a.b", "A", "a" * 64, "1a"])
