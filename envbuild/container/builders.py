@@ -64,7 +64,7 @@ class Builder:
     def build_command(self, build: Build) -> list[str]:
         """The argument list of one build."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += [_ONE_LAYER, "--pull=missing" if build.pull else "--pull=never"]
+        words += [_ONE_LAYER, _pull(build)]
         # The host's network needs no plugin and no bridge; only the fetch stage has it.
         words += ["--network=host" if build.network else "--network=none"]
         return words + _shared(build)
@@ -208,7 +208,7 @@ class Buildah(Builder):
     def build_command(self, build: Build) -> list[str]:
         """As described above: `unshare -n` where there must be no network."""
         words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += [_ONE_LAYER, "--pull=true" if build.pull else "--pull-never"]
+        words += [_ONE_LAYER, _pull(build)]
         # Who is not root may leave the network only as root of a user namespace, as `buildah unshare` makes it.
         own = [] if os.geteuid() == 0 else [self.program, "unshare"]
         away = [] if build.network else [*own, "unshare", "-n"]
@@ -252,8 +252,13 @@ class Buildah(Builder):
         """See `Builder.exported`."""
         container = self._ask(["from", "--pull-never", image], image).strip()
         try:
-            folder = self._ask(["mount", container], image).strip()
-            command = ["tar", "-C", folder, "--numeric-owner", "--sort=name", "-cf", "-", "."]
+            words = ["--numeric-owner", "--sort=name", "-cf", "-", "."]
+            if os.geteuid() == 0:
+                command = ["tar", "-C", self._ask(["mount", container], image).strip(), *words]
+            else:
+                # Who is not root mounts in a user namespace, and only what runs there sees it.
+                inside = ["sh", "-c", 'exec tar -C "$FOLDER" "$@"', "sh", *words]
+                command = [self.program, "unshare", "--mount", f"FOLDER={container}", *inside]
             yield from _streamed(command, image)
         finally:
             proc.run([self.program, "rm", container], timeout=600)
@@ -307,6 +312,11 @@ class Docker(Builder):
 
 
 _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}
+
+
+def _pull(build: Build) -> str:
+    """Never `true`: buildah then asks for what is newer, since 1.42 for every image, and ours are in no registry."""
+    return "--pull=missing" if build.pull else "--pull=never"
 
 
 def _tls(insecure: bool) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,10 +49,10 @@ def test_the_argument_lists_of_each_builder(monkeypatch: pytest.MonkeyPatch) -> 
     buildah, podman, docker = Buildah("buildah", "buildah"), Builder("podman", "podman"), Docker("docker", "docker")
     time = ["--timestamp", "315532800"]
     assert buildah.build_command(FIRST) == [
-        "buildah", "build", "--isolation", "chroot", *time, "--layers=false", "--pull=true", *SHARED,
+        "buildah", "build", "--isolation", "chroot", *time, "--layers=false", "--pull=missing", *SHARED,
     ]  # fmt: skip
     assert buildah.build_command(REST) == [
-        "unshare", "-n", "buildah", "build", "--isolation", "chroot", *time, "--layers=false", "--pull-never",
+        "unshare", "-n", "buildah", "build", "--isolation", "chroot", *time, "--layers=false", "--pull=never",
         *LAST,
     ]  # fmt: skip
     assert podman.build_command(FIRST) == [
@@ -440,3 +441,26 @@ def test_a_base_without_a_tag_is_found_among_the_images_that_were_listed(monkeyp
     monkeypatch.setattr(Recorder, "id", lambda self, image: pytest.fail(f"asked for {image} again"))
     parts = _Parts(recipe_for(Choice("torch-smoke")), Recorder("podman", "podman"), Options(), Path("/nowhere"), 0)
     assert parts._base("localhost/base") == "5" * 64
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_buildah_mounts_an_image_to_read_where_its_user_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
+) -> None:
+    """`buildah mount` of who is not root fails outside of `buildah unshare`."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "x").write_text("x")
+    program = tmp_path / "buildah"
+    program.write_text(
+        '#!/bin/sh\ncase "$1" in\n'
+        "from) echo c-1 ;;\n"
+        f"mount) echo {tmp_path}/files; exit {0 if root else 125} ;;\n"
+        f'unshare) [ "$2 $3" = "--mount FOLDER=c-1" ] || exit 9; shift 3; FOLDER={tmp_path}/files exec "$@" ;;\nesac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    with (
+        Buildah("buildah", str(program)).exported("x:1") as stream_of_tar,
+        tarfile.open(fileobj=stream_of_tar, mode="r|") as archive,
+    ):
+        assert [member.name for member in archive] == [".", "./x"]
