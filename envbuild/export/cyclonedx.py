@@ -36,5 +36,10 @@ def _components(variant: Variant) -> Iterator[Component]:
             index=package.channel, kind="conda", subdir=package.subdir,
         )  # fmt: skip
         yield bom.package(package.name, package.version, row, same=True)
+    for name, version in variant.provided.items():
+        yield bom.package(name, version, None, same=None, said="of the base")
+    if variant.image is not None:
+        digest = variant.image.digest
+        yield bom.image(variant.image.name, digest if digest != "unrecorded" else None)
     for source in variant.sources:
         yield bom.source(source.name, source.git, source.commit, source.tree)

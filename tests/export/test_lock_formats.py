@@ -17,7 +17,7 @@ from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import read_lock
 from envbuild.lock.readers.torch_wheels import Supply
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource
+from envbuild.model.lock import ArtifactFile, Lock, LockedImage, LockedPackage, LockedSource
 from envbuild.model.stack import Stack
 from envbuild.node import pip_config
 from tests.lock.build import lock, package, variant
@@ -192,3 +192,18 @@ def test_a_bill_of_materials_names_every_package_with_its_hash_and_every_source_
     for source in locked.sources:
         assert found[source.name]["version"] == source.commit
     assert export_lock(shipped, locked.id, "cyclonedx") == json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def test_a_bill_of_materials_names_the_image_and_the_packages_that_something_stands_on() -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    name = "registry.example.org/pytorch:1"
+    image = LockedImage(name=name, digest="3" * 64)
+    on_it = variant(packages=(package("six"),), image=image, provided={"torch": "2.1.0"})
+    text = export_lock(lock(on_it), None, "cyclonedx")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = {part["name"]: part for part in json.loads(text)["components"]}
+    assert (found[name]["type"], found[name]["hashes"]) == ("container", [{"alg": "SHA-256", "content": "3" * 64}])
+    assert found["torch"]["properties"] == [{"name": "envbuild:pin", "value": "of the base"}]
+    assert [each["aggregate"] for each in json.loads(text)["compositions"]] == ["incomplete"]

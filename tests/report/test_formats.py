@@ -14,7 +14,7 @@ from lxml import etree
 
 from envbuild.cli.report_cmd import report
 from envbuild.model.evidence import Evidence
-from envbuild.report.formats.cyclonedx import render_cyclonedx
+from envbuild.report.formats.cyclonedx import LISTS, render_cyclonedx
 from envbuild.report.formats.junit import render_junit
 from envbuild.report.formats.metrics_csv import render_csv
 from tests.report.samples import checks, evidence, fleet, node
@@ -58,6 +58,18 @@ def test_a_bill_of_materials_has_hashes_of_what_is_as_locked_alone() -> None:
     assert "hashes" not in found["numpy", "2.4.0"]
     assert found["sympy", "1.14.0"]["purl"] == "pkg:pypi/sympy@1.14.0"
     assert found["apex", "526871a2" * 5]["properties"][0]["name"] == "envbuild:commit"
+
+
+def test_a_bill_of_materials_has_what_is_known_of_a_base_and_says_that_it_is_not_whole() -> None:
+    """An image on NVIDIA's has hundreds of packages that no lock names, and read as if it had none."""
+    found = json.loads(render_cyclonedx(evidence(node(base_packages={"numpy": "1.22.2"}))))
+    (numpy,) = [each for each in found["components"] if each["properties"][0]["value"] == "of the base"]
+    assert (numpy["name"], numpy["version"], "hashes" in numpy) == ("numpy", "1.22.2", False)
+    assert found["compositions"] == [
+        {"aggregate": "incomplete", "assemblies": [found["metadata"]["component"]["bom-ref"]]}
+    ]
+    (lists,) = found["metadata"]["properties"]
+    assert (lists["name"], lists["value"]) == ("envbuild:lists", LISTS)
 
 
 def test_csv_has_every_figure_in_full() -> None:

@@ -182,6 +182,16 @@ def test_what_was_not_checked_has_a_section_of_its_own() -> None:
     assert ("claims", ("localhost",)) in found
 
 
+def test_what_an_image_has_of_its_base_is_said_to_be_unread() -> None:
+    image = {"runtime": "podman", "id": "a" * 64, "name": "x"}
+    told = sections(evidence(node(image=image, base_packages={"numpy": "1.22.2"}))).gaps
+    (why,) = [gap.why for gap in told if gap.what == "image"]
+    assert why.endswith(
+        "what else the image has of its base was not read, but for 1 Python package by name and version"
+    )
+    assert "image" not in {gap.what for gap in sections(evidence(node())).gaps}
+
+
 def test_packages_without_a_locked_file_are_those_of_nodes_whose_facts_were_read() -> None:
     told = [
         next(gap.why for gap in sections(evidence(node(facts=read), verb=verb)).gaps if gap.what == "pins")

@@ -17,7 +17,8 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     `deep`: every file against the Merkle root and every `.pyc` against its source, and `root` is the one measured now
     (`level` says so). Else stamp, variant digest, package set and versions, link; the check `files` is `not-run` and
-    says when the contents were last read. `result.ok` is False on drift. Raises NodeError `environment-unknown` (2).
+    says when the contents were last read. `base`: its packages are told, as stamped. `result.ok` is False on drift.
+    Raises NodeError `environment-unknown` (2).
     """
     args, prefix = request["args"], request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
@@ -37,7 +38,9 @@ def run(request: Json) -> "tuple[bool, Json]":
             checks.append(_unread(environment, found))
     drift.sort(key=lambda each: each["path"])
     limit = int(args.get("limit", 20))
+    told = {"base_packages": (found or {}).get("base_packages") or {}} if args.get("base") else {}
     return False, {
+        **told,
         "environment": environment,
         "root": root or (found["root"] if found else None),
         "level": "measured" if root else "stamped",

@@ -190,7 +190,7 @@ def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Js
         file=file,
         called=None if file else image,
         root=verify.get("root"),
-        packages=verify.get("packages") or {},
+        base_packages=verify.get("base_packages") or {},
         sources=verify.get("sources") or [],
         launcher={"path": path, "sha256": hashing.digest_of(path)},
         installed_at=utc_time(),

@@ -294,7 +294,7 @@ def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: M
     kept = set(record.get("nodes") or ()) if record and same and not work.settings.repair else set()
     bad = set(outcome.errors) | (set(images.nodes) - set(good))
     told = {
-        **args, "action": "accept", "verify": {key: tested.get(key) for key in ("root", "packages", "sources")},
+        **args, "action": "accept", "verify": {key: tested.get(key) for key in ("root", "base_packages", "sources")},
         "nodes": sorted((kept | set(good)) - bad),
     }  # fmt: skip
     request = node_request("container", prefix, told, work.run.id)

@@ -164,7 +164,10 @@ def install_args(
         "cuda": node.cuda,
         "gpus": node.gpus,
         "launcher": launcher(stack, list(node.command)),
-        "asks": {"verify": {"stack": stack, "deep": True, "variant": variant, "limit": 20}, "smoke": smoke},
+        "asks": {
+            "verify": {"stack": stack, "deep": True, "variant": variant, "limit": 20, "base": True},
+            "smoke": smoke,
+        },
         "controller": dict(controller),
         "wait": wait,
         "force": force,

@@ -205,6 +205,7 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     says = f"contents of the image not read; last read on {at}, when it was brought"
     unread = {"name": "files", "status": "not-run", "level": "not-checked", "says": says, "details": {"read_at": at}}
     told = {"root": record.get("root"), "level": "stamped", "sources": record.get("sources") or []}
+    told["base_packages"] = record.get("base_packages") or {}
     return {"ok": True, "checks": [unread], **told}
 
 

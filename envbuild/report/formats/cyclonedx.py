@@ -15,6 +15,11 @@ from envbuild.report.sections.pins import pins
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
 
+# For people; programs read the composition, which says the same.
+LISTS = (
+    "packages and sources of the lock, and of a base the Python packages that are known; nothing else of an operating "
+    "system or of the image that something is built on"
+)
 _SPACE = uuid.UUID("6f1c9a0b-72d4-4e5e-8b2e-44d0aa170c0c")
 
 
@@ -27,6 +32,7 @@ def render_cyclonedx(evidence: Evidence) -> str:
 
 def document(stack: tuple[str, str], version: str, of: str, when: datetime, components: Iterable[Component]) -> str:
     """The text for a stack (name, profile), made by envbuild `version`; `of` and `version` decide its serial number."""
+    from cyclonedx.model import Property
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentType
     from cyclonedx.output.json import JsonV1Dot6
@@ -36,10 +42,16 @@ def document(stack: tuple[str, str], version: str, of: str, when: datetime, comp
     bom = Bom(serial_number=uuid.uuid5(_SPACE, f"envbuild {version} {of}"), version=1)
     bom.metadata = BomMetaData(component=top, timestamp=when)
     bom.metadata.tools.components.add(tool)
+    bom.metadata.properties.add(Property(name="envbuild:lists", value=LISTS))
     parts = {str(each.bom_ref.value): each for each in components}
     bom.components.update(parts.values())
     bom.register_dependency(top, parts.values())
-    return json.dumps(json.loads(JsonV1Dot6(bom).output_as_string()), indent=1, sort_keys=True) + "\n"
+    # The library has no word for compositions.
+    whole = {**json.loads(JsonV1Dot6(bom).output_as_string()), "compositions": [_INCOMPLETE]}
+    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+
+
+_INCOMPLETE = {"aggregate": "incomplete", "assemblies": ["stack"]}
 
 
 def _moment(text: str) -> datetime:
@@ -56,12 +68,17 @@ def _components(evidence: Evidence) -> Iterator[Component]:
         if pin.observed:
             yield package(pin.name, pin.observed.partition(" ")[0], locked.get((pin.name, pin.sha256)), same=pin.same)
     for node in evidence.nodes:
+        for name, version in node.base_packages.items():
+            yield package(name, version, None, same=None, said="of the base")
         for row in node.sources:
             yield source(*(str(row.get(key) or "") for key in ("name", "git", "commit", "tree")))
 
 
-def package(name: str, version: str, row: PackageFile | None, *, same: bool | None) -> Component:
-    """A package by its locked file; `same`: what is there is what the lock names (None: no lock names it)."""
+def package(name: str, version: str, row: PackageFile | None, *, same: bool | None, said: str = "") -> Component:
+    """A package by its locked file; `same`: what is there is what the lock names (None: no lock names it).
+
+    `said`: what is said of it instead.
+    """
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
@@ -72,11 +89,20 @@ def package(name: str, version: str, row: PackageFile | None, *, same: bool | No
     url = PackageURL("conda" if conda else "pypi", name=safe, version=version or None, qualifiers=more)
     # A hash is of the locked file: it is no word about what was found where the version is another.
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=row.sha256)] if row is not None and same else []
-    said = {True: "as locked", False: "not as locked", None: "in no lock"}[same]
+    said = said or {True: "as locked", False: "not as locked", None: "in no lock"}[same]
     return Component(
         name=name, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes,
         properties=[Property(name="envbuild:pin", value=said)],
     )  # fmt: skip
+
+
+def image(name: str, digest: str | None) -> Component:
+    """The image that something stands on, whose own packages are not listed."""
+    from cyclonedx.model import HashAlgorithm, HashType
+    from cyclonedx.model.component import Component, ComponentType
+
+    hashes = [HashType(alg=HashAlgorithm.SHA_256, content=digest)] if digest else []
+    return Component(name=name, version=None, type=ComponentType.CONTAINER, bom_ref=f"image {name}", hashes=hashes)
 
 
 def source(name: str, git: str, commit: str, tree: str) -> Component:

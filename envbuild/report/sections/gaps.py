@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from envbuild.model.evidence import Evidence, NodeEvidence
@@ -40,6 +41,7 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
             found.setdefault(("everything", f"no check ran; the node is {node.status}"), []).append(node.node)
     out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in found.items()]
     every = tuple(node.node for node in evidence.nodes)
+    out += _of_images(evidence)
     if evidence.parts:
         out.append(Gap("merging", UNSHOWN, every))
     if several := tuple(node.node for node in evidence.nodes if _unlinked(node)):
@@ -58,6 +60,15 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
         why = f"{plural(unread, 'package')} not compared with the files of the lock: which of them fit was not asked"
         out.append(Gap("pins", why, every))
     return tuple(out)
+
+
+def _of_images(evidence: Evidence) -> Iterator[Gap]:
+    """What an image has of the one that it is built on."""
+    if images := [node for node in evidence.nodes if node.image is not None]:
+        many = max(len(node.base_packages) for node in images)
+        known = f", but for {plural(many, 'Python package')} by name and version" if many else ""
+        why = f"the packages listed are those of the lock; what else the image has of its base was not read{known}"
+        yield Gap("image", why, tuple(node.node for node in images))
 
 
 def _unlocked(evidence: Evidence, pins: tuple[Pin, ...]) -> tuple[list[str], int]:

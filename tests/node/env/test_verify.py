@@ -54,6 +54,13 @@ def test_an_untouched_environment_passes_and_only_the_time_is_written(node: Node
     assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
 
 
+def test_packages_of_the_base_are_told_where_they_are_asked_for(node: Node, built: Path) -> None:
+    path = built / ".envbuild" / "stamp.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_packages": {"numpy": "1.22.2"}}))
+    assert node.verify(base=True)["base_packages"] == {"numpy": "1.22.2"}
+    assert "base_packages" not in node.verify()
+
+
 def unread(result: dict[str, Any]) -> dict[str, Any]:
     assert result["level"] == "stamped"
     (found,) = [check for check in result["checks"] if check["name"] == "files"]

@@ -42,7 +42,8 @@ case "$1" in
         esac ;;
 esac
 """
-GOOD = {"protocol": 1, "ok": True, "result": {"ok": True, "root": "r" * 64, "checks": []}}
+KNOWN = {"numpy": "1.22.2"}
+GOOD = {"protocol": 1, "ok": True, "result": {"ok": True, "root": "r" * 64, "base_packages": KNOWN, "checks": []}}
 BAD = {"protocol": 1, "ok": True, "result": {"ok": False, "root": "r" * 64, "checks": []}}
 
 
@@ -125,6 +126,7 @@ def test_apptainer_makes_a_file_of_what_was_sent_and_the_record_comes_last(node:
     record = node.record()
     assert record is not None
     assert (record["id"], record["file"]["path"], record["root"]) == (ID, str(path), "r" * 64)
+    assert record["base_packages"] == KNOWN, "for runs in which nothing has to be done"
     launcher = node.prefix / "bin" / "tiny"
     assert launcher.read_text().endswith(f"exec {path}\n") and os.access(launcher, os.X_OK)
     looked = runtimes.look("tiny", str(node.prefix))
