@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tarfile
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ from envbuild.container.builders import Builder
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 from envbuild.node.protocol import PROTOCOL
+from envbuild.node.variables import same_gpus
 from envbuild.redact import redact_data
 from envbuild.text import how_it_ended
 
@@ -85,7 +87,7 @@ def _ask(
 ) -> dict[str, Any]:
     prefix = _prefix(about["environment"])
     request = {"protocol": PROTOCOL, "verb": verb, "run": "image-check", "prefix": prefix, "args": args}
-    command = node_command(prefix, about["environment"], verb)
+    command = [*(same_gpus(os.environ) if gpus else ()), *node_command(prefix, about["environment"], verb)]
     done = builder.run(image, command, json.dumps(request).encode(), gpus=gpus)
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):

@@ -5,6 +5,7 @@ And which GPUs a process sees by one of them.
 
 import itertools
 import re
+from collections.abc import Mapping
 
 from envbuild.node import redact
 
@@ -83,6 +84,14 @@ def may_set(name: str, site: bool = False) -> bool:
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What chooses the GPUs of a process: the second says what numbers in the first mean.
 CHOOSING = (VISIBLE, "CUDA_DEVICE_ORDER")
+
+
+def same_gpus(environ: "Mapping[str, str]") -> "list[str]":
+    """The words before a command that give it the GPUs of `environ` in a container, which takes no variable with it."""
+    chosen = ["%s=%s" % (name, environ[name]) for name in CHOOSING if name in environ]
+    return ["env"] + chosen if chosen else []
+
+
 _DEVICE = re.compile(r"(\d+|(GPU|MIG)-\S+)\Z")
 
 

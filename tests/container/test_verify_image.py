@@ -44,3 +44,18 @@ def test_a_container_that_ends_without_a_word_is_told_by_its_end(rc: int, why: s
     with pytest.raises(EnvbuildError) as caught:
         smoke_image(cast(Builder, Silent(rc, "")), "team/image:1", gpus=False)
     assert f"it {why}" in caught.value.why
+
+
+def test_the_gpus_of_an_image_that_is_tested_are_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    calls: list[list[str]] = []
+
+    class Telling(Silent):
+        def run(self, _image: str, argv: list[str], _stdin: bytes = b"", **_more: Any) -> proc.Finished:
+            calls.append(argv)
+            return proc.Finished(0, out='{"smoke": []}' if argv[0] == "cat" else "")
+
+    with pytest.raises(EnvbuildError):
+        smoke_image(cast(Builder, Telling(0)), "team/image:1", gpus=True)
+    assert calls[-1][:2] == ["env", "CUDA_VISIBLE_DEVICES=3"]

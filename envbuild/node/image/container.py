@@ -275,8 +275,7 @@ def _ask(command: "list[str]", args: Json, verb: str, asked: Json, timeout: floa
     python = "%s/current/%s/bin/python" % (inside, args["stack"])
     words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
     if "{node}" not in command:  # what a step of Slurm has, Slurm says
-        chosen = ["%s=%s" % (name, os.environ[name]) for name in variables.CHOOSING if name in os.environ]
-        words = ["env"] + chosen + words if chosen else words
+        words = variables.same_gpus(os.environ) + words
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
     command, end = _endable(_here(command))
     try:
