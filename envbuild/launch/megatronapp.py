@@ -84,7 +84,7 @@ def make(order: Order) -> Launch:
         commands=tuple(_command(order, given, values, rank) for rank in range(place.nodes)),
         defaults=(*taken, *computed),
         deviations=_deviations(order, given.pipeline_parallel),
-        notes=_notes(order, given),
+        notes=_notes(order, given, data),
     )
 
 
@@ -164,7 +164,7 @@ def _edited(order: Order, edit: str) -> bool:
     return any(edit in each.patches for each in order.profile.sources)
 
 
-def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
+def _notes(order: Order, given: AppParameters, data: int) -> tuple[str, ...]:
     notes = []
     if given.pipeline_parallel == 1:
         notes.append("one stage: no pipeline, no virtual stages and no transfers; the document's run has four stages")
@@ -172,6 +172,12 @@ def _notes(order: Order, given: AppParameters) -> tuple[str, ...]:
         notes.append(
             "the embedding's gradients are not summed between the first and the last stage, whose copies drift apart "
             "(finding app-unfinished-gradients)"
+        )
+    if given.pipeline_parallel > 1 and data > 1 and "--use-distributed-optimizer" in order.data.arguments:
+        notes.append(
+            "the embedding's gradients are not summed whole over the first and the last stage, as the distributed "
+            "optimizer cuts them at other places there (finding app-sharded-embedding): compare losses with data "
+            "parallel 1"
         )
     if order.place.nodes > 1 and not given.addresses:
         notes.append(

@@ -215,7 +215,8 @@ def test_addresses_and_job_are_variables() -> None:
     made = started(APP, place(2, 4, job="77"), addresses="192.168.0.2,192.168.0.7")
     assert {c.environment["MEGATRONAPP_NODE_ADDRESSES"] for c in made.commands} == {"192.168.0.2,192.168.0.7"}
     assert {c.environment["MEGATRONAPP_JOB"] for c in made.commands} == {"77"}
-    assert ["app-unfinished-gradients" in note for note in made.notes] == [True]
+    assert [_told(made, "app-unfinished-gradients"), _told(made, "app-sharded-embedding")] == [True, True]
+    assert len(made.notes) == 2, "none about addresses"
     assert any("InfiniBand" in note for note in started(APP, place(2, 4, job="77")).notes)
     assert "MEGATRONAPP_NODE_ADDRESSES" not in started(APP, place(1, 4)).commands[0].environment
 
@@ -826,6 +827,14 @@ def test_megatronapp_tells_of_the_two_copies_of_the_embedding() -> None:
     assert _told(started(APP, place(1, 4)), "app-unfinished-gradients")
     assert not _told(started(APP, place(1, 1), pipeline_parallel="1"), "app-unfinished-gradients")
     assert not _told(started(APP, place(1, 4), profile="ported-cu130"), "app-unfinished-gradients")  # an edit
+
+
+def test_megatronapp_tells_of_an_embedding_that_the_distributed_optimizer_cuts_differently_on_two_stages() -> None:
+    assert _told(started(APP, place(2, 4)), "app-sharded-embedding")
+    assert not _told(started(APP, place(1, 4)), "app-sharded-embedding")  # data parallel 1
+    assert not _told(started(APP, place(1, 4), pipeline_parallel="1"), "app-sharded-embedding")
+    words = tuple(each for each in launch_data(stack(APP))[1].arguments if each != "--use-distributed-optimizer")
+    assert not _told(launch(own_stack(APP, arguments=words), "exact", {}, place(2, 4)), "app-sharded-embedding")
 
 
 def test_slurm_refuses_zero_0_where_deepspeed_has_another_name_for_the_loss_scale() -> None:
