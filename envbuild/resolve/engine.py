@@ -10,10 +10,9 @@ from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
-from envbuild.node.probe.system import VIRTUAL_NIC
 from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
-from envbuild.resolve.compat import Compat, Note
+from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, estimate, fetch_words
 from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
@@ -24,6 +23,7 @@ from envbuild.resolve.request import Request, visible_gpus
 from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
 from envbuild.resolve.rules.gcc import other_gcc
 from envbuild.resolve.rules.libraries import finds_libstdcxx, library_rule
+from envbuild.resolve.rules.node import interface_rule
 from envbuild.resolve.rules.order import evaluate
 from envbuild.resolve.variant_checks import (
     Interpreter,
@@ -41,8 +41,6 @@ from envbuild.resolve.variant_checks import (
 )
 from envbuild.resolve.wheel_providers import borrow
 from envbuild.text import few
-
-_NAMED = Note("NCCL issue 1837: an interface that is named is found, or NCCL fails", "read; gloo's way is from memory")
 
 
 class _Judged(NamedTuple):
@@ -155,7 +153,7 @@ class Resolver:
                 decisions += disk_rules(cost, beside, len(variant.packages), facts)
         decisions += (
             *_reach_rule(found_at),
-            *_interface_rule({**variant.environment, **self.target.environment}, facts),
+            *interface_rule({**variant.environment, **self.target.environment}, facts),
             *_gpu_use(variant, facts, cost),
         )
         rank = (
@@ -311,27 +309,6 @@ def _reach_rule(found: Supplied) -> Decisions:
     what = f"{shown} cannot be fetched: {compared[1]}, and no file of it was found"
     instead = "put files into a find-links folder, give a mirror (pip's index-url, git's insteadOf) or a proxy"
     return (decision("files-out-of-reach", "warn", what, compared, OURS, instead),)
-
-
-def _interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisions:
-    """`interface-absent`: NCCL and gloo look for the interface that a variable names alone, on one node too.
-
-    A warning, as not every interface of a node is among its facts. NCCL takes what begins with the name.
-    """
-    there = [nic.name for nic in facts.nics]
-    usual = next((nic.name for nic in facts.nics if nic.addresses), "^lo,docker")
-    found: Decisions = NOTHING
-    for variable, value in variables.items():
-        if not variable.endswith("_SOCKET_IFNAME") or not isinstance(value, str) or not there or value[:1] in ("", "^"):
-            continue
-        names = value.removeprefix("=").split(",")
-        begins = tuple(names) if variable.startswith("NCCL_") and not value.startswith("=") else ()
-        if any(name in there or VIRTUAL_NIC.match(name) for name in names) or any(n.startswith(begins) for n in there):
-            continue
-        what = f"{variable} is {value}, and the node has no such network interface: NCCL and gloo fail at their start"
-        instead = f"`environment: {{{variable}: {usual}}}` in the target"
-        found += (decision("interface-absent", "warn", what, (value, ", ".join(there)), _NAMED, instead),)
-    return found
 
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:

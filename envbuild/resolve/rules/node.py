@@ -1,13 +1,18 @@
-"""What the node and the way of training allow: visible GPUs, MIG, ZeRO under the pipeline engine."""
+"""What the node and the way of training allow: visible GPUs, MIG, ZeRO under the pipeline engine, interfaces."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from envbuild.model.facts import NodeFacts
-from envbuild.resolve.compat import Compat
+from envbuild.node.probe.system import VIRTUAL_NIC
+from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision
 from envbuild.resolve.node_classes import mig_instances
 from envbuild.resolve.request import Request, physical_gpus, visible_gpus
 from envbuild.resolve.versions import dotted, numbers
+
+_NAMED = Note("NCCL issue 1837: an interface that is named is found, or NCCL fails", "read; gloo's way is from memory")
 
 
 def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> Decisions:
@@ -67,3 +72,24 @@ def zero_needs_no_pipeline(_facts: NodeFacts, request: Request, compat: Compat) 
         return (decision("zero-needs-no-pipeline", "allow", f"ZeRO stage {stage} works", compared, note),)
     what = f"ZeRO stage {stage} does not work with the pipeline engine"
     return (decision("zero-needs-no-pipeline", "refuse", what, compared, note, f"ZeRO stage {most}, or no pipeline"),)
+
+
+def interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisions:
+    """`interface-absent`: NCCL and gloo look for the interface that a variable names alone, on one node too.
+
+    A warning, as not every interface of a node is among its facts. NCCL takes what begins with the name.
+    """
+    there = [nic.name for nic in facts.nics]
+    usual = next((nic.name for nic in facts.nics if nic.addresses), "^lo,docker")
+    found: Decisions = NOTHING
+    for variable, value in variables.items():
+        if not variable.endswith("_SOCKET_IFNAME") or not isinstance(value, str) or not there or value[:1] in ("", "^"):
+            continue
+        names = value.removeprefix("=").split(",")
+        begins = tuple(names) if variable.startswith("NCCL_") and not value.startswith("=") else ()
+        if any(name in there or VIRTUAL_NIC.match(name) for name in names) or any(n.startswith(begins) for n in there):
+            continue
+        what = f"{variable} is {value}, and the node has no such network interface: NCCL and gloo fail at their start"
+        instead = f"`environment: {{{variable}: {usual}}}` in the target"
+        found += (decision("interface-absent", "warn", what, (value, ", ".join(there)), _NAMED, instead),)
+    return found
