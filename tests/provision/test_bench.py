@@ -38,7 +38,7 @@ def checked(log: Log) -> Check:
     reference = stack("megatron-alpa").reference
     assert reference is not None and reference.bench is not None
     launch = started("megatron-alpa", place(gpus=4), "ported")
-    return bench._check(reference, reference.bench, Way([Trial(launch, lambda _: log)]))
+    return bench._check(reference, reference.bench, Way([Trial(launch, lambda _: log)]), log.path.parent)
 
 
 @pytest.mark.parametrize(("limit", "status"), [(100, "failed"), (10_000, "passed")])
@@ -246,7 +246,7 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
     reference = stack("opt-175b").reference
     assert reference is not None and reference.bench is not None
     trial = Trial(started("opt-175b", place(gpus=8)), lambda _: Log(tmp_path / "log"))
-    check = bench._check(reference, reference.bench, Way([trial]))
+    check = bench._check(reference, reference.bench, Way([trial]), tmp_path)
     assert (check.status, check.details["losses"]) == ("passed", [8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
     assert "the loss went from 8 to 3 in 6 steps" in check.says
     (drawn,) = pictures(evidence(node(checks=[check.to_json_dict()])))
