@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from envbuild.model.launch import Launch
-from envbuild.node.smoke.gpu_state import watching
+from envbuild.node.smoke.gpu_state import watch, watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
 _SEEN = "nvidia-smi"  # what it said
+_PROBE = "sitecustomize.py"
+_NEXT = "envbuild-end-of-file"
+_PEAKS = re.compile(r'\{"allocated": ([0-9]+), "reserved": ([0-9]+)\}')
+_ROW = re.compile(r"([0-9]+), (Disabled|\[N/A\])")
 _FIELDS = "memory.used,mig.mode.current"
 _INTERVAL = 500  # ms
 
@@ -34,46 +39,60 @@ class Taken:
     used: float | None = None
 
 
-def probed(launch: Launch, folder: Path) -> Launch:
-    """The same, and its processes write torch's peaks into the folder when they end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(torch_peak.__file__, folder / "sitecustomize.py")
+def probed(launch: Launch, folder: str) -> Launch:
+    """The same, and its processes write torch's peaks into the folder when they end, where it was made ready."""
     commands = []
     for command in launch.commands:
-        path = [str(folder), *filter(None, [command.environment.get("PYTHONPATH")])]
+        path = [folder, *filter(None, [command.environment.get("PYTHONPATH")])]
         environment = {**command.environment, "PYTHONPATH": os.pathsep.join(path)}
         commands.append(command.model_copy(update={"environment": environment}))
     return launch.model_copy(update={"commands": tuple(commands)})
 
 
-def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> AbstractContextManager[None]:
-    """What nvidia-smi says of the memory in use of these GPUs, twice a second, into the folder; nothing without it.
+@contextmanager
+def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+    """The folder is ready for `probed`; and what nvidia-smi says of the memory in use of these GPUs goes there too.
 
     `environment`: of its process, on top of this one's.
     """
-    return watching(str(folder / _SEEN), _FIELDS, _INTERVAL, devices, {**os.environ, **environment})
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(torch_peak.__file__, folder / _PROBE)
+    with watching(str(folder / _SEEN), _FIELDS, _INTERVAL, devices, {**os.environ, **environment}):
+        yield
+
+
+def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
+    """Lines for `/bin/sh` that do the same on a host, until it ends; hosts may share the folder."""
+    at, words = shlex.quote(folder), watch(_FIELDS, _INTERVAL, devices)
+    lines = [f"mkdir -p {at} && cat > {at}/{_PROBE} <<'{_NEXT}'", Path(torch_peak.__file__).read_text(), _NEXT]
+    if words:
+        lines.append(f"nvidia-smi {shlex.join(words)} > {at}/{_SEEN}.{rank} 2> /dev/null < /dev/null &")
+        lines.append('trap "kill $! 2> /dev/null" EXIT')
+    return "\n".join(lines)
+
+
+def ask_there(folder: str) -> str:
+    """Lines for `/bin/sh` that print for `used_there` what is in the folder of a host, and remove it."""
+    at = shlex.quote(folder)
+    seen = f"grep -hE '^{_ROW.pattern}$' {at}/{_SEEN}.* | sort -n | tail -n 1"
+    return f'for file in {at}/*.json; do cat "$file"; echo; done; {seen}; rm -rf {at}'
 
 
 def used(folder: Path) -> Taken:
     """What `probed` and `watched` have left in the folder."""
-    peaks = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    reserved = max((peak["reserved"] for peak in peaks), default=0)
-    seen = max(_seen(folder / _SEEN), default=0)
-    return Taken(
-        _gib(max((peak["allocated"] for peak in peaks), default=0)),
-        _gib(reserved),
-        # Less than torch has is of other GPUs: where they are of several kinds, CUDA has another order of them.
-        _gib(seen) if seen >= reserved else None,
-    )
+    return used_there(path.read_text() for path in [*folder.glob("*.json"), *folder.glob(_SEEN)])
 
 
-def _seen(path: Path) -> Iterator[int]:
-    """Bytes in use, of whole GPUs: where MIG divides one, nvidia-smi counts what others have of it too."""
-    text = path.read_text() if path.exists() else ""
-    for line in text.rpartition("\n")[0].splitlines():
-        size, _, mig = line.partition(", ")
-        if size.isdigit() and mig != "Enabled":
-            yield int(size) * 2**20
+def used_there(answers: Iterable[str]) -> Taken:
+    """What hosts answered to `ask_there`."""
+    lines = [line for text in answers for line in text.splitlines()]
+    peaks = [(int(found[1]), int(found[2])) for line in lines if (found := _PEAKS.fullmatch(line))]
+    allocated = max((size for size, _ in peaks), default=0)
+    reserved = max((size for _, size in peaks), default=0)
+    # Of whole GPUs: where MIG divides one, nvidia-smi counts what others have of it too.
+    seen = max((int(found[1]) << 20 for line in lines if (found := _ROW.fullmatch(line))), default=0)
+    # Less than torch has is of other GPUs: where they are of several kinds, CUDA has another order of them.
+    return Taken(_gib(allocated), _gib(reserved), _gib(seen) if seen >= reserved else None)
 
 
 def most(runs: Iterable[Taken]) -> Taken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import shlex
 import subprocess
 import tempfile
@@ -31,7 +32,7 @@ from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
-from envbuild.provision.gpu_memory import Taken, probed, used, watched
+from envbuild.provision.gpu_memory import Taken, ask_there, probed, used, used_there, watched, watched_there
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
@@ -51,6 +52,7 @@ _LINE = 1 << 20  # bytes of a line that are read at once
 _SLACK = 60.0
 _THERE = """exec 2>&1
 export {marker}
+{watch}
 timeout -k 10 {seconds:.0f} bash -c {text} </dev/null
 """
 # SIGTERM, and SIGKILL after ten more looks, for all that has the marker. A program that is being started has no
@@ -83,7 +85,7 @@ done 2>/dev/null
 class Log:
     """What a run printed, and why it failed (empty: it ended well); `facts`: of a node that a job ran it on.
 
-    `taken`: of GPUs of this machine.
+    `taken`: of a job nothing.
     """
 
     path: Path
@@ -105,6 +107,11 @@ class OwnRun:
     output: str
     deadline: float
     hosts: tuple[str, ...] = ()
+
+    @property
+    def memory(self) -> str:
+        """A folder of hosts for what the run takes of the memory of their GPUs."""
+        return posixpath.join(self.output, ".memory")
 
 
 def measured_by(prepared: Prepared) -> Bench:
@@ -158,13 +165,14 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
     log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
     if asked.hosts:
-        _carried_out(work, told, asked, name, log)
+        _carried_out(work, told, replace(asked, launch=probed(asked.launch, asked.memory)), name, log)
+        log.taken = used_there(_glances(work, asked, ask_there(asked.memory)))
         return log
-    memory = log.path.with_suffix(".memory")
-    asked = replace(asked, launch=probed(asked.launch, memory))
-    with watched(memory, _devices(asked), {MARKER: marker_value()}):
+    folder = log.path.with_suffix(".memory")
+    asked = replace(asked, launch=probed(asked.launch, str(folder)))
+    with watched(folder, _devices(asked), {MARKER: marker_value()}):
         _carried_out(work, told, asked, name, log)
-    log.taken = used(memory)
+    log.taken = used(folder)
     return log
 
 
@@ -175,11 +183,16 @@ def _in_use(work: Work, asked: OwnRun) -> Iterator[tuple[str, list[Json]]]:
         yield "localhost", gpu_state.in_use(devices)
         return
     script = f"\necho {_NEXT}\n".join(shlex.join(["nvidia-smi", *words]) for words in gpu_state.questions(devices))
+    for host, answer in zip(asked.hosts, _glances(work, asked, script), strict=True):
+        used, _, processes = answer.partition(f"{_NEXT}\n")
+        yield host, gpu_state.occupied(used, processes)
+
+
+def _glances(work: Work, asked: OwnRun, script: str) -> list[str]:
+    """What it prints on each host, through connections that are open."""
     connection = work.prepared.target.connection
     calls = [partial(ssh.glance, host, script.encode(), connection, _GRACE, _LINE) for host in asked.hosts]
-    for host, answer in zip(asked.hosts, proc.parallel(calls), strict=True):
-        used, _, processes = (answer or "").partition(f"{_NEXT}\n")
-        yield host, gpu_state.occupied(used, processes)
+    return [answer or "" for answer in proc.parallel(calls)]
 
 
 def _devices(asked: OwnRun) -> list[str]:
@@ -253,7 +266,10 @@ def _started(asked: OwnRun, connection: Connection | None, marker: str) -> Itera
         return
     for rank, session in enumerate([ssh.session(host, connection) for host in asked.hosts]):
         ranked = shlex.quote(f"export NODE_RANK={rank}\n{text}")
-        script = _THERE.format(marker=f"{MARKER}={marker}", seconds=asked.deadline + _SLACK, text=ranked)
+        script = _THERE.format(
+            marker=f"{MARKER}={marker}", watch=watched_there(asked.memory, _devices(asked), rank),
+            seconds=asked.deadline + _SLACK, text=ranked,
+        )  # fmt: skip
         yield _shell(session, script, marker)
 
 

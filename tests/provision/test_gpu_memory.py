@@ -41,8 +41,9 @@ def tool(folder: Path, script: str) -> Path:
 
 def ended(folder: Path, code: str, *more: Path) -> None:
     """A Python process of a probed run; `more`: folders on its path."""
-    (command,) = probed(launched(PYTHONPATH=":".join(map(str, more))) if more else launched(), folder).commands
-    subprocess.run([sys.executable, "-c", code], env=command.environment, check=True, timeout=60)
+    (command,) = probed(launched(PYTHONPATH=":".join(map(str, more))) if more else launched(), str(folder)).commands
+    with watched(folder, [], {}):
+        subprocess.run([sys.executable, "-c", code], env=command.environment, check=True, timeout=60)
 
 
 @pytest.mark.parametrize(("initialized", "taken"), [(True, Taken(3.0, 4.0)), (False, Taken())])

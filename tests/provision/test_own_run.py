@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from envbuild.node.env import activation_files
 from envbuild.node.proc import Finished
 from envbuild.provision import own_run
 from envbuild.provision.bench import _last_lines
+from envbuild.provision.gpu_memory import Taken
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.provision.survey.ask import rules
 from envbuild.report.claimed import NO_GPU, Gpus, gpus_of
@@ -169,6 +171,48 @@ def test_hosts_are_asked_the_same_through_open_connections(
     own_run.carry_out(work, TOLD, asked, "bench 1")
     assert work.notes[0] == f"b: {TOLD_USED}"
     assert "-i 0,1\n" in nvidia_smi.read_text()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_of_hosts_the_peaks_of_torch_and_what_nvidia_smi_saw_are_read_when_the_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia_smi: Path, shared: bool
+) -> None:
+    """Each host's home is a folder, in which the paths of the run lie; shared: it is the same one."""
+    (tmp_path / "logs").mkdir()
+    homes = {name: tmp_path / ("both" if shared else name) for name in ("a", "b")}
+    work, asked, _ = on_hosts(
+        tmp_path, monkeypatch, {name: ["/bin/sh", "-c", f"cd {home} && exec sh -s"] for name, home in homes.items()}
+    )
+    program = "import os, sys; sys.path.insert(0, '..'); import torch; torch.size = int(os.environ['NODE_RANK']) + 1"
+    (tmp_path / "torch.py").write_text(
+        "size = 0\nclass cuda:\n is_initialized = device_count = staticmethod(lambda: 1)\n"
+        " max_memory_allocated = max_memory_reserved = staticmethod(lambda _: size << 30)\n"
+    )
+    nvidia_smi.with_name("bin").joinpath("nvidia-smi").write_text(
+        '#!/bin/sh\necho "$@" >> ' + f"{nvidia_smi}\n" + "echo 81000, Enabled; echo 4096, Disabled; exec sleep 600\n"
+    )
+
+    def steps(launch: Launch, *_: Any) -> list[Any]:
+        path = launch.commands[0].environment["PYTHONPATH"]
+        text = (
+            f"until [ -s {path}/nvidia-smi.$NODE_RANK ]; do sleep 0.05; done; PYTHONPATH=$PWD/{path} {sys.executable}"
+        )
+        return [SimpleNamespace(text=f'{text} -c "{program}"')]
+
+    def glance(host: str, script: bytes, *_: Any) -> str:
+        if b".json" not in script:
+            return ""
+        return subprocess.run(["/bin/sh", "-s"], input=script, stdout=-1, cwd=homes[host], check=False).stdout.decode()
+
+    for home in homes.values():
+        home.mkdir(exist_ok=True)
+    monkeypatch.setattr(own_run, "steps_of", steps)
+    monkeypatch.setattr(own_run.ssh, "glance", glance)
+    log = own_run.carry_out(work, TOLD, replace(asked, output="out"), "bench 1")
+    assert (log.failure, log.taken) == ("", Taken(2.0, 2.0, 4.0))
+    assert not any((home / "out/.memory").exists() for home in homes.values())
+    watching = [line for line in nvidia_smi.read_text().splitlines() if "-lms" in line]
+    assert len(watching) == 2 and all(line.endswith("-i 0,1") for line in watching)
 
 
 SHELL = ["/bin/sh", "-s"]

@@ -97,16 +97,21 @@ def watching(
     `devices`: of these GPUs alone (None: of all), and none for instances of MIG, as its figures are of whole GPUs.
     `env`: its whole environment (None: this process's).
     """
-    smi, of = which("nvidia-smi", search_path()), _whole(devices)
-    if smi is None or of is None:
+    smi, words = which("nvidia-smi", search_path()), watch(fields, interval, devices)
+    if smi is None or not words:
         yield
         return
-    argv = [smi, "--query-gpu=" + fields, _FORMAT, "-lms", str(interval)] + of
-    child = _start(argv, path, env)
+    child = _start([smi] + words, path, env)
     try:
         yield
     finally:
         _end(child)
+
+
+def watch(fields: str, interval: int, devices: "Sequence[str] | None") -> "list[str]":
+    """What nvidia-smi is told for `watching`; nothing for instances of MIG."""
+    of = _whole(devices)
+    return [] if of is None else ["--query-gpu=" + fields, _FORMAT, "-lms", str(interval)] + of
 
 
 def visible(variables: "Json | None" = None) -> "list[str] | None":

@@ -1,7 +1,8 @@
 """At the end of a process that used torch on GPUs: the most that its tensors held and that its allocator reserved.
 
-As `sitecustomize.py` in a folder of its own on PYTHONPATH. It writes `PID.json` beside itself, bytes on the fullest
-device as `allocated` and `reserved`; a process that is killed writes nothing. Nothing else about the process changes.
+As `sitecustomize.py` in a folder of its own on PYTHONPATH. It writes `HOST-PID.json` beside itself, bytes on the
+fullest device as `allocated` and `reserved`; a process that is killed writes nothing. Nothing else about the process
+changes.
 """
 
 import atexit
@@ -31,7 +32,7 @@ def tell() -> None:
         "allocated": max(cuda.max_memory_allocated(each) for each in devices),
         "reserved": max(cuda.max_memory_reserved(each) for each in devices),
     }
-    path = os.path.join(HERE, "%d.json" % os.getpid())
+    path = os.path.join(HERE, "%s-%d.json" % (os.uname().nodename, os.getpid()))
     with open(path + ".part", "w") as file:
         json.dump(peaks, file)
     os.replace(path + ".part", path)
