@@ -4,6 +4,7 @@ Runs inside the environment; needs torch 2.0 or newer. The shape is that of GPT-
 12 heads) with 16 sequences of 2048 (fewer where GPU memory is short), bfloat16 autocast and fused AdamW, on one GPU.
 """
 
+import statistics
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -152,7 +153,7 @@ def train(channel: Channel, args: Dict[str, Any], shape: Dict[str, int], device:
     rates, _ = measure(channel, shape, device, str(args["backend"]))
     peak = args["peaks"].get(name)
     if peak and rates:
-        percent = 100 * sorted(rates)[len(rates) // 2] * flop / (peak * 1e12)
+        percent = 100 * statistics.median(rates) * flop / (peak * 1e12)
         channel.facts({"mfu_percent": round(percent, 1), "peak_tflops": peak})
 
 
