@@ -65,9 +65,8 @@ def make(order: Order) -> Launch:
     case, computed = _case(order, given)
     place = order.place
     address, port = place.rendezvous(PORT)
-    patched = any(TORCHRUN_PATCH in source.patches for source in order.profile.sources)
     values: dict[str, Value] = {
-        "module": "torch.distributed.run" if patched else "torch.distributed.launch",
+        "module": "torch.distributed.run" if order.edited(TORCHRUN_PATCH) else "torch.distributed.launch",
         "gpus_per_node": place.gpus_per_node,
         "nodes": place.nodes,
         "several": place.nodes > 1,
@@ -199,11 +198,10 @@ def _check(order: Order, case: _Case) -> None:
 
 
 def _notes(order: Order, case: _Case) -> tuple[str, ...]:
-    own_edit = any(OWN_EDIT in source.patches for source in order.profile.sources)
     marker = "no marker line: weights stay tied"
     if case.pp > 1:
         marker = "weights drift apart, " + (
-            "without a marker line" if own_edit else "with the fork's line in every step"
+            "without a marker line" if order.edited(OWN_EDIT) else "with the fork's line in every step"
         )
     return (
         f"PP {case.pp}: {marker} (finding alpa-tie-embedding)",

@@ -136,7 +136,7 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
     )
     data = require_shape(model, order.place.gpus, given.tensor_parallel, stages)
     require(
-        stages == 1 or given.tensor_parallel == 1 or _edited(order, "megatronapp-tensor-order"),
+        stages == 1 or given.tensor_parallel == 1 or order.edited("megatronapp-tensor-order"),
         f"tensor parallel {given.tensor_parallel} with virtual stages trains on wrong gradients",
         why="each rank of a stage computes what has arrived for it, and their sums are those of different microbatches "
         "(finding app-tensor-order)",
@@ -160,15 +160,11 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
     return data, given.global_batch // step
 
 
-def _edited(order: Order, edit: str) -> bool:
-    return any(edit in each.patches for each in order.profile.sources)
-
-
 def _notes(order: Order, given: AppParameters, data: int) -> tuple[str, ...]:
     notes = []
     if given.pipeline_parallel == 1:
         notes.append("one stage: no pipeline, no virtual stages and no transfers; the document's run has four stages")
-    elif not _edited(order, "megatronapp-finish"):
+    elif not order.edited("megatronapp-finish"):
         notes.append(
             "the embedding's gradients are not summed between the first and the last stage, whose copies drift apart "
             "(finding app-unfinished-gradients)"

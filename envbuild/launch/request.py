@@ -31,6 +31,10 @@ class Order:
         """The working directory of the stack's program."""
         return self.place.source(self.data.source, self.data.folder)
 
+    def edited(self, name: str) -> bool:
+        """Whether a source of the profile has this edit."""
+        return any(name in source.patches for source in self.profile.sources)
+
     def without_timers(self, stages: int) -> tuple[str, ...]:
         """Why DeepSpeed's timers must be off: newer ones stop at them in a pipeline; else nothing.
 
