@@ -17,6 +17,7 @@ from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
+from envbuild.node.smoke.training_log import without_ignored
 from envbuild.provision import gpu_memory
 from envbuild.provision.bench_ways import Trial, Way, narrowed, way
 from envbuild.provision.gpu_memory import GIB, Taken, compared, most
@@ -53,9 +54,6 @@ _ENDED = re.compile(
     )\s*""",
     re.VERBOSE,
 )
-
-
-_IGNORED = re.compile(r"(?:[0-9]+: )?(?:\[default[0-9]+\]:)?Exception ignored ")
 # The first task that srun says ended; what others wrote behind its last line is not why.
 _FIRST = re.compile(r"^srun: error: \S+: task ([0-9]+): Exited\b", re.MULTILINE)
 
@@ -196,24 +194,10 @@ def _end(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     first = _FIRST.search(text)
     other = re.compile(rf"(?!{first[1]}: )[0-9]+: " if first else r"(?!)")
-    told = _caused(line for line in lines if not (_ENDED.fullmatch(line) or other.match(line)))
+    # Launchers write into the midst of a traceback, so theirs goes first.
+    told = without_ignored(line for line in lines if not (_ENDED.fullmatch(line) or other.match(line)))
     last = told[-1] if told else lines[-1] if lines else ""
     return f": {last_lines(last)}" if last else ""
-
-
-def _caused(lines: Iterable[str]) -> list[str]:
-    """Without what Python says of an exception in a `__del__`, which often follows from the one that was raised."""
-    told, ignored = [], set()
-    for line in lines:
-        ranked = _RANKED.match(line)
-        who = ranked.groups() if ranked else ()
-        if _IGNORED.match(line):
-            ignored.add(who)
-        elif who in ignored:  # the exception, behind its traceback
-            ignored.remove(who)
-        else:
-            told.append(line)
-    return told
 
 
 def _last_lines(text: str) -> str:

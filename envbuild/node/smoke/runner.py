@@ -22,7 +22,7 @@ from envbuild.node.build import build_dir
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import json_lines, read
-from envbuild.node.smoke import byte_code
+from envbuild.node.smoke import byte_code, training_log
 from envbuild.node.smoke.template import Copy, Template
 
 TYPE_CHECKING = False
@@ -75,11 +75,9 @@ class Outcome:
         return merged
 
 
-# The first line of what was raised, below its traceback; torch puts a rank before each line. Of a `__del__` Python
-# ignores it, and so does this.
+# The first line of what was raised, below its traceback; torch puts a rank before each line.
 _RAISED = re.compile(
-    r"^(Exception ignored .*\n)?((?:\[rank\d+\]: )?)Traceback \(most recent call last\):\n(?:\2[ \t].*\n)*\2(\S.*)$",
-    re.MULTILINE,
+    r"^((?:\[rank\d+\]: )?)Traceback \(most recent call last\):\n(?:\1[ \t].*\n)*\1(\S.*)$", re.MULTILINE
 )
 
 
@@ -88,8 +86,10 @@ def last_words(text: str, raised: bool = False) -> str:
 
     What torch raises for a CUDA error ends with general advice.
     """
-    found = [last for ignored, _, last in _RAISED.findall(text) if not ignored] if raised else []
-    lines = found or [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if raised:
+        found = _RAISED.findall("\n".join(training_log.without_ignored(text.splitlines())))
+        lines = [found[-1][1]] if found else lines
     return lines[-1][:300] if lines else ""
 
 

@@ -30,6 +30,10 @@ _ALPA = re.compile(r"\{'tflops': .*\}")
 _ITEM = re.compile(r"'([a-z_]+)': (?:np\.float[0-9]+\()?(%s)\)?" % _NUMBER, re.IGNORECASE)
 
 
+# What srun, torchrun's `--tee` and torch put before a rank's line.
+_RANK = re.compile(r"(?:[0-9]+: )?(?:\[default[0-9]+\]:)?(?:\[rank[0-9]+\]: )?")
+
+
 class Record(NamedTuple):
     """One line: the number of its step (0 where the format has none) and its figures under the names it gives them."""
 
@@ -47,6 +51,23 @@ def read(form: str, text: str) -> "list[Record]":
     """All records of a text, in its order."""
     found = (read_line(form, line) for line in text.splitlines())
     return [record for record in found if record is not None]
+
+
+def without_ignored(lines: "Iterable[str]") -> "list[str]":
+    """Without what Python says of an exception in a `__del__`, which often follows from the one that was raised."""
+    told: list[str] = []
+    ignored: set[str] = set()  # whose exception is still to come, behind its traceback
+    for line in lines:
+        found = _RANK.match(line)
+        rank = found.group() if found else ""
+        rest = line[len(rank) :]
+        if rest.startswith("Exception ignored "):
+            ignored.add(rank)
+        elif rank not in ignored:
+            told.append(line)
+        elif not rest.startswith((" ", "Traceback ")):
+            ignored.remove(rank)
+    return told
 
 
 def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
