@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from envbuild.model.launch import Launch
+from envbuild.model.launch import Launch, LaunchFile
 from envbuild.node.smoke.gpu_state import watch, watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
 _SEEN = "nvidia-smi"  # what it said
-_PROBE = "sitecustomize.py"
-_NEXT = "envbuild-end-of-file"
 _PEAKS = re.compile(r'\{"allocated": ([0-9]+), "reserved": ([0-9]+)\}')
 _ROW = re.compile(r"([0-9]+), (Disabled|\[N/A\])")
 _FIELDS = "memory.used,mig.mode.current"
@@ -40,35 +37,34 @@ class Taken:
 
 
 def probed(launch: Launch, folder: str) -> Launch:
-    """The same, and its processes write torch's peaks into the folder when they end, where it was made ready."""
+    """The same, and its processes write torch's peaks into the folder when they end."""
     commands = []
     for command in launch.commands:
         path = [folder, *filter(None, [command.environment.get("PYTHONPATH")])]
         environment = {**command.environment, "PYTHONPATH": os.pathsep.join(path)}
         commands.append(command.model_copy(update={"environment": environment}))
-    return launch.model_copy(update={"commands": tuple(commands)})
+    probe = LaunchFile(path=f"{folder}/sitecustomize.py", text=Path(torch_peak.__file__).read_text())
+    return launch.model_copy(update={"commands": tuple(commands), "files": (*launch.files, probe)})
 
 
-@contextmanager
-def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-    """The folder is ready for `probed`; and what nvidia-smi says of the memory in use of these GPUs goes there too.
+def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> AbstractContextManager[None]:
+    """What nvidia-smi says of the memory in use of these GPUs, twice a second, into the folder; nothing without it.
 
     `environment`: of its process, on top of this one's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(torch_peak.__file__, folder / _PROBE)
-    with watching(str(folder / _SEEN), _FIELDS, _INTERVAL, devices, {**os.environ, **environment}):
-        yield
+    return watching(str(folder / _SEEN), _FIELDS, _INTERVAL, devices, {**os.environ, **environment})
 
 
 def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
     """Lines for `/bin/sh` that do the same on a host, until it ends; hosts may share the folder."""
     at, words = shlex.quote(folder), watch(_FIELDS, _INTERVAL, devices)
-    lines = [f"mkdir -p {at} && cat > {at}/{_PROBE} <<'{_NEXT}'", Path(torch_peak.__file__).read_text(), _NEXT]
-    if words:
-        lines.append(f"nvidia-smi {shlex.join(words)} > {at}/{_SEEN}.{rank} 2> /dev/null < /dev/null &")
-        lines.append('trap "kill $! 2> /dev/null" EXIT')
-    return "\n".join(lines)
+    lines = [
+        f"mkdir -p {at}",
+        f"nvidia-smi {shlex.join(words)} > {at}/{_SEEN}.{rank} 2> /dev/null < /dev/null &",
+        'trap "kill $! 2> /dev/null" EXIT',
+    ]
+    return "\n".join(lines if words else [])
 
 
 def ask_there(folder: str) -> str:

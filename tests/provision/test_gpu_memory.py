@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.launch.shell import file_lines
 from envbuild.model.launch import Command, Launch
 from envbuild.node.smoke import gpu_state
 from envbuild.provision.gpu_memory import Taken, compared, in_words, most, probed, used, watched
@@ -41,9 +42,9 @@ def tool(folder: Path, script: str) -> Path:
 
 def ended(folder: Path, code: str, *more: Path) -> None:
     """A Python process of a probed run; `more`: folders on its path."""
-    (command,) = probed(launched(PYTHONPATH=":".join(map(str, more))) if more else launched(), str(folder)).commands
-    with watched(folder, [], {}):
-        subprocess.run([sys.executable, "-c", code], env=command.environment, check=True, timeout=60)
+    made = probed(launched(PYTHONPATH=":".join(map(str, more))) if more else launched(), str(folder))
+    subprocess.run(["bash", "-c", "\n".join(file_lines(made.files[-1]))], check=True)
+    subprocess.run([sys.executable, "-c", code], env=made.commands[0].environment, check=True, timeout=60)
 
 
 @pytest.mark.parametrize(("initialized", "taken"), [(True, Taken(3.0, 4.0)), (False, Taken())])

@@ -177,42 +177,44 @@ def test_hosts_are_asked_the_same_through_open_connections(
 def test_of_hosts_the_peaks_of_torch_and_what_nvidia_smi_saw_are_read_when_the_run_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvidia_smi: Path, shared: bool
 ) -> None:
-    """Each host's home is a folder, in which the paths of the run lie; shared: it is the same one."""
+    """Where no folder is shared, what the second host is told has other paths."""
     (tmp_path / "logs").mkdir()
-    homes = {name: tmp_path / ("both" if shared else name) for name in ("a", "b")}
-    work, asked, _ = on_hosts(
-        tmp_path, monkeypatch, {name: ["/bin/sh", "-c", f"cd {home} && exec sh -s"] for name, home in homes.items()}
-    )
-    program = "import os, sys; sys.path.insert(0, '..'); import torch; torch.size = int(os.environ['NODE_RANK']) + 1"
+    folders = {"a": tmp_path / "out", "b": tmp_path / ("out" if shared else "other")}
+    shells = {
+        host: ["/bin/sh", "-c", f"sed 's#{tmp_path}/out#{folder}#g' | /bin/sh -s"] for host, folder in folders.items()
+    }
+    steps_of = own_run.steps_of
+    work, asked, _ = on_hosts(tmp_path, monkeypatch, shells)
+    monkeypatch.setattr(own_run, "steps_of", steps_of)
     (tmp_path / "torch.py").write_text(
         "size = 0\nclass cuda:\n is_initialized = device_count = staticmethod(lambda: 1)\n"
         " max_memory_allocated = max_memory_reserved = staticmethod(lambda _: size << 30)\n"
     )
-    nvidia_smi.with_name("bin").joinpath("nvidia-smi").write_text(
-        '#!/bin/sh\necho "$@" >> ' + f"{nvidia_smi}\n" + "echo 81000, Enabled; echo 4096, Disabled; exec sleep 600\n"
+    (tmp_path / "bin/nvidia-smi").write_text(
+        f'#!/bin/sh\necho "$@" >> {nvidia_smi}\necho 81000, Enabled; echo 4096, Disabled; exec sleep 600\n'
     )
 
-    def steps(launch: Launch, *_: Any) -> list[Any]:
-        path = launch.commands[0].environment["PYTHONPATH"]
-        text = (
-            f"until [ -s {path}/nvidia-smi.$NODE_RANK ]; do sleep 0.05; done; PYTHONPATH=$PWD/{path} {sys.executable}"
-        )
-        return [SimpleNamespace(text=f'{text} -c "{program}"')]
-
     def glance(host: str, script: bytes, *_: Any) -> str:
-        if b".json" not in script:
-            return ""
-        return subprocess.run(["/bin/sh", "-s"], input=script, stdout=-1, cwd=homes[host], check=False).stdout.decode()
+        asks = b".json" in script
+        return subprocess.run(shells[host], input=script, stdout=-1, check=True).stdout.decode() if asks else ""
 
-    for home in homes.values():
-        home.mkdir(exist_ok=True)
-    monkeypatch.setattr(own_run, "steps_of", steps)
     monkeypatch.setattr(own_run.ssh, "glance", glance)
-    log = own_run.carry_out(work, TOLD, replace(asked, output="out"), "bench 1")
+    run = Command(argv=(sys.executable, "-c", RANK), environment={"PYTHONPATH": str(tmp_path)}, directory=str(tmp_path))
+    log = own_run.carry_out(work, TOLD, replace(asked, launch=ONE.model_copy(update={"commands": (run,)})), "bench 1")
     assert (log.failure, log.taken) == ("", Taken(2.0, 2.0, 4.0))
-    assert not any((home / "out/.memory").exists() for home in homes.values())
+    assert all(folder.exists() and not list(folder.iterdir()) for folder in folders.values())
     watching = [line for line in nvidia_smi.read_text().splitlines() if "-lms" in line]
     assert len(watching) == 2 and all(line.endswith("-i 0,1") for line in watching)
+
+
+# A rank that uses one GiB more than that of the host before, and ends once nvidia-smi has been heard.
+RANK = """import os, pathlib, time, torch
+number = int(os.environ["NODE_RANK"])
+seen = pathlib.Path(os.environ["PYTHONPATH"].split(":")[0]) / f"nvidia-smi.{number}"
+while not (seen.exists() and seen.read_text().count("Disabled")):
+    time.sleep(0.05)
+torch.size = number + 1
+"""
 
 
 SHELL = ["/bin/sh", "-s"]
