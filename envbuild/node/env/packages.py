@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -182,13 +182,14 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
                 places = "" if group.name in HERE else _fetch(tool, environment, group._replace(extra=extra), options)
                 alone = group._replace(extra=dict(extra, UV_OFFLINE="1", **_no_index()))
                 log("building %s (network %s)" % (what, network))
-                try:
-                    _install_group(tool, environment, alone, options, before, places)
-                except NodeError as error:
-                    # There is nothing to reach: who tried was its own build.
-                    if error.code not in ("install-failed", "network-unreachable"):
-                        raise
-                    raise diagnose.of_output("package %s" % what, error.why) from None
+                done = _run_uv(tool, environment, alone, options, variables.for_build, before, places)
+                if done.ok:
+                    continue
+                error = _failure(environment, alone, done)
+                # There is nothing to reach: who tried was its own build.
+                if error.code not in ("install-failed", "network-unreachable"):
+                    raise error
+                raise diagnose.of_output("package %s" % what, error.why)
 
 
 def _fetch(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> str:
@@ -201,7 +202,9 @@ def _fetch(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]"
         with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as stream:
             stream.write(_STOP)
         stopped = group._replace(extra=dict(group.extra, PYTHONPATH=folder))
-        _install_group(tool, environment, stopped, options)
+        done = _run_uv(tool, environment, stopped, options)
+    if FETCHED not in done.err:
+        raise _failure(environment, group, done)
     return _places(tool, environment, group)
 
 
@@ -278,33 +281,43 @@ def _try_mirror(
         raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
 
-def _install_group(
+def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> None:
+    """Raises NodeError."""
+    done = _run_uv(tool, environment, group, options)
+    if not done.ok:
+        raise _failure(environment, group, done)
+
+
+def _run_uv(
     tool: "uv.Uv",
     environment: str,
     group: "Group",
     options: "list[str]",
+    may_see: "Callable[[str, str], bool]" = variables.for_fetch,
     before: "Sequence[str]" = (),
     places: str = "",
-) -> None:
-    """Raises NodeError; not where the build of an archive was stopped after its fetch."""
+) -> "proc.Finished":
+    """Have uv install a group. Raises NodeError `uv-missing`, `wheel-unsafe`; `places`: see `_places`."""
     args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
     args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
-    may_see = variables.for_build if group.extra.get("UV_OFFLINE") else variables.for_fetch
     with tempfile.NamedTemporaryFile("w", suffix="-requirements.txt", dir=tool.tmp, encoding="utf-8") as listing:
         listing.write(places + requirements(group.packages))
         listing.flush()
         words = args + options + group.args + ["-r", listing.name]
         done = tool.run(words, group.extra, may_see=may_see, before=before)
     _refuse_skipped(tool, group, done)
-    if done.ok or ("PYTHONPATH" in group.extra and FETCHED in done.err):
-        return
+    return done
+
+
+def _failure(environment: str, group: "Group", done: "proc.Finished") -> "NodeError":
+    """Why uv could not install a group."""
     diagnose.write_down("packages from `%s`" % group.name, done.out + done.err)
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
     if error.code in ("package-not-found", "install-failed"):
         _check_index(group, error)
     if error.code == "hash-mismatch":
         _name_first_use(group, error)
-    raise error
+    return error
 
 
 def _moved(tool: "uv.Uv", environment: str, group: "Group") -> Json:
