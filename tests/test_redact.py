@@ -71,6 +71,10 @@ def test_secrets_of_known_forms_are_masked(text: str, gone: str) -> None:
         "commit a8b7867411b67fc78d6ccd8ed63d21f71a341779",
         "expected ',' but got an unexpected token: '}'",
         "task-runner-with-a-very-long-name-indeed",
+        "tiktoken==0.14.0 --hash=sha256:0123456789abcdef",
+        "requests (2.34.2), tiktoken (tiktoken==0.14.0rc1)",
+        '{"tiktoken": "0.14.0", "detect-token": ">=1.5.0"}',
+        "tiktoken==0.14.*",
     ],
 )
 def test_ordinary_text_is_left_alone(text: str) -> None:
@@ -82,9 +86,41 @@ def test_secret_names(name: str) -> None:
     assert looks_secret(name)
 
 
-@pytest.mark.parametrize("name", ["PATH", "PWD", "TOKENIZERS_PARALLELISM", "tokens_per_second", "HOME", "KEYBOARD"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "PWD", "TOKENIZERS_PARALLELISM", "TIKTOKEN_CACHE_DIR", "tokens_per_second", "HOME", "KEYBOARD"]
+)
 def test_names_that_are_not_secret(name: str) -> None:
     assert not looks_secret(name)
+
+
+def test_the_version_of_a_package_whose_name_looks_secret_is_told() -> None:
+    packages = {
+        "tiktoken": "0.14.0",
+        "jwt-token": ">=0.14.0rc1",
+        "detect-secrets": "1.5.0.post1+cu130",
+        "flask-api-key": "==1.0",
+    }
+    assert PLAIN.data({"packages": packages}) == {"packages": packages}
+
+
+@pytest.mark.parametrize(
+    "value", ["0.14.0x", "1", "20260101", "hunter2", "1.2.3+" + "a" * 30, ">=", "v1.local.abc", "1.2.3.4.5.6"]
+)
+def test_a_token_is_masked_where_it_is_no_version(value: str) -> None:
+    assert PLAIN.data({"token": value}) == {"token": MASK}
+    assert PLAIN.text(f"token={value}") == f"token={MASK}"
+
+
+@pytest.mark.parametrize("name", ["password", "PGPASSWORD", "passphrase"])
+def test_a_password_is_masked_whatever_it_is(name: str) -> None:
+    assert PLAIN.data({name: "0.14.0"}) == {name: MASK}
+    assert PLAIN.text(f"{name}=0.14.0") == f"{name}={MASK}"
+
+
+def test_what_is_learned_is_no_version_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_LEARNED", set())
+    redact.learn({"packages": {"jwt-token": "2026.11.25"}, "variables": {"hf_token": "hunter2hunter2"}})
+    assert redact_text("2026.11.25 hunter2hunter2") == f"2026.11.25 {MASK}"
 
 
 def test_a_field_named_key_is_not_a_secret_but_an_api_key_is() -> None:

@@ -24,6 +24,7 @@ _SECRET_WORDS = frozenset(
 )
 _KEY_COMPANIONS = frozenset({"API", "ACCESS", "PRIVATE", "SECRET", "AUTH", "ACCOUNT", "ENCRYPTION", "SIGNING"})
 _SECRET_ENDINGS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "APIKEY", "ACCESSKEY")
+_ORDINARY_WORDS = frozenset({"TIKTOKEN"})  # TIKTOKEN_CACHE_DIR
 
 # No pattern starts with an unbounded repeat: a megabyte without a match must stay linear.
 _URL_USERINFO = re.compile(r"://([^\s/?#\"'<>]*)@")
@@ -34,6 +35,11 @@ _HEADER = re.compile(
 _ASSIGNED = re.compile(
     r"(?i)((?:token|passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key)"
     r"(?:=[\"']?|[\"']\s{0,4}:\s{0,4}[\"']))([^\s\"'&,;]+)"
+)
+# Of packages: tiktoken==0.14.0, "detect-secrets": ">=1.5.0". Nothing that is generated looks so.
+_VERSION = re.compile(
+    r"[<>=!~]{0,3} ?\d{1,4}(?:\.(?:\d{1,8}|\*)){1,4}"
+    r"(?:[.-]?(?:a|b|rc|post|dev)\d{1,8}){0,3}(?:\+[a-z0-9.]{1,16})?[)\]}\\]*\Z"
 )
 _BEARER = re.compile(r"(?i)\b(bearer[ \t]+)([A-Za-z0-9._~+/=-]{8,})")
 _PRIVATE_KEY = re.compile(
@@ -62,11 +68,17 @@ def looks_secret(name: str, any_key: bool = True) -> bool:
     `any_key`: a part `KEY` alone is enough (environment variables); otherwise it needs a companion (`API_KEY`).
     """
     parts = [part for part in re.split(r"[^A-Z0-9]+", name.upper()) if part]
-    if any(part in _SECRET_WORDS or part.endswith(_SECRET_ENDINGS) for part in parts):
+    telling = [part for part in parts if part not in _ORDINARY_WORDS]
+    if any(part in _SECRET_WORDS or part.endswith(_SECRET_ENDINGS) for part in telling):
         return True
     if "AUTHORIZATION" in parts:
         return True
     return "KEY" in parts and (any_key or bool(_KEY_COMPANIONS.intersection(parts)))
+
+
+def _is_version(name: str, value: str) -> bool:
+    """Whether it is that of a package, whose name may look secret. Of passwords nothing is: people choose anything."""
+    return "pass" not in name.lower() and _VERSION.match(value) is not None
 
 
 class Redactor:
@@ -90,7 +102,7 @@ class Redactor:
         text = _PRIVATE_KEY.sub(MASK, text)
         text = _URL_USERINFO.sub(_mask_userinfo, text)
         text = _HEADER.sub(r"\1\2" + MASK, text)
-        text = _ASSIGNED.sub(r"\1" + MASK, text)
+        text = _ASSIGNED.sub(_mask_assigned, text)
         text = _BEARER.sub(r"\1" + MASK, text)
         return _KNOWN_FORMS.sub(MASK, text)
 
@@ -113,7 +125,7 @@ class Redactor:
 
     def _field(self, key: "Any", item: "Any") -> "Any":
         if isinstance(key, str) and isinstance(item, str) and item and looks_secret(key, any_key=False):
-            return MASK
+            return self.data(item) if _is_version(key, item) else MASK
         return self.data(item)
 
 
@@ -149,6 +161,11 @@ def has_credentials(value: str) -> bool:
     return _URL_USERINFO.search(value) is not None
 
 
+def _mask_assigned(match: "re.Match[str]") -> str:
+    name, value = match.groups()
+    return match.group(0) if _is_version(name, value) else name + MASK
+
+
 def _mask_userinfo(match: "re.Match[str]") -> str:
     userinfo = match.group(1)
     scheme = match.string[max(0, match.start() - 8) : match.start()].lower()
@@ -160,12 +177,16 @@ def _mask_userinfo(match: "re.Match[str]") -> str:
 
 def _secret_values(environ: "Mapping[str, str]", any_key: bool = True) -> "Iterator[str]":
     for name, value in environ.items():
-        if len(value) >= SHORTEST_SECRET and looks_secret(name, any_key) and not _is_file(value):
+        if len(value) >= SHORTEST_SECRET and looks_secret(name, any_key) and not _is_harmless(name, value):
             yield value
         if "://" in value and "@" in value:
             password = _password(value)
             if len(password) >= SHORTEST_SECRET:
                 yield password
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    return _is_file(value) or _is_version(name, value)
 
 
 def _is_file(value: str) -> bool:
