@@ -80,7 +80,7 @@ def make_view(evidence: Evidence) -> View:
         evidence=evidence,
         verdict=make_verdict(evidence),
         summary=_summary(evidence),
-        builds=_builds(evidence.nodes),
+        builds=_builds(evidence),
         nodes_by_need=nodes,
         outcomes=_alike(nodes, _outcome),
         errors=_alike([node for node in nodes if node.error], _error),
@@ -138,13 +138,20 @@ def python_version(node: NodeEvidence) -> str:
     return known.get(path, path)
 
 
+def _variant(node: NodeEvidence, evidence: Evidence) -> str | None:
+    """Its name in the lock: as it was chosen, or, of a run that chose nothing, of the digest that its stamp has."""
+    if node.resolution:
+        return node.resolution.variant_id
+    return next((variant.id for variant in evidence.variants if variant.digest == node.variant_digest), None)
+
+
 def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     nodes = evidence.nodes
     return (
         ("Stack", evidence.stack),
         ("Profile", evidence.profile),
         ("Target", f"{evidence.target}, {plural(len(nodes), 'node')}"),
-        ("Variant", _first_value([(node.resolution.variant_id or "") if node.resolution else "" for node in nodes])),
+        ("Variant", _first_value([_variant(node, evidence) or "" for node in nodes])),
         ("Python", _first_value([python_version(node) for node in nodes])),
         ("torch", _first_value([torch_version(node) for node in nodes])),
         ("Started", _whole_seconds(evidence.started)),
@@ -227,17 +234,17 @@ def _build_key(node: NodeEvidence) -> str:
     return json.dumps([*parts, comparable(node.sources), decisions, node.status], sort_keys=True, default=str)
 
 
-def _builds(nodes: tuple[NodeEvidence, ...]) -> tuple[Build, ...]:
-    built = [node for node in nodes if node.environment is not None or node.resolution is not None]
-    return tuple(_build(tuple(group)) for group in grouped(built, _build_key).values())
+def _builds(evidence: Evidence) -> tuple[Build, ...]:
+    built = [node for node in evidence.nodes if node.environment is not None or node.resolution is not None]
+    return tuple(_build(tuple(group), evidence) for group in grouped(built, _build_key).values())
 
 
-def _build(group: tuple[NodeEvidence, ...]) -> Build:
+def _build(group: tuple[NodeEvidence, ...], evidence: Evidence) -> Build:
     first = group[0]
     resolution = first.resolution
     rows = (
         ("Environment", first.environment),
-        ("Variant", resolution.variant_id if resolution else None),
+        ("Variant", _variant(first, evidence)),
         ("Interpreter", resolution.interpreter if resolution else None),
         ("Files", f"{first.files:,}, {gibibytes(first.bytes)}" if first.files is not None else None),
         ("Variant digest", first.variant_digest),

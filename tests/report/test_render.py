@@ -515,6 +515,12 @@ def test_d33_a_report_says_what_a_root_covers_and_what_it_leaves_out(render: Any
     assert "Root covers" not in render(evidence(node(root=None)))
 
 
+def test_a_run_that_chose_nothing_names_the_variant_of_its_stamp() -> None:
+    run = evidence(node(resolution=None), verb="smoke", variants=[{"id": "cp312-system", "digest": DIGEST}])
+    view = make_view(run)
+    assert dict(view.summary)["Variant"] == dict(view.builds[0].identity)["Variant"] == "cp312-system"
+
+
 @pytest.mark.parametrize(
     ("names", "what", "groups"),
     [
