@@ -18,9 +18,9 @@ from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
 from envbuild.node.smoke.training_log import without_ignored
-from envbuild.provision import gpu_memory
+from envbuild.provision import gpu_use
 from envbuild.provision.bench_ways import Trial, Way, narrowed, way
-from envbuild.provision.gpu_memory import GIB, Taken, compared, most
+from envbuild.provision.gpu_use import GIB, Taken, compared, most
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
 from envbuild.provision.own_run import Log, environments_in_use, measured_by
@@ -168,7 +168,7 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
     return Check(
         name=CHECK,
         status="failed" if below else "passed",
-        says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_memory.in_words(memory)))),
+        says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_use.in_words(memory)))),
         seconds=seconds,
         metrics=(metric(told, values),),
         level="measured",

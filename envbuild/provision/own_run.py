@@ -32,7 +32,7 @@ from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
-from envbuild.provision.gpu_memory import Taken, ask_there, probed, used, used_there, watched, watched_there
+from envbuild.provision.gpu_use import Taken, ask_there, probed, used, used_there, watched, watched_there
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask

@@ -14,7 +14,7 @@ from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
-from envbuild.provision.gpu_memory import compared, in_words
+from envbuild.provision.gpu_use import compared, in_words
 from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by, of_trial
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work

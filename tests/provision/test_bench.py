@@ -14,7 +14,7 @@ from envbuild.model.evidence import Check
 from envbuild.model.facts import GpuFacts
 from envbuild.provision import bench, bench_ways
 from envbuild.provision.bench_ways import Trial, Way
-from envbuild.provision.gpu_memory import Taken
+from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import submit
 from envbuild.provision.jobs.facts_cache import facts_file, write_facts
 from envbuild.provision.own_run import Log

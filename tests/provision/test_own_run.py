@@ -23,7 +23,7 @@ from envbuild.node.env import activation_files
 from envbuild.node.proc import Finished
 from envbuild.provision import own_run
 from envbuild.provision.bench import _last_lines
-from envbuild.provision.gpu_memory import Taken
+from envbuild.provision.gpu_use import Taken
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.provision.survey.ask import rules
 from envbuild.report.claimed import NO_GPU, Gpus, gpus_of
@@ -334,7 +334,7 @@ def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
 
 WATCHING = """
 import pathlib, sys, time
-from envbuild.provision.gpu_memory import watched
+from envbuild.provision.gpu_use import watched
 from envbuild.provision.own_run import MARKER
 from envbuild.transport.processes import marker_value
 with watched(pathlib.Path(sys.argv[1]), ["0"], {MARKER: marker_value()}):

@@ -14,7 +14,7 @@ import pytest
 from envbuild.launch.shell import file_lines
 from envbuild.model.launch import Command, Launch
 from envbuild.node.smoke import gpu_state
-from envbuild.provision.gpu_memory import Taken, compared, in_words, most, probed, used, watched
+from envbuild.provision.gpu_use import Taken, compared, in_words, most, probed, used, watched
 from tests.support.patience import alive, text_of, until
 
 FAKE = """
