@@ -20,7 +20,7 @@ from envbuild.model.reference import Bench, Reference
 from envbuild.node.smoke.training_log import without_ignored
 from envbuild.provision import gpu_use
 from envbuild.provision.bench_ways import Trial, Way, narrowed, way
-from envbuild.provision.gpu_use import GIB, Taken, compared, most
+from envbuild.provision.gpu_use import GIB, Taken, compared, together
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
 from envbuild.provision.own_run import Log, environments_in_use, measured_by
@@ -154,8 +154,8 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
         if wrong:
             failures.append(f"run {number}: {wrong}{'' if log.late else _end(text)}")
             break
-    memory = _memory(reference, ran, taken)
-    details = {"launch": ran.to_json_dict(), "warm_up": left_out, "values": values, **memory}
+    used = _used(reference, ran, taken)
+    details = {"launch": ran.to_json_dict(), "warm_up": left_out, "values": values, **used}
     details |= {"losses": losses} if losses else {}  # drawn in the report
     seconds = round(time.monotonic() - began, 1)
     if failures:
@@ -168,7 +168,7 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
     return Check(
         name=CHECK,
         status="failed" if below else "passed",
-        says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_use.in_words(memory)))),
+        says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_use.in_words(used)))),
         seconds=seconds,
         metrics=(metric(told, values),),
         level="measured",
@@ -177,13 +177,13 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
     )
 
 
-def _memory(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[str, float]:
-    """What the runs took of the GPUs' memory, beside the estimate where these degrees have one."""
+def _used(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[str, float]:
+    """What the runs took of the GPUs, beside the estimate of memory where these degrees have one."""
     estimate = estimated(reference, launch)
     if estimate is None:
-        return compared(most(taken))
+        return compared(together(taken))
     told = {f"estimated_{what}_gib": round(size / GIB, 1) for what, size in zip(_ESTIMATES, estimate, strict=True)}
-    return {**told, **compared(most(taken), *estimate)}
+    return {**told, **compared(together(taken), *estimate)}
 
 
 def _end(text: str) -> str:

@@ -1,39 +1,51 @@
-"""What a run of a stack's own command takes of the GPUs' memory: torch's own peaks, and what nvidia-smi sees."""
+"""What a run of a stack's own command takes of the GPUs: torch's own peaks of memory, and what nvidia-smi sees.
+
+That is memory, how much of the time they were busy, and their clock and power: a figure that is low because they waited
+for processors or the network, or were throttled, says so.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from envbuild.model.launch import Launch, LaunchFile
+from envbuild.node.read_text import number
 from envbuild.node.smoke.gpu_state import watch, watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
 _SEEN = "nvidia-smi"  # what it said
+_MEMORY = 3  # fields of `Taken`
 _PEAKS = re.compile(r'\{"allocated": ([0-9]+), "reserved": ([0-9]+)\}')
-_ROW = re.compile(r"([0-9]+), (Disabled|\[N/A\])")
-_FIELDS = "memory.used,mig.mode.current"
+_ROW = re.compile(r"([0-9]+), (Disabled|\[N/A\])(, ([0-9.]+|\[[A-Za-z/ ]+\])){3}")
+_FIELDS = "memory.used,mig.mode.current,utilization.gpu,clocks.sm,power.draw"
 _INTERVAL = 500  # ms
+_ROWS = 2000  # of those with most memory in use, of a host: eight GPUs for two minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """GiB of the fullest GPU at its peak; None: nothing told it.
+    """GiB of the fullest GPU at its peak, and medians of all GPUs; None: nothing told it.
 
     `tensors` and `reserved`: torch's allocator, where the ranks ended by themselves. `used`: all of it as nvidia-smi
-    counts it, CUDA's context and NCCL's buffers included; not of a part of a GPU (MIG).
+    counts it, CUDA's context and NCCL's buffers included; not of a part of a GPU (MIG). `busy` (percent of the time in
+    which a kernel ran), `mhz` (of the SMs) and `watts`: while at least half of `used` was, so not while programs start.
     """
 
     tensors: float | None = None
     reserved: float | None = None
     used: float | None = None
+    busy: float | None = None
+    mhz: float | None = None
+    watts: float | None = None
 
 
 def probed(launch: Launch, folder: str) -> Launch:
@@ -48,7 +60,7 @@ def probed(launch: Launch, folder: str) -> Launch:
 
 
 def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> AbstractContextManager[None]:
-    """What nvidia-smi says of the memory in use of these GPUs, twice a second, into the folder; nothing without it.
+    """What nvidia-smi says of these GPUs, twice a second, into the folder; nothing without it.
 
     `environment`: of its process, on top of this one's.
     """
@@ -70,7 +82,7 @@ def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
 def ask_there(folder: str) -> str:
     """Lines for `/bin/sh` that print for `used_there` what is in the folder of a host, and remove it."""
     at = shlex.quote(folder)
-    seen = f"grep -hE '^{_ROW.pattern}$' {at}/{_SEEN}.* | sort -n | tail -n 1"
+    seen = f"grep -hE '^{_ROW.pattern}$' {at}/{_SEEN}.* | sort -n -s | tail -n {_ROWS}"
     return f'for file in {at}/*.json; do cat "$file"; echo; done; {seen}; rm -rf {at}'
 
 
@@ -86,19 +98,24 @@ def used_there(answers: Iterable[str]) -> Taken:
     allocated = max((size for size, _ in peaks), default=0)
     reserved = max((size for _, size in peaks), default=0)
     # Of whole GPUs: where MIG divides one, nvidia-smi counts what others have of it too.
-    seen = max((int(found[1]) << 20 for line in lines if (found := _ROW.fullmatch(line))), default=0)
-    # Less than torch has is of other GPUs: where they are of several kinds, CUDA has another order of them.
-    return Taken(_gib(allocated), _gib(reserved), _gib(seen) if seen >= reserved else None)
+    rows = [[number(cell) for cell in line.split(", ")] for line in lines if _ROW.fullmatch(line)]
+    seen = int(max((row[0] or 0 for row in rows), default=0))
+    if not seen or seen << 20 < reserved:
+        # Less than torch has is of other GPUs: where they are of several kinds, CUDA has another order of them.
+        return Taken(_gib(allocated), _gib(reserved))
+    working = [row[2:] for row in rows if (row[0] or 0) >= seen / 2]
+    return Taken(_gib(allocated), _gib(reserved), _gib(seen << 20), *map(_median, zip(*working, strict=True)))
 
 
-def most(runs: Iterable[Taken]) -> Taken:
-    """Of several runs, of each figure the greatest."""
-    columns = zip(*(astuple(each) for each in runs), strict=True)
-    return Taken(*(max((figure for figure in column if figure), default=None) for column in columns))
+def together(runs: Iterable[Taken]) -> Taken:
+    """Of several runs: of the memory the greatest, of all else the median."""
+    columns = list(zip(*(astuple(each) for each in runs), strict=True))
+    memory = [max((figure for figure in column if figure), default=None) for column in columns[:_MEMORY]]
+    return Taken(*memory, *map(_median, columns[_MEMORY:]))
 
 
 def compared(taken: Taken, held: float | None = None, reserved: float | None = None) -> dict[str, float]:
-    """What was measured, in GiB, and what percent of it an estimate in bytes is, where there is one."""
+    """What was measured, memory in GiB, and what percent of it an estimate in bytes is, where there is one."""
     used = reserved + OUTSIDE if reserved else None
     told = {"tensors": (taken.tensors, held), "reserved": (taken.reserved, reserved), "used": (taken.used, used)}
     figures: dict[str, float] = {}
@@ -106,7 +123,8 @@ def compared(taken: Taken, held: float | None = None, reserved: float | None = N
         if measured:
             figures[f"{name}_gib"] = measured
             figures |= {f"{name}_percent": round(100 * estimate / GIB / measured)} if estimate else {}
-    return figures
+    at_work = {"busy_percent": taken.busy, "sm_mhz": taken.mhz, "power_w": taken.watts}
+    return figures | {name: round(figure) for name, figure in at_work.items() if figure is not None}
 
 
 def in_words(figures: Mapping[str, float]) -> str:
@@ -115,7 +133,15 @@ def in_words(figures: Mapping[str, float]) -> str:
     for name, what in (("tensors", "in tensors"), ("reserved", "reserved"), ("used", "used")):
         percent = f" (estimate {figures[f'{name}_percent']:.0f} %)" if f"{name}_percent" in figures else ""
         found += [f"{figures[f'{name}_gib']:.1f} GiB {what}{percent}"] if f"{name}_gib" in figures else []
-    return f"measured {', '.join(found)}" if found else ""
+    memory = f"measured {', '.join(found)}" if found else ""
+    at = [f"{figures[name]:,.0f} {unit}" for name, unit in (("sm_mhz", "MHz"), ("power_w", "W")) if name in figures]
+    busy = f"GPUs {figures['busy_percent']:.0f} % busy" if "busy_percent" in figures else ""
+    return "; ".join(filter(None, (memory, f"{busy} at {' and '.join(at)}" if busy and at else busy)))
+
+
+def _median(figures: Iterable[float | None]) -> float | None:
+    told = [figure for figure in figures if figure is not None]
+    return statistics.median(told) if told else None
 
 
 def _gib(size: int) -> float | None:

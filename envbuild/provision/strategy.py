@@ -97,14 +97,14 @@ class _Trials:
             answer = "out-of-memory" if _OUT_OF_MEMORY.search(text) else "out-of-time" if log.late else "failed"
         median = statistics.median(values) if answer == "measured" else None
         self.search.trials.append(Trial(ranked, answer, median))
-        memory = compared(log.taken, ranked.held, ranked.reserved)
+        used = compared(log.taken, ranked.held, ranked.reserved)
         says = f"{ranked.case}; estimated {ranked.tflops:.0f} TFLOP/s per GPU"
         says += f", {ranked.held / GIB:.1f} GiB in tensors, {ranked.reserved / GIB:.1f} GiB reserved"
-        says = "; ".join(filter(None, (says, in_words(memory))))
+        says = "; ".join(filter(None, (says, in_words(used))))
         if answer != "measured":
             says = f"{answer.replace('-', ' ')}: {says}; {wrong}"
         details = {"answer": answer, **as_row(found, ranked), "values": values, "settings": found.settings(ranked.case)}
-        details |= memory
+        details |= used
         if answer == "failed":
             details |= {"output": "\n".join(text.splitlines()[-_LAST:]), "log": f"logs/{log.path.name}"}
         self.checks.append(

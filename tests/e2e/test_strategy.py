@@ -140,7 +140,7 @@ def test_memory_is_measured_by_torch_and_by_nvidia_smi_and_stands_beside_the_est
     built: World, tmp_path: Path
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    rows = "printf '512, Disabled\\n30720, Disabled\\n'"
+    rows = "printf '512, Disabled, 0, 345, 70.10\\n30720, Disabled, 47, 1980, 310.02\\n'"
     tool.write_text(f'#!/bin/sh\ncase "$*" in *-lms*) {rows} ; sleep 60 ;; *) exit 9 ;; esac\n')
     tool.chmod(0o755)
     path = f"{tmp_path}:{built.env['PATH']}"
@@ -151,6 +151,7 @@ def test_memory_is_measured_by_torch_and_by_nvidia_smi_and_stands_beside_the_est
     # Estimated: 13.3 GiB in tensors, 14.4 reserved, 16.8 used.
     assert [first["details"][name] for name in names] == [24.0, 55, 26.0, 56, 30.0, 56]
     says = "24.0 GiB in tensors (estimate 55 %), 26.0 GiB reserved (estimate 56 %), 30.0 GiB used (estimate 56 %)"
+    says += "; GPUs 47 % busy at 1,980 MHz and 310 W"
     assert first["says"].endswith(f"13.3 GiB in tensors, 14.4 GiB reserved; measured {says}")
     table = built.good("strategy", *ARGS, env={"PATH": path, "LARGEST": "64"}).out
     row = next(line.split() for line in table.splitlines() if line.split()[:4] == ["2", "1", "2", "128"])

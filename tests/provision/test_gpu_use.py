@@ -1,4 +1,4 @@
-"""Torch's peaks, written by every process of a run when it ends."""
+"""What a run takes of GPUs: torch's peaks, written by every process when it ends, and what nvidia-smi saw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from envbuild.launch.shell import file_lines
 from envbuild.model.launch import Command, Launch
 from envbuild.node.smoke import gpu_state
-from envbuild.provision.gpu_use import Taken, compared, in_words, most, probed, used, watched
+from envbuild.provision import gpu_use
+from envbuild.provision.gpu_use import Taken, ask_there, compared, in_words, probed, together, used, used_there, watched
 from tests.support.patience import alive, text_of, until
 
 FAKE = """
@@ -99,27 +100,43 @@ def test_an_nvidia_smi_that_no_signal_ends_is_left_behind(tmp_path: Path, monkey
     os.kill(pid, signal.SIGKILL)
 
 
-ROWS = ["512, Disabled", "30720, Disabled", "[N/A], [N/A]", "2048, [N/A]"]
+ROWS = [
+    "512, Disabled, 0, 345, 70.10", "30720, Disabled, 96, 1980, 650.00", "[N/A], [N/A], 1, 2, 3.00",
+    "15359, Disabled, 1, 345, 80.00", "15360, Disabled, 40, 1755, [Unknown Error]", "2048, [N/A], 1, 345, 80.00",
+    "28000, Disabled, 50, [N/A], 640.00",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("rows", "reserved", "size"),
+    ("rows", "seen"),
     [
-        (ROWS, 26, 30.0),
+        (ROWS, (30.0, 50, 1867.5, 645)),
         # Of instances of others too.
-        ([*ROWS, "81000, Enabled"], 26, 30.0),
-        (["81000, Enabled"], 26, None),
+        ([*ROWS, "81000, Enabled, 9, 9, 9.00"], (30.0, 50, 1867.5, 645)),
+        (["81000, Enabled, 9, 9, 9.00"], ()),
         # A line that was cut when its writer was ended.
-        ([*ROWS, "81000, Ena"], 26, 30.0),
-        (["512, Disabled"], 26, None),
+        ([*ROWS, "81000, Ena"], (30.0, 50, 1867.5, 645)),
+        (["512, Disabled, 96, 1980, 650.00"], ()),
+        (["30720, Disabled, [N/A], [N/A], [Not Supported]"], (30.0,)),
     ],
 )
-def test_what_nvidia_smi_saw_is_the_fullest_whole_gpu_s_and_never_less_than_torch_has(
-    tmp_path: Path, rows: list[str], reserved: int, size: float | None
+def test_what_nvidia_smi_saw_is_of_whole_gpus_at_work_and_of_none_that_has_less_than_torch(
+    tmp_path: Path, rows: list[str], seen: tuple[float, ...]
 ) -> None:
     (tmp_path / "nvidia-smi").write_text("\n".join(rows) + "\n" * (not rows[-1].endswith("Ena")))
-    (tmp_path / "0.json").write_text(json.dumps({"allocated": 1 << 30, "reserved": reserved << 30}))
-    assert used(tmp_path) == Taken(1.0, float(reserved), size)
+    (tmp_path / "0.json").write_text(json.dumps({"allocated": 1 << 30, "reserved": 26 << 30}))
+    assert used(tmp_path) == Taken(1.0, 26.0, *seen)
+
+
+def test_a_host_tells_the_last_of_the_samples_with_most_memory_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_use, "_ROWS", 3)
+    rows = ["4096, Disabled, 99, 1, 1.00", "30720, Disabled, 98, 2, 2.00", "30720, Disabled, 20, 3, 3.00"]
+    (tmp_path / "told").mkdir()
+    (tmp_path / "told/nvidia-smi.0").write_text("\n".join([*rows, "30720, Disabled, 10, 4, 4.00", "81000, Ena"]))
+    asked = subprocess.run(["/bin/sh", "-c", ask_there(str(tmp_path / "told"))], stdout=-1, check=True, text=True)
+    assert used_there([asked.stdout]) == Taken(used=30.0, busy=20, mhz=3, watts=3)
 
 
 @pytest.mark.parametrize(("devices", "words"), [(["2", "3"], " -i 2,3"), (["MIG-5c"], None), ([], None)])
@@ -134,9 +151,10 @@ def test_it_looks_at_the_gpus_of_the_run_alone_and_at_no_part_of_one(
     assert said.endswith(words or "")
 
 
-def test_of_several_runs_the_greatest_of_each_figure_is_told() -> None:
-    assert most([Taken(1.0, None, 4.0), Taken(2.0, None, 3.0), Taken()]) == Taken(2.0, None, 4.0)
-    assert most([]) == most([Taken()]) == Taken()
+def test_of_several_runs_the_greatest_memory_is_told_and_the_median_of_all_else() -> None:
+    runs = [Taken(1.0, None, 4.0, 40, 1980), Taken(2.0, None, 3.0, 50, 1755), Taken()]
+    assert together(runs) == Taken(2.0, None, 4.0, 45, 1867.5)
+    assert together([]) == together([Taken()]) == Taken()
 
 
 def test_what_was_not_measured_or_estimated_is_not_told() -> None:
@@ -146,3 +164,19 @@ def test_what_was_not_measured_or_estimated_is_not_told() -> None:
     figures = compared(Taken(4.0, 5.0), 3 * 2.0**30, 6 * 2.0**30)
     assert figures == {"tensors_gib": 4.0, "tensors_percent": 75, "reserved_gib": 5.0, "reserved_percent": 120}
     assert in_words(figures) == "measured 4.0 GiB in tensors (estimate 75 %), 5.0 GiB reserved (estimate 120 %)"
+
+
+@pytest.mark.parametrize(
+    ("taken", "words"),
+    [
+        (
+            Taken(used=9.0, busy=47, mhz=1867.5, watts=310),
+            "measured 9.0 GiB used; GPUs 47 % busy at 1,868 MHz and 310 W",
+        ),
+        (Taken(busy=0, watts=310.4), "GPUs 0 % busy at 310 W"),
+        (Taken(busy=99), "GPUs 99 % busy"),
+        (Taken(mhz=1980), ""),
+    ],
+)
+def test_how_busy_gpus_were_is_told_with_their_clock_and_power(taken: Taken, words: str) -> None:
+    assert in_words(compared(taken)) == words

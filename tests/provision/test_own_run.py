@@ -191,7 +191,8 @@ def test_of_hosts_the_peaks_of_torch_and_what_nvidia_smi_saw_are_read_when_the_r
         " max_memory_allocated = max_memory_reserved = staticmethod(lambda _: size << 30)\n"
     )
     (tmp_path / "bin/nvidia-smi").write_text(
-        f'#!/bin/sh\necho "$@" >> {nvidia_smi}\necho 81000, Enabled; echo 4096, Disabled; exec sleep 600\n'
+        f'#!/bin/sh\necho "$@" >> {nvidia_smi}\n'
+        "echo 81000, Enabled, 9, 9, 9.00; echo 4096, Disabled, 50, 1980, 300.00; exec sleep 600\n"
     )
 
     def glance(host: str, script: bytes, *_: Any) -> str:
@@ -201,7 +202,7 @@ def test_of_hosts_the_peaks_of_torch_and_what_nvidia_smi_saw_are_read_when_the_r
     monkeypatch.setattr(own_run.ssh, "glance", glance)
     run = Command(argv=(sys.executable, "-c", RANK), environment={"PYTHONPATH": str(tmp_path)}, directory=str(tmp_path))
     log = own_run.carry_out(work, TOLD, replace(asked, launch=ONE.model_copy(update={"commands": (run,)})), "bench 1")
-    assert (log.failure, log.taken) == ("", Taken(2.0, 2.0, 4.0))
+    assert (log.failure, log.taken) == ("", Taken(2.0, 2.0, 4.0, 50, 1980, 300))
     assert all(folder.exists() and not list(folder.iterdir()) for folder in folders.values())
     watching = [line for line in nvidia_smi.read_text().splitlines() if "-lms" in line]
     assert len(watching) == 2 and all(line.endswith("-i 0,1") for line in watching)
