@@ -20,7 +20,7 @@ LAYERS = (
     ("resolve", "schedule"),
     ("lock", "report"),
     ("explain", "export", "plan", "trace"),
-    ("launch", "strategy", "container", "provision.contact"),
+    ("launch", "strategy", "container", "provision.contact", "provision.gpu_use"),
     ("kit",),
     ("provision.run",),
     ("provision.ansible",),

@@ -19,22 +19,28 @@ _GRACE = 10  # seconds between SIGTERM and SIGKILL
 
 
 def job_steps(
-    make: Callable[[Place], Launch], place: Place, activate: str | None, *, port: int | None = None
+    make: Callable[[Place], Launch],
+    place: Place,
+    activate: str | None,
+    *,
+    port: int | None = None,
+    around: Callable[[Launch], Launch] = lambda made: made,
 ) -> tuple[Launch, tuple[JobText, ...]]:
     """The launch, and the steps that carry it out in a job; `make` makes the commands for a place.
 
-    `port`: the port that all nodes meet on instead of the job's own. Raises EnvbuildError as `make` does.
+    `port`: the port that all nodes meet on instead of the job's own. `around`: what is carried out instead of the
+    launch, which stays what is told. Raises EnvbuildError as `make` does.
     """
     told = place.model_copy(update={"master": _MASTER, "job": _JOB})
     if port is not None:
         made = make(told.model_copy(update={"port": port}))
-        return made, tuple(_filled(step, None) for step in steps_of(made, place.output, activate))
+        return made, tuple(_filled(step, None) for step in steps_of(around(made), place.output, activate))
     for one, other in zip(_PORTS[::2], _PORTS[1::2], strict=True):
         # A number in a command is the port when it changes with the port.
         made = make(told.model_copy(update={"port": one}))
-        first = tuple(_filled(step, one) for step in steps_of(made, place.output, activate))
+        first = tuple(_filled(step, one) for step in steps_of(around(made), place.output, activate))
         second = make(told.model_copy(update={"port": other}))
-        if first == tuple(_filled(step, other) for step in steps_of(second, place.output, activate)):
+        if first == tuple(_filled(step, other) for step in steps_of(around(second), place.output, activate)):
             return made, first
     raise ValueError("these numbers are in the command already: give --port")
 

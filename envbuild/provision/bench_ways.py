@@ -17,7 +17,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.provision.jobs.facts_cache import facts_file, read_facts
-from envbuild.provision.jobs.launch import Asked, end_of_job, make_jobs
+from envbuild.provision.jobs.launch import Asked, end_of_job, make_jobs, taken_by
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.own_run import Log, OwnRun, carry_out, facts_of, of_trial, shows
 from envbuild.provision.run.context import Work
@@ -67,11 +67,11 @@ def way(
     """
     prepared, connection = work.prepared, work.prepared.target.connection
     if place is None:
-        site, place, make = make_jobs(prepared.target, prepared.stack, prepared.profile, asked, work.run)
+        site, place, make = make_jobs(prepared.target, prepared.stack, prepared.profile, asked, work.run, watched=True)
 
         def as_job(where: Place) -> Trial:
             job, made = make(where, posixpath.basename(where.output))
-            return Trial(made, partial(_in_job, work, told, site, job, asked.deadline or 0.0))
+            return Trial(made, partial(_in_job, work, told, site, job, where.output, asked.deadline or 0.0))
 
         return Way([as_job(of_trial(work, place, number)) for number in trials])
     hosts = tuple(node.node for node in nodes) if connection.kind == "ssh" else ()
@@ -105,7 +105,7 @@ def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]
     return place.model_copy(update=told)
 
 
-def _in_job(work: Work, told: Bench, site: JobSite, job: Job, deadline: float, name: str) -> Log:
+def _in_job(work: Work, told: Bench, site: JobSite, job: Job, output: str, deadline: float, name: str) -> Log:
     show = shows(work, told, name)
 
     def say(text: str) -> None:
@@ -114,7 +114,8 @@ def _in_job(work: Work, told: Bench, site: JobSite, job: Job, deadline: float, n
 
     state, path, ended = end_of_job(work, site, job, say)
     known = read_facts(facts_file(work.prepared.target, site.login))
-    log = Log(path, facts=next((known[node] for node in state.nodes if node in known), None))
+    facts = next((known[node] for node in state.nodes if node in known), None)
+    log = Log(path, facts=facts, taken=taken_by(site, output))
     if isinstance(ended, EnvbuildError):
         log.failure = ended.what
     elif ended:

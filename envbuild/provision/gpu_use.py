@@ -7,6 +7,7 @@ for processors or the network, or were throttled, says so.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import shlex
 import statistics
@@ -19,6 +20,7 @@ from envbuild.model.launch import Launch, LaunchFile
 from envbuild.node.read_text import number
 from envbuild.node.smoke.gpu_state import watch, watching
 from envbuild.node.smoke.programs import torch_peak
+from envbuild.node.variables import VISIBLE
 from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
@@ -48,6 +50,11 @@ class Taken:
     watts: float | None = None
 
 
+def memory_below(output: str) -> str:
+    """The folder of a run elsewhere for what it takes of the GPUs, in that of its output."""
+    return posixpath.join(output, ".memory")
+
+
 def probed(launch: Launch, folder: str) -> Launch:
     """The same, and its processes write torch's peaks into the folder when they end."""
     commands = []
@@ -70,13 +77,25 @@ def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]
 
 def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
     """Lines for `/bin/sh` that do the same on a host, until it ends; hosts may share the folder."""
-    at, words = shlex.quote(folder), watch(_FIELDS, _INTERVAL, devices)
+    words = watch(_FIELDS, _INTERVAL, devices)
+    return _watching(folder, shlex.join(words), str(rank)) if words else ""
+
+
+def watched_in_job(folder: str) -> str:
+    """The same on a node of a job, of the GPUs that the job gives it."""
+    words = shlex.join(watch(_FIELDS, _INTERVAL, None))
+    lines = _watching(folder, f'{words} ${{{VISIBLE}:+-i "${VISIBLE}"}}', '"${NODE_RANK:-0}"')
+    return f'case "${{{VISIBLE}-}}" in *MIG-*) ;; *)\n{lines};;\nesac\n'
+
+
+def _watching(folder: str, words: str, rank: str) -> str:
+    at = shlex.quote(folder)
     lines = [
         f"mkdir -p {at}",
-        f"nvidia-smi {shlex.join(words)} > {at}/{_SEEN}.{rank} 2> /dev/null < /dev/null &",
-        'trap "kill $! 2> /dev/null" EXIT',
+        f"nvidia-smi {words} > {at}/{_SEEN}.{rank} 2> /dev/null < /dev/null &",
+        'trap "kill $! 2> /dev/null || :" EXIT',  # with `set -e` its exit code would be the shell's
     ]
-    return "\n".join(lines if words else [])
+    return "\n".join(lines)
 
 
 def ask_there(folder: str) -> str:

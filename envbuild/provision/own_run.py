@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import posixpath
 import shlex
 import subprocess
 import tempfile
@@ -32,7 +31,7 @@ from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
-from envbuild.provision.gpu_use import Taken, ask_there, probed, used, used_there, watched, watched_there
+from envbuild.provision.gpu_use import Taken, ask_there, memory_below, probed, used, used_there, watched, watched_there
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
@@ -110,8 +109,8 @@ class OwnRun:
 
     @property
     def memory(self) -> str:
-        """A folder of hosts for what the run takes of the memory of their GPUs."""
-        return posixpath.join(self.output, ".memory")
+        """A folder of hosts for what the run takes of their GPUs."""
+        return memory_below(self.output)
 
 
 def measured_by(prepared: Prepared) -> Bench:

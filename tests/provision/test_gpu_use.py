@@ -14,8 +14,20 @@ import pytest
 from envbuild.launch.shell import file_lines
 from envbuild.model.launch import Command, Launch
 from envbuild.node.smoke import gpu_state
+from envbuild.node.variables import VISIBLE
 from envbuild.provision import gpu_use
-from envbuild.provision.gpu_use import Taken, ask_there, compared, in_words, probed, together, used, used_there, watched
+from envbuild.provision.gpu_use import (
+    Taken,
+    ask_there,
+    compared,
+    in_words,
+    probed,
+    together,
+    used,
+    used_there,
+    watched,
+    watched_in_job,
+)
 from tests.support.patience import alive, text_of, until
 
 FAKE = """
@@ -149,6 +161,30 @@ def test_it_looks_at_the_gpus_of_the_run_alone_and_at_no_part_of_one(
         said = until(lambda: text_of(tmp_path / "nvidia-smi")).strip() if words else ""
     assert (tmp_path / "nvidia-smi").exists() == bool(words)
     assert said.endswith(words or "")
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [(None, "500"), ("", "500"), ("2,GPU-3", "500 -i 2,GPU-3"), ("MIG-5c", None), ("0,MIG-5", None)],
+)
+def test_in_a_job_it_looks_at_the_gpus_that_the_job_has(tmp_path: Path, devices: str | None, words: str | None) -> None:
+    seen = tmp_path / "a b" / "nvidia-smi.3"
+    path = tool(tmp_path, 'echo "$@"; exec sleep 600')
+    env = {"PATH": f"{path}:/usr/bin:/bin", "NODE_RANK": "3"} | ({VISIBLE: devices} if devices is not None else {})
+    wait = f"until [ -s '{seen}' ]; do sleep 0.02; done; " if words else ""
+    text = f"set -e\n{watched_in_job(str(seen.parent))}{wait}echo $!"
+    done = subprocess.run(["bash", "-c", text], env=env, stdout=-1, check=True, timeout=60)
+    assert seen.exists() == bool(words)
+    if words:
+        assert seen.read_text().strip().endswith(words)
+        until(lambda: not alive(int(done.stdout)))
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_node_without_the_tool_changes_no_exit_code_of_a_job(tmp_path: Path, code: int) -> None:
+    text = f"set -e\n{watched_in_job(str(tmp_path / 'seen'))}sleep 0.1; (exit {code})"
+    done = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, stderr=-1, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (code, b"")
 
 
 def test_of_several_runs_the_greatest_memory_is_told_and_the_median_of_all_else() -> None:

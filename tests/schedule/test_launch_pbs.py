@@ -48,8 +48,15 @@ def test_a_launched_job_ends_as_its_log_proves(world: PbsWorld, last: str, code:
 
 # It goes on from a checkpoint in its folder, whose iterations it does not tell again.
 PRINTS = """
-import os, sys
-checkpoint = os.path.join(os.path.dirname(sys.argv[-1]), "checkpoint")
+import glob, os, sys, time, types
+folder = os.path.dirname(sys.argv[-1])
+until = time.monotonic() + 60
+while not any(map(os.path.getsize, glob.glob(folder + "/.memory/nvidia-smi.*"))) and time.monotonic() < until:
+    time.sleep(0.02)
+one, peak = (lambda: 1), (lambda device: 3 << 30)
+cuda = types.SimpleNamespace(is_initialized=one, device_count=one, max_memory_allocated=peak, max_memory_reserved=peak)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+checkpoint = os.path.join(folder, "checkpoint")
 for step in range(6 if os.path.exists(checkpoint) else 1, 6):
     print(f" iteration {step}/ 5 | elapsed time per iteration (ms): {100 + step} |")
 open(checkpoint, "w").close()
@@ -70,6 +77,9 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     path = world.tiny(sources=[app], imports=["alpha"])
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
     assert world.job().rc == 0
+    smi = world.fake.bin / "nvidia-smi"
+    smi.write_text('#!/bin/sh\ncase "$*" in *-lms*) echo 5120, Disabled, 47, 1980, 310.02; exec sleep 600; esac\n')
+    smi.chmod(0o755)
     given = ("--nodes", "1", "--gpus-per-node", "1", "--set", "row=1", "--trials", "2")
     done = world.job("./tiny.yaml", *given, verb="bench")
     assert done.rc == 0, (done.out[-2000:], done.err)
@@ -80,6 +90,13 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     assert sorted(map(str, (world.prefix / "launches").iterdir())) == folders
     (command,) = check["details"]["launch"]["commands"]
     assert command["argv"][-1].startswith(f"{folders[1]}/"), "what is told is what was run"
+    assert "PYTHONPATH" not in command["environment"] and not check["details"]["launch"]["files"], (
+        "but for what looks on"
+    )
+    assert check["says"].endswith(
+        "measured 3.0 GiB in tensors, 3.0 GiB reserved, 5.0 GiB used; GPUs 47 % busy at 1,980 MHz and 310 W"
+    )
+    assert not list(Path(folders[1]).glob(".memory"))
 
 
 def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:

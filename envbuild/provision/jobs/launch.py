@@ -18,6 +18,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
+from envbuild.provision.gpu_use import Taken, ask_there, memory_below, probed, used_there, watched_in_job
 from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.submit import finish, run_to_end
@@ -62,12 +63,12 @@ def make_job(
 
 
 def make_jobs(
-    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None
+    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None, *, watched: bool = False
 ) -> tuple[JobSite, Place, Callable[[Place, str], tuple[Job, Launch]]]:
     """Where jobs of a launch run, and what makes one for a place, under a name that no other has.
 
-    The place writes into what was asked for, else into the folder of all launches. The login host and the scheduler are
-    asked, nothing is submitted.
+    The place writes into what was asked for, else into the folder of all launches; of `watched` ones `taken_by` tells
+    afterwards what they took of the GPUs. The login host and the scheduler are asked, nothing is submitted.
 
     Raises EnvbuildError: `submit-without-jobs` (exit 2), `launch-time-limit` (exit 2), `environment-unknown` (exit 1),
     `launch-does-not-fit` (exit 7), and those of the recipe, the login host and the scheduler.
@@ -102,9 +103,18 @@ def make_jobs(
     seconds = seconds_of(limit)
 
     def make(place: Place, name: str) -> tuple[Job, Launch]:
+        seen = memory_below(place.output)
         made, texts = job_steps(
-            lambda told: launch(stack, profile, asked.values, told), place, activate, port=asked.port
+            lambda told: launch(stack, profile, asked.values, told),
+            place,
+            activate,
+            port=asked.port,
+            # An image may have a PYTHONPATH of its own.
+            around=(lambda told: probed(told, seen)) if watched and not asked.image else (lambda told: told),
         )
+        if watched:
+            last = texts[-1].model_copy(update={"text": watched_in_job(seen) + texts[-1].text})
+            texts = (*texts[:-1], last)
         steps: list[Step] = list(texts)
         if asked.deadline is not None:
             steps[-1] = bounded(texts[-1], asked.deadline)
@@ -116,6 +126,15 @@ def make_jobs(
         return site.job(f"launch-{stack.name}"[:63], steps, folder, seconds), made
 
     return site, place, make
+
+
+def taken_by(site: JobSite, output: str) -> Taken:
+    """What a watched job took of the GPUs, as its folder tells on the login host; of a node's own disk nothing."""
+    try:
+        done = site.runner.run(["/bin/sh", "-s"], stdin=ask_there(memory_below(output)).encode())
+    except EnvbuildError:
+        return Taken()  # the job has ended, and its log is here
+    return used_there([done.out])
 
 
 def _bounded(site: JobSite, asked: Asked) -> JobSite:
