@@ -115,7 +115,9 @@ def _in_job(work: Work, told: Bench, site: JobSite, job: Job, output: str, deadl
     state, path, ended = end_of_job(work, site, job, say)
     known = read_facts(facts_file(work.prepared.target, site.login))
     facts = next((known[node] for node in state.nodes if node in known), None)
-    log = Log(path, facts=facts, taken=taken_by(site, output))
+    taken, others = taken_by(site, output)
+    work.notes += [each for each in others if each not in work.notes]
+    log = Log(path, facts=facts, taken=taken)
     if isinstance(ended, EnvbuildError):
         log.failure = ended.what
     elif ended:

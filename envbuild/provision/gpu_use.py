@@ -18,13 +18,18 @@ from pathlib import Path
 
 from envbuild.model.launch import Launch, LaunchFile
 from envbuild.node.read_text import number
-from envbuild.node.smoke.gpu_state import watch, watching
+from envbuild.node.smoke.gpu_state import in_words as others_in_words
+from envbuild.node.smoke.gpu_state import occupied, questions, watch, watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.node.variables import VISIBLE
 from envbuild.strategy.memory import OUTSIDE
 
 GIB = 2**30
 _SEEN = "nvidia-smi"  # what it said
+_OTHERS = "others"  # what it said before anything of a job was on the GPUs
+NEXT = "envbuild: next answer"  # between what nvidia-smi said to two questions
+_NODE = "envbuild: next node"
+_ANSWER = 10  # s that a sick driver has
 _MEMORY = 3  # fields of `Taken`
 _PEAKS = re.compile(r'\{"allocated": ([0-9]+), "reserved": ([0-9]+)\}')
 _ROW = re.compile(r"([0-9]+), (Disabled|\[N/A\])(, ([0-9.]+|\[[A-Za-z/ ]+\])){3}")
@@ -82,10 +87,31 @@ def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
 
 
 def watched_in_job(folder: str) -> str:
-    """The same on a node of a job, of the GPUs that the job gives it."""
-    words = shlex.join(watch(_FIELDS, _INTERVAL, None))
-    lines = _watching(folder, f'{words} ${{{VISIBLE}:+-i "${VISIBLE}"}}', '"${NODE_RANK:-0}"')
-    return f'case "${{{VISIBLE}-}}" in *MIG-*) ;; *)\n{lines};;\nesac\n'
+    """The same on a node of a job, of the GPUs that the job gives it; first, who else uses them, for `others_there`."""
+    chosen, rank = f'${{{VISIBLE}:+-i "${VISIBLE}"}}', '"${NODE_RANK:-0}"'
+    asked = [f"timeout {_ANSWER} nvidia-smi {shlex.join(words)} {chosen}" for words in questions(None)]
+    before = f"{{ uname -n; {f'; echo {NEXT}; '.join(asked)}; }} > {shlex.quote(folder)}/{_OTHERS}.{rank}"
+    lines = [
+        f"mkdir -p {shlex.quote(folder)}",
+        f"{before} 2> /dev/null < /dev/null || :",
+        _watching(folder, f"{shlex.join(watch(_FIELDS, _INTERVAL, None))} {chosen}", rank),
+    ]
+    return f'case "${{{VISIBLE}-}}" in *MIG-*) ;; *)\n' + "\n".join(lines) + ";;\nesac\n"
+
+
+def ask_for_others(folder: str) -> str:
+    """Lines for `/bin/sh` that print for `others_there` what nodes of a job have left in the folder."""
+    return f'for file in {shlex.quote(folder)}/{_OTHERS}.*; do cat "$file"; echo {_NODE}; done'
+
+
+def others_there(answer: str) -> list[str]:
+    """Who else used the GPUs of a job when it began, a sentence each, as its nodes answered."""
+    found = []
+    for told in answer.split(f"{_NODE}\n")[:-1]:
+        first, _, processes = told.partition(f"{NEXT}\n")
+        node, _, used = first.partition("\n")
+        found += [f"{node}: {each}" for each in others_in_words(occupied(used, processes))]
+    return found
 
 
 def _watching(folder: str, words: str, rank: str) -> str:

@@ -31,7 +31,17 @@ from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
-from envbuild.provision.gpu_use import Taken, ask_there, memory_below, probed, used, used_there, watched, watched_there
+from envbuild.provision.gpu_use import (
+    NEXT,
+    Taken,
+    ask_there,
+    memory_below,
+    probed,
+    used,
+    used_there,
+    watched,
+    watched_there,
+)
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
@@ -45,7 +55,6 @@ from envbuild.transport.processes import end_marked, end_orphans, find_marked, m
 MARKER = "ENVBUILD_BENCH_RUN"
 _GRACE = 10.0
 _POLL = 0.1
-_NEXT = "envbuild: next answer"
 _LINE = 1 << 20  # bytes of a line that are read at once
 # Where this machine cannot end it any more, a node does.
 _SLACK = 60.0
@@ -181,9 +190,9 @@ def _in_use(work: Work, asked: OwnRun) -> Iterator[tuple[str, list[Json]]]:
     if not asked.hosts:
         yield "localhost", gpu_state.in_use(devices)
         return
-    script = f"\necho {_NEXT}\n".join(shlex.join(["nvidia-smi", *words]) for words in gpu_state.questions(devices))
+    script = f"\necho {NEXT}\n".join(shlex.join(["nvidia-smi", *words]) for words in gpu_state.questions(devices))
     for host, answer in zip(asked.hosts, _glances(work, asked, script), strict=True):
-        used, _, processes = answer.partition(f"{_NEXT}\n")
+        used, _, processes = answer.partition(f"{NEXT}\n")
         yield host, gpu_state.occupied(used, processes)
 
 

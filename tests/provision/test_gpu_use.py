@@ -18,9 +18,11 @@ from envbuild.node.variables import VISIBLE
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import (
     Taken,
+    ask_for_others,
     ask_there,
     compared,
     in_words,
+    others_there,
     probed,
     together,
     used,
@@ -169,7 +171,7 @@ def test_it_looks_at_the_gpus_of_the_run_alone_and_at_no_part_of_one(
 )
 def test_in_a_job_it_looks_at_the_gpus_that_the_job_has(tmp_path: Path, devices: str | None, words: str | None) -> None:
     seen = tmp_path / "a b" / "nvidia-smi.3"
-    path = tool(tmp_path, 'echo "$@"; exec sleep 600')
+    path = tool(tmp_path, 'echo "$@"; case "$*" in *-lms*) exec sleep 600; esac')
     env = {"PATH": f"{path}:/usr/bin:/bin", "NODE_RANK": "3"} | ({VISIBLE: devices} if devices is not None else {})
     wait = f"until [ -s '{seen}' ]; do sleep 0.02; done; " if words else ""
     text = f"set -e\n{watched_in_job(str(seen.parent))}{wait}echo $!"
@@ -177,7 +179,21 @@ def test_in_a_job_it_looks_at_the_gpus_that_the_job_has(tmp_path: Path, devices:
     assert seen.exists() == bool(words)
     if words:
         assert seen.read_text().strip().endswith(words)
+        asked = [line for line in seen.with_name("others.3").read_text().splitlines() if "--query" in line]
+        assert len(asked) == 2 and all(line.endswith(words.removeprefix("500")) for line in asked)
         until(lambda: not alive(int(done.stdout)))
+
+
+def test_who_else_used_the_gpus_of_a_job_is_told_by_node(tmp_path: Path) -> None:
+    assert others_there("") == []
+    (tmp_path / "others.0").write_text("node0\n")  # its driver did not answer
+    for rank, pid in ((1, 7), (2, 0)):
+        app = f"GPU-a, {pid}, 9, vi\n" * bool(pid)
+        (tmp_path / f"others.{rank}").write_text(f"node{rank}\n0, GPU-a, 9, 0, Disabled\n{gpu_use.NEXT}\n{app}")
+    text = f"{ask_for_others(str(tmp_path))}\n{ask_there(str(tmp_path))}"
+    done = subprocess.run(["/bin/sh", "-c", text], stdout=-1, check=True, text=True)
+    said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
+    assert (others_there(done.stdout), used_there([done.stdout])) == ([f"node1: {said}"], Taken())
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -61,6 +61,13 @@ for step in range(6 if os.path.exists(checkpoint) else 1, 6):
     print(f" iteration {step}/ 5 | elapsed time per iteration (ms): {100 + step} |")
 open(checkpoint, "w").close()
 """
+SMI = """#!/bin/sh
+case "$*" in
+*-lms*) echo 5120, Disabled, 47, 1980, 310.02; exec sleep 600 ;;
+*--query-gpu=index*) echo 0, GPU-a, 1810, 100, Disabled ;;
+*--query-compute-apps=*) echo GPU-a, 7, 9, vi ;;
+esac
+"""
 REFERENCE = {
     "models": [{"name": "gpt-small", "layers": 8, "hidden": 64, "heads": 4, "sequence": 64}],
     "bench": {"log": "megatron", "metric": "elapsed time per iteration (ms)", "unit": "ms", "warmup": 1},
@@ -78,7 +85,7 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
     assert world.job().rc == 0
     smi = world.fake.bin / "nvidia-smi"
-    smi.write_text('#!/bin/sh\ncase "$*" in *-lms*) echo 5120, Disabled, 47, 1980, 310.02; exec sleep 600; esac\n')
+    smi.write_text(SMI)
     smi.chmod(0o755)
     given = ("--nodes", "1", "--gpus-per-node", "1", "--set", "row=1", "--trials", "2")
     done = world.job("./tiny.yaml", *given, verb="bench")
@@ -90,13 +97,14 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     assert sorted(map(str, (world.prefix / "launches").iterdir())) == folders
     (command,) = check["details"]["launch"]["commands"]
     assert command["argv"][-1].startswith(f"{folders[1]}/"), "what is told is what was run"
-    assert "PYTHONPATH" not in command["environment"] and not check["details"]["launch"]["files"], (
-        "but for what looks on"
-    )
+    assert "PYTHONPATH" not in command["environment"], "but for what looks on"
+    assert not check["details"]["launch"]["files"]
     assert check["says"].endswith(
         "measured 3.0 GiB in tensors, 3.0 GiB reserved, 5.0 GiB used; GPUs 47 % busy at 1,980 MHz and 310 W"
     )
     assert not list(Path(folders[1]).glob(".memory"))
+    said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
+    assert done.json["warnings"] == [f"x3001: {said}"]
 
 
 def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:

@@ -18,7 +18,16 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
-from envbuild.provision.gpu_use import Taken, ask_there, memory_below, probed, used_there, watched_in_job
+from envbuild.provision.gpu_use import (
+    Taken,
+    ask_for_others,
+    ask_there,
+    memory_below,
+    others_there,
+    probed,
+    used_there,
+    watched_in_job,
+)
 from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.submit import finish, run_to_end
@@ -128,13 +137,17 @@ def make_jobs(
     return site, place, make
 
 
-def taken_by(site: JobSite, output: str) -> Taken:
-    """What a watched job took of the GPUs, as its folder tells on the login host; of a node's own disk nothing."""
+def taken_by(site: JobSite, output: str) -> tuple[Taken, list[str]]:
+    """What a watched job took of the GPUs, and who else used them when it began, as its folder on the login host says.
+
+    Of a node's own disk it says nothing.
+    """
+    seen = memory_below(output)
     try:
-        done = site.runner.run(["/bin/sh", "-s"], stdin=ask_there(memory_below(output)).encode())
+        done = site.runner.run(["/bin/sh", "-s"], stdin=f"{ask_for_others(seen)}\n{ask_there(seen)}".encode())
     except EnvbuildError:
-        return Taken()  # the job has ended, and its log is here
-    return used_there([done.out])
+        return Taken(), []  # the job has ended, and its log is here
+    return used_there([done.out]), others_there(done.out)
 
 
 def _bounded(site: JobSite, asked: Asked) -> JobSite:
