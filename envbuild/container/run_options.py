@@ -208,6 +208,10 @@ def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
     return [*([] if gpus else _NO_GPUS), *options, *mounted, *settings.options]
 
 
+# The GPUs that the caller was given: runtimes take no variable of the caller with them. Lines of sh before `"$@"` goes in.
+SAME_GPUS = tuple(f'[ -z "${{{name}+x}}" ] || set -- env "{name}=${name}" "$@"' for name in CHOOSING)
+
+
 def launcher(stack: str, command: list[str]) -> str:
     """The text of `<prefix>/bin/<stack>`: its arguments are the command that runs inside.
 
@@ -220,8 +224,7 @@ def launcher(stack: str, command: list[str]) -> str:
     ]
     if NODE in command:
         return _launcher_of_step(stack, lines, command)
-    lines.append("# The GPUs that the caller was given: runtimes take no variable of the caller with them.")
-    lines += [f'[ -z "${{{name}+x}}" ] || set -- env "{name}=${name}" "$@"' for name in CHOOSING]
+    lines += ["# The GPUs that the caller was given: runtimes take no variable of the caller with them.", *SAME_GPUS]
     if "--interactive" in command:
         at = command.index("--interactive")
         plain, terminal = command, [*command[: at + 1], "--tty", *command[at + 1 :]]

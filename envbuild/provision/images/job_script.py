@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from envbuild.container.run_options import ContainerFacts, choose, pyxis_options
+from envbuild.container.run_options import SAME_GPUS, ContainerFacts, choose, pyxis_options
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 from envbuild.node.image.load import enroot_uri
@@ -167,13 +167,17 @@ def _tests(prepared: Prepared, settings: ContainerSettings, image: Wanted) -> li
     asked = {"verify": verify, "smoke": {**smoke_args(prepared, image), "cuda": cuda}}
     entry = f"{image.prefix}/image/entrypoint.sh"
     program = [f"{image.environment}/bin/python", f"{image.prefix}/image/envbuild-node.pyz"]
+    lines = ["code=0"]
     if settings.runtime == "pyxis":
-        words = ["--container-image=@FILE@", *pyxis_options(settings, gpus=cuda), "/bin/sh", entry, *program]
+        command = f'--container-image="$file" {shlex.join([*pyxis_options(settings, gpus=cuda), "/bin/sh", entry])}'
     else:
         facts = ContainerFacts({settings.runtime: {"works": True}}, gpus=int(cuda))
-        words = [*choose("the nodes of the job", settings, facts).command("@FILE@", entry), *program]
-    command = shlex.join(words).replace("@FILE@", '"$file"')
-    lines = ["code=0"]
+        begins = shlex.join(choose("the nodes of the job", settings, facts).command("@FILE@", entry))
+        inside = "\n".join([*SAME_GPUS, f'exec {begins} "$@"']).replace("@FILE@", '"$0"')
+        lines += ["# On each node, with the GPUs that the scheduler gives there; its $0 is the file.",
+                  f"inside={shlex.quote(inside)}"]  # fmt: skip
+        command = 'sh -c "$inside" "$file"'
+    command += f" {shlex.join(program)}"
     for verb, args in asked.items():
         request = {"protocol": PROTOCOL, "verb": verb, "run": "script", "prefix": image.prefix, "args": args}
         text = shlex.quote(json.dumps(request, sort_keys=True, allow_nan=False, separators=(",", ":")))

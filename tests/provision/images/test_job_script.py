@@ -39,10 +39,13 @@ def _words(top: Path, text: str) -> list[list[str]]:
     for name in ("srun", "enroot", "apptainer"):
         program = folder / name
         made = '[ "$1" != import ] && [ "$1" != build ] || { : > "${@: -2:1}"; }\n' if name != "srun" else ""
-        program.write_text(f"#!/bin/bash\n{made}exec python3 -c '{record}' {name} \"$@\" >> {top}/calls\n")
+        # Of a runtime that is no option of srun, what srun starts.
+        runs = 'while [[ "$1" == -* ]]; do shift; done; [ "$1" != sh ] || "$@"\n' if name == "srun" else ""
+        told = f"python3 -c '{record}' {name} \"$@\" >> {top}/calls"
+        program.write_text(f"#!/bin/bash\n{made}{told}\n{runs}")
         program.chmod(0o755)
     env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "CUDA_VISIBLE_DEVICES": "2,GPU-1f"}
     done = subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in (top / "calls").read_text().splitlines()]
@@ -78,7 +81,7 @@ def test_pyxis_imports_once_and_tests_on_every_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runtime", "wanted"),
     [
-        ("enroot", ["enroot", "start", "--rw", "FILE", "/opt/envbuild"]),
+        ("enroot", ["enroot", "start", "--rw", "FILE"]),
         (
             "apptainer",
             ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "--writable-tmpfs", "FILE", "/bin/sh", ENTRY],
@@ -89,15 +92,17 @@ def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp
     prepared = _prepared(tmp_path, runtime=runtime, registry="registry.example.org/team/smoke")
     text = image_body(prepared).replace("/shared/it'\"'\"'s/envbuild", f"{tmp_path}/shared")
     calls = _words(tmp_path, text)
-    assert [call[0][0] for call in calls] == [runtime, "srun", "srun"]
+    assert [call[0][0] for call in calls] == [runtime, "srun", runtime, "srun", runtime]
     room = f"'{tmp_path}/shared/tmp'"
     assert f"{runtime.upper()}_CACHE{'_PATH' if runtime == 'enroot' else 'DIR'}={room} " in text, "and not at home"
     assert (f"APPTAINER_TMPDIR={room} " in text, "ENROOT_TEMP_PATH" in text) == (runtime == "apptainer", False)
-    words = calls[1][0]
-    begun = words[words.index(runtime) :]
+    begun = calls[2][0]
     file = next(word for word in begun if word.startswith(str(tmp_path)))
     expected = [file if word == "FILE" else word for word in wanted]
-    assert all(one == two or one.startswith(two + "/") for one, two in zip(begun, expected, strict=False))
+    assert begun[: len(expected)] == expected
+    # The runtime takes no variable with it; the GPUs are those that the scheduler has given on that node.
+    assert begun[len(expected) :][:2] == ["env", "CUDA_VISIBLE_DEVICES=2,GPU-1f"]
+    assert (begun[-3].endswith("/bin/python"), begun[-1]) == (True, "verify")
 
 
 def _polaris(top: Path, **container: Any) -> Prepared:

@@ -19,14 +19,18 @@ if [ ! -e "$file" ]; then
 fi
 
 code=0
+# On each node, with the GPUs that the scheduler gives there; its $0 is the file.
+inside='[ -z "${CUDA_VISIBLE_DEVICES+x}" ] || set -- env "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" "$@"
+[ -z "${CUDA_DEVICE_ORDER+x}" ] || set -- env "CUDA_DEVICE_ORDER=$CUDA_DEVICE_ORDER" "$@"
+exec apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/eagle "$0" /bin/sh /opt/envbuild/image/entrypoint.sh "$@"'
 # verify: every node prints one line of JSON.
 printf %s 'REQUEST' > "$file.$number.json"
 mpiexec --envall -n "$nodes" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
-  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz verify || code=$?
+  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" sh -c "$inside" "$file" /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz verify || code=$?
 rm -f -- "$file.$number.json"
 # smoke: every node prints one line of JSON.
 printf %s 'REQUEST' > "$file.$number.json"
 mpiexec --envall -n "$nodes" --ppn 1 --hostfile "$PBS_NODEFILE" --cpu-bind none \
-  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/eagle "$file" /bin/sh /opt/envbuild/image/entrypoint.sh /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz smoke || code=$?
+  bash -c 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTATUS[0]}"' "$file.$number.json" sh -c "$inside" "$file" /opt/envbuild/envs/torch-smoke-exact-000000000000/bin/python /opt/envbuild/image/envbuild-node.pyz smoke || code=$?
 rm -f -- "$file.$number.json"
 exit "$code"
