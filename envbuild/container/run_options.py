@@ -208,7 +208,7 @@ def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
     return [*([] if gpus else _NO_GPUS), *options, *mounted, *settings.options]
 
 
-# The GPUs that the caller was given: runtimes take no variable of the caller with them. Lines of sh before `"$@"` goes in.
+# Lines of sh that put the GPUs of the caller before the command that goes in.
 SAME_GPUS = tuple(f'[ -z "${{{name}+x}}" ] || set -- env "{name}=${name}" "$@"' for name in CHOOSING)
 
 
