@@ -14,6 +14,7 @@ from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
 from envbuild.model.reference import ModelSize
 
 PORT = 6000
+_ORDER_EDIT = "megatronapp-tensor-order"
 
 
 def _addresses(text: str) -> str:
@@ -135,12 +136,13 @@ def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -
         hint="pipeline_parallel=4; or pipeline_parallel=1 without model_chunks, which is no pipeline",
     )
     data = require_shape(model, order.place.gpus, given.tensor_parallel, stages)
+    instead = " or ".join(f"--profile {name}" for name in order.editing(_ORDER_EDIT))
     require(
-        stages == 1 or given.tensor_parallel == 1 or order.edited("megatronapp-tensor-order"),
+        stages == 1 or given.tensor_parallel == 1 or order.edited(_ORDER_EDIT),
         f"tensor parallel {given.tensor_parallel} with virtual stages trains on wrong gradients",
         why="each rank of a stage computes what has arrived for it, and their sums are those of different microbatches "
         "(finding app-tensor-order)",
-        hint="tensor_parallel=1, or a profile with the edit megatronapp-tensor-order",
+        hint="tensor_parallel=1" + (f"; or {instead}, which has the edit {_ORDER_EDIT}" if instead else ""),
     )
     step = given.micro_batch * data
     require(

@@ -55,7 +55,7 @@ def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) 
     """
     reference, data = launch_data(stack)
     findings = frozenset(finding.id for finding in stack.findings)
-    order = Order(stack.name, profile, stack.profiles[profile], reference, data, values, place, findings)
+    order = Order(stack.name, profile, stack.profiles, reference, data, values, place, findings)
     try:
         return RECIPES[data.recipe].make(order)
     except KeyError as error:

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`data` is the stack's own `reference.launch`, `values` what the user set, `findings` the ids of the stack."""
+    """`data` is the stack's own `reference.launch`, `values` what the user set, `findings` the ids of the stack.
+
+    `profiles`: all that the stack has; what is started is of the one named `profile_name`.
+    """
 
     stack: str
     profile_name: str
-    profile: Profile
+    profiles: Mapping[str, Profile]
     reference: Reference
     data: LaunchData
     values: Mapping[str, str]
@@ -31,9 +34,19 @@ class Order:
         """The working directory of the stack's program."""
         return self.place.source(self.data.source, self.data.folder)
 
+    @property
+    def profile(self) -> Profile:
+        """The profile that is started."""
+        return self.profiles[self.profile_name]
+
     def edited(self, name: str) -> bool:
         """Whether a source of the profile has this edit."""
-        return any(name in source.patches for source in self.profile.sources)
+        return self.profile_name in self.editing(name)
+
+    def editing(self, name: str) -> tuple[str, ...]:
+        """The profiles of the stack with a source that has this edit."""
+        rows = self.profiles.items()
+        return tuple(own for own, profile in rows if any(name in source.patches for source in profile.sources))
 
     def without_timers(self, stages: int) -> tuple[str, ...]:
         """Why DeepSpeed's timers must be off: newer ones stop at them in a pipeline; else nothing.

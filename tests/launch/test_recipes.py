@@ -251,7 +251,21 @@ def test_megatronapp_on_one_gpu_has_no_virtual_stages_and_says_so() -> None:
 def test_megatronapp_refuses_tensor_parallel_with_virtual_stages_where_no_edit_lets_its_ranks_agree() -> None:
     found = refusal(APP, place(1, 8), tensor_parallel="2")
     assert (found.code, found.exit_code) == ("launch-does-not-fit", ExitCode.REFUSED)
-    assert "app-tensor-order" in str(found.why) and "tensor_parallel=1" in str(found.hint)
+    assert "app-tensor-order" in str(found.why)
+    edit = "megatronapp-tensor-order"
+    assert found.hint == f"tensor_parallel=1; or --profile ported-cu130, which has the edit {edit}"
+    # Which profile has it is read from the stack: of a user's own it may be another, or none.
+    profiles = stack(APP).profiles
+    for others, hint in (
+        (
+            {"exact": profiles["exact"], "mine": profiles["ported-cu130"]},
+            f"; or --profile mine, which has the edit {edit}",
+        ),
+        ({"exact": profiles["exact"]}, ""),
+    ):
+        with pytest.raises(EnvbuildError) as caught:
+            launch(stack(APP).model_copy(update={"profiles": others}), "exact", {"tensor_parallel": "2"}, place(1, 8))
+        assert caught.value.hint == f"tensor_parallel=1{hint}"
     assert started(APP, place(1, 2), tensor_parallel="2", pipeline_parallel="1").degrees["tensor"] == 2
     agreeing = started(APP, place(1, 8), profile="ported-cu130", tensor_parallel="2")  # an edit
     assert agreeing.degrees["tensor"] == 2
