@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import ExitCode
-from envbuild.launch.benchmark import UNKNOWN, course_in_words, samples
+from envbuild.launch.benchmark import UNKNOWN, Samples, course_in_words, samples
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -33,7 +33,7 @@ from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.report.claimed import compare, gpus_of, in_words, metric
 from envbuild.strategy.problem import estimated
-from envbuild.text import last_lines, plural
+from envbuild.text import last_lines, number, plural
 
 CHECK = "bench"
 _ESTIMATES = ("tensors", "reserved")
@@ -141,8 +141,8 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
     losses: list[float] = []
     taken: list[Taken] = []
     left_out, failures, last, facts, gpus, ran = 0, [], "", made.facts, UNKNOWN, made.trials[0].launch
-    for number, trial in enumerate(made.trials, 1):
-        ran, log = trial.launch, trial.run(f"{CHECK} {number}")
+    for count, trial in enumerate(made.trials, 1):
+        ran, log = trial.launch, trial.run(f"{CHECK} {count}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
         facts = log.facts or facts
         gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
@@ -152,7 +152,7 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
         taken.append(log.taken)
         wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
         if wrong:
-            failures.append(f"run {number}: {wrong}{'' if log.late else _end(text)}")
+            failures.append(f"run {count}: {wrong}{_until(told, found) if log.late else _end(text)}")
             break
     used = _used(reference, ran, taken)
     details = {"launch": ran.to_json_dict(), "warm_up": left_out, "values": values, **used}
@@ -184,6 +184,14 @@ def _used(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[
         return compared(together(taken))
     told = {f"estimated_{what}_gib": round(size / GIB, 1) for what, size in zip(_ESTIMATES, estimate, strict=True)}
     return {**told, **compared(together(taken), *estimate)}
+
+
+def _until(told: Bench, found: Samples) -> str:
+    """How far a run came that its deadline ended, by what it told until then."""
+    if not found.values:
+        return "; until then no figure after its warm-up"
+    middle = f"{number(statistics.median(found.values))} {told.unit}"
+    return f"; until then {plural(len(found.values), 'figure')} after its warm-up, median {middle}: not a result"
 
 
 def _end(text: str) -> str:

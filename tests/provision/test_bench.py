@@ -120,7 +120,20 @@ def test_a_run_that_crashed_says_its_last_line(tmp_path: Path) -> None:
         "of a rank, where one is named"
     )
     late = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
-    assert late.says == "run 1: timed out after 30 s", "its last line says nothing of why"
+    told = "run 1: timed out after 30 s; until then "
+    assert late.says == f"{told}no figure after its warm-up", "its last line says nothing of why"
+
+
+def test_a_run_that_its_deadline_ended_says_what_was_measured_until_then_and_that_it_is_no_result(
+    tmp_path: Path,
+) -> None:
+    figures = "".join(LINE.replace("56.0", figure) for figure in ("54.0", "57.0", "56.0"))
+    (tmp_path / "log").write_text(f"starting\n{figures}rank 3 waits\n")
+    check = checked(Log(tmp_path / "log", failure="timed out after 30 s", late=True))
+    told = "3 figures after its warm-up, median 56 TFLOP/s per GPU: not a result"
+    assert (check.status, check.says) == ("failed", f"run 1: timed out after 30 s; until then {told}")
+    assert check.details["failures"] == [check.says] and not check.metrics and check.comparison is None
+    assert check.details["output"].endswith("rank 3 waits")
 
 
 TORCHRUN = """[rank1]: RuntimeError: CUDA error: an illegal memory access was encountered
