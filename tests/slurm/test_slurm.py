@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, Phase, SchedulerUnavailableError
+from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, JobText, Phase, SchedulerUnavailableError
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.wait import Limits, RealClock, wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
@@ -72,6 +72,20 @@ def test_a_job_runs_once_on_every_node_with_its_gpus_and_leaves_its_log(cluster:
         f"{node} 0,1,2,3 {state.nodes[0]} it's $(id)" for node in state.nodes
     }
     assert lines.count(job.output) == 3
+
+
+def test_a_run_s_own_srun_starts_several_tasks_a_node_where_the_job_is_one_with_all_processors(
+    cluster: Cluster, slurm: Slurm
+) -> None:
+    gres = slurm.partition("gpu").gres()
+    # That srun is older than 22.05: from then on it reads the number of processors under another name.
+    own = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK-}"\n[ "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK\n'
+    steps = (JobText(text=f"{own}srun --immediate=5 --nodes 1 --ntasks 8 echo task\n", each="batch"),)
+    job = shell(cluster, "", gpus_per_node=8, gres=gres, cpus_per_node=8, steps=steps)
+    number = slurm.submit(job)
+    assert ended(slurm, job, number).good, slurm.logs(job, number)
+    log = slurm.logs(job, number)
+    assert log.splitlines().count("task") == 8 and "honor" not in log, log
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), [(4, 4), (8, 8)])

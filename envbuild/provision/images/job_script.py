@@ -44,7 +44,7 @@ class _Words:
 
 def _srun(command: str, text: str) -> list[str]:
     """Slurm hands standard input to all."""
-    return [f"srun {_NODES} --kill-on-bad-exit=0 --label {command} <<< {text} || code=$?"]
+    return [f"srun {_NODES} --kill-on-bad-exit=0 --cpu-bind=none --label {command} <<< {text} || code=$?"]
 
 
 def _mpiexec(command: str, text: str) -> list[str]:

@@ -93,6 +93,7 @@ def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp
     text = image_body(prepared).replace("/shared/it'\"'\"'s/envbuild", f"{tmp_path}/shared")
     calls = _words(tmp_path, text)
     assert [call[0][0] for call in calls] == [runtime, "srun", runtime, "srun", runtime]
+    assert "--cpu-bind=none" in calls[1][0], "a site may bind a task to one processor, and its ranks are in that"
     room = f"'{tmp_path}/shared/tmp'"
     assert f"{runtime.upper()}_CACHE{'_PATH' if runtime == 'enroot' else 'DIR'}={room} " in text, "and not at home"
     assert (f"APPTAINER_TMPDIR={room} " in text, "ENROOT_TEMP_PATH" in text) == (runtime == "apptainer", False)
