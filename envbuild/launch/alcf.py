@@ -35,7 +35,7 @@ _DEVIATIONS = (
     ("alcf-data-path", "DATA_DIR and DATA_TYPE instead of a folder chosen by host name"),
     ("alcf-setup-scripts", "LAUNCHER instead of the host name's first letters"),
     ("alcf-wandb", "WANDB_MODE=disabled unless you say otherwise"),
-    ("alcf-master-address", "MASTER_ADDR is the first node, not 127.0.0.1"),
+    ("alcf-master-address", "MASTER_ADDR is the first node, not 127.0.0.1, on every node"),
 )
 
 
@@ -102,13 +102,6 @@ def make(order: Order) -> Launch:
     text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
     python, ranks = order.place.program("python3"), f"{order.place.output}/mpi_ranks.py"
     told = () if order.takes_mpi_flag() else (LaunchFile(path=ranks, text=program_files.text(*_RANKS)),)
-    argv = (
-        *fill(order.data.before[given.launcher], values),
-        *((python, ranks) if told else ()),
-        python,
-        f"{order.directory()}/pretrain_{given.model_type}.py",
-        *fill(order.data.arguments, values),
-    )
     address, port = order.place.rendezvous(PORT)
     environment = {
         **order.data.environment,
@@ -116,9 +109,20 @@ def make(order: Order) -> Launch:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(order.place.gpus),
         "WANDB_MODE": given.wandb_mode,
-        # A job tells it of one slot a node, for that is how jobs of ours start a program on each.
-        **(OPEN_MPI_OVERSUBSCRIBED if given.launcher == "mpirun" else {}),
     }
+    starts = fill(order.data.before[given.launcher], values)
+    if given.launcher == "mpirun":
+        # Open MPI takes along to other nodes what it is told to alone.
+        starts += tuple(word for name in environment if name not in starts for word in ("-x", name))
+        # A job tells it of one slot a node, for that is how jobs of ours start a program on each.
+        environment |= OPEN_MPI_OVERSUBSCRIBED
+    argv = (
+        *starts,
+        *((python, ranks) if told else ()),
+        python,
+        f"{order.directory()}/pretrain_{given.model_type}.py",
+        *fill(order.data.arguments, values),
+    )
     return order.launch(
         model.name,
         degrees={

@@ -66,11 +66,21 @@ def alcf_tensor_parallel(words: Words, row: dict[str, Any]) -> Words:
     )
 
 
+def alcf_master_address(words: Words, row: dict[str, Any]) -> Words:
+    """Open MPI hands no variable to other nodes that it is not told to, the address of the master among them."""
+    if words[0] != "mpirun":
+        return words
+    names = ("NCCL_DEBUG", "WANDB_CACHE_DIR", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "WANDB_MODE")
+    at = words.index("-npernode") + 2
+    return [*words[:at], *(word for name in names for word in ("-x", name)), *words[at:]]
+
+
 ALCF_DIFFERENCES: dict[str, Callable[[Words, dict[str, Any]], Words]] = {
     "alcf-seed": alcf_seed,
     "alcf-wrong-base": alcf_wrong_base,
     "alcf-flash-attention": alcf_flash_attention,
     "alcf-tensor-parallel": alcf_tensor_parallel,
+    "alcf-master-address": alcf_master_address,
 }
 
 
