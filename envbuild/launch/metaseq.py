@@ -32,6 +32,8 @@ _FEW = 8
 # What a place may have.
 _MOST_NODES = 16384
 PORT = 29500
+# Processors that metaseq asks Slurm for with each GPU, and binds to as the nodes there have them.
+_OWN_CPUS = {"azure": 12, "aws": 12, "fair": 10}
 _FEW_GPUS = '''\
 """Train as opt-baselines would have it, on GPUs that are too few for it: its own words, then those of the command."""
 
@@ -74,6 +76,9 @@ class MetaseqParameters(Parameters):
     where: Literal["azure", "aws", "fair"] = Field(description="whose defaults metaseq takes")
     submit: Literal["local", "salloc", "sbatch"] | None = Field(
         None, description="local: here on one node; salloc: in the job that runs; sbatch: opt-baselines submits its own"
+    )
+    cpus_per_gpu: Count | None = Field(
+        None, description="processors of a rank on several nodes, bound to none; metaseq's own are of where's nodes"
     )
     checkpoints: Text | None = Field(None, description="folder of the run; must be writable from every node")
     gpu_gb: Count | None = Field(None, description="memory of a GPU in 10^9 bytes, for the least number of nodes")
@@ -123,6 +128,7 @@ def make(order: Order) -> Launch:
         "local": submit == "local",
         "salloc": submit == "salloc",
         "where": given.where,
+        "cpus": given.cpus_per_gpu,
         "checkpoints": checkpoints,
     }
     command = Command(
@@ -140,7 +146,7 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=taken,
         deviations=order.deviations(*_DEVIATIONS),
-        notes=(*_notes(submit, prefix), *_not_taken(model, step)),
+        notes=(*_notes(given, submit, prefix), *_not_taken(model, step)),
     )
 
 
@@ -158,10 +164,12 @@ def _few_gpus(
         "submit": given.submit not in (None, "local"),
         "trials": given.trials != 1,
         "where": "where" in order.values,
+        "cpus_per_gpu": given.cpus_per_gpu is not None,
     }
     require(
         not any(idle.values()),
-        f"submit, trials and where are opt-baselines' own, and on {place.gpus} GPUs it does not start {model.name}",
+        f"submit, trials, where and cpus_per_gpu are opt-baselines' own, and on {place.gpus} GPUs it does not start "
+        + model.name,
         why="finding opt-few-gpus",
         hint="leave out " + " and ".join(name for name, said in idle.items() if said),
     )
@@ -328,10 +336,15 @@ def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None, per_node: i
     return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
 
 
-def _notes(submit: str, prefix: str) -> tuple[str, ...]:
+def _notes(given: MetaseqParameters, submit: str, prefix: str) -> tuple[str, ...]:
     notes = [f"its exit code is 0 even after a crash: success is the line with {END!r} in the log"]
     if submit == "sbatch":
         notes.append("opt-baselines submits a job of its own and returns at once")
+    if submit != "local" and given.cpus_per_gpu is None:
+        notes.append(
+            f"it asks Slurm for {_OWN_CPUS[given.where]} processors a GPU and binds ranks as on the nodes of "
+            f"{given.where}: nodes with others refuse that, so say cpus_per_gpu=N"
+        )
     if submit != "local":
         notes.append(f"a run whose log is there already is skipped without an error: another prefix than {prefix} then")
     return tuple(notes)

@@ -304,6 +304,19 @@ def test_how_opt_is_submitted_follows_from_the_place(nodes: int, job: str | None
     assert any("is skipped" in note for note in made.notes) == (submit != "local")
 
 
+def test_through_slurm_opt_asks_for_the_processors_that_are_said_or_a_note_tells_whose_it_takes() -> None:
+    asking = "--cpus-per-task"
+    for where, own in (("azure", 12), ("fair", 10)):
+        untold = started(OPT, place(2, job="9"), where=where)
+        assert asking not in untold.commands[0].argv
+        (note,) = [each for each in untold.notes if "cpus_per_gpu=N" in each]
+        assert f"asks Slurm for {own} processors a GPU and binds ranks as on the nodes of {where}" in note
+    told = started(OPT, place(2, job="9"), cpus_per_gpu="6")
+    argv = told.commands[0].argv
+    assert argv[argv.index(asking) :][:4] == (asking, "6", "--cpu-bind", "none")
+    assert not [each for launch in (told, started(OPT, place(1))) for each in launch.notes if "cpus_per_gpu" in each]
+
+
 def test_nodes_and_trials_the_right_way_round_and_a_prefix_of_its_own() -> None:
     argv = started(OPT, place(6, job="12"), model_size="175b").commands[0].argv
     assert argv[argv.index("-t") + 1 :][:1] == ("1",)
@@ -501,10 +514,10 @@ def test_opt_is_opt_baselines_itself_where_its_batch_is_one_that_the_softmax_tak
         (6, {}, "leaves each rank 85 sequences, no part of which", "--gpus-per-node 4"),
         (6, {"model_size": "8m"}, "leaves each rank 21 sequences", "--gpus-per-node 4"),
         (1, {"model_size": "175b"}, "needs 33 nodes of 1 GPUs", "nodes of more GPUs, or a smaller model"),
-        (2, {"submit": "sbatch"}, "submit, trials and where are opt-baselines' own", "leave out submit"),
-        (1, {"trials": "2"}, "submit, trials and where are opt-baselines' own", "leave out trials"),
-        (2, {"where": "aws", "trials": "2"}, "submit, trials and where", "leave out trials and where"),
-        (2, {"where": "azure"}, "submit, trials and where are opt-baselines' own", "leave out where"),
+        (2, {"submit": "sbatch"}, "submit, trials, where and cpus_per_gpu are opt-baselines' own", "leave out submit"),
+        (1, {"trials": "2"}, "submit, trials, where and cpus_per_gpu are opt-baselines' own", "leave out trials"),
+        (2, {"where": "aws", "trials": "2"}, "submit, trials, where and cpus_per_gpu", "leave out trials and where"),
+        (2, {"where": "azure"}, "submit, trials, where and cpus_per_gpu are opt-baselines' own", "leave out where"),
     ],
 )
 def test_few_gpus_are_refused_what_they_cannot_have(gpus: int, values: dict[str, str], what: str, hint: str) -> None:
