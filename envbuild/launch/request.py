@@ -83,7 +83,7 @@ class Order:
             nodes=self.place.nodes,
             gpus_per_node=self.place.gpus_per_node,
             model=model,
-            commands=tuple(map(_ended_whole, commands)),
+            commands=tuple(map(_as_srun, commands)),
             **more,
         )
 
@@ -92,8 +92,13 @@ class Order:
         return tuple(Deviation(finding=finding, does=does) for finding, does in rows if finding in self.findings)
 
 
-def _ended_whole(command: Command) -> Command:
-    """An srun ends with the first rank that fails: by itself it waits for the others, which wait for that rank."""
+def _as_srun(command: Command) -> Command:
+    """An srun ends with the first rank that fails: by itself it waits for the others, which wait for that rank.
+
+    Its tasks use all processors of the job: where a site binds tasks, each has one, and all ranks of a node may be one
+    task.
+    """
     if command.argv[0] != "srun":
         return command
-    return command.model_copy(update={"environment": {**command.environment, "SLURM_KILL_BAD_EXIT": "1"}})
+    told = {"SLURM_KILL_BAD_EXIT": "1", "SLURM_CPU_BIND": "none"}
+    return command.model_copy(update={"environment": {**command.environment, **told}})

@@ -10,11 +10,8 @@ from envbuild.schedule.job import Broadcast, Gres, Job, JobText, Step
 
 _EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
 _STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
-# For our own steps too, which say the same.
-_UNBOUND = {"SLURM_CPU_BIND": "none"}
 _FOR_OWN_SRUN = [
-    "# An srun of the run itself: its tasks and their processors are as it says, not the job's one task a node; with",
-    "# SLURM_CPU_BIND=none they use all processors of the job, also where the site binds each task to one.",
+    "# An srun of the run itself: tasks and their processors are as it says, not the job's one task a node.",
     "unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",
 ]
 _NODES = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
@@ -34,7 +31,6 @@ def time_text(seconds: int) -> str:
 
 def render(job: Job) -> str:
     """The sbatch file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
-    job = job.model_copy(update={"variables": {**_UNBOUND, **job.variables}})
     body = [*script.preamble(job, '"$SLURM_JOB_ID"'), *_FOR_OWN_SRUN]
     body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
     for step in job.steps:

@@ -27,10 +27,7 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 trap 'exit 130' INT
-
-export SLURM_CPU_BIND=none
-# An srun of the run itself: its tasks and their processors are as it says, not the job's one task a node; with
-# SLURM_CPU_BIND=none they use all processors of the job, also where the site binds each task to one.
+# An srun of the run itself: tasks and their processors are as it says, not the job's one task a node.
 unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK
 
 # Where ranks meet: the first node of the job, and a port that follows from its number.
