@@ -154,7 +154,8 @@ def test_a_command_that_starts_every_node_itself_is_run_by_the_script_of_the_job
     place = Place(nodes=2, gpus_per_node=8, environment="/e", output="/o")
     _, steps = job_steps(lambda told: started("megatron-deepspeed-slurm", told), place, None)
     assert [step.each for step in steps] == ["batch", "batch"]
-    assert "env SLURM_KILL_BAD_EXIT=1 SLURM_CPU_BIND=none srun -l --nodes 2" in " ".join(steps[1].text.replace("\\\n", " ").split())
+    text = " ".join(steps[1].text.replace("\\\n", " ").split())
+    assert "env SLURM_KILL_BAD_EXIT=1 SLURM_CPU_BIND=none srun -l --nodes 2" in text
     assert "ds_config.json" in steps[0].text
 
 
