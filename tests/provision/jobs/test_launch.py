@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.node.proc import Finished
+from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import launch, provision
 from envbuild.provision.jobs.launch import Asked, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite
@@ -50,6 +54,14 @@ def test_all_of_a_long_log_is_said_and_no_letter_is_torn(tmp_path: Path) -> None
     log.write_bytes(text.encode())
     follow("7")
     assert "".join(said) == text
+
+
+def test_of_a_job_whose_login_host_is_gone_since_it_ended_nothing_is_told_of_gpus() -> None:
+    def gone(*_: Any, **__: Any) -> Finished:
+        raise EnvbuildError("node-unreachable", "login cannot be reached", exit_code=ExitCode.UNREACHABLE)
+
+    lost = replace(site({"idle": 1}), runner=SimpleNamespace(host="login", run=gone))
+    assert launch.taken_by(lost, "/out") == (Taken(), [])
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, "finished"), (3, "failed")])
