@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.evidence import Check, Evidence, Metric
@@ -15,8 +14,6 @@ from envbuild.report.verdict import all_checks, node_checks
 
 # Curves have five digits.
 _ROUNDED = 1e-3
-# Of an even number of values the two in the middle may be that far from each other, as a part.
-_MIDDLES = 0.02
 
 
 def check_figures(evidence: Evidence) -> Iterator[Finding]:
@@ -70,15 +67,16 @@ def _sample(metric: Metric, values: list[float]) -> Iterator[str]:
 
 
 def _gpus(check: Check) -> Iterator[str]:
-    """The median of each GPU lies within all that was measured, and that of all about between those of the GPUs."""
+    """Products are measured by the slowest GPU, copies by the slowest GPU or pair of them."""
     for metric in check.metrics:
         kind = metric.name.removeprefix("gemm_cuda_")
-        each = numbers([value for name, value in check.details.items() if name.endswith(f"_{kind}")])
-        if each and metric.name != kind:
-            row = (metric.least, min(each), max(each), metric.greatest)
-            within = min(each) * (1 - _MIDDLES) <= metric.median <= max(each) * (1 + _MIDDLES)
-            if not within or not all(one <= other or near(one, other) for one, other in pairwise(row)):
-                yield f"{metric.name} is {metric.median:g}, and its GPUs have {min(each):g} to {max(each):g}"
+        told = [value for name, value in check.details.items() if name.endswith(f"_{kind}") and metric.name != kind]
+        rates = check.details.get(metric.name.removeprefix("copy_"))
+        for rate in rates if isinstance(rates, list) else ():
+            told += rate if isinstance(rate, list) else [rate]
+        each = numbers([rate for rate in told if rate is not None])
+        if each and not near(metric.median, min(each)):
+            yield f"{metric.name} is {metric.median:g}, and its GPUs have {min(each):g} to {max(each):g}"
 
 
 _MADE_FROM = (_twice, _curve, _speed, _values, _gpus)

@@ -72,6 +72,7 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
     kinds = [f"gemm_cpu_{kind}_{size}tflops" for kind in ("float32", "float64") for size in ("256_", "512_", "")]
     sums = [f"all_reduce_{size}busbw_gbps" for size in ("1_mib_", "4_mib_", "16_mib_")]
     assert measured == dict.fromkeys([*kinds, *sums, "copy_cpu_gbps"], 10)
+    assert found[2].details["device_gbps"] == [pytest.approx(found[2].metrics[0].median, rel=1e-4)]  # of an even number
     assert found[3].details["bytes"] == 16 << 20
     assert sum(1 for _ in environment.rglob("*")) == before
 

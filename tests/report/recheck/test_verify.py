@@ -16,7 +16,7 @@ import pytest
 
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.evidence import Check, Metric
+from envbuild.model.evidence import Check
 from envbuild.model.lock import Variant, canonical_json
 from envbuild.report import page
 from envbuild.report.recheck.attached import Attached
@@ -110,11 +110,19 @@ def unread(data: Data) -> None:
     first(data).update(checks=[each for each in first(data)["checks"] if each["name"] != "files"])
 
 
-def slow_gpus(data: Data) -> None:
-    metric = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 9, "median": 700.0, "least": 600.0}
-    each = {f"gpu{number}_bf16_tflops": 610.0 + number for number in range(4)}
-    gemm = {"name": "smoke/machine/gemm", "status": "passed", "says": "", "details": each}
-    first(data)["checks"].append(gemm | {"metrics": [metric | {"greatest": 720.0}]})
+def gpus(metric: str, median: float, details: Data) -> Callable[[Data], None]:
+    """A check of two GPUs of which one is slower, and its figure."""
+
+    def add(data: Data) -> None:
+        found = {"name": metric, "unit": "x", "n": 10, "median": median, "least": 300.0, "greatest": 447.0}
+        says = {"name": f"smoke/{metric}", "status": "passed", "says": ""}
+        first(data)["checks"].append(says | {"metrics": [found], "details": details})
+
+    return add
+
+
+PRODUCTS = {"gpu0_bf16_tflops": 681.2, "gpu1_bf16_tflops": 316.5}
+RATES = {"device_gbps": [389.1, 316.5], "peer_gbps": [[None, 389.1], [316.5, None]]}
 
 
 # What a careful forger changes, who makes every page and every file digest anew, and the code that names it.
@@ -143,7 +151,12 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: check(d, "smoke/training")["metrics"].append(check(d, "smoke/training")["metrics"][0]),
         "report-figure-differs",
     ),
-    "GPUs that are all slower than their median": (slow_gpus, "report-figure-differs"),
+    "products that the slowest GPU does not have": (
+        gpus("gemm_cuda_bf16_tflops", 400.0, PRODUCTS), "report-figure-differs",
+    ),
+    "copies that the slowest pair of GPUs does not have": (
+        gpus("copy_peer_gbps", 389.1, RATES), "report-figure-differs",
+    ),
     "a check longer than the run": (
         lambda d: check(d, "smoke/training").update(seconds=9000.0), "report-times-differ",
     ),
@@ -226,10 +239,14 @@ def test_evidence_that_was_forged_with_care_is_rejected_by_name(
     assert code in problems(sealed.folder)
 
 
-def test_the_two_values_in_the_middle_of_an_even_sample_may_differ() -> None:
-    metric = Metric(name="gemm_cuda_bf16_tflops", unit="TFLOP/s", n=10, median=100.5, least=100.0, greatest=101.0)
-    said = {"name": "smoke/machine/gemm", "status": "passed", "says": "", "details": {"gpu0_bf16_tflops": 101.0}}
-    assert list(_gpus(Check.from_plain(said).model_copy(update={"metrics": (metric,)}))) == []
+@pytest.mark.parametrize(
+    ("metric", "details"),
+    [("gemm_cuda_bf16_tflops", PRODUCTS), ("copy_device_gbps", RATES), ("copy_peer_gbps", RATES)],
+)
+def test_a_gpu_that_is_slower_than_all_that_the_figure_is_of_is_no_forgery(metric: str, details: Data) -> None:
+    data: Data = {"nodes": [{"checks": []}]}
+    gpus(metric, 316.5, details)(data)
+    assert list(_gpus(Check.from_plain(data["nodes"][0]["checks"][0]))) == []
 
 
 def test_a_smoke_test_that_says_that_it_was_limited_lacks_nothing(sealed: Sealed) -> None:

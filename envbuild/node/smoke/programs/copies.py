@@ -3,6 +3,7 @@
 Runs inside the environment; needs torch 1.8 or newer and no numpy. What has arrived is compared with what was sent.
 """
 
+import statistics
 import time
 from typing import Any, Callable, List, Optional
 
@@ -142,7 +143,7 @@ def _access(one: Any, other: Any) -> Optional[bool]:
 
 
 def _middle(values: List[float]) -> float:
-    return float("%.5g" % sorted(values)[len(values) // 2])
+    return float("%.5g" % statistics.median(values))
 
 
 def main() -> None:
