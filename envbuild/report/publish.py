@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 from typing import Any
@@ -30,6 +30,7 @@ _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
 _ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
 _DOMAIN = r"(?:(?:\.[A-Za-z0-9-]{1,63}){1,9}\.[A-Za-z]{2,63})?"  # behind the short name of a host
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
+_EVERYBODYS = frozenset({"127.0.0.1", "::1"})
 _MAY_GO = ("lock", "profile", "variant", "files")
 # Options whose values are hosts, and what stands for those that are no node of the evidence.
 _HOST_OPTIONS = ("--host", "--limit", "--exclude", "--master")
@@ -48,18 +49,25 @@ class Publisher:
 
     def __init__(self, evidence: Evidence) -> None:
         """Collect the names."""
-        from envbuild.catalog.loader import list_targets
+        from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 
         self._redactor = redactor()
         facts = [node.facts for node in evidence.nodes if node.facts]
-        hosts = {node.node for node in evidence.nodes} | {name for each in facts for name in (each.hostname, each.node)}
-        self.versions = {version for node in evidence.nodes for version in node.packages.values()}
+        machines = {name: node.node for node in evidence.nodes if (f := node.facts) for name in (f.hostname, f.node)}
+        machines |= {node.node: node.node for node in evidence.nodes}
+        # What a shipped stack says of itself names nobody, also where a host or target is called as one of its words.
+        stack = load_stack(evidence.stack).stack if evidence.stack in list_stacks() else None
+        self._shipped = {text for each in stack.findings for text in (each.truth, each.does)} if stack else set[str]()
+        self._shipped |= {text for each in stack.profiles.values() for text in each.deviations} if stack else set()
+        self.versions = {
+            each for node in evidence.nodes for each in (*node.packages.values(), *node.base_packages.values())
+        }
         self.versions |= {row.version for variant in evidence.variants for row in variant.packages}
         self.versions |= {each.version for found in facts for each in found.compilers}
         self.versions |= {each.version for found in facts for each in found.pythons}
         taken = {evidence.stack, evidence.profile, *_PLAIN, *_fields()}
         taken |= {name for node in evidence.nodes for name in node.packages}
-        self.pseudonyms = _pseudonyms(host for host in hosts if host)
+        self.pseudonyms = _pseudonyms({name: node for name, node in machines.items() if name})
         servers = {each.scheduler.job.partition(".")[2] for each in facts if each.scheduler.job}
         words = {server.split(".", 1)[0]: "host" for server in servers}
         lists = _given(evidence.command, _HOST_OPTIONS)
@@ -76,7 +84,8 @@ class Publisher:
         words = {name: to for name, to in words.items() if len(name) > 1 and name.lower() not in taken}
         # A name that is a part of one that stays (of a package, of a field) is none there.
         words |= {name: "" for name in taken if any(word.lower() in name.lower() for word in words)}
-        domains = {host.split(".", 1)[1] for host in hosts | servers | named if "." in host and not _is_address(host)}
+        hosts = machines.keys() | servers | named
+        domains = {host.split(".", 1)[1] for host in hosts if "." in host and not _is_address(host)}
         self._domain = _alternatives(rf"(?:[A-Za-z0-9-]+\.)*{re.escape(each)}" for each in domains if "." in each)
         places = {path: "/prefix" for path in _given(evidence.command, ("--prefix",)) if "/" in path}
         places |= {each.prefix.path: "/prefix" for each in facts} | {each.shared: "/shared" for each in facts}
@@ -84,13 +93,15 @@ class Publisher:
         longest = sorted(self._places, key=len, reverse=True)
         # With the rest of its name it is another place, beside it.
         self._place = re.compile(rf"({'|'.join(map(re.escape, longest)) or '(?!)'})([\w-]*)")
-        hosts = named | self.pseudonyms.keys()
+        whole = named | self.pseudonyms.keys()
         longest = sorted(words, key=len, reverse=True)
-        self._word = _alternatives(re.escape(name) + _DOMAIN * (name in hosts) for name in longest)
+        self._word = _alternatives(re.escape(name) + _DOMAIN * (name in whole) for name in longest)
         self._lower = {name.lower(): to for name, to in words.items()}
 
     def text(self, text: str) -> str:
         """`text` without names, addresses and secrets."""
+        if text in self._shipped:
+            return text
         text = self._redactor.text(text)
         text = self._place.sub(lambda found: "/path" if found[2] else self._places[found[1]], text)
         text = _MAIL.sub("someone", _HOME.sub("~", _DEVICE.sub("device", _MAC.sub("address", text))))
@@ -108,7 +119,7 @@ class Publisher:
         return self._lower[name] or found[0]
 
     def _address(self, found: re.Match[str]) -> str:
-        if found[0] in self.versions:
+        if found[0] in self.versions or found[0] in _EVERYBODYS:
             return found[0]
         if _is_address(found[0]):
             return "address"
@@ -194,15 +205,16 @@ def _vocabulary(schema: Any) -> Iterator[str]:
         yield from _vocabulary(each)
 
 
-def _pseudonyms(hosts: Iterable[str]) -> dict[str, str]:
-    """`node-1` and so on in the order of the names; a name and its first part are one machine."""
+def _pseudonyms(machines: Mapping[str, str]) -> dict[str, str]:
+    """`node-1` and so on in the order of the names, of which each has its node; a name and its first part are one."""
     out: dict[str, str] = {}
+    known: dict[str, str] = {}
     # By number, so that `node-10` comes after `node-9` and a pseudonym is its own.
-    for host in sorted(hosts, key=lambda host: re.sub("[0-9]+", lambda digits: digits[0].zfill(_LONGEST), host)):
+    for host in sorted(machines, key=lambda host: re.sub("[0-9]+", lambda digits: digits[0].zfill(_LONGEST), host)):
         short = host if _is_address(host) else host.split(".", 1)[0]
-        if host in _PLAIN:
-            continue
-        out[host] = out.setdefault(short, f"node-{len(set(out.values())) + 1}")
+        if host not in _PLAIN:
+            own = out.get(short) or known.get(machines[host]) or f"node-{len(set(out.values())) + 1}"
+            out[host] = out[short] = known[machines[host]] = own
     return out
 
 

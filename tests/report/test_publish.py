@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.catalog.loader import load_stack
 from envbuild.cli.report_cmd import report
 from envbuild.model import file_list
 from envbuild.model.evidence import Attachment, Evidence
@@ -101,6 +102,7 @@ def machine(**more: Any) -> Publisher:
         ("fd00:1:2::3.", "address."),
         ("addr:fd00::3 and ::ffff:10.1.2.3", "addr:address and address"),
         ("52:54:00:ab:cd:ef: up", "address: up"),
+        ("127.0.0.1:29500 of 10.1.2.3, [::1]", "127.0.0.1:29500 of address, [::1]"),
         ("at 10:20:30, std::vector<a>, 1.2.3.4.5", "at 10:20:30, std::vector<a>, 1.2.3.4.5"),
         ("job 123456.polaris-pbs-01.hsn.example.edu", "job host"),
         ("123456.polaris-pbs-01 on polaris-pbs-01", "123456.host on host"),
@@ -191,6 +193,26 @@ def test_names_that_are_part_of_packages_and_of_the_evidence_itself_change_neith
     assert (found.stack, found.lock_digest, found.target) == (run.stack, run.lock_digest, "target")
     assert found.nodes[0].packages == {"flash-attn": "2.0"}
     assert found.warnings == ("user failed", "Flash-Attn")
+
+
+def test_versions_of_the_base_are_no_addresses() -> None:
+    run = evidence(node("gpu1", base_packages={"nvidia-cublas": "13.1.0.3"}))
+    assert published(run).nodes[0].base_packages == {"nvidia-cublas": "13.1.0.3"}
+
+
+def test_what_a_machine_calls_itself_is_no_other_node() -> None:
+    run = evidence(*(node(f"gpu{n}", facts=facts(f"gpu{n}", 1) | {"hostname": f"vm{n}.example.org"}) for n in (1, 2)))
+    told = [(each.node, each.facts and each.facts.hostname) for each in published(run).nodes]
+    assert told == [("node-1", "node-1"), ("node-2", "node-2")]
+
+
+def test_what_a_shipped_stack_says_keeps_its_words_whatever_the_target_is_called() -> None:
+    findings = [each.to_json_dict() for each in load_stack("megatron-alpa").stack.findings]
+    told = [{key: each[key] for key in ("id", "severity", "truth", "does")} for each in findings]
+    run = evidence(stack="megatron-alpa", target="two", findings=told, warnings=["two failed"])
+    found = published(run)
+    assert (found.findings, found.target, found.warnings) == (run.findings, "target", ("target failed",))
+    assert any("two" in each.truth.split() for each in found.findings)
 
 
 def test_a_file_that_unpacks_to_more_than_a_list_may_have_stays(monkeypatch: pytest.MonkeyPatch) -> None:
