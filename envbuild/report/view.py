@@ -263,6 +263,8 @@ def _build(group: tuple[NodeEvidence, ...], evidence: Evidence) -> Build:
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {
     word: word for word in ("--stack", "--target", "--profile", "--prefix", "--host", "--limit", "--exclude")
 }
+# Verbs that have the stack as an argument and no option.
+_STACK_FIRST = ("bench", "strategy")
 
 
 def _commands(evidence: Evidence) -> tuple[str, ...]:
@@ -271,7 +273,11 @@ def _commands(evidence: Evidence) -> tuple[str, ...]:
     verify = ["envbuild", "verify"]
     if not evidence.command:
         return shlex.join(["envbuild", evidence.verb, *named]), shlex.join([*verify, *named])
-    return shlex.join(evidence.command), shlex.join([*verify, *_place_words(evidence.command)])
+    place = _place_words(evidence.command)
+    if evidence.verb in _STACK_FIRST and "--stack" not in place:
+        given = [word for word in evidence.command[2:3] if not word.startswith("-")]
+        place = ["--stack", *(given or [evidence.stack]), *place]
+    return shlex.join(evidence.command), shlex.join([*verify, *place])
 
 
 def _place_words(command: Sequence[str]) -> list[str]:

@@ -147,6 +147,15 @@ def test_the_command_that_verifies_names_stack_and_place_as_they_were_given(comm
     assert f"\nenvbuild verify {says}\n" in render_markdown(run)
 
 
+@pytest.mark.parametrize(
+    ("command", "stack"),
+    [(["metaseq", "-t", "lab"], "metaseq"), (["./my.yaml", "-t", "lab"], "./my.yaml"), (["-t", "lab", "own"], "own")],
+)
+def test_the_command_that_verifies_what_a_bench_ran_in_names_its_stack(command: list[str], stack: str) -> None:
+    run = evidence(verb="bench", stack="own", command=("envbuild", "bench", *command))
+    assert f"\nenvbuild verify --stack {stack} --target lab\n" in render_markdown(run)
+
+
 def test_two_compilers_of_one_name_and_version_are_told_once() -> None:
     found = [{"path": f"{place}/gcc", "version": "12.2.0"} for place in ("/usr/bin", "/bin")]
     text = render_markdown(evidence(node(facts={**facts("localhost"), "compilers": found})))
