@@ -31,9 +31,9 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return found
 
 
-def few(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def few(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
+    """The first of some names, and how many more there are; `between`: where names have commas of their own."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def plural(count: int, noun: str) -> str:

@@ -382,6 +382,15 @@ def test_d31_the_verdict_is_as_sure_as_what_was_done(run: Evidence, sentence: st
     assert (verdict.sentence, verdict.tone) == (sentence, tone)
 
 
+def test_of_many_figures_without_a_floor_and_packages_without_a_file_it_is_said_how_many_more_there_are() -> None:
+    metrics = [{"name": f"m{n}", "unit": "x", "n": 1, "median": 1.0, "least": 1.0, "greatest": 1.0} for n in range(10)]
+    check = {"name": "smoke/x", "status": "passed", "says": "", "metrics": metrics}
+    names = [f"p{number}" for number in range(9)]
+    text = render_markdown(evidence(node(checks=[check], facts=facts("a"), packages=dict.fromkeys(names, "1.0"))))
+    assert "10 figures without one: m0; m1; m2; m3; m4; m5; m6; m7 and 2 more" in text
+    assert "(built here, or of the base): p0, p1, p2, p3, p4, p5, p6, p7 and 1 more" in text
+
+
 def test_nodes_with_different_floors_are_compared_each_with_its_own() -> None:
     def gemm(median: float, floor: float) -> list[dict[str, Any]]:
         rate = {"name": "gemm_cuda_bf16_tflops", "unit": "TFLOP/s", "n": 3, "median": median, "floor": floor}

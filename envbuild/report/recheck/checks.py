@@ -13,7 +13,7 @@ from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.verdict import all_checks
 from envbuild.report.view import below_floor
-from envbuild.text import plural
+from envbuild.text import few, plural
 
 # What is checked beside the smoke test, and of that what needs no item of the stack.
 _KNOWN = frozenset(
@@ -51,11 +51,11 @@ def check_checks(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         if metrics:
             yield not_checked("floors", f"none of {plural(len(metrics), 'metric')} has one")
     if lowered:
-        yield not_checked("floors", f"lower than the stack's, by the target's word alone: {', '.join(lowered[:5])}")
+        yield not_checked("floors", f"lower than the stack's, by the target's word alone: {few(lowered, 5)}")
     if untried := [node.node for node in evidence.nodes if _is_untried(node, attached)]:
         yield not_checked("checks", f"no smoke test ran on {names(untried)}, and the lock has one")
     if unknown:
-        yield not_checked("checks", f"this envbuild does not know: {', '.join(sorted(unknown)[:8])}")
+        yield not_checked("checks", f"this envbuild does not know: {few(sorted(unknown), 8)}")
 
 
 def _is_untried(node: NodeEvidence, attached: Attached) -> bool:

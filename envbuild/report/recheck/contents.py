@@ -21,7 +21,7 @@ from envbuild.report.sections.pins import is_equal
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD
 from envbuild.resolve.built import built
-from envbuild.text import plural
+from envbuild.text import few, plural
 
 
 def check_contents(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def _built(told: BuiltVariant, variant: Variant, nodes: Iterable[NodeEvidence]) 
         yield problem("report-variant-differs", "variants", f"{told.id} is {variant.id} in the lock")
     [due] = built({told.digest: variant}, nodes)
     if missing := {row.name for row in due.packages} - {row.name for row in told.packages}:
-        says = f"{told.id}: the hashes of {', '.join(sorted(missing)[:5])} are left out"
+        says = f"{told.id}: the hashes of {few(sorted(missing), 5)} are left out"
         yield problem("report-package-missing", "packages", says)
 
 

@@ -9,7 +9,7 @@ from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.view import figure
-from envbuild.text import plural
+from envbuild.text import few, plural
 
 # What no merging of reports can tell.
 UNSHOWN = (
@@ -50,11 +50,10 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     if evidence.verb != "verify" and not any(claim.claimed != "–" for claim in claims):
         out.append(Gap("claims", _uncompared(evidence, claims), every))
     if open_ := [figure(claim.name) for claim in claims if not claim.compared]:
-        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {'; '.join(open_[:8])}", every))
+        out.append(Gap("floors", f"{plural(len(open_), 'figure')} without one: {few(open_, 8, '; ')}", every))
     loose, unread = _unlocked(evidence, pins)
     if loose:
-        few = ", ".join(loose[:8])
-        why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few}"
+        why = f"{plural(len(loose), 'package')} without a locked file (built here, or of the base): {few(loose, 8)}"
         out.append(Gap("pins", why, every))
     if unread:
         why = f"{plural(unread, 'package')} not compared with the files of the lock: which of them fit was not asked"
