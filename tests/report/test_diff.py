@@ -128,6 +128,30 @@ def test_other_contents_of_the_same_lock_and_a_check_that_fails_now_are_worse() 
     assert exit_code(changes) == ExitCode.CHECK_FAILED
 
 
+def bench(factor: float, **launch: Any) -> Any:
+    metric = {"name": "tflops", "unit": "x", "n": 3, "median": 2 * factor, "least": factor, "greatest": 3 * factor}
+    details = {"launch": {"model": "760M", "nodes": 1, "gpus_per_node": 2, "degrees": {"tensor": 1}} | launch}
+    check = {"name": "bench", "status": "passed", "says": "", "metrics": [metric], "details": details}
+    return evidence(node(checks=[check]), verb="bench")
+
+
+def test_what_was_launched_otherwise_is_told_and_its_figure_has_not_slipped() -> None:
+    assert [change.kind for change in compare(bench(9), bench(1))] == ["slipped"]
+    changes = compare(bench(9), bench(1, model="1.3B", degrees={"tensor": 2}))
+    assert {(change.what, change.before, change.after) for change in changes if change.topic == "launch"} == {
+        ("model", "760M", "1.3B"),
+        ("tensor", "1", "2"),
+    }
+    assert {change.kind for change in changes} == {"changed"}
+
+
+def test_a_warning_that_is_new_is_told() -> None:
+    busy = "gpu01: GPU 0 is in use by other processes"
+    [change] = compare(evidence(warnings=["old"]), evidence(warnings=["old", busy]))
+    assert (change.kind, change.what, change.after) == ("changed", "warning", busy)
+    assert compare(evidence(warnings=[busy]), evidence(warnings=[])) == []
+
+
 def test_two_sites_are_compared_though_no_node_has_the_same_name() -> None:
     changes = compare(evidence(node("a1", 8)), evidence(node("b1"), target="other"))
     assert {"which", "target", "GPUs"} <= {change.what for change in changes}

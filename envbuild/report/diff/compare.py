@@ -9,6 +9,7 @@ from typing import Any, Literal
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.report.equality import names
+from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD, reason
 from envbuild.report.view import fact_rows
 from envbuild.text import number
@@ -61,6 +62,9 @@ def _run(before: Evidence, after: Evidence) -> Iterator[Change]:
         one, other = getattr(before, name), getattr(after, name)
         if one != other:
             yield Change("changed", "run", name.replace("_", " "), one, other)
+    for text in after.warnings:
+        if text not in before.warnings:
+            yield Change("changed", "run", "warning", "–", text)
 
 
 def _names(old: Mapping[str, NodeEvidence], new: Mapping[str, NodeEvidence]) -> Iterator[Change]:
@@ -131,8 +135,17 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
             before = was.status if was else "–"
             yield Change(kind, "check", check.name, before, f"{check.status}: {check.says}")
         if was is not None:
+            yield from _texts("launch", _launched(was), _launched(check))
             yield from _compared(was, check)
-            yield from _metrics(was, check)
+            yield from _metrics(was, check, same=_launched(was) == _launched(check))
+
+
+def _launched(check: Check) -> dict[str, str]:
+    """What of a stack's own ran, in which degrees and on how many GPUs."""
+    launch = mapping(check.details.get("launch"))
+    told = {key: launch[key] for key in ("model", "nodes", "gpus_per_node") if key in launch}
+    told |= mapping(launch.get("degrees"))
+    return {key.replace("_", " "): str(value) for key, value in told.items()}
 
 
 def _compared(was: Check, now: Check) -> Iterator[Change]:
@@ -142,15 +155,15 @@ def _compared(was: Check, now: Check) -> Iterator[Change]:
         yield Change("changed", "claim", now.name, before, after)
 
 
-def _metrics(was: Check, now: Check) -> Iterator[Change]:
-    """A median outside the other run's least and greatest is a change; on the worse side it slipped."""
+def _metrics(was: Check, now: Check, *, same: bool) -> Iterator[Change]:
+    """A median outside the other's least and greatest is a change; on the worse side of the `same` work it slipped."""
     known = {metric.name: metric for metric in was.metrics}
     for metric in now.metrics:
         old = known.get(metric.name)
         if old is None or old.unit != metric.unit or old.least <= metric.median <= old.greatest:
             continue
         lower_is_better = metric.lower_is_better or old.lower_is_better
-        kind: Kind = "slipped" if (metric.median > old.greatest) == lower_is_better else "changed"
+        kind: Kind = "slipped" if same and (metric.median > old.greatest) == lower_is_better else "changed"
         percent = f" ({100 * metric.median / old.median - 100:+.1f} %)" if old.median else ""
         yield Change(kind, "figure", f"{metric.name}, {metric.unit}", _spread(old), _spread(metric) + percent)
 
