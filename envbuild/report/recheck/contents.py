@@ -15,6 +15,7 @@ from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence
 from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile
+from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.sections.pins import is_equal
@@ -224,12 +225,16 @@ def _is_conda(version: str) -> bool:
 
 
 def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
-    problems, compared = list[Finding](), 0
+    problems, compared, untold = list[Finding](), 0, list[str]()
     for node in evidence.nodes:
         variant = attached.variants.get(str(node.variant_digest))
         locked = {source.name: source for source in variant.sources} if variant else {}
         if variant is None or not node.sources:
+            untold += [node.node] if locked else []
             continue
+        if left := locked.keys() - {str(source.get("name")) for source in node.sources}:
+            says = f"{node.node}: {few(sorted(left))} of the lock left out"
+            problems.append(problem("report-source-differs", "sources", says))
         for source in node.sources:
             name = str(source.get("name"))
             compared += 1
@@ -237,19 +242,27 @@ def _sources(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
                 says = f"{node.node}: {name} is no source of the lock"
                 problems.append(problem("report-source-differs", "sources", says))
             else:
-                problems += _source(node.node, source, locked[name])
+                problems += _source(node, source, locked[name])
     if compared:
         yield from judged("sources", f"{compared} have the commit, tree and patches of the lock", problems)
+    if untold:
+        yield not_checked("sources", f"{names(untold)}: none is told, and the lock has some")
 
 
-def _source(node: str, source: Mapping[str, Any], locked: LockedSource) -> Iterator[Finding]:
+def _source(on: NodeEvidence, source: Mapping[str, Any], locked: LockedSource) -> Iterator[Finding]:
+    node = on.node
     for key in ("git", "commit", "tree", "install"):
         if key in source and source[key] != getattr(locked, key):
             says = f"{node}: {locked.name}: {key} is {source[key]}, the lock says {getattr(locked, key)}"
             yield problem("report-source-differs", "sources", says)
     pins = {pin.name: pin for pin in locked.patch_pins}
-    patches = source.get("patches")
-    for patch in map(mapping, patches if isinstance(patches, list) else ()):
+    told = source.get("patches")
+    patches = [mapping(patch) for patch in told] if isinstance(told, list) else []
+    # Of an image it is known what it was made of, and not what became of it.
+    if on.image is None and (left := pins.keys() - {str(patch.get("name")) for patch in patches}):
+        says = f"{node}: {locked.name}: {few(sorted(left))} of the lock left out"
+        yield problem("report-patch-differs", "sources", says)
+    for patch in patches:
         pin = pins.get(str(patch.get("name")))
         if not patch:
             continue
