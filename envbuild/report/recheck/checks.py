@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,8 +12,9 @@ from envbuild.node.smoke.only import known
 from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.sources import mapping, numbers
 from envbuild.report.verdict import all_checks
-from envbuild.report.view import below_floor
+from envbuild.report.view import below_floor, failures
 from envbuild.text import few, plural
 
 # What is checked beside the smoke test, and of that what needs no item of the stack.
@@ -20,6 +22,7 @@ _KNOWN = frozenset(
     "record required stamp packages link files bytecode pack ensure post-link activation clobbered bench".split()  # noqa: SIM905
 )
 _ALWAYS = frozenset({"nodes", "cuda", "floors", "full", "only"})
+_READERS = frozenset({"verify", "smoke", "bench", "strategy"})
 _ITEM = {"step-cpu-trial": "step"}
 
 
@@ -89,9 +92,9 @@ def _names(node: NodeEvidence, variant: Variant | None, *, limited: bool) -> Ite
 
 
 def _levels(node: NodeEvidence, verb: str) -> Iterator[Finding]:
-    """Other verbs than `verify` hash every file for the stamp, without a check of it."""
+    """What makes an environment hashes every file for its stamp, without a check of it; what looks at it has one."""
     levels = {check.level for check in node.checks if check.name == "files"}
-    unread = "not-checked" in levels or (verb == "verify" and "measured" not in levels)
+    unread = "not-checked" in levels or (verb in _READERS and "measured" not in levels)
     if unread and node.root_level == "measured":
         yield problem(
             "report-level-differs", "checks", f"{node.node}: the root is called measured, and nothing was read"
@@ -102,10 +105,26 @@ def _numbers(node: str, check: Check) -> Iterator[Finding]:
     for metric in check.metrics:
         if metric.n < 1 or not metric.least <= metric.median <= metric.greatest:
             yield problem("report-metric-invalid", "checks", f"{node}: {metric.name}: {_said(metric)}")
-    first, last = check.details.get("loss_first"), check.details.get("loss_last")
-    if check.status == "passed" and isinstance(first, float) and isinstance(last, float) and last >= first:
-        says = f"{node}: {check.name} passed, and the loss rose from {first:g} to {last:g}"
-        yield problem("report-metric-invalid", "checks", says)
+    if check.status == "passed":
+        for says in _failed(check):
+            yield problem("report-metric-invalid", "checks", f"{node}: {check.name} passed, and {says}")
+
+
+def _failed(check: Check) -> Iterator[str]:
+    """What a check found wrong by its own details."""
+    first, last = numbers([check.details.get("loss_first"), check.details.get("loss_last")]) or (1.0, 0.0)
+    losses = numbers(check.details.get("losses"))
+    if check.name == "smoke/step" and losses and last < first:
+        first, last = losses[0], statistics.median(losses[-3:])
+    if last >= first:
+        yield f"the loss rose from {first:g} to {last:g}"
+    if found := failures(check):
+        yield f"it is told that {found[0]}"
+    for name, told in check.details.items():
+        for kind, value in mapping(told).items():
+            limit = 1 if name == "used" else mapping(told).get("tolerance")
+            if isinstance(value, int | float) and isinstance(limit, int | float) and value > limit:
+                yield f"{name}, {kind}, is {value:g}, and {limit:g} is allowed"
 
 
 def _said(metric: Metric) -> str:

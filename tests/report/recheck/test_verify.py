@@ -136,6 +136,25 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
     "a loss that rose": (
         lambda d: check(d, "smoke/training")["details"].update(loss_last=9.0), "report-metric-invalid",
     ),
+    "a script's loss that rose": (
+        lambda d: first(d)["checks"].append(
+            {"name": "smoke/step", "status": "passed", "says": "", "details": {"losses": [6.0, 5.0, 7.0, 8.0]}}
+        ),
+        "report-metric-invalid",
+    ),
+    "a failure that is called passed": (
+        lambda d: check(d, "smoke/machine/gemm").update(details={"failures": ["a row differs"]}),
+        "report-metric-invalid",
+    ),
+    "a product that differs more than it may": (
+        lambda d: check(d, "smoke/machine/gemm").update(
+            details={"gpu0_bf16_difference": {"rows": 0.01, "vector": 5.0, "tolerance": 0.03}}
+        ),
+        "report-metric-invalid",
+    ),
+    "a kernel that differs more than it may": (
+        lambda d: check(d, "smoke/machine/gemm").update(details={"used": {"float16": 1.5}}), "report-metric-invalid",
+    ),
     "a loss curve of another training": (
         lambda d: check(d, "smoke/training")["details"].update(losses=[9.0, 7.0, 5.0]), "report-figure-differs",
     ),
@@ -204,6 +223,9 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: check(d, "files").update(level="not-checked"), "report-level-differs",
     ),
     "a root called measured by a verify without its files": (unread, "report-level-differs"),
+    "a root called measured by a smoke test": (
+        lambda d: (unread(d), d.update(verb="smoke", command=["envbuild", "smoke"])), "report-level-differs",
+    ),
     "an older run": (lambda d: d.update(run="20260301T100000Z-4f2a"), "report-run-differs"),
     "no id of a run": (lambda d: d.update(run="../../etc"), "report-run-invalid"),
     "an end before the beginning": (lambda d: d.update(finished="2026-03-02T09:00:00Z"), "report-times-differ"),
