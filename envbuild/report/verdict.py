@@ -10,6 +10,8 @@ from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report.claimed import is_far_above
 from envbuild.text import grouped, number, plural
 
+# Details of checks whose sentences are warnings of the run.
+GPU_WARNINGS = ("gpus_in_use", "slow_gpus")
 Tone = Literal["good", "partial", "bad"]
 GOOD = frozenset({"ok", "unchanged"})
 # Checks that read contents; which of the two there is depends on where the environment lies.

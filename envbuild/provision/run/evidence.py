@@ -12,6 +12,7 @@ from envbuild.model.evidence import Check, NodeEvidence, NodeLog, checks_exit
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
+from envbuild.report.verdict import GPU_WARNINGS
 from envbuild.resolve.rules.libraries import install_words
 from envbuild.text import plural
 
@@ -170,7 +171,7 @@ def of_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     told = (
         f"{node.node}: {each}"
         for node in nodes
-        for key in ("gpus_in_use", "slow_gpus")
+        for key in GPU_WARNINGS
         for check in node.checks
         for each in check.details.get(key, ())
     )

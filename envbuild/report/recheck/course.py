@@ -15,7 +15,7 @@ from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping
 from envbuild.report.timeline import steps
-from envbuild.report.verdict import GOOD, all_checks
+from envbuild.report.verdict import GOOD, GPU_WARNINGS, all_checks
 from envbuild.text import plural
 
 _RUN = re.compile(r"([0-9]{8}T[0-9]{6}Z)-[0-9a-f]{4}")
@@ -35,6 +35,7 @@ def check_course(evidence: Evidence, attached: Attached, folder: str, wanted: st
     yield from _nodes(evidence, attached)
     yield from _end(attached)
     yield from _deviations(evidence, attached)
+    yield from _warnings(evidence)
     if any(node.facts or node.checks for node in evidence.nodes):
         yield not_checked("nodes", "what each says of its hardware and system, and in the sentences of its checks")
     if logs := sum(node.log is not None for node in evidence.nodes):
@@ -217,6 +218,14 @@ def _against_steps(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     for node in evidence.nodes:
         if node.steps != taken.get(node.node, ()):
             yield problem("report-journal-differs", "nodes", f"{node.node}: other times of steps than the journal has")
+
+
+def _warnings(evidence: Evidence) -> Iterator[Finding]:
+    """Those of GPUs stand in a check, too. Merging may call their node otherwise there."""
+    told = [check.details.get(key) for check in all_checks(evidence) for key in GPU_WARNINGS]
+    for text in dict.fromkeys(str(text) for texts in told if isinstance(texts, list) for text in texts):
+        if not any(text in warning for warning in evidence.warnings):
+            yield problem("report-warning-missing", "checks", f"no warning of the run: {text}")
 
 
 def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:

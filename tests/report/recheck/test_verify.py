@@ -247,6 +247,10 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
         ),
         "report-deviation-missing",
     ),
+    "a slow GPU of which no warning tells": (
+        lambda d: check(d, "smoke/machine/gemm").update(details={"slow_gpus": ["GPU 0 is slow"]}),
+        "report-warning-missing",
+    ),
     "a source that is not locked": (
         lambda d: first(d).update(sources=[{"name": "apex", "commit": "0" * 40}]), "report-source-differs",
     ),
@@ -259,6 +263,15 @@ def test_evidence_that_was_forged_with_care_is_rejected_by_name(
 ) -> None:
     sealed.forge(change)
     assert code in problems(sealed.folder)
+
+
+def test_a_slow_gpu_of_which_a_warning_tells_holds(sealed: Sealed) -> None:
+    def tell(data: Data) -> None:
+        data.update(warnings=["gpu01: GPU 0 is slow"])
+        check(data, "smoke/machine/gemm").update(details={"slow_gpus": ["GPU 0 is slow"]})
+
+    sealed.forge(tell)
+    assert problems(sealed.folder) == set()
 
 
 @pytest.mark.parametrize(
