@@ -13,7 +13,7 @@ from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
-from envbuild.report.verdict import all_checks
+from envbuild.report.verdict import GOOD, all_checks
 from envbuild.report.view import below_floor, failures
 from envbuild.text import few, plural
 
@@ -22,6 +22,7 @@ _KNOWN = frozenset(
     "record required stamp packages link files bytecode pack ensure post-link activation clobbered bench".split()  # noqa: SIM905
 )
 _ALWAYS = frozenset({"nodes", "cuda", "floors", "full", "only"})
+_LOOKS = frozenset({"stamp", "files", "pack", "ensure"})
 _READERS = frozenset({"verify", "smoke", "bench", "strategy"})
 _ITEM = {"step-cpu-trial": "step"}
 
@@ -35,6 +36,7 @@ def check_checks(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         # Who asked for a part of the smoke test was told so; of any other run nothing may be left out.
         limited = evidence.verb == "smoke" and any(check.name == "smoke/only" for check in node.checks)
         problems += _names(node, variant, limited=limited)
+        problems += _beside_the_stamp(node, evidence.verb)
         problems += _levels(node, evidence.verb)
         for check in node.checks:
             problems += _numbers(node.node, check)
@@ -89,6 +91,17 @@ def _names(node: NodeEvidence, variant: Variant | None, *, limited: bool) -> Ite
         done = ran.keys() | {check.name.removeprefix("smoke/") for check in node.checks}
         for name in sorted(set(known(asked)) - done):
             yield problem("report-check-missing", "checks", f"{node.node}: no check of {name} in the smoke test")
+
+
+def _beside_the_stamp(node: NodeEvidence, verb: str) -> Iterator[Finding]:
+    """Who finds the stamp looks at packages and link, too, and who builds nothing says whether the files were read."""
+    there = {check.name for check in node.checks}
+    stamped = any(check.name == "stamp" and check.status == "passed" for check in node.checks)
+    due = {"packages", "link", *(["files"] if verb in _READERS else [])} if stamped else set[str]()
+    if verb == "verify" and node.status in GOOD and not there & _LOOKS:
+        due = {"stamp"}
+    for name in sorted(due - there):
+        yield problem("report-check-missing", "checks", f"{node.node}: no check of {name}")
 
 
 def _levels(node: NodeEvidence, verb: str) -> Iterator[Finding]:

@@ -211,6 +211,18 @@ FORGED: dict[str, tuple[Callable[[Data], object], str]] = {
         lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "smoke/training"]),
         "report-check-missing",
     ),
+    "the check of packages left out": (
+        lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] != "packages"]),
+        "report-check-missing",
+    ),
+    "the check of files left out of a search": (
+        lambda d: (unread(d), d.update(verb="strategy", command=[]), first(d).update(root_level="stamped")),
+        "report-check-missing",
+    ),
+    "a verify that looked at nothing": (
+        lambda d: (d.update(verb="verify", command=["envbuild", "verify"]), first(d).update(checks=[])),
+        "report-check-missing",
+    ),
     "parts of a smoke item left out": (
         lambda d: first(d).update(checks=[c for c in first(d)["checks"] if c["name"] not in PARTS]),
         "report-check-missing",
