@@ -87,7 +87,17 @@ def test_secret_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PATH", "PWD", "TOKENIZERS_PARALLELISM", "TIKTOKEN_CACHE_DIR", "tokens_per_second", "HOME", "KEYBOARD"]
+    "name",
+    [
+        "PATH",
+        "PWD",
+        "TOKENIZERS_PARALLELISM",
+        "TIKTOKEN_CACHE_DIR",
+        "MODEL_SIZE_KEY",
+        "tokens_per_second",
+        "HOME",
+        "KEYBOARD",
+    ],
 )
 def test_names_that_are_not_secret(name: str) -> None:
     assert not looks_secret(name)

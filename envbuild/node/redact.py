@@ -73,6 +73,8 @@ def looks_secret(name: str, any_key: bool = True) -> bool:
         return True
     if "AUTHORIZATION" in parts:
         return True
+    if "SIZE" in parts:  # MODEL_SIZE_KEY: the row of a table of models
+        return False
     return "KEY" in parts and (any_key or bool(_KEY_COMPANIONS.intersection(parts)))
 
 
