@@ -100,6 +100,14 @@ def test_the_slowest_pair_of_gpus_is_told_and_its_node_stands_first() -> None:
     assert worst.kind == "h9"
 
 
+def test_the_median_of_two_gpus_and_of_two_pairs_is_between_them() -> None:
+    details = {"gpu0_bf16_tflops": 300.0, "gpu1_bf16_tflops": 700.0, "peer_gbps": [[None, 300.0], [700.0, None]]}
+    run = evidence(node(checks=[{"name": "smoke/machine/gemm", "status": "passed", "says": "", "details": details}]))
+    says = {each.id: each.says for each in pictures(run)}
+    assert "median 500. The slowest is GPU 0 of localhost, 60.0 % of the median." in says["gpus-bf16"]
+    assert "median 500. The slowest goes from GPU 0 to GPU 1 of localhost, 60.0 % of the median." in says["peers"]
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 
 from envbuild.model.evidence import Evidence, NodeEvidence
@@ -44,7 +45,7 @@ def _told(node: NodeEvidence) -> Iterator[tuple[str, int, float]]:
 
 def _heat(kind: str, nodes: Mapping[str, Mapping[int, float]]) -> Picture:
     values = sorted(value for row in nodes.values() for value in row.values())
-    middle, count = values[len(values) // 2], 1 + max(max(row) for row in nodes.values())
+    middle, count = statistics.median(values), 1 + max(max(row) for row in nodes.values())
     slowest = sorted(nodes, key=lambda who: min(nodes[who].values()))
     shapes: list[Shape] = []
     for line, who in enumerate(slowest[:MOST]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 from envbuild.model.evidence import Evidence
@@ -25,7 +26,7 @@ def picture(evidence: Evidence) -> Picture | None:
         return None
     pairs = sorted((rate, who, a, b) for who, rates in found.items() for rate, a, b in _pairs(rates))
     slowest = sorted(found, key=lambda who: min(_pairs(found[who])))
-    middle, (least, low, source, target) = pairs[len(pairs) // 2][0], pairs[0]
+    middle, (least, low, source, target) = statistics.median(rate for rate, *_ in pairs), pairs[0]
     shapes, y = list[Shape](), 0
     for who in slowest[:MOST]:
         shapes += _square(who, found[who], middle, y)
