@@ -34,7 +34,7 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     sources = {(str(each.get("name")), bool(each.get("commit")), bool(each.get("tree"))) for each in every}
     pinned = sum(commit and tree for _, commit, tree in sources)
     trusted = {file.sha256 for node in evidence.nodes for file in node.first_use}
-    due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(_built, evidence.nodes))
+    due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(built_names, evidence.nodes))
     hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in {"", "unrecorded"} | trusted}
     says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
     says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
@@ -45,7 +45,7 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     )
 
 
-def _built(node: NodeEvidence) -> Iterator[str]:
+def built_names(node: NodeEvidence) -> Iterator[str]:
     """Names that a package may have which is not locked but built of a source: the source's, and that of its wheel."""
     for source in node.sources:
         wheel = str(mapping(source.get("build")).get("wheel", "")).rpartition("/")[2]

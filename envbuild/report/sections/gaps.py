@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from packaging.utils import canonicalize_name
+
 from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.report.sections.badges import built_names
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.view import figure
@@ -72,10 +75,11 @@ def _of_images(evidence: Evidence) -> Iterator[Gap]:
 
 def _unlocked(evidence: Evidence, pins: tuple[Pin, ...]) -> tuple[list[str], int]:
     """Names of packages that no file of the lock is for, and how many others there are on nodes without facts."""
+    built = {name for node in evidence.nodes for name in built_names(node)}
     known = {variant.digest for variant in evidence.variants if variant.packages}
     nodes = {node.node for node in evidence.nodes if node.facts is None and node.variant_digest not in known}
     found = [pin for pin in pins if pin.same is None and not pin.wanted]
-    loose = [pin.name for pin in found if not nodes.issuperset(pin.nodes)]
+    loose = [pin.name for pin in found if canonicalize_name(pin.name) in built or not nodes.issuperset(pin.nodes)]
     return loose, len(found) - len(loose)
 
 
