@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.report.verdict import LOOKING
 from envbuild.text import few, minutes, plural
 
 DiffKind = Literal["add", "del", "hunk", "file", ""]
@@ -64,16 +65,16 @@ def comparable(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
-def source_views(nodes: Sequence[NodeEvidence]) -> tuple[SourceView, ...]:
-    """The sources of nodes that have the same, in their order."""
+def source_views(nodes: Sequence[NodeEvidence], verb: str) -> tuple[SourceView, ...]:
+    """The sources of nodes that have the same, in their order, after a run of `verb`."""
     names = dict.fromkeys(_text(source.get("name")) for node in nodes for source in node.sources)
-    return tuple(_view(name, _holders(nodes, name)) for name in names)
+    return tuple(_view(name, _holders(nodes, name, verb)) for name in names)
 
 
 def summary(evidence: Evidence) -> list[tuple[str, str]]:
     """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
     names = dict.fromkeys(_text(source.get("name")) for node in evidence.nodes for source in node.sources)
-    found = [(name, _holders(evidence.nodes, name)) for name in names]
+    found = [(name, _holders(evidence.nodes, name, evidence.verb)) for name in names]
     return [(name, made + _compared(holders)) for name, holders in found if (made := _made(holders))]
 
 
@@ -82,17 +83,17 @@ _Holders = list[tuple[str, Mapping[str, Any]]]
 _ORDER = ("built", "earlier")
 
 
-def _holders(nodes: Sequence[NodeEvidence], name: str) -> _Holders:
+def _holders(nodes: Sequence[NodeEvidence], name: str, verb: str) -> _Holders:
     """(node, source) wherever it is, a node that built it first."""
-    found = [(node.node, _dated(node, source)) for node in nodes for source in node.sources
+    found = [(node.node, _dated(node, source, verb)) for node in nodes for source in node.sources
              if _text(source.get("name")) == name]  # fmt: skip
     how = [*_ORDER, None]
     return sorted(found, key=lambda each: how.index(came if (came := _came(each[1])) in how else None))
 
 
-def _dated(node: NodeEvidence, source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The source; what an unchanged node tells from its stamp was built `earlier`, however long that took then."""
-    if node.status != "unchanged" or _came(source) != "built":
+def _dated(node: NodeEvidence, source: Mapping[str, Any], verb: str) -> Mapping[str, Any]:
+    """The source; what a stamp tells of an unchanged node, or to who only looks, was built `earlier`."""
+    if (node.status != "unchanged" and verb not in LOOKING) or _came(source) != "built":
         return source
     return {**source, "build": {**mapping(source.get("build")), "from": "earlier"}}
 

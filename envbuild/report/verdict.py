@@ -13,6 +13,8 @@ from envbuild.text import grouped, number, plural
 # Details of checks whose sentences are warnings of the run.
 GPU_WARNINGS = ("gpus_in_use", "slow_gpus")
 Tone = Literal["good", "partial", "bad"]
+# Verbs that look at what another run has made.
+LOOKING = frozenset({"verify", "smoke", "bench", "strategy"})
 GOOD = frozenset({"ok", "unchanged"})
 # Checks that read contents; which of the two there is depends on where the environment lies.
 _CONTENTS = ("files", "pack")

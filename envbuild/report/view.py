@@ -257,7 +257,7 @@ def _build(group: tuple[NodeEvidence, ...], evidence: Evidence) -> Build:
     )
     identity = (*((name, value) for name, value in rows if value), *root.rows(first, python_version(first)))
     decisions = resolution.decisions if resolution else ()
-    return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group))
+    return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group, evidence.verb))
 
 
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {

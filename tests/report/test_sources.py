@@ -41,7 +41,7 @@ def test_a_wheel_from_the_store_and_an_unpatched_tree_are_told_apart() -> None:
     plain = {"name": "megatron-lm", "commit": "1" * 40, "tree": "2" * 40, "install": "path", "patches": ["only-named"]}
     evidence = samples.evidence(samples.node(sources=[stored, plain]))
     assert summary(evidence) == [("apex", "from the wheel store: 6 extensions, sm_90")]
-    first, second = source_views(evidence.nodes)
+    first, second = source_views(evidence.nodes, "provision")
     assert (first.made, second.made) == ("from the wheel store: 6 extensions, sm_90", "")
     assert (second.patches, second.rows) == ((), ())
     assert render_html(evidence).count('<section class="panel">') == 1
@@ -52,6 +52,10 @@ def test_what_a_past_run_built_is_not_told_as_work_of_this_one() -> None:
     kept = samples.node("n01", status="unchanged", sources=[source])
     assert summary(samples.evidence(kept)) == [("apex", "built earlier, 6 extensions, sm_90")]
     assert "built in" not in render_markdown(samples.evidence(kept))
+    for verb in ("smoke", "bench", "verify"):
+        looked = samples.evidence(samples.node("n01", sources=[source]), verb=verb)
+        assert summary(looked) == [("apex", "built earlier, 6 extensions, sm_90")]
+        assert "built in" not in render_markdown(looked)
     others = [samples.node("n02", sources=[source]), samples.node("n03", status="unchanged", sources=[stored])]
     assert summary(samples.evidence(kept, *others)) == [
         (
@@ -102,7 +106,7 @@ def test_one_builder_and_its_fleet_are_one_group() -> None:
     ],
 )  # fmt: skip
 def test_rows_of_a_build(build: dict[str, Any], row: str, says: str) -> None:
-    rows = dict(source_views(nodes(samples.built_source(**build)).nodes)[0].rows)
+    rows = dict(source_views(nodes(samples.built_source(**build)).nodes, "provision")[0].rows)
     assert rows[row] == says
 
 
@@ -117,7 +121,7 @@ def test_who_asked_for_a_second_build_reads_its_outcome_at_once() -> None:
 
 
 def test_what_nobody_asked_for_has_no_row() -> None:
-    rows = dict(source_views(nodes(samples.built_source()).nodes)[0].rows)
+    rows = dict(source_views(nodes(samples.built_source()).nodes, "provision")[0].rows)
     assert not {"Second build", "Memory", "ccache", "Imports", "Build path"} & set(rows)
 
 
@@ -135,7 +139,7 @@ def test_a_diff_can_neither_act_in_html_nor_leave_its_block() -> None:
 def test_a_long_diff_is_cut_and_says_so() -> None:
     source = samples.built_source()
     source["patches"][0]["diff"] = "+line\n" * (DIFF_LINES + 7)
-    patch = source_views(nodes(source).nodes)[0].patches[0]
+    patch = source_views(nodes(source).nodes, "provision")[0].patches[0]
     assert (len(patch.lines), patch.more) == (DIFF_LINES, 7)
     assert "7 more lines in evidence.json" in render_html(nodes(source))
 

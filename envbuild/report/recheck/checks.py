@@ -13,7 +13,7 @@ from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
-from envbuild.report.verdict import GOOD, all_checks
+from envbuild.report.verdict import GOOD, LOOKING, all_checks
 from envbuild.report.view import below_floor, failures
 from envbuild.text import few, plural
 
@@ -23,7 +23,6 @@ _KNOWN = frozenset(
 )
 _ALWAYS = frozenset({"nodes", "cuda", "floors", "full", "only"})
 _LOOKS = frozenset({"stamp", "files", "pack", "ensure"})
-_READERS = frozenset({"verify", "smoke", "bench", "strategy"})
 _ITEM = {"step-cpu-trial": "step"}
 
 
@@ -97,7 +96,7 @@ def _beside_the_stamp(node: NodeEvidence, verb: str) -> Iterator[Finding]:
     """Who finds the stamp looks at packages and link, too, and who builds nothing says whether the files were read."""
     there = {check.name for check in node.checks}
     stamped = any(check.name == "stamp" and check.status == "passed" for check in node.checks)
-    due = {"packages", "link", *(["files"] if verb in _READERS else [])} if stamped else set[str]()
+    due = {"packages", "link", *(["files"] if verb in LOOKING else [])} if stamped else set[str]()
     if verb == "verify" and node.status in GOOD and not there & _LOOKS:
         due = {"stamp"}
     for name in sorted(due - there):
@@ -107,7 +106,7 @@ def _beside_the_stamp(node: NodeEvidence, verb: str) -> Iterator[Finding]:
 def _levels(node: NodeEvidence, verb: str) -> Iterator[Finding]:
     """What makes an environment hashes every file for its stamp, without a check of it; what looks at it has one."""
     levels = {check.level for check in node.checks if check.name == "files"}
-    unread = "not-checked" in levels or (verb in _READERS and "measured" not in levels)
+    unread = "not-checked" in levels or (verb in LOOKING and "measured" not in levels)
     if unread and node.root_level == "measured":
         yield problem(
             "report-level-differs", "checks", f"{node.node}: the root is called measured, and nothing was read"
