@@ -84,6 +84,9 @@ class Publisher:
         words = {name: to for name, to in words.items() if len(name) > 1 and name.lower() not in taken}
         # A name that is a part of one that stays (of a package, of a field) is none there.
         words |= {name: "" for name in taken if any(word.lower() in name.lower() for word in words)}
+        # Where a stack's own run writes here is the folder of who started it.
+        own = re.escape(f"{evidence.stack}-{evidence.run}-")
+        self._launch = re.compile(rf"(?<![\w~/.-])/(?!prefix/|path/|shared/)[^\s\"':;,]{{1,{_LONGEST}}}/(?={own})")
         hosts = machines.keys() | servers | named
         domains = {host.split(".", 1)[1] for host in hosts if "." in host and not _is_address(host)}
         self._domain = _alternatives(rf"(?:[A-Za-z0-9-]+\.)*{re.escape(each)}" for each in domains if "." in each)
@@ -104,6 +107,7 @@ class Publisher:
             return text
         text = self._redactor.text(text)
         text = self._place.sub(lambda found: "/path" if found[2] else self._places[found[1]], text)
+        text = self._launch.sub("/launches/", text)
         text = _MAIL.sub("someone", _HOME.sub("~", _DEVICE.sub("device", _MAC.sub("address", text))))
         text = _FOLDED.sub(lambda found: "hosts" if _stem(found[0]) in self._stems else found[0], text)
         if self._word is not None:

@@ -200,6 +200,15 @@ def test_versions_of_the_base_are_no_addresses() -> None:
     assert published(run).nodes[0].base_packages == {"nvidia-cublas": "13.1.0.3"}
 
 
+def test_the_folder_that_a_run_of_the_stack_writes_into_goes() -> None:
+    name = "torch-smoke-20260302T100000Z-4f2a-1/x.json"
+    told = [f"/data/labcanary/my/bench/{name}", f"--config=/data/labcanary/{name}", f"/scratch/labcanary/e/l/{name}"]
+    run = telling().model_copy(update={"stack": "torch-smoke", "run": "20260302T100000Z-4f2a", "warnings": tuple(told)})
+    found = published(run)
+    assert found.warnings == (f"/launches/{name}", f"--config=/launches/{name}", f"/prefix/l/{name}")
+    assert published(found).warnings == found.warnings
+
+
 def test_what_a_machine_calls_itself_is_no_other_node() -> None:
     run = evidence(*(node(f"gpu{n}", facts=facts(f"gpu{n}", 1) | {"hostname": f"vm{n}.example.org"}) for n in (1, 2)))
     told = [(each.node, each.facts and each.facts.hostname) for each in published(run).nodes]
