@@ -188,6 +188,8 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
     arch = mapping(build.get("arch"))
     wanted = ", ".join(texts(arch.get("wanted"))) or "none demanded"
     proof = _text(arch.get("how"))
+    if arch and not texts(build.get("extensions")) and not _found(build):
+        wanted, proof = "", "not needed: nothing of it is compiled"
     notes = texts(arch.get("notes"))
     return [
         ("How", _made(holders)),

@@ -101,6 +101,8 @@ def test_one_builder_and_its_fleet_are_one_group() -> None:
         ({"arch": {"wanted": ["8.6"], "found": {"a": ["sm_80"]}, "how": "cuobjdump",
                    "notes": ["a: 8.6 is served by sm_80"]}}, "Proof", "read by cuobjdump; a: 8.6 is served by sm_80"),
         ({"arch": {"wanted": [], "found": {}, "how": "cuobjdump"}}, "Wanted GPUs", "none demanded"),
+        ({"extensions": [], "arch": {"wanted": ["9.0"], "found": {}, "how": "cuobjdump"}}, "Proof",
+         "not needed: nothing of it is compiled"),
         ({"seconds": 605.4, "jobs": 1}, "How", "built in 10 min 5 s with 1 job, 6 extensions, sm_90"),
         ({"wheel": "/store/ab/apex-0.1.whl"}, "Wheel", "apex-0.1.whl"),
     ],
