@@ -313,6 +313,10 @@ _FIGURES = (
     (re.compile(r"multi_node_busbw_gbps"), "All-reduce over nodes, bus bandwidth"),
     (re.compile(r"training_tokens_per_second"), "Training speed"),
     (re.compile(r"bench"), "The stack's own run"),
+    (re.compile(r"tflops"), "Computing speed of a GPU"),
+    (re.compile(r"tokens_per_gpu_per_second"), "Tokens of a GPU in a second"),
+    (re.compile(r"wps"), "Words in a second"),
+    (re.compile(r"elapsed_time_per_iteration"), "Time of a step"),
 )
 
 

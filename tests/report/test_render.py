@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
+from envbuild.report.claimed import metric
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
 from envbuild.report.sections.every import sections
 from envbuild.report.verdict import make_verdict
-from envbuild.report.view import make_view
+from envbuild.report.view import figure, make_view
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, fleet, node, resolution, shown
 
 ERROR = {
@@ -404,6 +406,14 @@ def test_nodes_with_different_floors_are_compared_each_with_its_own() -> None:
     assert told == {("n1", "650", "600", "108 %", "floor held"), ("n2", "120", "100", "120 %", "floor held")}
     [drawn] = [picture for picture in sections(run).pictures if picture.id == "measured"]
     assert "120 to 650 TFLOP/s, floor 100 to 600" in str(drawn.shapes)
+
+
+@pytest.mark.parametrize("stack", list_stacks())
+def test_what_a_shipped_stack_measures_is_told_in_words(stack: str) -> None:
+    reference = load_stack(stack).stack.reference
+    if reference is not None and reference.bench is not None:
+        name = metric(reference.bench, [1.0]).name
+        assert figure(name) != name
 
 
 def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
