@@ -297,9 +297,8 @@ def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
             "root", f"of {plural(len(stamped), 'node')} it was not measured in this run, but taken from the stamp"
         )
     if rooted:
-        yield not_checked(
-            "root", "that the list is what lies on the disk: only `envbuild verify` on the node can say so"
-        )
+        says = "that what lies on the disk gives it: only `envbuild verify` on the node can say so"
+        yield not_checked("root", says)
 
 
 @dataclass(frozen=True)

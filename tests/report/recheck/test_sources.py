@@ -52,5 +52,14 @@ def test_a_source_or_patch_that_is_left_out_is_told(change: Callable[[Sources], 
     assert found.startswith(says) and found.endswith(" of the lock left out")
 
 
+def test_where_no_list_of_files_is_there_none_is_spoken_of_as_there() -> None:
+    found = check_contents(samples.evidence(), Attached())
+    root = [each.says for each in found if each.topic == "root"]
+    assert root == [
+        "of 1 node no list of files is there that would give it",
+        "that what lies on the disk gives it: only `envbuild verify` on the node can say so",
+    ]
+
+
 def test_where_no_source_is_told_none_was_compared() -> None:
     assert findings(list.clear) == {"not-checked": [": localhost: none is told, and the lock has some"]}
