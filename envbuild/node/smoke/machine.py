@@ -19,7 +19,7 @@ _CUDA_COPIES = ("copy_host_to_device_gbps", "copy_device_to_host_gbps", "copy_de
 _SLOW = 0.85
 _BUS = "all_reduce_%d_mib_busbw_gbps"
 # Of the peak of its kind, which single cards boost above.
-_IMPOSSIBLE = 1.5
+IMPOSSIBLE = 1.5
 # A floor that names no size is about the largest one that was measured.
 _BUS_LARGEST = "all_reduce_busbw_gbps"
 
@@ -87,7 +87,7 @@ def _impossible(facts: Json, peaks: "dict[str, float]") -> "list[str]":
     found = []
     for index, name in enumerate(facts.get("gpu_names") or []):
         rate, peak = _rate(facts, index), peaks.get(str(name))
-        if peak and rate > _IMPOSSIBLE * peak:
+        if peak and rate > IMPOSSIBLE * peak:
             said = (index, plain(rate), name, plain(peak))
             found.append("GPU %d: %s TFLOP/s cannot be, the peak of %s is %s" % said)
     return found

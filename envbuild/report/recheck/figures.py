@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.model.evidence import Check, Evidence, Metric
+from envbuild.node.smoke.machine import IMPOSSIBLE
 from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
 from envbuild.report.verdict import all_checks, node_checks
+from envbuild.resolve.compat_read import load_compat
 
 # Curves have five digits.
 _ROUNDED = 1e-3
@@ -79,7 +81,17 @@ def _gpus(check: Check) -> Iterator[str]:
             yield f"{metric.name} is {metric.median:g}, and its GPUs have {min(each):g} to {max(each):g}"
 
 
-_MADE_FROM = (_twice, _curve, _speed, _values, _gpus)
+def _peak(check: Check) -> Iterator[str]:
+    """Products of 16 bits that no GPU of these names computes; the smoke test itself refuses them."""
+    names = check.details.get("gpu_names")
+    known = [load_compat().gpu_of(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    peaks = [gpu.dense_tflops for gpu in known if gpu is not None and gpu.dense_tflops is not None]
+    for metric in check.metrics if peaks and len(peaks) == len(known) else ():
+        if metric.name.startswith(("gemm_cuda_bf16", "gemm_cuda_fp16")) and metric.median > IMPOSSIBLE * max(peaks):
+            yield f"{metric.name} is {metric.median:g}, and the peak is {max(peaks):g}"
+
+
+_MADE_FROM = (_twice, _curve, _speed, _values, _gpus, _peak)
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
