@@ -28,6 +28,7 @@ _REQUIRED = re.compile(r"[=<>~!]=\s?([0-9][0-9.]{1,80})")
 _FILE_VERSION = re.compile(r"-([0-9]{1,3}(?:\.[0-9]{1,3}){3})(?![0-9])")
 _DEVICE = re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]{20,40}")
 _ALONE = r"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])"
+_OF_GPU = re.compile(r"([\w.-]{1,253}): GPU [0-9]+ is ")  # the node of a job may stand nowhere else
 _DOMAIN = r"(?:(?:\.[A-Za-z0-9-]{1,63}){1,9}\.[A-Za-z]{2,63})?"  # behind the short name of a host
 _PLAIN = frozenset({"localhost", "local", "root", "user", "envbuild", "none", "linux"})
 _EVERYBODYS = frozenset({"127.0.0.1", "::1"})
@@ -53,7 +54,8 @@ class Publisher:
 
         self._redactor = redactor()
         facts = [node.facts for node in evidence.nodes if node.facts]
-        machines = {name: node.node for node in evidence.nodes if (f := node.facts) for name in (f.hostname, f.node)}
+        machines = {found[1]: found[1] for text in evidence.warnings if (found := _OF_GPU.match(text))}
+        machines |= {name: node.node for node in evidence.nodes if (f := node.facts) for name in (f.hostname, f.node)}
         machines |= {node.node: node.node for node in evidence.nodes}
         # What a shipped stack says of itself names nobody, also where a host or target is called as one of its words.
         stack = load_stack(evidence.stack).stack if evidence.stack in list_stacks() else None

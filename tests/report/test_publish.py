@@ -215,6 +215,13 @@ def test_what_a_machine_calls_itself_is_no_other_node() -> None:
     assert told == [("node-1", "node-1"), ("node-2", "node-2")]
 
 
+def test_a_node_of_a_job_that_only_a_warning_of_its_gpus_names_goes() -> None:
+    warning = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
+    run = evidence(node("localhost"), warnings=[f"x3001: {warning}", f"localhost: {warning}"])
+    assert published(run).warnings == (f"node-1: {warning}", f"localhost: {warning}")
+    assert published(published(run)) == published(run)
+
+
 def test_what_a_shipped_stack_says_keeps_its_words_whatever_the_target_is_called() -> None:
     findings = [each.to_json_dict() for each in load_stack("megatron-alpa").stack.findings]
     told = [{key: each[key] for key in ("id", "severity", "truth", "does")} for each in findings]
