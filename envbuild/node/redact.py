@@ -73,9 +73,10 @@ def looks_secret(name: str, any_key: bool = True) -> bool:
         return True
     if "AUTHORIZATION" in parts:
         return True
-    if "SIZE" in parts:  # MODEL_SIZE_KEY: the row of a table of models
+    if "KEY" not in parts:
         return False
-    return "KEY" in parts and (any_key or bool(_KEY_COMPANIONS.intersection(parts)))
+    # MODEL_SIZE_KEY is the row of a table of models.
+    return bool(_KEY_COMPANIONS.intersection(parts)) or (any_key and "SIZE" not in parts)
 
 
 def _is_version(name: str, value: str) -> bool:
@@ -179,16 +180,13 @@ def _mask_userinfo(match: "re.Match[str]") -> str:
 
 def _secret_values(environ: "Mapping[str, str]", any_key: bool = True) -> "Iterator[str]":
     for name, value in environ.items():
-        if len(value) >= SHORTEST_SECRET and looks_secret(name, any_key) and not _is_harmless(name, value):
-            yield value
+        if len(value) >= SHORTEST_SECRET and looks_secret(name, any_key):
+            if not (_is_file(value) or _is_version(name, value)):
+                yield value
         if "://" in value and "@" in value:
             password = _password(value)
             if len(password) >= SHORTEST_SECRET:
                 yield password
-
-
-def _is_harmless(name: str, value: str) -> bool:
-    return _is_file(value) or _is_version(name, value)
 
 
 def _is_file(value: str) -> bool:
