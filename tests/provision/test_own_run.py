@@ -336,9 +336,8 @@ def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
 WATCHING = """
 import pathlib, sys, time
 from envbuild.provision.gpu_use import watched
-from envbuild.provision.own_run import MARKER
 from envbuild.transport.processes import marker_value
-with watched(pathlib.Path(sys.argv[1]), ["0"], {MARKER: marker_value()}):
+with watched(pathlib.Path(sys.argv[1]), ["0"], {sys.argv[2]: marker_value()}):
     time.sleep(600)
 """
 
@@ -349,11 +348,12 @@ def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> 
     tool.chmod(0o755)
     path, env = tmp_path / "memory/nvidia-smi", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     path.parent.mkdir()
-    with subprocess.Popen([sys.executable, "-c", WATCHING, str(path.parent)], env=env) as search:
+    marker = "ENVBUILD_TEST_RUN"  # a run of another test would end what has its own
+    with subprocess.Popen([sys.executable, "-c", WATCHING, str(path.parent), marker], env=env) as search:
         until(lambda: text_of(path).endswith("\n"))
         search.kill()
     watcher = int(path.read_text())
-    assert watcher in end_orphans(own_run.MARKER, grace=60)
+    assert watcher in end_orphans(marker, grace=60)
     assert not Path(f"/proc/{watcher}/cmdline").exists() or not Path(f"/proc/{watcher}/cmdline").read_bytes()
 
 
