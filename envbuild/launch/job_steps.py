@@ -24,23 +24,27 @@ def job_steps(
     activate: str | None,
     *,
     port: int | None = None,
-    around: Callable[[Launch], Launch] = lambda made: made,
+    around: Callable[[Launch], Launch] | None = None,
 ) -> tuple[Launch, tuple[JobText, ...]]:
     """The launch, and the steps that carry it out in a job; `make` makes the commands for a place.
 
-    `port`: the port that all nodes meet on instead of the job's own. `around`: what is carried out instead of the
-    launch, which stays what is told. Raises EnvbuildError as `make` does.
+    `port`: the port that all nodes meet on instead of the job's own. `around`: makes of the launch, which stays what is
+    told, what is carried out. Raises EnvbuildError as `make` does.
     """
     told = place.model_copy(update={"master": _MASTER, "job": _JOB})
+
+    def steps(made: Launch, told_port: int | None) -> tuple[JobText, ...]:
+        carried = around(made) if around else made
+        return tuple(_filled(step, told_port) for step in steps_of(carried, place.output, activate))
+
     if port is not None:
         made = make(told.model_copy(update={"port": port}))
-        return made, tuple(_filled(step, None) for step in steps_of(around(made), place.output, activate))
+        return made, steps(made, None)
     for one, other in zip(_PORTS[::2], _PORTS[1::2], strict=True):
         # A number in a command is the port when it changes with the port.
         made = make(told.model_copy(update={"port": one}))
-        first = tuple(_filled(step, one) for step in steps_of(around(made), place.output, activate))
-        second = make(told.model_copy(update={"port": other}))
-        if first == tuple(_filled(step, other) for step in steps_of(around(second), place.output, activate)):
+        first = steps(made, one)
+        if first == steps(make(told.model_copy(update={"port": other})), other):
             return made, first
     raise ValueError("these numbers are in the command already: give --port")
 

@@ -17,8 +17,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from envbuild.model.launch import Launch, LaunchFile
+from envbuild.node.protocol import Json
 from envbuild.node.read_text import number
-from envbuild.node.smoke.gpu_state import in_words as others_in_words
+from envbuild.node.smoke.gpu_state import in_words as in_use_in_words
 from envbuild.node.smoke.gpu_state import occupied, questions, watch, watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.node.variables import VISIBLE
@@ -27,7 +28,7 @@ from envbuild.strategy.memory import OUTSIDE
 GIB = 2**30
 _SEEN = "nvidia-smi"  # what it said
 _OTHERS = "others"  # what it said before anything of a job was on the GPUs
-NEXT = "envbuild: next answer"  # between what nvidia-smi said to two questions
+_NEXT = "envbuild: next answer"  # between what nvidia-smi said to two questions
 _NODE = "envbuild: next node"
 _ANSWER = 10  # s that a sick driver has
 _MEMORY = 3  # fields of `Taken`
@@ -55,9 +56,9 @@ class Taken:
     watts: float | None = None
 
 
-def memory_below(output: str) -> str:
+def below(output: str) -> str:
     """The folder of a run elsewhere for what it takes of the GPUs, in that of its output."""
-    return posixpath.join(output, ".memory")
+    return posixpath.join(output, ".gpus")
 
 
 def probed(launch: Launch, folder: str) -> Launch:
@@ -89,39 +90,44 @@ def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
 def watched_in_job(folder: str) -> str:
     """The same on a node of a job, of the GPUs that the job gives it; first, who else uses them, for `others_there`."""
     chosen, rank = f'${{{VISIBLE}:+-i "${VISIBLE}"}}', '"${NODE_RANK:-0}"'
-    asked = [f"timeout {_ANSWER} nvidia-smi {shlex.join(words)} {chosen}" for words in questions(None)]
-    before = f"{{ uname -n; {f'; echo {NEXT}; '.join(asked)}; }} > {shlex.quote(folder)}/{_OTHERS}.{rank}"
-    lines = [
-        f"mkdir -p {shlex.quote(folder)}",
-        f"{before} 2> /dev/null < /dev/null || :",
-        _watching(folder, f"{shlex.join(watch(_FIELDS, _INTERVAL, None))} {chosen}", rank),
-    ]
-    return f'case "${{{VISIBLE}-}}" in *MIG-*) ;; *)\n' + "\n".join(lines) + ";;\nesac\n"
+    words = f"{shlex.join(watch(_FIELDS, _INTERVAL, None))} {chosen}"
+    others = f"{{ uname -n; {ask_others(None, chosen)}; }} > {shlex.quote(folder)}/{_OTHERS}.{rank}"
+    lines = _watching(folder, words, rank, f"{others} 2> /dev/null < /dev/null || :")
+    return f'case "${{{VISIBLE}-}}" in *MIG-*) ;; *)\n{lines};;\nesac\n'
 
 
-def ask_for_others(folder: str) -> str:
-    """Lines for `/bin/sh` that print for `others_there` what nodes of a job have left in the folder."""
-    return f'for file in {shlex.quote(folder)}/{_OTHERS}.*; do cat "$file"; echo {_NODE}; done'
-
-
-def others_there(answer: str) -> list[str]:
-    """Who else used the GPUs of a job when it began, a sentence each, as its nodes answered."""
-    found = []
-    for told in answer.split(f"{_NODE}\n")[:-1]:
-        first, _, processes = told.partition(f"{NEXT}\n")
-        node, _, used = first.partition("\n")
-        found += [f"{node}: {each}" for each in others_in_words(occupied(used, processes))]
-    return found
-
-
-def _watching(folder: str, words: str, rank: str) -> str:
+def _watching(folder: str, words: str, rank: str, *first: str) -> str:
     at = shlex.quote(folder)
     lines = [
         f"mkdir -p {at}",
+        *first,
         f"nvidia-smi {words} > {at}/{_SEEN}.{rank} 2> /dev/null < /dev/null &",
         'trap "kill $! 2> /dev/null || :" EXIT',  # with `set -e` its exit code would be the shell's
     ]
     return "\n".join(lines)
+
+
+def ask_others(devices: Sequence[str] | None, more: str = "") -> str:
+    """What prints for `others` who uses these GPUs (None: all), for `/bin/sh`; `more` words choose them there."""
+    asked = (f"timeout {_ANSWER} nvidia-smi {shlex.join(words)} {more}".rstrip() for words in questions(devices))
+    return f"; echo {_NEXT}; ".join(asked)
+
+
+def others(answer: str) -> list[Json]:
+    """The GPUs in use by what was answered to `ask_others`, as `occupied` has them."""
+    used, _, processes = answer.partition(f"{_NEXT}\n")
+    return occupied(used, processes)
+
+
+def others_there(answer: str) -> list[str]:
+    """Who else used the GPUs of a job when it began, a sentence each, by what `ask_job` printed."""
+    told = (text.partition("\n") for text in answer.split(f"{_NODE}\n")[:-1])
+    return [f"{node}: {each}" for node, _, said in told for each in in_use_in_words(others(said))]
+
+
+def ask_job(folder: str) -> str:
+    """Lines for `/bin/sh` that print for `others_there` and `used_there` what nodes have left, and remove it."""
+    return f'for file in {shlex.quote(folder)}/{_OTHERS}.*; do cat "$file"; echo {_NODE}; done\n{ask_there(folder)}'
 
 
 def ask_there(folder: str) -> str:

@@ -29,19 +29,10 @@ from envbuild.node.protocol import Json
 from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
+from envbuild.provision import gpu_use
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
-from envbuild.provision.gpu_use import (
-    NEXT,
-    Taken,
-    ask_there,
-    memory_below,
-    probed,
-    used,
-    used_there,
-    watched,
-    watched_there,
-)
+from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched, watched_there
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
@@ -117,9 +108,9 @@ class OwnRun:
     hosts: tuple[str, ...] = ()
 
     @property
-    def memory(self) -> str:
+    def gpus(self) -> str:
         """A folder of hosts for what the run takes of their GPUs."""
-        return memory_below(self.output)
+        return gpu_use.below(self.output)
 
 
 def measured_by(prepared: Prepared) -> Bench:
@@ -173,10 +164,10 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
     log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
     if asked.hosts:
-        _carried_out(work, told, replace(asked, launch=probed(asked.launch, asked.memory)), name, log)
-        log.taken = used_there(_glances(work, asked, ask_there(asked.memory)))
+        _carried_out(work, told, replace(asked, launch=probed(asked.launch, asked.gpus)), name, log)
+        log.taken = used_there(_glances(work, asked, gpu_use.ask_there(asked.gpus)))
         return log
-    folder = log.path.with_suffix(".memory")
+    folder = log.path.with_suffix(".gpus")
     asked = replace(asked, launch=probed(asked.launch, str(folder)))
     with watched(folder, _devices(asked), {MARKER: marker_value()}):
         _carried_out(work, told, asked, name, log)
@@ -190,10 +181,8 @@ def _in_use(work: Work, asked: OwnRun) -> Iterator[tuple[str, list[Json]]]:
     if not asked.hosts:
         yield "localhost", gpu_state.in_use(devices)
         return
-    script = f"\necho {NEXT}\n".join(shlex.join(["nvidia-smi", *words]) for words in gpu_state.questions(devices))
-    for host, answer in zip(asked.hosts, _glances(work, asked, script), strict=True):
-        used, _, processes = answer.partition(f"{NEXT}\n")
-        yield host, gpu_state.occupied(used, processes)
+    for host, answer in zip(asked.hosts, _glances(work, asked, gpu_use.ask_others(devices)), strict=True):
+        yield host, gpu_use.others(answer)
 
 
 def _glances(work: Work, asked: OwnRun, script: str) -> list[str]:
@@ -275,7 +264,7 @@ def _started(asked: OwnRun, connection: Connection | None, marker: str) -> Itera
     for rank, session in enumerate([ssh.session(host, connection) for host in asked.hosts]):
         ranked = shlex.quote(f"export NODE_RANK={rank}\n{text}")
         script = _THERE.format(
-            marker=f"{MARKER}={marker}", watch=watched_there(asked.memory, _devices(asked), rank),
+            marker=f"{MARKER}={marker}", watch=watched_there(asked.gpus, _devices(asked), rank),
             seconds=asked.deadline + _SLACK, text=ranked,
         )  # fmt: skip
         yield _shell(session, script, marker)

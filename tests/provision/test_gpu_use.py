@@ -18,7 +18,7 @@ from envbuild.node.variables import VISIBLE
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import (
     Taken,
-    ask_for_others,
+    ask_job,
     ask_there,
     compared,
     in_words,
@@ -189,9 +189,8 @@ def test_who_else_used_the_gpus_of_a_job_is_told_by_node(tmp_path: Path) -> None
     (tmp_path / "others.0").write_text("node0\n")  # its driver did not answer
     for rank, pid in ((1, 7), (2, 0)):
         app = f"GPU-a, {pid}, 9, vi\n" * bool(pid)
-        (tmp_path / f"others.{rank}").write_text(f"node{rank}\n0, GPU-a, 9, 0, Disabled\n{gpu_use.NEXT}\n{app}")
-    text = f"{ask_for_others(str(tmp_path))}\n{ask_there(str(tmp_path))}"
-    done = subprocess.run(["/bin/sh", "-c", text], stdout=-1, check=True, text=True)
+        (tmp_path / f"others.{rank}").write_text(f"node{rank}\n0, GPU-a, 9, 0, Disabled\n{gpu_use._NEXT}\n{app}")
+    done = subprocess.run(["/bin/sh", "-c", ask_job(str(tmp_path))], stdout=-1, check=True, text=True)
     said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
     assert (others_there(done.stdout), used_there([done.stdout])) == ([f"node1: {said}"], Taken())
 

@@ -51,7 +51,7 @@ PRINTS = """
 import glob, os, sys, time, types
 folder = os.path.dirname(sys.argv[-1])
 until = time.monotonic() + 60
-while not any(map(os.path.getsize, glob.glob(folder + "/.memory/nvidia-smi.*"))) and time.monotonic() < until:
+while not any(map(os.path.getsize, glob.glob(folder + "/.gpus/nvidia-smi.*"))) and time.monotonic() < until:
     time.sleep(0.02)
 one, peak = (lambda: 1), (lambda device: 3 << 30)
 cuda = types.SimpleNamespace(is_initialized=one, device_count=one, max_memory_allocated=peak, max_memory_reserved=peak)
@@ -102,7 +102,7 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     assert check["says"].endswith(
         "measured 3.0 GiB in tensors, 3.0 GiB reserved, 5.0 GiB used; GPUs 47 % busy at 1,980 MHz and 310 W"
     )
-    assert not list(Path(folders[1]).glob(".memory"))
+    assert not list(Path(folders[1]).glob(".gpus"))
     said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
     assert done.json["warnings"] == [f"x3001: {said}"]
 

@@ -8,6 +8,7 @@ import posixpath
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -18,16 +19,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
-from envbuild.provision.gpu_use import (
-    Taken,
-    ask_for_others,
-    ask_there,
-    memory_below,
-    others_there,
-    probed,
-    used_there,
-    watched_in_job,
-)
+from envbuild.provision import gpu_use
+from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.submit import finish, run_to_end
@@ -112,17 +105,17 @@ def make_jobs(
     seconds = seconds_of(limit)
 
     def make(place: Place, name: str) -> tuple[Job, Launch]:
-        seen = memory_below(place.output)
+        seen = gpu_use.below(place.output)
         made, texts = job_steps(
             lambda told: launch(stack, profile, asked.values, told),
             place,
             activate,
             port=asked.port,
             # An image may have a PYTHONPATH of its own.
-            around=(lambda told: probed(told, seen)) if watched and not asked.image else (lambda told: told),
+            around=partial(gpu_use.probed, folder=seen) if watched and not asked.image else None,
         )
         if watched:
-            last = texts[-1].model_copy(update={"text": watched_in_job(seen) + texts[-1].text})
+            last = texts[-1].model_copy(update={"text": gpu_use.watched_in_job(seen) + texts[-1].text})
             texts = (*texts[:-1], last)
         steps: list[Step] = list(texts)
         if asked.deadline is not None:
@@ -142,12 +135,11 @@ def taken_by(site: JobSite, output: str) -> tuple[Taken, list[str]]:
 
     Of a node's own disk it says nothing.
     """
-    seen = memory_below(output)
     try:
-        done = site.runner.run(["/bin/sh", "-s"], stdin=f"{ask_for_others(seen)}\n{ask_there(seen)}".encode())
+        done = site.runner.run(["/bin/sh", "-s"], stdin=gpu_use.ask_job(gpu_use.below(output)).encode())
     except EnvbuildError:
         return Taken(), []  # the job has ended, and its log is here
-    return used_there([done.out]), others_there(done.out)
+    return gpu_use.used_there([done.out]), gpu_use.others_there(done.out)
 
 
 def _bounded(site: JobSite, asked: Asked) -> JobSite:
