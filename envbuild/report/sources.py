@@ -6,9 +6,11 @@ A source in the evidence is what the node told (`install`, result `sources`), so
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from packaging.utils import canonicalize_name
 
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.report.verdict import LOOKING
@@ -69,6 +71,13 @@ def source_views(nodes: Sequence[NodeEvidence], verb: str) -> tuple[SourceView, 
     """The sources of nodes that have the same, in their order, after a run of `verb`."""
     names = dict.fromkeys(_text(source.get("name")) for node in nodes for source in node.sources)
     return tuple(_view(name, _holders(nodes, name, verb)) for name in names)
+
+
+def built_names(node: NodeEvidence) -> Iterator[str]:
+    """Names that a package may have which is not locked but built of a source: the source's, and that of its wheel."""
+    for source in node.sources:
+        wheel = str(mapping(source.get("build")).get("wheel", "")).rpartition("/")[2]
+        yield from (canonicalize_name(name) for name in (str(source.get("name")), wheel.partition("-")[0]))
 
 
 def summary(evidence: Evidence) -> list[tuple[str, str]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.evidence import Evidence
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
-from envbuild.report.sources import mapping
+from envbuild.report.sources import built_names
 from envbuild.report.verdict import GOOD, all_checks, of_logs
 from envbuild.text import plural
 
@@ -43,13 +42,6 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     return Badge(
         "Available", "green" if whole else "amber", tuple(says) or ("no hash and no commit is in the evidence",)
     )
-
-
-def built_names(node: NodeEvidence) -> Iterator[str]:
-    """Names that a package may have which is not locked but built of a source: the source's, and that of its wheel."""
-    for source in node.sources:
-        wheel = str(mapping(source.get("build")).get("wheel", "")).rpartition("/")[2]
-        yield from (canonicalize_name(name) for name in (str(source.get("name")), wheel.partition("-")[0]))
 
 
 def _functional(evidence: Evidence) -> Badge:

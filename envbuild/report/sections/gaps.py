@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.report.sections.badges import built_names
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
+from envbuild.report.sources import built_names
 from envbuild.report.view import figure
 from envbuild.text import few, plural
 
