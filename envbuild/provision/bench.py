@@ -15,6 +15,7 @@ from envbuild.launch.benchmark import UNKNOWN, Samples, course_in_words, samples
 from envbuild.launch.recipes import launch
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
+from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench, Reference
 from envbuild.node.smoke.training_log import without_ignored
@@ -31,7 +32,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
-from envbuild.report.claimed import compare, gpus_of, in_words, metric
+from envbuild.report.claimed import Gpus, compare, gpus_of, in_words, metric, named
 from envbuild.strategy.problem import estimated
 from envbuild.text import last_lines, number, plural
 
@@ -40,8 +41,8 @@ _ESTIMATES = ("tensors", "reserved")
 _LAST = 12  # lines of a run that failed, in the evidence
 # What `srun -l` and we put before the line of a node, and behind that torch and torchrun's `--tee` before a rank's.
 _RANKED = re.compile(r"\s*(?:([0-9]{1,6}): )?(?:\[(?:default|rank)?([0-9]{1,6})\])?(?!slurmstepd|srun:).*\S")
-# What shells, srun, torchrun and MPICH's mpiexec write after the cause: that their programs ended, and what else they
-# ended for it.
+# What shells, srun, torchrun, DeepSpeed's launcher and MPICH's mpiexec write after the cause: that their programs
+# ended, and what else they ended for it.
 _ENDED = re.compile(
     r"""\s*(?:[0-9]+:\ )?(?:\[default[0-9]+\]:)?(?:
         (?:srun|slurmstepd(?:-\S+)?):.*(?::\ (?:Exited\b.*|Terminated)|Terminating\ StepId=.*|Job\ step\ aborted:.*|
@@ -51,6 +52,7 @@ _ENDED = re.compile(
         | .*(?:failed\ \(exitcode:\ [0-9]+\)|closing\ signal\ SIG|\ death\ signal,|SignalException:\ Process).*
         | Traceback\ \(most\ recent\ call\ last\):|\ \ .*|\S*ChildFailedError:
         | [=-]{9,}|(?:/.*|\S*)[./][^\s./]*\ FAILED|Failures:|Root\ Cause\ .*|\[[0-9]+\]:
+        | \[[-0-9 :,]+\]\ \[[A-Z]+\]\ \[launch\.py:[0-9]+:sigkill_handler\]\ .*
     )\s*""",
     re.VERBOSE,
 )
@@ -145,7 +147,7 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
         ran, log = trial.launch, trial.run(f"{CHECK} {count}")
         text = log.path.read_text(encoding="utf-8", errors="replace")
         facts = log.facts or facts
-        gpus = gpus_of(facts, ran.nodes * ran.gpus_per_node, rules())
+        gpus = _gpus(log, facts, ran)
         found = samples(told, text, gpus)
         values, left_out, last = values + found.values, left_out + found.warm_up, text
         losses = losses or found.losses
@@ -175,6 +177,12 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
         comparison=found_,
         details=details | ({"only_floors": True} if below else {}),
     )
+
+
+def _gpus(log: Log, facts: NodeFacts | None, ran: Launch) -> Gpus:
+    """Those that a job says it had, else those of the node: what is known of one behind a scheduler is of earlier."""
+    count, names = ran.nodes * ran.gpus_per_node, dict.fromkeys(log.gpus)
+    return named(log.gpus[0], count, rules(), alone=len(names) == 1) if names else gpus_of(facts, count, rules())
 
 
 def _used(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[str, float]:

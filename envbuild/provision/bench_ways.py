@@ -16,6 +16,7 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
+from envbuild.provision import compile_locks
 from envbuild.provision.jobs.facts_cache import facts_file, read_facts
 from envbuild.provision.jobs.launch import Asked, end_of_job, make_jobs, taken_by
 from envbuild.provision.jobs.site import JobSite
@@ -112,12 +113,15 @@ def _in_job(work: Work, told: Bench, site: JobSite, job: Job, output: str, deadl
         for line in text.splitlines():
             show(line)
 
+    # Its home is the nodes' too, mostly.
+    locks = site.runner.run(["/bin/sh", "-s"], stdin=compile_locks.ASK.encode()).out
+    before = [f"{site.login}: {each}" for each in compile_locks.in_words(locks)]
     state, path, ended = end_of_job(work, site, job, say)
     known = read_facts(facts_file(work.prepared.target, site.login))
     facts = next((known[node] for node in state.nodes if node in known), None)
-    taken, others = taken_by(site, output)
-    work.notes += [each for each in others if each not in work.notes]
-    log = Log(path, facts=facts, taken=taken)
+    had = taken_by(site, output)
+    work.notes += [each for each in (*before, *had.others) if each not in work.notes]
+    log = Log(path, facts=facts, gpus=tuple(had.names), taken=had.taken)
     if isinstance(ended, EnvbuildError):
         log.failure = ended.what
     elif ended:

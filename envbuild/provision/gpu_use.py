@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from envbuild.model.launch import Launch, LaunchFile
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import number
 from envbuild.node.smoke.gpu_state import in_words as in_use_in_words
-from envbuild.node.smoke.gpu_state import occupied, questions, watch, watching
+from envbuild.node.smoke.gpu_state import names, occupied, questions, watch, watching
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.node.variables import VISIBLE
 from envbuild.strategy.memory import OUTSIDE
@@ -56,6 +57,14 @@ class Taken:
     watts: float | None = None
 
 
+class OfJob(NamedTuple):
+    """What a job took of its GPUs, who else used them when it began, a sentence each, and their names."""
+
+    taken: Taken
+    others: list[str]
+    names: list[str]
+
+
 def below(output: str) -> str:
     """The folder of a run elsewhere for what it takes of the GPUs, in that of its output."""
     return posixpath.join(output, ".gpus")
@@ -88,7 +97,7 @@ def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
 
 
 def watched_in_job(folder: str) -> str:
-    """The same on a node of a job, of the GPUs that the job gives it; first, who else uses them, for `others_there`."""
+    """The same on a node of a job, of the GPUs that the job gives it; first, which they are and who else uses them."""
     chosen, rank = f'${{{VISIBLE}:+-i "${VISIBLE}"}}', '"${NODE_RANK:-0}"'
     words = f"{shlex.join(watch(_FIELDS, _INTERVAL, None))} {chosen}"
     others = f"{{ uname -n; {ask_others(None, chosen)}; }} > {shlex.quote(folder)}/{_OTHERS}.{rank}"
@@ -119,14 +128,16 @@ def others(answer: str) -> list[Json]:
     return occupied(used, processes)
 
 
-def others_there(answer: str) -> list[str]:
-    """Who else used the GPUs of a job when it began, a sentence each, by what `ask_job` printed."""
-    told = (text.partition("\n") for text in answer.split(f"{_NODE}\n")[:-1])
-    return [f"{node}: {each}" for node, _, said in told for each in in_use_in_words(others(said))]
+def of_job(answer: str) -> OfJob:
+    """What nodes answered to `ask_job`; empty: nothing."""
+    *nodes, last = answer.split(f"{_NODE}\n")
+    told = [text.partition("\n") for text in nodes]
+    in_use = [f"{node}: {each}" for node, _, said in told for each in in_use_in_words(others(said))]
+    return OfJob(used_there([last]), in_use, [name for _, _, said in told for name in names(said.partition(_NEXT)[0])])
 
 
 def ask_job(folder: str) -> str:
-    """Lines for `/bin/sh` that print for `others_there` and `used_there` what nodes have left, and remove it."""
+    """Lines for `/bin/sh` that print for `of_job` what nodes have left, and remove it."""
     return f'for file in {shlex.quote(folder)}/{_OTHERS}.*; do cat "$file"; echo {_NODE}; done\n{ask_there(folder)}'
 
 

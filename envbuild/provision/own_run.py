@@ -25,11 +25,10 @@ from envbuild.model.reference import Bench
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.paths import read_json
-from envbuild.node.protocol import Json
 from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
-from envbuild.provision import gpu_use
+from envbuild.provision import compile_locks, gpu_use
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
 from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched, watched_there
@@ -82,15 +81,16 @@ done 2>/dev/null
 
 @dataclass(slots=True)
 class Log:
-    """What a run printed, and why it failed (empty: it ended well); `facts`: of a node that a job ran it on.
+    """What a run printed, and why it failed (empty: it ended well).
 
-    `taken`: of a job nothing.
+    `facts`: of a node that a job ran it on; `gpus`: the names of those that the job had, where it says them.
     """
 
     path: Path
     failure: str = ""
     late: bool = False
     facts: NodeFacts | None = None
+    gpus: tuple[str, ...] = ()
     taken: Taken = field(default_factory=Taken)
 
 
@@ -175,14 +175,18 @@ def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     return log
 
 
-def _in_use(work: Work, asked: OwnRun) -> Iterator[tuple[str, list[Json]]]:
-    """What others do on the GPUs of a run before it starts, by node; of hosts through connections that are open."""
-    devices = _devices(asked)
-    if not asked.hosts:
-        yield "localhost", gpu_state.in_use(devices)
-        return
-    for host, answer in zip(asked.hosts, _glances(work, asked, gpu_use.ask_others(devices)), strict=True):
-        yield host, gpu_use.others(answer)
+def _before(work: Work, asked: OwnRun) -> list[str]:
+    """What others do on the GPUs of a run that is to start, and what it may wait for, a sentence each."""
+    devices, hosts = _devices(asked), asked.hosts or ("localhost",)
+    if asked.hosts:
+        used = [gpu_use.others(answer) for answer in _glances(work, asked, gpu_use.ask_others(devices))]
+        locks = _glances(work, asked, compile_locks.ASK)
+    else:
+        environment = {**os.environ, **asked.launch.commands[0].environment}
+        used = [gpu_state.in_use(devices)]
+        locks = [proc.run(["/bin/sh", "-c", compile_locks.ASK], timeout=_GRACE, env=environment).out]
+    told = zip(hosts, map(gpu_state.in_words, used), map(compile_locks.in_words, locks), strict=True)
+    return [f"{node}: {each}" for node, busy, locked in told for each in (*busy, *locked)]
 
 
 def _glances(work: Work, asked: OwnRun, script: str) -> list[str]:
@@ -208,8 +212,7 @@ def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) ->
     show = shows(work, told, name)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
-    others = [f"{node}: {each}" for node, rows in _in_use(work, asked) for each in gpu_state.in_words(rows)]
-    work.notes += [each for each in others if each not in work.notes]
+    work.notes += [each for each in _before(work, asked) if each not in work.notes]
     marker = marker_value()
     codes: list[int | None] = [None] * max(1, len(asked.hosts))
     running: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []

@@ -99,6 +99,17 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
     assert checked(log).says.startswith(why)
 
 
+def test_which_gpus_a_job_had_is_what_it_says_whatever_was_known_of_its_node(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LINE * 3)
+    other = facts().model_copy(update={"gpus": (GpuFacts(index=0, name="NVIDIA H200"),)})
+    volta = "Tesla V100-SXM2-16GB"
+    comparison = checked(Log(tmp_path / "log", facts=other, gpus=(volta,) * 4)).comparison
+    assert comparison is not None and (comparison.gpu, comparison.verdict) == (volta, "reproduced")
+    (tmp_path / "log").write_text(LINE.replace("56.0", "132.0") * 3)
+    assert checked(Log(tmp_path / "log", gpus=(volta,) * 4)).status == "failed", "above its peak"
+    assert checked(Log(tmp_path / "log", gpus=(volta, "NVIDIA H200"))).status == "passed", "of two kinds"
+
+
 def test_a_figure_above_the_peak_of_the_gpu_that_ran_it_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(LINE.replace("56.0", "132.0") * 3)
     volta = facts().model_copy(update={"gpus": (GpuFacts(index=0, name="Tesla V100-SXM2-16GB"),)})
@@ -193,6 +204,12 @@ Traceback (most recent call last):
     self.ds_opt_adam.destroy_adam(self.opt_id)
 AttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'
 """
+# As DeepSpeed's launcher ends its ranks; the command is longer.
+DEEPSPEED = """[rank0]: FileNotFoundError: [Errno 2] No such file or directory: '/data/gpt2-vocab.json'
+[2026-11-25 15:27:59,123] [INFO] [launch.py:351:sigkill_handler] Killing subprocess 812
+[2026-11-25 15:27:59,124] [INFO] [launch.py:351:sigkill_handler] Killing subprocess 813
+[2026-11-25 15:27:59,456] [ERROR] [launch.py:357:sigkill_handler] ['/env/bin/python', '-u'] exits with return code = 1
+"""
 MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
 TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:00 DUE TO TIME LIMIT ***"
 
@@ -215,6 +232,8 @@ TIME = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T08:00:0
         (f"{IGNORED}{HYDRA}", IGNORED.splitlines()[0]),
         ("".join(f"0: {line}\n" for line in IGNORED.splitlines()) + CANCELLED, f"0: {IGNORED.splitlines()[0]}"),
         (TORCHRUN, TORCHRUN.splitlines()[0]),
+        (DEEPSPEED, DEEPSPEED.splitlines()[0]),
+        ("".join(f"0: {line}\n" for line in DEEPSPEED.splitlines()) + CANCELLED, f"0: {DEEPSPEED.splitlines()[0]}"),
         ("".join(f"0: {line}\n" for line in TORCHRUN.splitlines()) + CANCELLED, f"0: {TORCHRUN.splitlines()[0]}"),
         ("Terminated\n", "Terminated"),
         (f"0: step 3\nTerminated: loss is NaN\n{CANCELLED}", "Terminated: loss is NaN"),

@@ -22,7 +22,7 @@ from envbuild.provision.gpu_use import (
     ask_there,
     compared,
     in_words,
-    others_there,
+    of_job,
     probed,
     together,
     used,
@@ -184,15 +184,17 @@ def test_in_a_job_it_looks_at_the_gpus_that_the_job_has(tmp_path: Path, devices:
         until(lambda: not alive(int(done.stdout)))
 
 
-def test_who_else_used_the_gpus_of_a_job_is_told_by_node(tmp_path: Path) -> None:
-    assert others_there("") == []
+def test_a_job_tells_which_gpus_it_had_and_who_else_used_them_by_node(tmp_path: Path) -> None:
+    assert of_job("") == (Taken(), [], [])
     (tmp_path / "others.0").write_text("node0\n")  # its driver did not answer
-    for rank, pid in ((1, 7), (2, 0)):
-        app = f"GPU-a, {pid}, 9, vi\n" * bool(pid)
-        (tmp_path / f"others.{rank}").write_text(f"node{rank}\n0, GPU-a, 9, 0, Disabled\n{gpu_use._NEXT}\n{app}")
+    for rank, pid, mig in ((1, 7, "Disabled"), (2, 0, "Enabled")):
+        app, gpu = f"GPU-a, {pid}, 9, vi\n" * bool(pid), f"0, GPU-a, 9, 0, {mig}, NVIDIA H100 80GB HBM3"
+        (tmp_path / f"others.{rank}").write_text(f"node{rank}\n{gpu}\n{gpu_use._NEXT}\n{app}")
+    (tmp_path / "nvidia-smi.1").write_text("30720, Disabled, 96, 1980, 650.00\n")
     done = subprocess.run(["/bin/sh", "-c", ask_job(str(tmp_path))], stdout=-1, check=True, text=True)
     said = "GPU 0 is in use by other processes: pid 7 (vi, 9 MiB); figures may be lower than what it can do"
-    assert (others_there(done.stdout), used_there([done.stdout])) == ([f"node1: {said}"], Taken())
+    names = ["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 MIG"]
+    assert of_job(done.stdout) == (Taken(used=30.0, busy=96, mhz=1980, watts=650), [f"node1: {said}"], names)
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -124,7 +124,7 @@ def on_hosts(
     return work, OwnRun(ONE, None, str(tmp_path / "out"), 600.0, tuple(sessions)), asked
 
 
-USED = ["0, GPU-a, 1810, 100, Disabled", "1, GPU-b, 4, 0, Disabled"]
+USED = ["0, GPU-a, 1810, 100, Disabled, NVIDIA A", "1, GPU-b, 4, 0, Disabled, NVIDIA A"]
 PROCESSES = ["GPU-a, 23104, 1808, /home/a/bin/python"]
 TOLD_USED = (
     "GPU 0 is in use by other processes: pid 23104 (python, 1,808 MiB); figures may be lower than what it can do"
@@ -156,6 +156,30 @@ def test_who_else_uses_the_gpus_of_a_run_is_told_before_it_starts_and_once(
         own_run.carry_out(work, TOLD, OwnRun(ONE, None, str(tmp_path / "out"), 60.0), f"bench {number}")
     assert work.notes == [f"localhost: {TOLD_USED}"]
     assert nvidia_smi.read_text().count("-i 4,5\n") >= 4
+
+
+@pytest.mark.parametrize("hosts", [{}, {"a": ["/bin/sh", "-s"]}])
+def test_a_lock_that_an_ended_run_has_left_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: dict[str, list[str]]
+) -> None:
+    """Every run that compiles waits for it."""
+    (tmp_path / "logs").mkdir()
+    lock = tmp_path / "cpu_adam/lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    work, asked = worked(tmp_path), OwnRun(ONE, None, str(tmp_path / "out"), 60.0)
+    if hosts:
+        work, asked, _ = on_hosts(tmp_path, monkeypatch, hosts)
+    monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
+
+    def glance(_: str, script: bytes, *__: Any) -> str:
+        return subprocess.run(["/bin/sh", "-s"], input=script, stdout=-1, check=False).stdout.decode()
+
+    monkeypatch.setattr(own_run.ssh, "glance", glance)
+    own_run.carry_out(work, TOLD, asked, "bench 1")
+    (told,) = [note for note in work.notes if "torch compiles" in note]
+    assert told.startswith(f"{'a' if hosts else 'localhost'}: 1 lock of what") and str(lock) in told
 
 
 def test_hosts_are_asked_the_same_through_open_connections(

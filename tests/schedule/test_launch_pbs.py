@@ -64,7 +64,7 @@ open(checkpoint, "w").close()
 SMI = """#!/bin/sh
 case "$*" in
 *-lms*) echo 5120, Disabled, 47, 1980, 310.02; exec sleep 600 ;;
-*--query-gpu=index*) echo 0, GPU-a, 1810, 100, Disabled ;;
+*--query-gpu=index*) echo 0, GPU-a, 1810, 100, Disabled, NVIDIA A100-SXM4-80GB ;;
 *--query-compute-apps=*) echo GPU-a, 7, 9, vi ;;
 esac
 """
@@ -95,6 +95,7 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     assert (check["comparison"]["verdict"], world.submitted()) == ("no-claim", ["launch-tiny"] * 2)
     folders = [str(world.prefix / "launches" / f"tiny-{done.json['run']}-{number}") for number in (1, 2)]
     assert sorted(map(str, (world.prefix / "launches").iterdir())) == folders
+    assert check["comparison"]["gpu"] == "NVIDIA A100-SXM4-80GB", "no probe of its node was needed"
     (command,) = check["details"]["launch"]["commands"]
     assert command["argv"][-1].startswith(f"{folders[1]}/"), "what is told is what was run"
     assert "PYTHONPATH" not in command["environment"], "but for what looks on"

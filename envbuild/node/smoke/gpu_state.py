@@ -53,12 +53,13 @@ _END = 5.0  # s that a killed nvidia-smi is waited for
 _FULL = 0.95  # of the memory: the products themselves take some GiB
 _ANSWER = 10.0  # s that a sick driver has to say who uses its GPUs
 _FORMAT = "--format=csv,noheader,nounits"
-_USED = "--query-gpu=index,uuid,memory.used,utilization.gpu,mig.mode.current"
+_USED = "--query-gpu=index,uuid,memory.used,utilization.gpu,mig.mode.current,name"
 _PROCESSES = "--query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name"
 # MiB of a GPU that nobody uses, by kind and driver up to some 600; and of a context, below which 100 % in use is what a
 # driver says that was loaded just now.
 _UNUSED, _CONTEXT = 1024, 256
 _BUSY = 50  # %
+_DIVIDED = "Enabled"  # by MIG
 _TOLD = 3  # processes of a GPU
 # A path with a space in it may name a person where its first word ends.
 _PROGRAM = re.compile(r"(?:/\S*/bin/)?([\w.:+-]{1,40})(?=\s|\Z)")
@@ -155,12 +156,21 @@ def occupied(used: str, processes: str) -> "list[Json]":
             told += [] if size is None else ["{:,.0f} MiB".format(size)]
             on.setdefault(cells[0], []).append("pid %s%s" % (cells[1], " (%s)" % ", ".join(told) if told else ""))
     found = []
-    for line in used.splitlines():
-        cells = [each.strip() for each in line.split(",")]
-        if len(cells) == 5 and cells[0].isdigit() and cells[4] != "Enabled":
-            how = _others(on.get(cells[1], []), number(cells[2]) or 0.0, number(cells[3]) or 0.0)
-            found += [{"index": int(cells[0]), "uuid": cells[1], "how": how}] if how else []
+    for index, uuid, memory, busy, mig, _ in _gpus(used):
+        if mig != _DIVIDED:
+            how = _others(on.get(uuid, []), number(memory) or 0.0, number(busy) or 0.0)
+            found += [{"index": int(index), "uuid": uuid, "how": how}] if how else []
     return found
+
+
+def names(used: str) -> "list[str]":
+    """The name of each GPU, marked where MIG divides it, from the answer to the first question of `occupied`."""
+    return [name + " MIG" * (mig == _DIVIDED) for _, _, _, _, mig, name in _gpus(used)]
+
+
+def _gpus(used: str) -> "list[list[str]]":
+    rows = [[each.strip() for each in line.split(",", 5)] for line in used.splitlines()]
+    return [cells for cells in rows if len(cells) == 6 and cells[0].isdigit()]
 
 
 def _others(named: "list[str]", used: float, busy: float) -> str:

@@ -20,7 +20,7 @@ from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.provision import gpu_use
-from envbuild.provision.gpu_use import Taken
+from envbuild.provision.gpu_use import OfJob
 from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.submit import finish, run_to_end
@@ -130,16 +130,16 @@ def make_jobs(
     return site, place, make
 
 
-def taken_by(site: JobSite, output: str) -> tuple[Taken, list[str]]:
-    """What a watched job took of the GPUs, and who else used them when it began, as its folder on the login host says.
+def taken_by(site: JobSite, output: str) -> OfJob:
+    """What a watched job took of the GPUs, who else used them when it began and which they are, by its own folder.
 
-    Of a node's own disk it says nothing.
+    Of a node's own disk the login host says nothing.
     """
     try:
         done = site.runner.run(["/bin/sh", "-s"], stdin=gpu_use.ask_job(gpu_use.below(output)).encode())
     except EnvbuildError:
-        return Taken(), []  # the job has ended, and its log is here
-    return gpu_use.used_there([done.out]), gpu_use.others_there(done.out)
+        return gpu_use.of_job("")  # the job has ended, and its log is here
+    return gpu_use.of_job(done.out)
 
 
 def _bounded(site: JobSite, asked: Asked) -> JobSite:

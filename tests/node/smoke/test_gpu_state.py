@@ -61,13 +61,13 @@ def test_without_nvidia_smi_there_is_nothing_to_say(tmp_path: Path, monkeypatch:
 
 
 USED = """\
-0, GPU-a, 1810, 100, Disabled
-1, GPU-b, 30720, 0, Disabled
-2, GPU-c, 558, 78, Disabled
-3, GPU-d, 601, 3, Disabled
-4, GPU-e, 3, 100, Disabled
-5, GPU-f, 40000, [N/A], Enabled
-6, GPU-g, 28, 0, [N/A]
+0, GPU-a, 1810, 100, Disabled, NVIDIA A, B
+1, GPU-b, 30720, 0, Disabled, NVIDIA A, B
+2, GPU-c, 558, 78, Disabled, NVIDIA A, B
+3, GPU-d, 601, 3, Disabled, NVIDIA A, B
+4, GPU-e, 3, 100, Disabled, NVIDIA A, B
+5, GPU-f, 40000, [N/A], Enabled, NVIDIA A, B
+6, GPU-g, 28, 0, [N/A], NVIDIA A, B
 """
 PROCESSES = """\
 GPU-a, 23104, 1808, /home/ann b/bin/python train.py --key, secret

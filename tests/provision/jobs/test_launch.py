@@ -61,7 +61,7 @@ def test_of_a_job_whose_login_host_is_gone_since_it_ended_nothing_is_told_of_gpu
         raise EnvbuildError("node-unreachable", "login cannot be reached", exit_code=ExitCode.UNREACHABLE)
 
     lost = replace(site({"idle": 1}), runner=SimpleNamespace(host="login", run=gone))
-    assert launch.taken_by(lost, "/out") == (Taken(), [])
+    assert launch.taken_by(lost, "/out") == (Taken(), [], [])
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, "finished"), (3, "failed")])
