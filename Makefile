@@ -28,12 +28,11 @@ lint: .venv/.ready
 	git ls-files 'containers/**Dockerfile*' | xargs -r .venv/bin/hadolint
 
 generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ agree with what makes them
-	.venv/bin/python docs/make_parsed.py
 	.venv/bin/python docs/make_schemas.py
 	.venv/bin/python docs/make_reference.py
 	.venv/bin/python docs/make_pictures.py
 	.venv/bin/python docs/make_man.py
-	git diff --exit-code -- docs/schemas docs/reference docs/concepts docs/man envbuild/catalog/parsed
+	git diff --exit-code -- docs/schemas docs/reference docs/concepts docs/man
 	.venv/bin/envbuild lock check torch-smoke --offline
 	.venv/bin/envbuild image dockerfile --check
 

@@ -14,18 +14,7 @@ from envbuild import resources
 
 NAME = "envbuild-node.pyz"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have
-# zipimport compiles a module when it is asked where it lies and again when it runs: half of the time of a small verb.
-# Before Python 3.8 it is no Python code and stays as it is.
-_MAIN = """import sys, zipimport
-if hasattr(zipimport, "_get_module_code"):
-    def once(archive, name, get=zipimport._get_module_code, known={}):
-        if (archive.archive, name) not in known:
-            known[archive.archive, name] = get(archive, name)
-        return known[archive.archive, name]
-    zipimport._get_module_code = once
-from envbuild.node.__main__ import main
-sys.exit(main())
-"""
+_MAIN = "import sys\nfrom envbuild.node.__main__ import main\n\nsys.exit(main())\n"
 _PACKAGE = '"""The part of envbuild that runs on nodes."""\n'
 
 

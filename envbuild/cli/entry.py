@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -21,20 +20,14 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not arguments and _COMPLETE not in os.environ:
         return _alone()
-    # Nothing of what is imported is garbage, nor are the facts of a thousand nodes: looking for some after every 700
-    # objects costs a twentieth of a run, and once after 200,000 still a tenth of a large plan.
-    gc.set_threshold(500_000)
     import signal
 
     interrupt = signal.getsignal(signal.SIGINT)
     if argv is None and interrupt is signal.default_int_handler:
         # An interrupt while all is imported ends the process without a traceback: nothing has begun.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Else pydantic reads the metadata of everything that is installed, and would run what calls itself its plugin.
-    if os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__") == "__all__":
-        from envbuild.cli import no_plugins
-
-        no_plugins.install()
+    # Else pydantic would run whatever is installed and calls itself its plugin.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if _COMPLETE in os.environ:
         return _completed(os.environ[_COMPLETE])
     from envbuild.cli.run import run
@@ -48,9 +41,6 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    if argv is None:
-        # Else Python looks through everything once more when it ends: a fifth of the time that `plan` takes.
-        gc.freeze()
     return code
 
 

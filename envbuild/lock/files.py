@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from envbuild.catalog.yaml_load import parsed_data
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import LOCK_VERSION, Lock, canonical_json
 from envbuild.model.stack import Profile
@@ -43,15 +42,11 @@ def read_lock(path: Path) -> Lock:
 @lru_cache(maxsize=4)
 def parse_lock(text: str, name: str) -> Lock:
     """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
-    parsed = parsed_data(text.encode())  # of a shipped one: TOML takes more time than the rest
-    return _validated(lock_json(text, name) if parsed is None else parsed, name)
+    return _validated(_lock_json(text, name), name)
 
 
-def lock_json(text: str, name: str) -> str:
-    """The JSON that the model reads, of the text of a lock file. Raises EnvbuildError:
-
-    `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2).
-    """
+def _lock_json(text: str, name: str) -> str:
+    """The JSON that the model reads. Raises EnvbuildError `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2)."""
     import tomli
 
     try:

@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from envbuild.provision.ansible.inventory import Inventory
 
 _POLL_SECONDS = 0.1
-# Nothing of what Ansible imports is garbage, and little of what it makes: to look for some after every 700 objects is a
-# fifth of a small run.
-_SELDOM_COLLECTS = """\
-import gc, runpy, sys
-gc.set_threshold(500_000)
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 _STATUS: dict[str, TaskStatus] = {
     "runner_on_start": "started",
     "runner_on_ok": "ok",
@@ -183,15 +175,6 @@ class _Collector:
             self._file.flush()
 
 
-def command(program: Path) -> list[str]:
-    """The words that start `ansible-playbook`.
-
-    One of this environment runs in this interpreter, as its first line says; of another one nothing is known.
-    """
-    ours = [sys.executable, "-P", "-c", _SELDOM_COLLECTS] if program.parent == Path(sys.executable).parent else []
-    return [*ours, str(program)]
-
-
 def _run(
     program: Path,
     playbook: Path,
@@ -218,7 +201,7 @@ def _run(
         "cancel_callback": watch,
     }
     runner = init_runner(**arguments)
-    runner.config.command[:1] = command(program)
+    runner.config.command[:1] = [str(program)]
     runner.config.env = without_user_settings(runner.config.env)
     # Settings are only read from a file; these two are the ones that matter. `cancel_callback` is asked once per wait.
     runner.config.pexpect_timeout = _POLL_SECONDS

@@ -20,7 +20,7 @@ from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.provision.ansible import direct
-from envbuild.provision.ansible.adapter import command, find_program, run_playbook
+from envbuild.provision.ansible.adapter import find_program, run_playbook
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
 from envbuild.transport.processes import (
@@ -283,18 +283,6 @@ def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pyte
     with pytest.raises(EnvbuildError) as caught:
         find_program("ansible-playbook")
     assert caught.value.code == "ansible-missing"
-
-
-def test_an_ansible_of_this_interpreter_looks_for_garbage_seldom_and_another_one_is_called_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program, python = tmp_path / "ansible-playbook", tmp_path / "python"
-    program.write_text("import gc, sys\nprint(__name__, gc.get_threshold()[0], sys.argv)\n")
-    assert command(program) == [str(program)]
-    python.symlink_to(sys.executable)
-    monkeypatch.setattr(sys, "executable", str(python))
-    done = subprocess.run([*command(program), "-i", "x"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"__main__ 500000 {[str(program), '-i', 'x']}\n"
 
 
 def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() -> None:
