@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -122,6 +124,58 @@ def test_an_editable_source_drifts_but_not_by_its_generated_files(node: Node, hu
     assert drift["src/lib/lib/__init__.py"] == "changed"
     assert drift["src/lib/lib/planted.py"] == "extra"
     assert not any("version" in path or "helpers" in path for path in drift)
+
+
+NANO = {
+    "model.py": "X = 1\n",
+    "data/shakespeare_char/prepare.py": "import os\nhere = os.path.dirname(os.path.abspath(__file__))\n"
+    "for name in ('input.txt', 'train.bin'):\n    open(os.path.join(here, name), 'w').write('text')\n"
+    "os.makedirs('out', exist_ok=True)\nopen('out/ckpt.pt', 'w').write('weights')\n",
+}
+
+
+def test_d89_data_in_a_source_is_told_and_no_drift_and_what_to_declare(node: Node, hub: Path) -> None:
+    source = pin(hub, "nano", NANO, install="path")
+    environment = node.build(make_variant([], sources=[source]))
+    tree = environment / "src" / "nano"
+    subprocess.run([environment / "bin" / "python", "data/shakespeare_char/prepare.py"], cwd=tree, check=True)
+    result = node.verify(deep=True)
+    assert result["ok"]
+    assert (result["drift"], result["drift_count"]) == ([], 0)
+    stamp = json.loads((environment / ".envbuild" / "stamp.json").read_text())
+    assert result["root"] == stamp["root"], "the root is of the files that were stamped"
+    (added,) = [check for check in result["checks"] if check["name"] == "added-files"]
+    assert added["status"] == "passed"
+    assert added["details"]["deviation"] == "added-files"
+    assert added["details"]["count"] == 3
+    for words in (
+        "3 files that no build made, such as src/nano/data/shakespeare_char/input.txt",
+        "kept on repair",
+        "src/nano: data/ (2 files), out/ (1 file)",
+        '`generated: ["data/**", "out/**"]`',
+    ):
+        assert words in added["says"]
+    (tree / "model.py").write_text("X = 2\n")
+    (tree / "data" / "shakespeare_char" / "prepare.py").unlink()
+    result = node.verify(deep=True)
+    assert not result["ok"]
+    kinds = {each["path"]: each["kind"] for each in result["drift"]}
+    assert kinds == {"src/nano/model.py": "changed", "src/nano/data/shakespeare_char/prepare.py": "missing"}
+
+
+@pytest.mark.parametrize("name", ["torch.py", "fast.so", "torch", "pipe"])
+def test_d89_code_and_links_that_nobody_declared_are_drift(node: Node, hub: Path, name: str, tmp_path: Path) -> None:
+    environment = node.build(make_variant([], sources=[pin(hub, "nano", NANO, install="path")]))
+    planted = environment / "src" / "nano" / name
+    if name == "torch":
+        planted.symlink_to(tmp_path)
+    elif name == "pipe":
+        os.mkfifo(planted)
+    else:
+        planted.write_text("")
+    result = node.verify(deep=True)
+    assert result["drift"] == [{"path": f"src/nano/{name}", "kind": "extra"}]
+    assert not [check for check in result["checks"] if check["name"] == "added-files"]
 
 
 def test_a_path_source_is_on_sys_path_and_builds_in_place(node: Node, hub: Path) -> None:

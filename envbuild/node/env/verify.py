@@ -3,6 +3,7 @@
 It changes nothing that the root covers; where it may, it notes beside the stamp when the contents were last read.
 """
 
+import json
 import os
 import time
 
@@ -10,6 +11,9 @@ from envbuild.node import logs, paths
 from envbuild.node.conda import meta
 from envbuild.node.env import stamp
 from envbuild.node.protocol import Json, NodeError, plural, utc_time
+
+_CODE = (".py", ".pyc", ".so", ".pth")
+_NAMED = 3
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -175,6 +179,11 @@ def _check_files(
         unread = os.path.relpath(str(error.filename or environment), environment)
         return [{"path": unread, "kind": "unreadable"}], None
     now = {path: entry.as_list() for path, entry in entries.items()}
+    added = _added_data(stamped or {}, now, merkle.source_folders(found["sources"]))
+    for path in added:
+        del now[path]
+    if added:
+        _say_added(checks, added, begun)
     root = merkle.root_of(now)
     good = "%s read, root %.12s measured" % (plural(len(now), "file"), root)
     if stamped is None or merkle.root_of(stamped) != found["root"]:
@@ -190,6 +199,40 @@ def _check_files(
         problems = [roots]
     _add(checks, "files", problems, good, begun)
     return drift, root
+
+
+def _added_data(stamped: Json, now: Json, folders: "tuple[str, ...]") -> "list[str]":
+    """Files that scripts wrote into the folders of sources, sorted: data, and nothing that Python would run.
+
+    They are no drift. A link may lead to code, so it is drift until it is declared.
+    """
+    return sorted(
+        path
+        for path in now.keys() - stamped.keys()
+        if path.startswith(folders) and now[path][0] in ("file", "text") and not path.endswith(_CODE)
+    )
+
+
+def _say_added(checks: "list[Json]", added: "list[str]", begun: float) -> None:
+    """A deviation: the files that lie in sources beside their own, and how the stack file declares them."""
+    sources: dict[str, dict[str, int]] = {}
+    for path in added:
+        _src, source, below = path.split("/", 2)
+        top = below.partition("/")[0] + "/" * ("/" in below)
+        counts = sources.setdefault(source, {})
+        counts[top] = counts.get(top, 0) + 1
+    rows = []
+    for source, counts in sources.items():
+        tops = list(counts)[:_NAMED]
+        there = ["%s (%s)" % (top, plural(counts[top], "file")) for top in tops]
+        there += ["%d more" % (len(counts) - _NAMED)] * (len(counts) > _NAMED)
+        patterns = json.dumps([top + "**" * top.endswith("/") for top in tops])
+        rows.append("src/%s: %s. In the stack file, add `generated: %s` to the source %s"
+                    % (source, ", ".join(there), patterns, source))  # fmt: skip
+    says = "%s that no build made, such as %s; not part of the root, kept on repair. %s" % (
+        plural(len(added), "file"), ", ".join(added[:_NAMED]), "; ".join(rows))  # fmt: skip
+    _add(checks, "added-files", [], says, begun)
+    checks[-1]["details"] = {"deviation": "added-files", "count": len(added), "files": added[:20]}
 
 
 def differences(stamped: Json, now: Json) -> "list[dict[str, str]]":

@@ -105,12 +105,20 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
         if node.drift_count
         else "check-failed",
         f"{node.node}: {first.name}: {first.says}{more}",
-        hint=repeat
-        if measured
-        else f"`{_as('provision --repair', command)}` builds it again; `{_as('verify', command)}` names every file",
+        hint=repeat if measured else _what_to_do(node, command),
         exit_code=ExitCode(node.exit or ExitCode.CHECK_FAILED),
     )
     return node.model_copy(update={"error": error.as_dict()})
+
+
+def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
+    """What to do about drift. Files that only lie beside those of a source may be somebody's work."""
+    added = all(each.get("kind") == "extra" and each.get("path", "").startswith("src/") for each in node.drift)
+    repair, names = f"`{_as('provision --repair', command)}`", f"`{_as('verify', command)}` names every file"
+    if added and 0 < node.drift_count == len(node.drift):
+        declare = "declare what runs write: `generated:` of the source in the stack file"
+        return f"{declare}; {repair} builds the environment without these files"
+    return f"{repair} builds it again; {names}"
 
 
 def _log(check: Check) -> str:

@@ -95,6 +95,22 @@ def test_of_a_run_that_failed_its_log_is_named_before_the_command_that_fails_aga
     assert error["hint"] == "read logs/bench-1.log in the folder of the run; again: envbuild bench x"
 
 
+def test_d89_files_beside_those_of_a_source_are_to_be_declared_and_not_built_again() -> None:
+    drift = [{"path": "src/nano/config/mine.py", "kind": "extra"}]
+    error = coded(
+        failed("files", drift=drift, drift_count=1), ("envbuild", "verify"), verb="verify", several=False
+    ).error
+    assert error is not None
+    assert error["hint"].startswith("declare what runs write: `generated:` of the source")
+    assert "builds it again" not in error["hint"]
+    drift += [{"path": "src/nano/model.py", "kind": "changed"}]
+    error = coded(
+        failed("files", drift=drift, drift_count=2), ("envbuild", "verify"), verb="verify", several=False
+    ).error
+    assert error is not None
+    assert "builds it again" in error["hint"]
+
+
 def test_a_drifted_environment_is_repaired_where_it_was_verified() -> None:
     command = ("envbuild", "verify", "--prefix", "/my disk/p", "--stack=./my.yaml", "--quick", "-t", "lab")
     error = coded(failed("files", drift_count=2), command, verb="verify", several=False).error
