@@ -6,6 +6,7 @@ import shlex
 import string
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import cast
 
@@ -15,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError
-from envbuild.hostlist import expand_hosts
+from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.target import Connection
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.schedule.slurm_answers import node_names
 from envbuild.transport.ssh_config import arguments
 from tests.support.need import need
 
@@ -62,6 +64,7 @@ def test_host_lists_expand_in_order_and_without_duplicates(given_hosts: tuple[st
         ("gpu\nx", "host-invalid"),
         ("n[0-99999999999]", "hosts-too-many"),
         ("n[1-9999]m[1-9999]", "hosts-too-many"),
+        ("n[1-99999999]m,n1", "hosts-too-many"),
     ],
 )
 def test_bad_host_lists_are_refused_with_a_code(text: str, code: str) -> None:
@@ -69,6 +72,42 @@ def test_bad_host_lists_are_refused_with_a_code(text: str, code: str) -> None:
         expand_hosts((text,))
     assert caught.value.code in {code, "hosts-invalid"}
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g[-1-99999999]",
+        "g[+1-99999999]",
+        "g[1_0-9999_9999]",
+        "g[\u0661-\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669]",
+        "g[1-2]x[-1-99999999]",
+        "g[1-2]x[1-99999999]",
+        "g[ 1-99999999]",
+        "g[1-99999999/1]",
+        "g[99999999-1]",
+        ",".join(["g[1-20000]"] * 5000),
+        "g" + "[1-9]" * 20_000,
+    ],
+)
+def test_d67_hosts_are_counted_before_they_are_expanded(text: str) -> None:
+    for read in (lambda: expand_hosts([text]), lambda: node_names(text)):  # of a target, and of Slurm
+        began = time.monotonic()
+        with pytest.raises(EnvbuildError) as caught:
+            read()
+        assert time.monotonic() - began < 1
+        assert caught.value.code in {"hosts-invalid", "hosts-too-many"}
+        assert caught.value.exit_code == 2
+        assert len(caught.value.what) < 200
+
+
+@pytest.mark.timeout(10)
+def test_d67_many_names_with_two_numbers_take_no_minutes() -> None:
+    names = [f"g{n}x{n * 7 % 1000}" for n in range(5000)]
+    assert expand_hosts([",".join(names), "g[1-2]"]) == [*names, "g1", "g2"]
+    assert fold_hosts([*names, "g1", "g2"]).endswith(",g[1-2]")
+    assert fold_hosts(["r1n02", "r1n01", "r2n01", "login"]) == "r1n[01-02],r2n01,login"
 
 
 @given(st.text(alphabet=string.printable, max_size=30))
