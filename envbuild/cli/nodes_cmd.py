@@ -176,23 +176,21 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
 @click.command("smoke")
 @place_options
 @engine_option
-@click.option("--cpu-trial", is_flag=True, help="Where no GPU is, try the stack's training script on the CPU.")
 @click.option(
     "--only", multiple=True, metavar="ITEM[/CHECK]", help="Run this part alone, e.g. machine/gemm; repeatable."
 )
 @click.option("--full", is_flag=True, help="Also torch.compile and a GPT of 125 M parameters, on a GPU.")
 @common_options
-def smoke(ui: Ui, /, *, cpu_trial: bool, only: tuple[str, ...], full: bool, **flags: Any) -> int:
+def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
     """Run the smoke benchmarks in the environment in use; exit 1 when one fails, 6 below a floor.
 
-    The CPU trial stands in for CUDA, NCCL and compiled kernels: what it passes may still fail on a GPU. What --only
-    leaves out is named as not checked.
+    What --only leaves out is named as not checked.
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.provision import inspect
 
     prepared, settings = _prepared(ui, flags, ahead=True)
-    settings = replace(settings, cpu_trial=cpu_trial, only=only, full=full)
+    settings = replace(settings, only=only, full=full)
     with RunProgress(ui) as progress:
         return show_evidence(ui, *inspect.smoke(prepared, settings, progress))
 

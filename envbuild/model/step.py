@@ -14,18 +14,16 @@ _FILLED = frozenset({"ranks", "tensor", "data", "batch", "work"})  # node/smoke/
 class Step(StrictModel):
     """What the smoke item `step` runs, one rank a GPU, in a work folder of its own.
 
-    `script` is a path in `source`, a source installed as a path or editable. In `arguments` (`on_cpu`: more of them,
-    for a CPU trial) and `files` (JSON files of the work folder) `{ranks}` is filled in, `{tensor}` (2 for an even
-    number of ranks, else 1), `{data}` (ranks by tensor), `{batch}` (four sequences for each of these) and `{work}`.
-    `data` are synthetic data of that kind in the work folder. `log` says how losses are read, `steps` how many there
-    must be.
+    `script` is a path in `source`, a source installed as a path or editable. In `arguments` and
+    `files` (JSON files of the work folder) `{ranks}` is filled in, `{tensor}` (2 for an even number of ranks, else 1),
+    `{data}` (ranks by tensor), `{batch}` (four sequences for each of these) and `{work}`. `data` are synthetic data of
+    that kind in the work folder. `log` says how losses are read, `steps` how many there must be.
     """
 
     source: Name
     script: RelPath
     launcher: Literal["torchrun", "mpi"] = "torchrun"
     arguments: tuple[Text, ...] = ()
-    on_cpu: tuple[Text, ...] = ()
     environment: dict[EnvName, Text] = {}
     files: dict[Name, dict[str, JsonValue]] = {}
     data: Literal["gpt2"] | None = None
@@ -34,7 +32,7 @@ class Step(StrictModel):
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
-        text = json.dumps([self.arguments, self.on_cpu, self.files])
+        text = json.dumps([self.arguments, self.files])
         unknown = sorted(set(re.findall(r"\{([a-z_]+)\}", text)) - _FILLED)
         if unknown:
             raise ValueError(f"{{{unknown[0]}}} is not a word that is filled in; known: {', '.join(sorted(_FILLED))}")

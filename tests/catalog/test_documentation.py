@@ -53,4 +53,4 @@ def test_the_example_of_a_first_step_loads() -> None:
     [block, _] = examples("launch.md")
     [item] = parse_yaml(block.encode(), "launch.md").data
     step = SmokeItem.from_plain(item).step
-    assert step is not None and (step.source, step.on_cpu, step.steps) == ("trainer", ("--no-fused-adam",), 10)
+    assert step is not None and (step.source, step.steps) == ("trainer", 10)

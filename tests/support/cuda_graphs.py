@@ -51,6 +51,6 @@ class _Capture:
 
 
 def install():
-    """In place of torch's own, which know no processor; after `cpu_trial.install`."""
+    """In place of torch's own, which know no processor; after `fake_cuda.install`."""
     torch.cuda.device, torch.cuda.Stream = _Device, _Stream
     torch.cuda.CUDAGraph, torch.cuda.graph = _Graph, _Capture

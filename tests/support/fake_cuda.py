@@ -1,48 +1,34 @@
-"""For a CPU trial: `torch.cuda` answered by the CPU, NCCL by gloo, compiled kernels by plain torch.
-
-Nothing here says anything about GPUs: it lets a training script run where there is none, so that its imports,
-arguments, data, model, backward pass, optimizer and parallel groups are tried. Installed in the process of a trial and
-nowhere else.
-"""
+"""A fake CUDA: `torch.cuda` answered by the CPU and NCCL by gloo; a text for the folder of the smoke programs."""
 
 import contextlib
 import functools
-import os
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import cpu_kernels
-from .common import torch_version
-
 _MEMORY = 16 * 1024**3  # bytes that the stand-in says it has
 # torch's functions that make a tensor on the device that they are given.
-_FACTORIES = (
-    "arange as_tensor empty empty_like empty_strided eye full full_like linspace ones ones_like rand rand_like "
-    "randint randint_like randn randn_like randperm scalar_tensor tensor zeros zeros_like Generator"
-).split()
+# fmt: off
+_FACTORIES = [
+    "arange", "as_tensor", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "ones",
+    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "scalar_tensor",
+    "tensor", "zeros", "zeros_like", "Generator",
+]
+# fmt: on
 _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 _TYPES = ("Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "BFloat16", "Float", "Double")
 
 
-def install(gpus: int) -> str:
-    """Replace what a script asks of CUDA; `gpus`: of how many it is told. Returns what else must be said."""
-    os.environ.setdefault("DS_IGNORE_CUDA_DETECTION", "1")  # DeepSpeed would ask nvcc which kernels it could compile
-    cpu_kernels.install()
+def install(gpus: int) -> None:
+    """Replace what a script asks of CUDA; `gpus`: of how many it is told."""
     _devices(gpus)
     _memory()
     _random()
     _tensors()
     _collectives()
-    torch.jit.script = lambda function=None, *_, **__: function  # what is fused for a GPU runs as it is written
-    # Nothing is left to fuse, and torch 2.0 and 2.1 refuse to choose this fuser where no GPU is.
-    setattr(torch._C, "_jit_set_nvfuser_enabled", lambda *_: False)  # noqa: B010 - absent from the stubs of torch
-    if torch_version(torch) >= [2, 2]:  # 2.1.0 has no dropout in half precision there
-        return ""
-    _half_as_single()
-    return "half precision ran as single: torch %s lacks parts of it on a CPU" % torch.__version__
 
 
 class _Properties:
@@ -206,27 +192,12 @@ def _tensors() -> None:
     _methods(torch.Tensor.to, torch.Tensor.type, torch.nn.Module.to)
 
 
-def _half_as_single() -> None:
-    torch.half = torch.float16 = torch.float32
-    torch.HalfTensor = torch.cuda.HalfTensor = torch.FloatTensor
-    torch.Tensor.half, torch.nn.Module.half = torch.Tensor.float, torch.nn.Module.float
-    torch._amp_foreach_non_finite_check_and_unscale_ = _unscale
-
-
-def _unscale(gradients: Any, found: Any, inverse: Any) -> None:
-    """What such a torch has for GPUs alone: take the loss scale out of gradients, and say where one is not finite."""
-    for gradient in gradients:
-        if not bool(torch.isfinite(gradient).all()):
-            found.fill_(1)
-        gradient.mul_(inverse)
-
-
 def _methods(move: Any, kind: Any, move_module: Any) -> None:
     """The ways to a device that tensors and modules have."""
 
     def to(self: Any, *args: Any, **more: Any) -> Any:
         first = on_cpu(args[0]) if args and isinstance(args[0], (int, str, torch.device)) else None
-        args = (first,) + args[1:] if first is not None else args
+        args = (first, *args[1:]) if first is not None else args
         return move(self, *args, **dict(more, device=on_cpu(more["device"])) if "device" in more else more)
 
     def module_to(self: Any, *args: Any, **more: Any) -> Any:
@@ -303,7 +274,7 @@ def _gloo(function: Callable[..., Any], first: bool) -> Callable[..., Any]:
     def call(*args: Any, **more: Any) -> Any:
         more.pop("device_id", None)
         if first and args:
-            args = ("gloo",) + args[1:]
+            args = ("gloo", *args[1:])
         elif first or more.get("backend") is not None:
             more["backend"] = "gloo"
         more.pop("pg_options", None)

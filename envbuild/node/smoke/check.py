@@ -13,8 +13,8 @@ __all__ = ["Clock", "Part", "Spec", "bus_bandwidth", "plain", "plural"]
 class Spec:
     """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
 
-    def __init__(self, environment: str, variant: Json, cuda: bool, trial: bool = False) -> None:
-        """`variant` is the lock variant as JSON; `trial`: without GPUs the item `step` is tried on the CPU."""
+    def __init__(self, environment: str, variant: Json, cuda: bool) -> None:
+        """`variant` is the lock variant as JSON."""
         self.only = ()  # type: tuple[str, ...]
         self.gpus = 0  # that the target is to have; 0: not said
         self.peaks = {}  # type: dict[str, float]  # dense TFLOP/s of 16 bits, verified, by name of GPU
@@ -22,7 +22,6 @@ class Spec:
         self.environment = environment
         self.variant = variant
         self.cuda = cuda
-        self.trial = trial and not cuda
         self.variables = dict(variant.get("environment") or {})
         # What was imported well in the layer that an image is built on, and is not imported again.
         self.imported: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     def work() -> Json:
         check_there(environment)
-        spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")), bool(args.get("cpu_trial")))
+        spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
         spec.imported = tuple(args.get("imported") or ())
         spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
         spec.peaks, spec.links = dict(args.get("peaks") or {}), dict(args.get("links") or {})
@@ -139,7 +139,7 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
     elif item["name"] == "extensions":
         parts = extensions.run(spec, scratch, clock)
     elif item["name"] == "step":
-        if not spec.cuda and not spec.trial:
+        if not spec.cuda:
             return []  # said by `gaps`
         parts = [step.run(spec, scratch, clock, dict(item["step"]))]
     elif item["name"] == "full":

@@ -1,7 +1,7 @@
 """Smoke item `step`: the stack's own training script takes a few steps on synthetic data, and its loss must fall.
 
-It runs on all GPUs that are there, one rank each. A CPU trial runs two ranks behind `programs/cpu_trial.py` and says
-what it did not run. The item's `step` has the script, its words and how its log is read (`model/step.py`).
+It runs on all GPUs that are there, one rank each. The item's `step` has the script, its words and how
+its log is read (`model/step.py`).
 """
 
 import json
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAME = "smoke/step"
-TRIAL = "smoke/step-cpu-trial"
-NOT_RUN = "CPU trial: kernels, NCCL and copies not run"
-_TRIAL_RANKS = 2
 _KEPT = 1024 * 1024  # bytes of each rank's output: a script prints its arguments before its losses
 _SHOWN = 4000  # characters of it in the evidence of a failure
 _NAME = re.compile(r"\{([a-z_]+)\}")
@@ -44,7 +41,7 @@ _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
 
 def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> "Part":
     """The check."""
-    part = Part(NAME if spec.cuda else TRIAL)
+    part = Part(NAME)
     ranks = _ranks(spec, scratch, clock, step)
     if ranks < 1:
         part.failures.append("no GPU is visible")
@@ -62,10 +59,6 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> "Part":
     finally:
         shutil.rmtree(work, ignore_errors=True)
     _judge(part, outcomes, step, ranks, clock)
-    if not spec.cuda:
-        more = str(outcomes[0].facts().get("stand_ins") or "")
-        part.details["not_run"] = "%s; %s" % (NOT_RUN, more) if more else NOT_RUN
-        part.says = "%s; %s" % (part.details["not_run"], part.says)
     return part.stop()
 
 
@@ -92,10 +85,8 @@ def fill(content: "Any", values: Json) -> "Any":
 
 def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> int:
     """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
-    ranks = _TRIAL_RANKS
-    if spec.cuda:
-        asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left(), alone=True)[0]
-        ranks = int(asked.facts().get("gpus") or 0)
+    asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left(), alone=True)[0]
+    ranks = int(asked.facts().get("gpus") or 0)
     return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
 
 
@@ -106,21 +97,17 @@ def _mpiexec(spec: "Spec") -> "str | None":
 def _start(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, values: Json) -> "list[Outcome]":
     """Start all ranks and wait for them; one outcome for each process that was started here."""
     tree = os.path.join(spec.environment, "src", str(step["source"]))
-    words = list(step.get("arguments") or []) + ([] if spec.cuda else list(step.get("on_cpu") or []))
     request: Json = {
         "tree": tree,
         "script": os.path.join(tree, str(step["script"])),
-        "words": [str(word) for word in fill(words, values)],
+        "words": [str(word) for word in fill(list(step.get("arguments") or []), values)],
         "work": values["work"],
-        "trial": not spec.cuda,
         "ranks": values["ranks"],
     }
     child = child_environment(spec.environment, spec.variables, scratch.path)
     child = {key: value for key, value in child.items() if not key.startswith(_FOREIGN)}
     child.update({key: str(value) for key, value in (step.get("environment") or {}).items()})
     child.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(values["ranks"])})
-    if not spec.cuda:
-        child.update({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
     argv = program(scratch, spec.environment, "step")
     if step.get("launcher") == "mpi":
         return _with_mpi(spec, scratch, clock, request, child, argv)

@@ -33,8 +33,8 @@ class Settings:
     `playbook`: with Ansible on this machine too, not only on others; `jobs`: compile jobs at once on a node;
     `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an interrupt also ends the job that the run
     waits for; `script`: the plan is only printed, so no job may be submitted for it; `batches`: how many nodes at a
-    time, and how many may fail; `cpu_trial`: where no GPU is, the smoke item `step` is tried on the CPU; `only`: what
-    of the smoke test is run (`ITEM`, `ITEM/CHECK`; nothing: all); `full`: the smoke item `full` too.
+    time, and how many may fail; `only`: what of the smoke test is run (`ITEM`, `ITEM/CHECK`; nothing: all);
+    `full`: the smoke item `full` too.
     """
 
     runs_root: Path
@@ -48,7 +48,6 @@ class Settings:
     cancel_job: bool = False
     batches: Batches = field(default_factory=Batches)
     script: bool = False
-    cpu_trial: bool = False
     only: tuple[str, ...] = ()
     full: bool = False
     command: tuple[str, ...] = ()

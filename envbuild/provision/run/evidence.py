@@ -145,7 +145,7 @@ def _only(command: Sequence[str], name: str) -> list[str]:
     """The command of `smoke` for one check, in the place of what it was for."""
     pairs = zip(("", *command), command, strict=False)
     kept = [word for before, word in pairs if before != "--only" and word.partition("=")[0] != "--only"]
-    return [*kept, "--only", name.removeprefix("smoke/").removesuffix("-cpu-trial")]
+    return [*kept, "--only", name.removeprefix("smoke/")]
 
 
 def failed_node(

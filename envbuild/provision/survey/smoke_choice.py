@@ -1,4 +1,4 @@
-"""What a command line chooses of the smoke test: `--only`, `--full` and `--cpu-trial`."""
+"""What a command line chooses of the smoke test: `--only` and `--full`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def as_asked(prepared: Prepared, settings: Settings, args: Mapping[str, Any]) ->
         **args,
         "items": [*args["items"], *([full] if settings.full or FULL in settings.only else [])],
         "only": list(settings.only),
-        "cpu_trial": settings.cpu_trial,
         "gpus": prepared.target.expects.gpus_per_node or 0,
         "peaks": {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops and gpu.note.firm},
         "links": {name: gpu.nvlink / 2 for name, gpu in named if gpu.nvlink},

@@ -53,7 +53,6 @@ def test_a_failed_check_has_a_code_and_the_next_command(node: NodeEvidence, code
     [
         ("smoke/machine/gemm", (), "--only machine/gemm"),
         ("smoke/nodes/all-reduce", (), "--only nodes/all-reduce"),
-        ("smoke/step-cpu-trial", ("--cpu-trial",), "--cpu-trial --only step"),
         ("smoke/training", ("--only", "machine", "--only=training"), "--only training"),
     ],
 )

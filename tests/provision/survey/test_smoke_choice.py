@@ -1,4 +1,4 @@
-"""`smoke --cpu-trial`, `--only` and `--full` reach the node program on every way to it."""
+"""`smoke --only` and `--full` reach the node program on every way to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.provision.survey.test_up_to_date import prepared
 ONLY = ("full",)
 
 
-def asked(args: dict[str, Any]) -> tuple[bool, list[str], bool]:
-    """The three choices as a request has them."""
-    return args["cpu_trial"], args["only"], args["items"][-1]["name"] == "full"
+def asked(args: dict[str, Any]) -> tuple[list[str], bool]:
+    """The two choices as a request has them."""
+    return args["only"], args["items"][-1]["name"] == "full"
 
 
 class Asked(Exception):  # noqa: N818 - no error: what was asked
@@ -37,44 +37,39 @@ class Way:
         raise Asked(question.args(variant, {}))
 
 
-@pytest.mark.parametrize("trial", [True, False])
-def test_the_question_to_an_environment_has_the_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: bool
-) -> None:
+def test_the_question_to_an_environment_has_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "route_of", lambda _: Way())
-    settings = Settings(tmp_path / "runs", cpu_trial=trial, only=ONLY, full=True)
+    settings = Settings(tmp_path / "runs", only=ONLY, full=True)
     with pytest.raises(Asked) as caught:
         inspect.smoke(prepared(prefix=str(tmp_path / "p")), settings, _Silent())
-    assert asked(caught.value.args[0]) == (trial, ["full"], True)
+    assert asked(caught.value.args[0]) == (["full"], True)
 
 
-@pytest.mark.parametrize("trial", [True, False])
-def test_the_requests_of_jobs_and_images_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: bool) -> None:
+def test_the_requests_of_jobs_and_images_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared(prefix=str(tmp_path / "p"))
     work: Any = SimpleNamespace(
-        prepared=ready, settings=Settings(tmp_path, cpu_trial=trial, only=ONLY, full=True), run=SimpleNamespace(id="r")
+        prepared=ready, settings=Settings(tmp_path, only=ONLY, full=True), run=SimpleNamespace(id="r")
     )
     site: Any = SimpleNamespace(nodes=1)
     request = jobs._requests(work, site, ("/p/envs/demo", ready.lock.variants[0], {}))
-    assert asked(request["smoke"]["args"]) == (trial, ["full"], True)
+    assert asked(request["smoke"]["args"]) == (["full"], True)
     image = SimpleNamespace(environment="/p/envs/demo", variant=ready.lock.variants[0])
     monkeypatch.setattr(images, "wanted", lambda _: image)
-    assert asked(images.asks_of(work, "smoke")) == (trial, ["full"], True)
-    assert "cpu_trial" not in images.asks_of(work, "verify")
+    assert asked(images.asks_of(work, "smoke")) == (["full"], True)
 
 
 def test_the_command_line_gives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[object] = []
 
     def smoke(_: Any, settings: Settings, __: Any) -> Any:
-        seen.append((settings.cpu_trial, settings.only, settings.full))
+        seen.append((settings.only, settings.full))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(inspect, "smoke", smoke)
     place = ["--target", "local", "--prefix", str(tmp_path / "p")]
-    for flags in ([], ["--cpu-trial", "--full"], ["--only", "machine/gemm", "--only", "training"]):
+    for flags in ([], ["--full"], ["--only", "machine/gemm", "--only", "training"]):
         main(["smoke", *place, *flags])
-    assert seen == [(False, (), False), (True, (), True), (False, ("machine/gemm", "training"), False)]
+    assert seen == [((), False), ((), True), (("machine/gemm", "training"), False)]
 
 
 def test_a_name_that_the_stack_does_not_have_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:

@@ -55,12 +55,6 @@ def _run(request: Request, script: str) -> None:
     if code:
         _leave(code)
     channel.done()
-    if args["trial"]:
-        # What the end of the interpreter would do: without it MPICH leaves its shared memory behind.
-        mpi = sys.modules.get("mpi4py.MPI")
-        if mpi is not None and not mpi.Is_finalized():
-            mpi.Finalize()
-        _leave(0)  # gloo's threads may abort a process that ends while others do
 
 
 def _leave(code: int) -> Any:
@@ -76,11 +70,6 @@ def main() -> None:
     args = request.args
     os.environ.update(args["variables"])
     os.chdir(args["work"])
-    if args["trial"]:
-        from . import cpu_trial
-
-        request.channel.stage("preparing the CPU trial")
-        request.channel.facts({"stand_ins": cpu_trial.install(int(args["ranks"]))})
     script = str(args["script"])
     sys.argv = [script] + [str(word) for word in args["words"]]
     sys.path[0] = os.path.dirname(script)  # in the place of the programs' own folder
