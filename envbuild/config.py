@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from envbuild.catalog.manifest_file import read_manifest
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
+from envbuild.text import unsafe
 
 PROJECT_FILE = "envbuild.toml"
 SYSTEM_FILE = Path("/etc/envbuild/config.toml")
@@ -203,7 +204,7 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 10**9:
             return float(value)
         raise _invalid(key, origin, "must be a number of seconds, 0 or more")
-    if not isinstance(value, str) or not value or any(ord(c) < 32 or ord(c) == 127 for c in value):
+    if not isinstance(value, str) or not value or unsafe(value):
         raise _invalid(key, origin, "must be text on one line")
     if entry.kind == "choice" and value not in entry.choices:
         raise _invalid(key, origin, f"must be one of {', '.join(entry.choices)}", did_you_mean(value, entry.choices))

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import HOST
 from envbuild.model.target import HostSource
-from envbuild.text import grouped, printable
+from envbuild.text import grouped, visible
 
 MAX_HOSTS = 20_000
 _ENDS = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
@@ -100,7 +100,7 @@ def _count(pattern: str) -> int:
 
 def _bad_hosts(text: str, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "hosts-invalid", f"cannot read the host list {text[:80]!r}", why=printable(why), hint="an example: nid[001-064]"
+        "hosts-invalid", f"cannot read the host list {text[:80]!r}", why=visible(why), hint="an example: nid[001-064]"
     )
 
 

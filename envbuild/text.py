@@ -1,11 +1,13 @@
-"""Small helpers for what people read: the ends of texts, and what is alike said once."""
+"""What text may hold and how it is shown, the one definition of it; small helpers for what people read."""
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
+from unicodedata import category
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -13,14 +15,85 @@ Key = TypeVar("Key", bound=Hashable)
 SHOWN = 500  # characters of what a program said
 
 
-def printable(text: str) -> str:
-    """The text with a mark in the place of every character that a terminal could take for a command."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+# Cc: control characters; Cf: BiDi controls and zero-width characters; Cs: halves of surrogate pairs; Zl, Zp: separators
+# of lines and paragraphs, at which `splitlines` breaks a line as it does at U+0085, and pip with it.
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Never shown as they are: also what has no meaning (Co, Cn), and letters and marks that are invisible.
+_HIDDEN = _UNSAFE | {"Co", "Cn"}
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+# Soft hyphen and joiners belong to words of some languages, and to emoji.
+_PROSE = frozenset("\n\t\u00ad\u200c\u200d")
+_NOT_ASCII = re.compile("[^ -~]")
+_LINE_END = re.compile(r"\r+(?=\n|\Z)")
+
+
+def unsafe(text: str, *, prose: bool = False) -> re.Match[str] | None:
+    """The first character that manifests, locks and addresses must not hold; None: there is none.
+
+    `prose`: line feeds, tabs, soft hyphens and joiners are allowed.
+    """
+    for match in _NOT_ASCII.finditer(text):
+        char = match[0]
+        # The last two code points of each plane are no characters, whatever version of Unicode this Python knows.
+        if (category(char) in _UNSAFE or ord(char) & 0xFFFE == 0xFFFE) and not (prose and char in _PROSE):
+            return match
+    return None
+
+
+def unsafe_at(data: Any) -> str | None:
+    """The path of the first key or text in parsed data that is `unsafe`, such as `variant.0.id`; None without one."""
+    if isinstance(data, str):
+        return "" if unsafe(data, prose=True) else None
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        below = "" if isinstance(key, str) and unsafe(key) else unsafe_at(value)
+        if below is not None:
+            return ".".join(filter(None, [visible(str(key)), below]))
+    return None
+
+
+def visible(text: str, *, keep_newlines: bool = False) -> str:
+    """The text with every character that is not safe to show written as an escape (`\\x1b`, `\\u202e`).
+
+    Line feeds and tabs become spaces; line feeds stay with `keep_newlines`. The carriage return that ssh ends its lines
+    with goes.
+    """
+    return _NOT_ASCII.sub(_shown_lines if keep_newlines else _shown, _LINE_END.sub("", text))
+
+
+def _shown_lines(match: re.Match[str]) -> str:
+    return "\n" if match[0] == "\n" else _shown(match)
+
+
+def _shown(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in "\n\t":
+        return " "
+    if category(char) not in _HIDDEN and char not in _INVISIBLE:
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def visible_data(value: Any) -> Any:
+    """`visible` for every string (keys included) of JSON-like data; newlines stay where text has several lines."""
+    if isinstance(value, str):
+        return visible(value, keep_newlines=True)
+    if isinstance(value, dict):
+        return {visible(str(key)): visible_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [visible_data(item) for item in value]
+    return value
+
+
+def comment(text: str) -> str:
+    """A comment of a script, a lock or a requirements file: one line that nothing in the text ends."""
+    return "# " + " ".join(visible(text).split())
 
 
 def last_lines(text: str) -> str:
-    """The end of what a program said, in one line of printable characters."""
-    return printable("; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:])
+    """The end of what a program said, in one line of visible characters."""
+    return visible("; ".join(line.strip() for line in text.splitlines() if line.strip())[-SHOWN:])
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

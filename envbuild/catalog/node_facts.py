@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.facts import NodeFacts
+from envbuild.text import visible
 
 _LARGEST = 64_000_000
 
@@ -61,13 +63,13 @@ def _find(ref: str) -> Path:
 
 
 def _each_text_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """For `json.loads`: equal texts of an object become one object; JSON gives every GPU of a fleet its own."""
-    once = dict[str, str]().setdefault
+    """For `json.loads`: equal texts of an object become one object, `visible`; JSON gives every GPU its own."""
+    once = lru_cache(None)(partial(visible, keep_newlines=True))
 
     def hook(plain: dict[str, Any]) -> dict[str, Any]:
         for key, value in plain.items():
             if value.__class__ is str:
-                plain[key] = once(value, value)
+                plain[key] = once(value)
         return plain
 
     return hook

@@ -19,6 +19,7 @@ import yaml
 
 from envbuild.catalog.manifest_file import MAX_BYTES, read_manifest, refuse, too_large
 from envbuild.errors import EnvbuildError
+from envbuild.text import unsafe
 
 MAX_DEPTH = 40
 MAX_NODES = 50_000
@@ -31,9 +32,7 @@ _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_A_NUMBER = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _NUMBERS_BEGIN = frozenset("+-.0123456789")
-_HALF = re.compile("[\ud800-\udfff]")
-# What YAML 1.2 does not call printable, and the byte order mark.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
+_REMOVE = "remove it; text has no control characters, invisible characters or line separators"
 # Longer integers do not survive a round trip through JSON in other programs.
 _LONGEST_INT = 18
 
@@ -207,8 +206,9 @@ class _Reader:
     def scalar(self, event: Any) -> str | int | float | bool | None:
         """The text, number, boolean or None of one scalar."""
         value: str = event.value
-        if not value.isascii() and _HALF.search(value):
-            raise self.refusal("manifest-encoding", event, "half of a surrogate pair, not a character")
+        bad = unsafe(value, prose=True)
+        if bad:
+            raise self.refusal("manifest-encoding", event, _not_allowed(bad), _REMOVE)
         if event.tag is None and event.implicit[0]:
             return self.plain_scalar(event)
         tag = "str" if event.tag in (None, "!") else event.tag.removeprefix(_CORE)
@@ -281,10 +281,14 @@ def _decoded(content: bytes, name: str) -> str:
         column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
         problem = f"byte 0x{content[error.start]:02x} is not valid UTF-8"
         raise refuse("manifest-encoding", name, line, column, problem, "save it as UTF-8") from None
-    bad = _UNPRINTABLE.search(text)
+    text = text.replace("\r\n", "\n")
+    bad = unsafe(text, prose=True)
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
         column = bad.start() - text.rfind("\n", 0, bad.start())
-        problem = f"control character U+{ord(bad.group()):04X}"
-        raise refuse("manifest-encoding", name, line, column, problem, "remove it, or write it as an escape in quotes")
+        raise refuse("manifest-encoding", name, line, column, _not_allowed(bad), _REMOVE)
     return text
+
+
+def _not_allowed(bad: re.Match[str]) -> str:
+    return f"the character U+{ord(bad[0]):04X} is not allowed"

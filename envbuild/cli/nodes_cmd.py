@@ -91,7 +91,7 @@ def show_probed(ui: Ui, target: Target, facts: dict[str, NodeFacts], errors: dic
 
 def _facts_lines(facts: dict[str, Any]) -> list[str]:
     """The facts of one node that people look for first."""
-    from envbuild.report.text import visible
+    from envbuild.text import visible
 
     prefix = facts["prefix"]
     rows = {

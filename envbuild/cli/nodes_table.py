@@ -9,8 +9,8 @@ from itertools import groupby
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.report.text import visible
 from envbuild.resolve.node_classes import NodeClass, group
+from envbuild.text import visible
 
 Line = tuple[str, str]
 """text and style, as `Ui.lines` prints it"""

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextI
 import click
 
 from envbuild.errors import EnvbuildError, ExitCode, exit_of
+from envbuild.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +43,7 @@ class Ui(NamedTuple):
     def result(
         self,
         data: dict[str, Any] | Callable[[], dict[str, Any]],
-        human: Callable[[], RenderableType | str],
+        human: Callable[[], str],
         *,
         verbatim: bool = False,
         wrapped: bool = False,
@@ -57,12 +58,7 @@ class Ui(NamedTuple):
             write_json(data() if callable(data) else data)
             return
         shown = human()
-        if not isinstance(shown, str):
-            console = self.stdout_console()
-            with console.capture() as captured:
-                console.print(shown)
-            shown = captured.get()
-        shown = shown if verbatim else _redacted(shown)
+        shown = shown if verbatim else _shown(shown)
         shown = fitted(shown, sys.stdout) if wrapped else shown
         sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
 
@@ -76,17 +72,17 @@ class Ui(NamedTuple):
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         width = shutil.get_terminal_size((100, 24)).columns
         for line, style in human(max(80, width)):
-            text = _redacted(line)
+            text = _shown(line)
             sys.stdout.write((_styled(text, style) if colour else text) + "\n")
 
     def note(self, text: str) -> None:
         """What stands on stderr unless `--quiet`, redacted; on a terminal its lines are broken between words."""
         if not self.quiet:
-            say(fitted(_redacted(text), sys.stderr))
+            say(fitted(_shown(text), sys.stderr))
 
     def warn(self, text: str) -> None:
         """One warning line on stderr, also under `--quiet`."""
-        say(fitted(f"warning: {_redacted(text)}", sys.stderr))
+        say(fitted(f"warning: {_shown(text)}", sys.stderr))
 
     def exit_of(self, errors: Mapping[str, EnvbuildError]) -> ExitCode:
         """The one exit code for the errors of nodes; with `--debug` their tracebacks on stderr."""
@@ -94,12 +90,6 @@ class Ui(NamedTuple):
             for error in errors.values():
                 print_traceback(error)
         return exit_of(errors)
-
-    def stdout_console(self) -> Console:
-        """A rich console for results."""
-        from rich.console import Console
-
-        return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), **self._rich_colour())
 
     def stderr_console(self) -> Console:
         """A rich console for progress and notes."""
@@ -118,7 +108,7 @@ def write_json(data: dict[str, Any]) -> None:
     # Evidence names its own schema, and is read again as it is printed.
     head = {} if "schema_version" in data else {"schema": JSON_SCHEMA}
     document = {**head, **redact_data(data)}
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
@@ -164,7 +154,7 @@ def print_error(error: EnvbuildError) -> None:
     lines = []
     for label, text, style in told:
         # Colours come after the lines are broken: escapes take no room on them.
-        line = fitted(_redacted(f"{label} {_safe(text)}"), sys.stderr)
+        line = fitted(_shown(f"{label} {text}"), sys.stderr)
         lines.append(line.replace(label, _styled(label, style), 1) if colour and line.startswith(label) else line)
     say("\n".join(lines))
 
@@ -173,7 +163,7 @@ def print_traceback(error: EnvbuildError) -> None:
     """Where its cause was raised, else the error itself: on stderr, redacted."""
     import traceback
 
-    say(_redacted("".join(traceback.format_exception(error.__cause__ or error))).rstrip())
+    say(_shown("".join(traceback.format_exception(error.__cause__ or error))).rstrip())
 
 
 def print_error_json(error: EnvbuildError) -> None:
@@ -189,20 +179,11 @@ def _styled(text: str, style: str) -> str:
     return click.style(text, fg=colours[0] if colours else None, bold=bold, dim=dim)
 
 
-def _safe(text: str) -> str:
-    """Without terminal escapes and BiDi controls: the text may come from a node or a file."""
-    return "".join(
-        c
-        if c in "\n\t" or (c.isprintable() and not 0x202A <= ord(c) <= 0x202E and not 0x2066 <= ord(c) <= 0x2069)
-        else f"\\u{ord(c):04x}"
-        for c in text
-    )
-
-
-def _redacted(text: str) -> str:
+def _shown(text: str) -> str:
+    """Redacted, and harmless to a terminal: the text may come from a node or a file."""
     from envbuild.redact import redact_text
 
-    return redact_text(text)
+    return visible(redact_text(text), keep_newlines=True)
 
 
 def fitted(text: str, stream: TextIO) -> str:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, columns, common_options
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from envbuild.model.patch import Patch
 
 
@@ -33,15 +31,8 @@ def list_(ui: Ui) -> None:
     ui.result(data, lambda: _table(list(patches.values())))
 
 
-def _table(patches: list[Patch]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("patch", "commits", "what it does"):
-        table.add_column(heading, no_wrap=heading != "what it does")
-    for one in patches:
-        table.add_row(one.name, str(len(one.tried)), one.summary)
-    return table
+def _table(patches: list[Patch]) -> str:
+    return columns([("patch", "commits", "what it does"), *((p.name, str(len(p.tried)), p.summary) for p in patches)])
 
 
 @patch.command("apply")

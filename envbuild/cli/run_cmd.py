@@ -164,7 +164,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 def _story(found: RunDir, files: list[str]) -> str:
     """The journal, one line an event; what nodes said does nothing to a terminal."""
-    from envbuild.report.text import visible
+    from envbuild.text import visible
 
     lines = [f"{found.id}  {found.status}", f"{found.path}  ({', '.join(files)})", ""]
     lines += [_line(event) for event in found.journal.events]

@@ -22,6 +22,7 @@ from envbuild.container.instructions import (
 )
 from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError
+from envbuild.text import unsafe, visible
 
 _WIDTH = 118
 WHEELHOUSE = (
@@ -154,7 +155,10 @@ def _lines(instruction: Instruction) -> list[str]:
 def comment_lines(text: str, indent: str = "") -> list[str]:
     """Comment lines after `indent`, no longer than the others."""
     begin = f"{indent}# "
-    return [begin + line for line in textwrap.wrap(" ".join(text.split()), _WIDTH - len(begin), break_on_hyphens=False)]
+    return [
+        begin + line
+        for line in textwrap.wrap(" ".join(visible(text).split()), _WIDTH - len(begin), break_on_hyphens=False)
+    ]
 
 
 def _run(run: Run) -> list[str]:
@@ -186,7 +190,7 @@ def quoted(value: str, prepend_to: str | None = None, begin: str = "") -> str:
     Raises EnvbuildError `dockerfile-value` (exit 2) for a value with a line break or another control character, which
     a Dockerfile cannot hold.
     """
-    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+    if unsafe(value):
         raise EnvbuildError(
             "dockerfile-value",
             f"a Dockerfile cannot hold the value {value[:60]!r}",

@@ -54,7 +54,7 @@ def as_junit(image: str, found: dict[str, Any]) -> str:
 
     from envbuild.model.evidence import Check
     from envbuild.report.formats.junit import suite
-    from envbuild.report.text import visible_data
+    from envbuild.text import visible_data
 
     image, found = visible_data(redact_data([image, found]))
     checks = [Check.from_plain(each) for each in (*found["checks"], *found.get("smoke", {}).get("checks", []))]

@@ -15,7 +15,7 @@ from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import Target
 from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition
-from envbuild.text import few, printable
+from envbuild.text import few, visible
 
 # An environment with torch is some 6 GB and 60,000 files.
 LEAST_BYTES = 10e9
@@ -315,7 +315,7 @@ def _few(names: list[str]) -> str:
 
 
 def _last(text: str) -> str:
-    """The last line that says something, printable."""
+    """The last line that says something, visible."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = re.sub(r"\A\w+: (error: )?", "", lines[-1])[:300] if lines else ""
-    return printable(said)
+    return visible(said)

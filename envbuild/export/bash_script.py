@@ -11,12 +11,12 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.export import bash_required, steps
-from envbuild.export.bash_sources import comment, needs_of, quote, sources
+from envbuild.export.bash_sources import needs_of, quote, sources
 from envbuild.lock.unpinned import CODE
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.node.paths import EPOCH
-from envbuild.text import grouped, plural
+from envbuild.text import comment, grouped, plural, visible
 
 _HEADER = """\
 #!/usr/bin/env bash
@@ -70,7 +70,7 @@ def render_script(plan: Plan, lock: Lock) -> str:
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `conda-in-a-script` (exit 7).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
-    parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", comment(title))]
+    parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", visible(title))]
     groups = list(grouped(plan.nodes, lambda node: node.environment).values())
     if not groups:
         return (
@@ -122,7 +122,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         if step.kind == "fetch":
             raise _first_use(step)
     requests = {step.kind: step.request for step in first.steps if step.request is not None}
-    lines = [f"# For {comment(', '.join(node.node for node in nodes))}", f"{name}() {{"]
+    lines = [comment(f"For {', '.join(node.node for node in nodes)}"), f"{name}() {{"]
     if first.nothing_to_do:
         lines.append(f"  printf 'nothing to do: %s is there and in use\\n' {quote(first.environment)}")
         return "\n".join([*lines, "}", ""])
@@ -174,7 +174,7 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
     ]
     if variant.interpreter.kind == "standalone":
         build = f"{variant.interpreter.name} (sha256 {variant.interpreter.sha256})"
-        lines.append(f"  # The interpreter is the standalone build {comment(build)}, unpacked under tools/.")
+        lines.append(f"  # The interpreter is the standalone build {visible(build)}, unpacked under tools/.")
     lines += [
         '  [ -x "$python" ] || fail "there is no interpreter at $python" 7',
         '  [ ! -e "$environment" ] || fail "$environment is there already; remove it first" 7',

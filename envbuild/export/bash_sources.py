@@ -9,6 +9,7 @@ from typing import Any
 
 from envbuild.export import steps
 from envbuild.model.lock import LockedSource, Variant
+from envbuild.text import visible
 
 quote = shlex.quote
 
@@ -63,11 +64,6 @@ editable() {
 """
 
 
-def comment(text: str) -> str:
-    """Text that stays on the line of its comment."""
-    return " ".join(text.split())
-
-
 def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     """For the head of a script: what else it needs, in words, the check of that, and functions for builds."""
     every = [source for variant in variants for source in variant.sources]
@@ -111,7 +107,7 @@ def _source(source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
     folder = f"{above}/{quote(source.name)}"
     lines = [
         "",
-        f"  # {source.name} at {source.commit[:12]}" + (f" ({comment(source.ref)})" if source.ref else ""),
+        f"  # {source.name} at {source.commit[:12]}" + (f" ({visible(source.ref)})" if source.ref else ""),
         f"  local folder={folder}",
     ]
     for tree in steps.trees(source):

@@ -10,6 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.unpinned import conda_unrecorded
 from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.lock import Variant, canonical_json
+from envbuild.text import comment
 
 Channels = Mapping[str, Sequence[str]]
 
@@ -21,7 +22,7 @@ def explicit(variant: Variant, header: Sequence[str], channels: Channels) -> str
     """
     conda = _recorded(variant)
     left = [f"not in this file: {package.name}=={package.version} of pip" for package in variant.packages]
-    lines = [f"# {line}" for line in (*header, *left, f"platform: {SUBDIRS[variant.platform]}")]
+    lines = [comment(line) for line in (*header, *left, f"platform: {SUBDIRS[variant.platform]}")]
     lines.append("@EXPLICIT")
     lines += [f"{_address(each, channels)}#sha256:{each.sha256}" for each in conda.packages]
     return "\n".join(lines) + "\n"
@@ -50,7 +51,7 @@ def conda_lock(variant: Variant, header: Sequence[str], channels: Channels, whee
         "sources": ["environment.yml"],
     }
     text: str = yaml.safe_dump({"version": 1, "metadata": metadata, "package": rows}, sort_keys=False, width=1000)
-    return "".join(f"# {line}\n" for line in header) + text
+    return "".join(f"{comment(line)}\n" for line in header) + text
 
 
 def _row(name: str, version: str, manager: str, platform: str, url: str, sha256: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.resolve.named_variant import named_variant
+from envbuild.text import comment, visible
 
 FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx")
 
@@ -70,7 +71,7 @@ def export_lock(
                 raise hash_unrecorded(item)
     places = places or Places()
     if format == "requirements":
-        lines = [f"# {line}" for line in _header(lock, variant)]
+        lines = [comment(line) for line in _header(lock, variant)]
         lines += map(requirement, variant.packages)
         return "\n".join(lines) + "\n"
     if format == "cyclonedx":
@@ -159,7 +160,7 @@ def _pylock(lock: Lock, variant: Variant, where: Mapping[str, Mapping[str, str]]
 
     document = tomlkit.document()
     for line in _header(lock, variant):
-        document.add(tomlkit.comment(line))
+        document.add(tomlkit.comment(visible(line)))
     document.add("lock-version", tomlkit.item("1.0"))
     machine = ARCHITECTURES[variant.platform]
     document.add("environments", tomlkit.item([f"sys_platform == 'linux' and platform_machine == '{machine}'"]))

@@ -194,7 +194,7 @@ def _ended(error: EnvbuildError) -> Exit:
 def _say(text: str) -> None:
     """One or several lines, redacted and harmless for a terminal."""
     from envbuild.redact import redact_text
-    from envbuild.report.text import visible
+    from envbuild.text import visible
 
     sys.stdout.write(visible(redact_text(text), keep_newlines=True) + "\n")
 

@@ -17,7 +17,7 @@ from envbuild.kit import manifest
 from envbuild.kit.manifest import LARGEST, LARGEST_ALL, LARGEST_MANIFEST, MOST_FILES, NAME, REPORT, Manifest
 from envbuild.report.recheck.finding import Finding, checked, problem
 from envbuild.report.recheck.opened import read_attachment
-from envbuild.report.text import visible
+from envbuild.text import visible
 
 _PATH = re.compile(manifest.PATH)
 

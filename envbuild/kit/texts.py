@@ -17,8 +17,8 @@ from envbuild.model.stack import Stack
 from envbuild.report.render import harmless, template
 from envbuild.report.sections import every
 from envbuild.report.sources import summary as source_summary
-from envbuild.report.text import visible
 from envbuild.report.view import gibibytes, make_view, seconds
+from envbuild.text import visible
 
 TEXTS = README, APPENDIX, CITATION, SOURCES = "README.md", "APPENDIX.md", "CITATION.cff", "sources.json"
 # Ended by `timeout` in any case, so that "under 30 minutes" holds.

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from envbuild.model.launch import Command, Launch, LaunchFile
+from envbuild.text import comment
 
 WIDTH = 110
 # Ends with the script, however that ends: then the pipe that it reads from is closed.
@@ -35,25 +36,22 @@ def render(launch: Launch, activate: str | None = None) -> str:
         lines += [*file_lines(file), ""]
     many = len(launch.commands) > 1
     for command in launch.commands:
-        lines += [f"# on node {command.node}"] if many else []
+        lines += [comment(f"on node {command.node}")] if many else []
         lines += [*_command(command, activate), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _head(launch: Launch) -> Iterator[str]:
-    yield f"# {launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
-    yield "# " + ", ".join(f"{name} {value}" for name, value in launch.degrees.items())
+    yield comment(
+        f"{launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
+    )
+    yield comment(", ".join(f"{name} {value}" for name, value in launch.degrees.items()))
     for default in launch.defaults:
-        yield _comment(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
+        yield comment(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
     for deviation in launch.deviations:
-        yield _comment(f"{deviation.finding}: {deviation.does}")
+        yield comment(f"{deviation.finding}: {deviation.does}")
     for note in launch.notes:
-        yield _comment(f"note: {note}")
-
-
-def _comment(text: str) -> str:
-    # A value may come from a user or a file; a line end in it must not begin a command.
-    return "# " + " ".join(text.split())
+        yield comment(f"note: {note}")
 
 
 def file_lines(file: LaunchFile) -> Iterator[str]:

@@ -14,6 +14,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.lock import LOCK_VERSION, Lock, canonical_json
 from envbuild.model.stack import Profile
 from envbuild.node import paths
+from envbuild.text import unsafe_at
 
 if TYPE_CHECKING:
     from tomlkit.items import InlineTable, Table
@@ -56,6 +57,10 @@ def _lock_json(text: str, name: str) -> str:
             "lock-syntax", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"
         ) from error
     _check_version(data, name)
+    bad = unsafe_at(data)
+    if bad is not None:
+        why = f"{bad}: control characters, invisible characters and line separators are not allowed"
+        raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=why, hint="create it again")
     try:
         return json.dumps(_with_model_names(data), separators=(",", ":"), ensure_ascii=False)
     except (TypeError, ValueError) as error:  # dates, nan and inf, which TOML has and a lock has not

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from envbuild.node.variables import may_set
+from envbuild.text import unsafe
 
 
 def mistakes(error: ValidationError) -> list[str]:
@@ -40,17 +41,25 @@ class StrictModel(BaseModel):
 
 HOST = re.compile(r"\A[A-Za-z0-9_](?:[A-Za-z0-9._:-]{0,252}[A-Za-z0-9_])?\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def _no_control(value: str) -> str:
-    if _CONTROL.search(value):
-        raise ValueError("control characters (newline, NUL, escape) are not allowed")
+def plain_line(value: str) -> str:
+    """A name, path, address or requirement as it is. Raises ValueError for a character that nobody sees."""
+    return _without(unsafe(value), value)
+
+
+def _prose_line(value: str) -> str:
+    return _without(unsafe(value, prose=True) or re.search(r"[\n\t]", value), value)
+
+
+def _without(bad: re.Match[str] | None, value: str) -> str:
+    if bad:
+        raise ValueError(f"control characters, invisible ones and line separators are not allowed: U+{ord(bad[0]):04X}")
     return value
 
 
 def _rel_path(value: str) -> str:
-    _no_control(value)
+    plain_line(value)
     parts = value.split("/")
     if not value or value.startswith(("/", "-", "~")) or ".." in parts or "" in parts:
         raise ValueError("must be a relative path without '..', empty parts, leading '-' or '~'")
@@ -58,7 +67,7 @@ def _rel_path(value: str) -> str:
 
 
 def _abs_path(value: str) -> str:
-    _no_control(value)
+    plain_line(value)
     if not value.startswith("/") or ".." in value.split("/"):
         raise ValueError("must be an absolute path without '..'")
     return value
@@ -71,7 +80,7 @@ def _host_name(value: str) -> str:
 
 
 def _git_url(value: str) -> str:
-    _no_control(value)
+    plain_line(value)
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh"):
         raise ValueError("must be an https:// or ssh:// URL (other git transports can run commands)")
@@ -88,7 +97,7 @@ def _git_url(value: str) -> str:
 
 
 def _https_url(value: str) -> str:
-    _no_control(value)
+    plain_line(value)
     parts = urlsplit(value)
     if parts.scheme not in ("https", "http", "file"):
         raise ValueError("must be an http(s):// or file:// URL")
@@ -111,7 +120,7 @@ def settable(name: str, *, site: bool = False) -> str:
     return name
 
 
-Text = Annotated[str, AfterValidator(_no_control)]
+Text = Annotated[str, AfterValidator(_prose_line)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 PackageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$")]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]

@@ -10,6 +10,7 @@ from pydantic import ConfigDict
 
 from envbuild.model.common import StrictModel
 from envbuild.node.variables import VISIBLE
+from envbuild.text import visible_data
 
 
 class _Fact(StrictModel):
@@ -163,6 +164,11 @@ class NodeFacts(_Fact):
     probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares with the
     login host, where the prefix lies on a disk of its own; no probe says it, the target does.
     """
+
+    @classmethod
+    def from_plain(cls, data: Any) -> Self:
+        """Facts of a node's answer, what no reader sees in its texts (control characters and the like) escaped."""
+        return super().from_plain(visible_data(data))
 
     protocol: int
     node: str

@@ -8,7 +8,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from envbuild.model.common import Commit, Flavour, Name, PythonVersion, RelPath, StrictModel, Text
+from envbuild.model.common import Commit, Flavour, Name, PythonVersion, RelPath, StrictModel, Text, plain_line
 
 Severity = Literal["wrong", "stale", "unpinned", "trap", "note"]
 _TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
@@ -52,8 +52,8 @@ def _specifier(value: str) -> str:
     return value
 
 
-RequirementText = Annotated[Text, AfterValidator(_requirement)]
-SpecifierText = Annotated[Text, AfterValidator(_specifier)]
+RequirementText = Annotated[str, AfterValidator(plain_line), AfterValidator(_requirement)]
+SpecifierText = Annotated[str, AfterValidator(plain_line), AfterValidator(_specifier)]
 
 
 class _AtCommit(StrictModel):

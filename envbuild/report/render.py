@@ -21,8 +21,8 @@ from envbuild.node import paths
 from envbuild.redact import redact_data
 from envbuild.report import equality, page, view
 from envbuild.report.sections import every
-from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, unbroken, visible_data
-from envbuild.text import number, plural
+from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, unbroken
+from envbuild.text import number, plural, visible_data
 
 if TYPE_CHECKING:
     import jinja2

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 
 from envbuild.schedule.job import Job, JobText
+from envbuild.text import comment
 
 # Below the ports that Linux gives to outgoing connections (32768 and up), above the well-known ones.
 PORT_BASE, PORT_RANGE = 10000, 20000
@@ -40,8 +41,8 @@ def _quote(text: str) -> str:
 
 def head(job: Job, directives: Iterable[str], told: str = "") -> list[str]:
     """What the file begins with: bash, as a login shell where modules are loaded (a site makes `module` there)."""
-    first = [f"#!/bin/bash{' -l' if job.modules else ''}", f"# {job.name}: {job.cost()}.{told}"]
-    return [*first, *directives, *(f"# warning: {text}" for text in job.warnings()), ""]
+    first = [f"#!/bin/bash{' -l' if job.modules else ''}", comment(f"{job.name}: {job.cost()}.{told}")]
+    return [*first, *directives, *(comment(f"warning: {text}") for text in job.warnings()), ""]
 
 
 def around(job: Job, directives: Iterable[str], program: str, text: str) -> str:

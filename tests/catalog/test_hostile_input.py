@@ -50,6 +50,10 @@ TARGET = {
 FACTS = json.loads((resources.catalog() / "facts" / "azure-nd96.json").read_text())
 LOCK = (resources.lockfiles() / "torch-smoke.exact.lock.toml").read_text()
 LONG = "9" * 5000
+# C0 and C1 controls, those at which `splitlines` breaks lines, BiDi, zero width, a tag, half a surrogate pair.
+UNSAFE = (
+    "\x00\x07\x0b\x0c\r\x1b\x1c\x1d\x1e\x7f\x85\x9b\x9d\u061c\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\U000e0041\ud800"
+)
 DEEP = "[" * 20_000
 
 
@@ -153,3 +157,53 @@ def test_d26_a_full_disk_is_try_again_wherever_it_comes_up(
         made.write_json(made.plan, {})
     assert (caught.value.code, caught.value.exit_code) == ("run-directory-unwritable", 75)
     assert [path.name for path in made.path.iterdir() if path.is_file()] == []
+
+
+def _with(data: Any, place: tuple[Any, ...], value: str) -> Any:
+    data = copy.deepcopy(data)
+    inner = data
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return data
+
+
+@pytest.mark.parametrize("char", UNSAFE)
+def test_d64_d71_no_text_of_a_stack_a_target_a_lock_or_a_setting_has_hidden_characters(
+    tmp_path: Path, char: str
+) -> None:
+    escape = f"\\U{ord(char):08x}"  # of TOML
+    stack = json.dumps(_with(STACK, ("summary",), f"a{char}b"))
+    marker = f"six>=1; platform_version != '{char}evilpkg @ file:///x.whl{char}#'"
+    provides = json.dumps(_with(STACK, ("profiles", "exact", "bases", 0, "provides", 0), marker))
+    git = json.dumps(_with(STACK, ("profiles", "exact", "sources", 0, "git"), f"https://h.example/x{char}--index=y"))
+    target = json.dumps(_with(TARGET, ("environment", "SITE_A"), f"a{char}b"))
+    for text, load in ((stack, load_stack), (provides, load_stack), (git, load_stack), (target, load_target)):
+        path = tmp_path / "given.yaml"
+        path.write_text(text)
+        with pytest.raises(EnvbuildError) as caught:
+            load(str(path))
+        assert caught.value.exit_code == 2
+        assert not set(UNSAFE) & set(str(caught.value) + caught.value.why)
+    if char != "\ud800":  # TOML has no half characters
+        with pytest.raises(EnvbuildError) as caught:
+            parse_lock(LOCK.replace('stack = "', f'"a{escape}b" = "x"\nstack = "', 1), "lock")
+        assert (caught.value.code, caught.value.exit_code) == ("lock-invalid", 2)
+        (tmp_path / "envbuild.toml").write_text(f'profile = "a{escape}b"')
+        with pytest.raises(EnvbuildError) as caught:
+            load_config(cwd=tmp_path, environ={})
+        assert (caught.value.code, caught.value.exit_code) == ("config-invalid", 2)
+
+
+def test_d64_joiners_are_for_prose_alone(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        json.dumps(_with(STACK, ("summary",), "co\u00adoperate \U0001f469\u200d\U0001f4bb"), ensure_ascii=False)
+    )
+    assert load_stack(str(path)).stack.summary.startswith("co\u00adoperate")
+    for place in (("packages", 0), ("constraints", 0), ("bases", 0, "provides", 0)):
+        text = "six>=1; platform_version != 'a\u200db'"
+        path.write_text(json.dumps(_with(STACK, ("profiles", "exact", *place), text)))
+        with pytest.raises(EnvbuildError) as caught:
+            load_stack(str(path))
+        assert caught.value.exit_code == 2

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from envbuild.cli.nodes_cmd import show_evidence
-from envbuild.cli.output import Ui, columns, comments_fitted, failures, fitted, print_error, text_width
+from envbuild.cli.output import Ui, columns, comments_fitted, failures, fitted, print_error, text_width, write_json
 from envbuild.errors import EnvbuildError
 from envbuild.provision.run.run_dir import RunDir
 from tests.report.samples import evidence, node
@@ -108,3 +108,19 @@ def test_the_error_of_a_summary_is_not_said_again_on_the_same_terminal(
     assert show_evidence(Ui(), evidence(failed, exit=1), RunDir(tmp_path)) == 1
     assert isinstance(sys.stdout, Terminal) and isinstance(sys.stderr, io.StringIO)
     assert sys.stdout.getvalue().count("error[gone]") == 1 and sys.stderr.getvalue().count("error[gone]") == times
+
+
+HOSTILE = "a\x9b31m\x9d0;pwn\x9c\x85\u202e\u2028\x1b[2J\ud800b"
+
+
+def test_d71_what_a_terminal_or_a_page_shows_has_no_hidden_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    ui = Ui()
+    ui.result({}, lambda: HOSTILE)
+    ui.lines({}, lambda width: [(HOSTILE, "")])
+    ui.note(HOSTILE)
+    ui.warn(HOSTILE)
+    print_error(EnvbuildError("a-code", HOSTILE, why=HOSTILE, hint=HOSTILE))
+    write_json({HOSTILE: HOSTILE})
+    shown = "".join(capsys.readouterr())
+    assert set(HOSTILE) & set(shown) <= set("a31m0;pwn[2Jb")
+    assert shown.count("pwn") == 9

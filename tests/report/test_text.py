@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.report import sources, view
-from envbuild.report.text import markdown_block, markdown_code, markdown_text, visible
+from envbuild.report.text import markdown_block, markdown_code, markdown_text
+from envbuild.text import visible
 
 
 @pytest.mark.parametrize(

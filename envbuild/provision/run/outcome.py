@@ -10,7 +10,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.run.evidence import all_well, first_error
-from envbuild.report.text import visible
+from envbuild.text import visible
 
 LONGEST = 200  # characters of what a node says on a line
 

@@ -17,7 +17,7 @@ from envbuild.node.read_text import json_lines
 from envbuild.provision.run.outcome import LONGEST, Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
-from envbuild.report.text import visible, visible_data
+from envbuild.text import visible, visible_data
 
 LIMIT = 8 * 1024 * 1024
 TAIL = 2000  # bytes of a node's file: some seconds of it

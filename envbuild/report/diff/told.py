@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from envbuild.model.evidence import Evidence
 from envbuild.report import equality, render
 from envbuild.report.diff.compare import Change, compare
-from envbuild.report.text import visible
 from envbuild.report.verdict import make_verdict
-from envbuild.text import plural
+from envbuild.text import plural, visible
 
 _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", "")}
 

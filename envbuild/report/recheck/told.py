@@ -8,8 +8,7 @@ from typing import Any
 
 from envbuild.report.recheck.finding import Finding, Kind
 from envbuild.report.recheck.opened import Opened
-from envbuild.report.text import visible
-from envbuild.text import plural
+from envbuild.text import plural, visible
 
 _KINDS: tuple[tuple[Kind, str, str, str], ...] = (
     ("problem", "Does not hold", "✗", "bold red"),
