@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import redact
-from envbuild.redact import MASK, Redactor, looks_secret, redact_data, redact_text
+from envbuild.node.redact import Redactor
+from envbuild.redact import MASK, looks_secret, redact_data, redact_text
+from tests.support.canary import SECRET_NAMES
 
 PLAIN = Redactor({})
 CANARY = "c4nary/Value+with=odd&chars"
@@ -86,9 +88,35 @@ def test_secret_names(name: str) -> None:
     assert looks_secret(name)
 
 
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_d68_the_variables_that_people_keep_secrets_in_are_masked_by_value_and_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert looks_secret(name)
+    assert Redactor({name: "c4nary-value"}).text("it printed c4nary-value\n") == f"it printed {MASK}\n"
+    assert PLAIN.data({"environment": {name: "4711"}}) == {"environment": {name: MASK}}
+    for text in (f"{name}=4711", f"export {name}='4711'", f'{{"{name}": "4711"}}'):
+        assert "4711" not in PLAIN.text(text)
+    monkeypatch.setattr(redact, "_LEARNED", set())
+    redact.learn({"environment": {name: "c4nary-value", "MY_KEY": "c4nary-of-a-key"}})
+    assert redact_text("c4nary-value c4nary-of-a-key") == f"{MASK} {MASK}"
+
+
+def test_d68_fields_and_packages_that_are_named_by_ordinary_words_are_told() -> None:
+    data = {"pass": "of 3", "auth": "by key", "pin": "2.1.0", "dsn": "x", "google-auth": "see its page", "KEY": "a row"}
+    assert PLAIN.data(data) == data
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "I_MPI_PIN",
+        "KMP_SPIN",
+        "OLDPWD",
+        "NVLINK_BYPASS",
+        "AUTHOR",
+        "COMPASS",
+        "GIT_AUTHOR_NAME",
         "PATH",
         "PWD",
         "TOKENIZERS_PARALLELISM",

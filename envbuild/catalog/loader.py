@@ -19,6 +19,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import HostSource, Target
+from envbuild.redact import learn
 
 MAX_EXTENDS = 8
 PLACEHOLDER_HOST = "<your-hosts>"
@@ -80,6 +81,7 @@ def load_stack(ref: str) -> LoadedStack:
     document = read_yaml(path)
     _need_mapping(document, "stack")
     data = as_stack(document, path) if is_environment(document.data) else document.data
+    learn(data)
     return LoadedStack(ref, validated(Stack, data, document), path, shipped=not is_path(ref))
 
 
@@ -106,6 +108,7 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
         data.pop(key, None)
         if key in own:
             data[key] = own[key]
+    learn(data)
     target = validated(Target, _merged(data, overrides or {}), *documents)
     loaded = LoadedTarget(ref, target, path, shipped=not is_path(ref), documents=tuple(documents))
     if not template:

@@ -67,6 +67,7 @@ def show(ui: Ui, target: str | None) -> None:
     """Show TARGET after its `extends:`: a shipped name or the path of a file (default: the configured one)."""
     from envbuild.catalog.loader import is_template, load_target
     from envbuild.config import load_config
+    from envbuild.redact import redact_data
 
     loaded = load_target(target or load_config().target, template=True)
     data = loaded.target.to_json_dict()
@@ -75,7 +76,7 @@ def show(ui: Ui, target: str | None) -> None:
     if template:
         ui.note("this is a template: extend it and say what stands in <angle brackets>")
     result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
-    ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _text(data)]))
+    ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _text(redact_data(data))]))
 
 
 @target.command("init")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from envbuild.plan.node_steps import Inputs, environment_path
 from envbuild.plan.planner import make_plan
 from envbuild.provision.contact.rattler_tool import LEAST_PYTHON
 from envbuild.provision.contact.toolchain import BOOTSTRAP_PYTHON
+from envbuild.redact import looks_secret
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.resolve.compat import Compat
@@ -247,6 +248,7 @@ def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat
 def _planned(given: ImageInputs, variant: Variant, facts: NodeFacts, tools: _Tools, out: str) -> list[dict[str, Any]]:
     """Install, smoke and activate as the planner has them for a node that fetches nothing itself."""
     lock, target = given.lock, given.target
+    _refuse_secrets({**variant.environment, **target.environment})
     # What the base brings is not known here: its digest stands for it.
     facts = facts.model_copy(update={"pythons": ()})
     inner = Target(name=target.name, prefix=given.prefix, delivery="controller", environment=target.environment)
@@ -284,6 +286,18 @@ def _planned(given: ImageInputs, variant: Variant, facts: NodeFacts, tools: _Too
     # No GPU is there and minutes of training are not a matter of a build: `envbuild image verify` runs the others.
     smoke["args"].update(items=[item for item in smoke["args"]["items"] if item["name"] == "sound"], cuda=False)
     return [step for step in steps if step["verb"] != "smoke" or step["args"]["items"]]
+
+
+def _refuse_secrets(variables: Iterable[str]) -> None:
+    """Raises EnvbuildError `variable-refused` (exit 7): whoever has an image can read every variable in it."""
+    names = sorted(name for name in variables if looks_secret(name))
+    if names:
+        raise EnvbuildError(
+            "variable-refused",
+            f"an image must not hold {', '.join(names)}",
+            why="the name looks like that of a secret, and everybody who has the image can read its variables",
+            hint=f"remove it from the target; set it when the image runs: `docker run -e {names[0]} IMAGE`",
+        )
 
 
 def _chosen(variant: Variant, place: Place) -> list[tuple[LockedPackage, ArtifactFile]]:

@@ -16,6 +16,7 @@ from envbuild.lock.unpinned import CODE
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.node.paths import EPOCH
+from envbuild.redact import looks_secret
 from envbuild.text import comment, grouped, plural, visible
 
 _HEADER = """\
@@ -217,8 +218,13 @@ def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", stack):
         raise EnvbuildError("stack-name-unusable", f"{stack!r} cannot be part of a path")
     body = ["export PYTHONNOUSERSITE=1 PIP_REQUIRE_VIRTUALENV=1", "unset PYTHONHOME PYTHONPATH"]
+    secrets = []
     for name, value in sorted(variables.items()):
-        if isinstance(value, Mapping):
+        if looks_secret(name):
+            secrets.append(
+                f"    printf 'export {name}=%q\\n' \"${{{name}:?this script holds no secrets: export it first}}\""
+            )
+        elif isinstance(value, Mapping):
             path = quote(str(value["path"]))
             body.append(f"if [ -e {path} ]; then export {name}={path}; fi")
         else:
@@ -232,6 +238,7 @@ def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
         "    cat <<'EOF'",
         *body,
         "EOF",
+        *secrets,
         '  } > "$environment/.envbuild/activate.sh"',
         "",
         "  # The link is switched by a rename, so that there is always one.",

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from envbuild.node.variables import may_set
+from envbuild.redact import looks_secret
 from envbuild.text import unsafe
 
 
@@ -117,6 +118,8 @@ def settable(name: str, *, site: bool = False) -> str:
             f"{name} must not be set: loaders, shells, interpreters and build tools choose by it what they run "
             "(as by PATH, LD_PRELOAD and PYTHONPATH)"
         )
+    if not site and looks_secret(name):
+        raise ValueError(f"{name} looks like a secret, and everybody reads a stack and its lock: set it in your target")
     return name
 
 

@@ -20,8 +20,13 @@ MASK = "***"
 SHORTEST_SECRET = 8
 
 _SECRET_WORDS = frozenset(
-    {"TOKEN", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS", "APIKEY", "PAT"}
+    "TOKEN PASSWORD PASSWORDS PASSWD PASSPHRASE SECRET SECRETS CREDENTIAL CREDENTIALS CREDS APIKEY PAT".split()
 )
+# Of variables alone: as the name of a field (`pass`, `pin`, `auth`) they are ordinary words.
+_VARIABLE_WORDS = frozenset("PASS PW PWD PIN OTP AUTH WEBHOOK SAS JWT DSN COOKIE COOKIES".split())
+_VARIABLE_ENDINGS = ("PASS", "PWD", "PIN", "AUTH", "WEBHOOK", "JWT", "DSN")
+# The folder of a shell, and processors that an MPI or a thread is pinned to.
+_ORDINARY_VARIABLE = re.compile(r"(OLD)?PWD\Z|(I_MPI|KMP|GOMP|MPICH|OMPI)_|PIN_MEMORY|(\w*_)?(SPIN|BYPASS|COMPASS)\Z")
 _KEY_COMPANIONS = frozenset({"API", "ACCESS", "PRIVATE", "SECRET", "AUTH", "ACCOUNT", "ENCRYPTION", "SIGNING"})
 _SECRET_ENDINGS = ("TOKEN", "PASSWORD", "PASSWD", "SECRET", "APIKEY", "ACCESSKEY")
 _ORDINARY_WORDS = frozenset({"TIKTOKEN"})  # TIKTOKEN_CACHE_DIR
@@ -36,6 +41,8 @@ _ASSIGNED = re.compile(
     r"(?i)((?:token|passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key)"
     r"(?:=[\"']?|[\"']\s{0,4}:\s{0,4}[\"']))([^\s\"'&,;]+)"
 )
+# A variable as a shell and as JSON has it; its name decides.
+_VARIABLE = re.compile(r"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{1,63})(=[\"']?|[\"']\s{0,4}:\s{0,4}[\"'])([^\s\"'&,;]+)")
 # Of packages: tiktoken==0.14.0, "detect-secrets": ">=1.5.0". Nothing that is generated looks so.
 _VERSION = re.compile(
     r"[<>=!~]{0,3} ?\d{1,4}(?:\.(?:\d{1,8}|\*)){1,4}"
@@ -57,7 +64,7 @@ _KNOWN_FORMS = re.compile(
 # What every one of these patterns needs somewhere: nearly all texts have nothing of it, and are left after one look.
 _SUSPICIOUS = re.compile(
     r"(?i)://|authorization|token|key|cookie|pass|secret|bearer"
-    r"|gh[pousr]_|_pat_|hf_|glpat-|a[ks]ia|pypi-|npm_|xox|sk-|nvapi-|eyj"
+    r"|gh[pousr]_|_pat_|hf_|glpat-|a[ks]ia|pypi-|npm_|xox|sk-|nvapi-|eyj|(?-i:[A-Z0-9_][\"']?\s{0,4}[=:])"
 )
 
 
@@ -65,9 +72,12 @@ _SUSPICIOUS = re.compile(
 def looks_secret(name: str, any_key: bool = True) -> bool:
     """Whether a variable or field of this name holds a secret.
 
-    `any_key`: a part `KEY` alone is enough (environment variables); otherwise it needs a companion (`API_KEY`).
+    `any_key`: it is a variable, of which a part `KEY` alone is enough; otherwise it needs a companion (`API_KEY`).
+    What is written in capitals is a variable too, as far as its other parts go.
     """
     parts = [part for part in re.split(r"[^A-Z0-9]+", name.upper()) if part]
+    if (any_key or name.isupper()) and _is_secret_variable(name.upper(), parts):
+        return True
     telling = [part for part in parts if part not in _ORDINARY_WORDS]
     if any(part in _SECRET_WORDS or part.endswith(_SECRET_ENDINGS) for part in telling):
         return True
@@ -77,6 +87,15 @@ def looks_secret(name: str, any_key: bool = True) -> bool:
         return False
     # MODEL_SIZE_KEY is the row of a table of models.
     return bool(_KEY_COMPANIONS.intersection(parts)) or (any_key and "SIZE" not in parts)
+
+
+def _is_secret_variable(name: str, parts: "list[str]") -> bool:
+    """Whether words that mean a secret in the name of a variable say so."""
+    if _ORDINARY_VARIABLE.match(name):
+        return False
+    if {"CONNECTION", "STRING"}.issubset(parts):
+        return True
+    return any(part in _VARIABLE_WORDS or part.endswith(_VARIABLE_ENDINGS) for part in parts)
 
 
 def _is_version(name: str, value: str) -> bool:
@@ -106,6 +125,7 @@ class Redactor:
         text = _URL_USERINFO.sub(_mask_userinfo, text)
         text = _HEADER.sub(r"\1\2" + MASK, text)
         text = _ASSIGNED.sub(_mask_assigned, text)
+        text = _VARIABLE.sub(_mask_variable, text)
         text = _BEARER.sub(r"\1" + MASK, text)
         return _KNOWN_FORMS.sub(MASK, text)
 
@@ -135,13 +155,19 @@ class Redactor:
 _LEARNED: "set[str]" = set()
 
 
-def learn(data: "Any") -> None:
-    """From now on, take the values under secret-looking names in JSON-like `data` (variables) for secrets."""
+def learn(data: "Any", variables: bool = False) -> None:
+    """From now on, take the values under secret-looking names in JSON-like `data` for secrets.
+
+    `variables`: its keys are the names of variables, as those of a field `environment` or `variables` are.
+    """
     if isinstance(data, dict):
         named = {str(key): value for key, value in data.items() if isinstance(value, str)}
-        _LEARNED.update(_secret_values(named, any_key=False))
-    for item in data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ():
-        learn(item)
+        _LEARNED.update(_secret_values(named, any_key=variables))
+        for key, item in data.items():
+            learn(item, key in ("environment", "variables"))
+    elif isinstance(data, (list, tuple)):
+        for item in data:
+            learn(item)
 
 
 def redactor() -> Redactor:
@@ -167,6 +193,11 @@ def has_credentials(value: str) -> bool:
 def _mask_assigned(match: "re.Match[str]") -> str:
     name, value = match.groups()
     return match.group(0) if _is_version(name, value) else name + MASK
+
+
+def _mask_variable(match: "re.Match[str]") -> str:
+    name, between, value = match.groups()
+    return name + between + MASK if looks_secret(name, False) and not _is_version(name, value) else match.group(0)
 
 
 def _mask_userinfo(match: "re.Match[str]") -> str:

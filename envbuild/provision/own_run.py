@@ -35,7 +35,7 @@ from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched,
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
-from envbuild.redact import Redactor
+from envbuild.redact import redactor
 from envbuild.schedule.runner import as_login
 from envbuild.text import few, last_lines, number
 from envbuild.transport import ssh
@@ -304,13 +304,13 @@ def _copy(process: subprocess.Popen[bytes], log: Log, show: Callable[[str], None
 
     A log that cannot be written is the run's failure; its output is still read, so that it can end.
     """
-    redactor = Redactor(os.environ)
+    clean = redactor()
     assert process.stdout is not None  # noqa: S101 - it was made with a pipe
     lines = iter(partial(process.stdout.readline, _LINE), b"")
     try:
         with log.path.open("a", encoding="utf-8") as file:
             for line in lines:
-                text = redactor.text(line.decode("utf-8", "replace"))
+                text = clean.text(line.decode("utf-8", "replace"))
                 file.write(text)
                 file.flush()
                 show(text)

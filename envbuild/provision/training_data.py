@@ -15,7 +15,7 @@ from envbuild.launch.shell import command_text
 from envbuild.launch.topology import Place
 from envbuild.model.stack import Stack
 from envbuild.node.smoke import training_data
-from envbuild.redact import Redactor
+from envbuild.redact import redact_text
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
 _MARKER = "ENVBUILD_DATA_RUN"
@@ -78,7 +78,7 @@ def _run(text: str, words: tuple[str, ...], folder: Path) -> None:
     finally:
         # Its workers may outlive it.
         end_marked(_MARKER, marker)
-    last = "\n".join(Redactor(os.environ).text(said).splitlines()[-_LAST:])
+    last = "\n".join(redact_text(said).splitlines()[-_LAST:])
     raise EnvbuildError(
         "data-failed",
         f"{' '.join(words)} failed: {failed}",

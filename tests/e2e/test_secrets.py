@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.e2e.world import Done, World
 from tests.node.forge import FILES
-from tests.support.canary import ALONE, BACKEND, CANARY, FAILING, TELLING, holding
+from tests.support.canary import ALONE, BACKEND, CANARY, FAILING, SECRET_NAMES, TELLING, holding
 
 # A token, the login of a proxy, and a variable whose name says nothing, which no build needs.
 CALLERS = {
@@ -40,6 +41,43 @@ def test_a_secret_variable_of_a_target_is_set_and_stays_out_of_output_and_run_di
     files = [path for path in world.runs.rglob("*") if path.is_file()]
     assert any(path.parent.parent.name == "requests" and b"visible" in path.read_bytes() for path in files)
     assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
+
+
+def test_d68_no_secret_variable_of_caller_or_target_reaches_a_sink_by_any_verb(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.tiny()
+    theirs = {name: f"c4nary-of-the-target-{number}" for number, name in enumerate(SECRET_NAMES)}
+    callers = {name: f"c4nary-of-the-caller-{number}" for number, name in enumerate(SECRET_NAMES)}
+    (world.work / "mine.yaml").write_text(f"name: mine\nextends: local\nenvironment: {json.dumps(theirs)}\n")
+    (world.work / "hosts.yaml").write_text(
+        "name: hosts\nextends: ssh\nhosts: {command: [sh, -c, 'env | grep DB_PASS >&2; exit 3']}\nprefix: /x\n"
+        f"environment: {json.dumps(theirs)}\n"
+    )
+    place = ("--target", "./mine.yaml", "--stack", "./tiny.yaml")
+    lines = [
+        ("provision", *place, "--debug"), ("plan", *place), ("plan", *place, "--json"), ("verify", *place, "--json"),
+        ("provision", *place, "--print-script"), ("target", "show", "./mine.yaml"), ("report", "show", "last"),
+        ("target", "show", "./mine.yaml", "--json"), ("probe", "--target", "./hosts.yaml"), ("run", "show", "last"),
+    ]  # fmt: skip
+    said = [world.run(*words, env=callers, fresh=True) for words in lines]
+    assert [done.rc for done in said] == [0, 0, 0, 0, 0, 0, 0, 0, 2, 0]
+    assert "DB_PASS=***" in said[-2].err, "the program printed its environment"
+    assert "${DB_PASS:?" in said[4].out, "a script asks for what it does not hold"
+    assert [words for words, done in zip(lines, said, strict=True) if "c4nary" in done.out + done.err] == []
+    files = [path for path in world.top.rglob("*") if path.is_file() and path.parent != world.work]
+    holding_it = {path.name for path in files if b"c4nary" in path.read_bytes() and not path.is_symlink()}
+    assert holding_it <= {"activate.sh", "activate.fish", "activate.csh", "variables.json", "tiny", "stamp.json"}
+    assert "activate.sh" in holding_it, "the environment itself has them"
+
+
+def test_d68_an_image_holds_no_secret_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.tiny()
+    (world.work / "mine.yaml").write_text("name: mine\nextends: local\nenvironment: {SENTRY_DSN: c4nary-value}\n")
+    done = world.run("image", "dockerfile", "./tiny.yaml", "--target", "./mine.yaml")
+    assert (done.rc, done.code) == (7, "variable-refused")
+    assert "docker run -e SENTRY_DSN" in done.err
+    assert "c4nary" not in done.err + done.out
 
 
 def test_the_plan_that_a_run_shows_first_is_redacted_like_the_rest(tmp_path: Path) -> None:
@@ -91,10 +129,10 @@ def test_d22_a_build_sees_the_variables_of_tools_and_of_its_stack_alone(tmp_path
     seen = tmp_path / "seen"
     backend = f"import os\nopen({str(seen)!r}, 'w').write('\\n'.join(f'{{k}}={{v}}' for k, v in os.environ.items()))\n"
     pin = world.repository("quick", {**FILES, "backend.py": backend + FILES["backend.py"]})
-    world.tiny(sources=[{**pin, "build": {"environment": {"QUICK_PARTS": "all"}}}], environment={"SITE_MODE": "fast"})
+    world.tiny(sources=[{**pin, "build": {"environment": {"QUICK_PARTS": "all"}}}], environment={"HF_MODE": "fast"})
     world.built(env={**CALLERS, "CFLAGS": "-O1", "CUDA_CACHE_PATH": "/nowhere"}, fresh=True)
     lines = seen.read_text().splitlines()
-    assert {"QUICK_PARTS=all", "SITE_MODE=fast", "CUDA_CACHE_PATH=/nowhere", f"HOME={world.home}"} <= set(lines)
+    assert {"QUICK_PARTS=all", "HF_MODE=fast", "CUDA_CACHE_PATH=/nowhere", f"HOME={world.home}"} <= set(lines)
     assert any(line.startswith("CFLAGS=-O1") for line in lines)
     assert {line.partition("=")[0] for line in lines}.isdisjoint({*CALLERS, "PIP_FIND_LINKS"} - {"no_proxy"})
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import base64
 
 CANARY = "canary-4b1d0c9e77f2"
+# Variables in which people keep secrets (D68).
+SECRET_NAMES = (
+    "DB_PASS", "SSHPASS", "PGPASS", "MYPIN", "DOCKER_AUTH_CONFIG", "MY_PW", "REGISTRY_AUTH", "SLACK_WEBHOOK",
+    "AZURE_SAS", "JWT", "SENTRY_DSN", "DB_PWD", "MYSQL_PASS", "AZURE_STORAGE_CONNECTION_STRING", "SESSION_COOKIE",
+    "GRAFANA_CREDS", "WANDB_API_KEY",
+)  # fmt: skip
 # A build that says what it sees, also of the process that started it, encoded too, and fails.
 TELLING = """
 import base64, os, sys

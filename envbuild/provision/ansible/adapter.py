@@ -107,11 +107,11 @@ class _Collector:
     """Turns runner events into `TaskEvent`s and keeps a redacted copy, one JSON object a line."""
 
     def __init__(self, path: Path, inventory: Inventory, on_event: Callable[[TaskEvent], None]) -> None:
-        from envbuild.redact import Redactor
+        from envbuild.redact import redactor
 
         self._steps = {host.name: host.steps() for host in inventory.hosts}
 
-        self._redactor = Redactor(os.environ)
+        self._redactor = redactor()
         self._path = path
         self._on_event = on_event
         self._file: IO[str] | None = None
