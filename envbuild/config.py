@@ -8,6 +8,7 @@ the system file `/etc/envbuild/config.toml`. Relative paths in a file are relati
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from envbuild.catalog.manifest_file import read_manifest
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
+from envbuild.node import trust
 from envbuild.text import unsafe
 
 PROJECT_FILE = "envbuild.toml"
@@ -74,7 +76,8 @@ def _text(value: Value) -> str | None:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings by key, and as attributes; `KEYS` says what they mean. `files`: that were read, the strongest first.
+    """All settings by key, and as attributes; `KEYS` says what they mean. `files`: that were read, the strongest first;
+    `project` is the one that comes with the folder.
 
     `unknown_variables` are `ENVBUILD_*` variables that are no setting (the environment is shared, so no error).
     """
@@ -82,6 +85,7 @@ class Config:
     settings: Mapping[str, Setting]
     files: tuple[Path, ...]
     unknown_variables: tuple[str, ...]
+    project: Path | None = None
 
     target = _Value("target", str)
     stack = _Value("stack", _text)
@@ -106,14 +110,16 @@ def load_config(
 ) -> Config:
     """Read every layer. `flags` are values given on the command line (None means not given).
 
-    Raises EnvbuildError, exit 2: `config-key-unknown`, `config-invalid`, `manifest-*` for an unreadable file.
+    Raises EnvbuildError, exit 2: `config-key-unknown`, `config-invalid`, `manifest-*` for an unreadable file; exit 7:
+    `project-foreign`.
     """
     import platformdirs
 
     environment = os.environ if environ is None else environ
     folder = Path.cwd() if cwd is None else cwd
     system = system_file or Path(environment.get(SYSTEM_FILE_VARIABLE) or SYSTEM_FILE)
-    candidates = (find_project_file(folder), platformdirs.user_config_path("envbuild") / "config.toml", system)
+    project = find_project_file(folder)
+    candidates = (project, platformdirs.user_config_path("envbuild") / "config.toml", system)
     files = tuple(path for path in candidates if path is not None and path.is_file())
     settings = {key: Setting(entry.default, "default") for key, entry in KEYS.items()}
     settings["runs"] = Setting(str(platformdirs.user_state_path("envbuild") / "runs"), "default")
@@ -125,23 +131,42 @@ def load_config(
     settings.update(_from_flags(flags or {}, folder))
     known = {_variable(key) for key in KEYS} | {SYSTEM_FILE_VARIABLE}
     unknown = tuple(sorted(n for n in environment if n.startswith(VARIABLE_PREFIX) and n not in known))
-    return Config(settings, files, unknown)
+    return Config(settings, files, unknown, project)
 
 
 def find_project_file(folder: Path) -> Path | None:
     """`envbuild.toml` here or above, up to the root of the git checkout; only here when there is no checkout.
 
     Without that limit, a file that somebody put into a shared parent folder (`/tmp`) would steer other people's builds.
+    Raises EnvbuildError `project-foreign` (exit 7) for a file, folder or checkout of another user.
     """
     folder = folder.resolve()
-    found = None
+    found, git = None, None
     for place in (folder, *folder.parents):
         if found is None and (place / PROJECT_FILE).is_file():
             found = place / PROJECT_FILE
         if (place / ".git").exists():
-            return found
+            git = place / ".git"
+            break
     here = folder / PROJECT_FILE
-    return here if here.is_file() else None
+    found = found if git is not None else here if here.is_file() else None
+    if found is not None:
+        _refuse_foreign(found, *([git] if git is not None else []))
+    return found
+
+
+def _refuse_foreign(project: Path, *more: Path) -> None:
+    """Refuse what another user owns or can replace, as git refuses a repository that is not in its safe.directory."""
+    for path in (project, project.parent, *more):
+        why = trust.foreign(str(path))
+        if why:
+            raise EnvbuildError(
+                "project-foreign",
+                f"{project} is not used: {path} is not yours alone",
+                why=f"{why}; a project file chooses the target, and a target runs programs as you",
+                hint=f"read it, then copy it: `cp -r {shlex.quote(str(project.parent))} ~/`; or run envbuild elsewhere "
+                "with `--target FILE`",
+            )
 
 
 def _from_file(path: Path) -> dict[str, Setting]:

@@ -55,7 +55,7 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
 
     flags["stack"] = flags.get("stack") or stack_name
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=False)
+    prepared = prepare(choice_of(ui, flags, config), locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")

@@ -54,9 +54,15 @@ progress_option = click.option(
     callback=_keep,
     help="Rows on a terminal, else lines (auto); lines; one JSON object a line; or nothing.",
 )
-target_option = click.option(
-    "-t", "--target", metavar="TARGET", shell_complete=names.targets,
-    help="Where: a shipped target, or a file (./lab.yaml).",
+trust_option = click.option(
+    "--trust", is_flag=True, help="Allow what a target that the folder's envbuild.toml names runs on this machine."
+)
+target_option = options(
+    click.option(
+        "-t", "--target", metavar="TARGET", shell_complete=names.targets,
+        help="Where: a shipped target, or a file (./lab.yaml).",
+    ),
+    trust_option,
 )  # fmt: skip
 engine_option = click.option(
     "--engine",
@@ -113,6 +119,11 @@ build_options = options(
         help="Take a file whose hash the lock lacks as it is now, record its sha256, and hold to it.",
     ),
     click.option(
+        "--trust-environment",
+        is_flag=True,
+        help="Set every variable that the stack names, not only those that stacks usually set.",
+    ),
+    click.option(
         "--jobs",
         type=click.IntRange(min=1),
         metavar="N",
@@ -144,13 +155,41 @@ def configured(flags: dict[str, Any]) -> Config:
     return load_config({key: value for key, value in flags.items() if key in KEYS and value is not None})
 
 
-def choice_of(flags: dict[str, Any], config: Config) -> Choice:
+def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:
+    """The target that is meant: of the command line, else of the configuration; what it runs here is shown or asked.
+
+    Raises EnvbuildError `target-untrusted` (exit 7), and as `load_target` does.
+    """
+    from envbuild.catalog.loader import is_path, load_target
+    from envbuild.provision.survey import implicit
+
+    setting = config.settings["target"]
+    reference = flags.get("target") or config.target
+    asked = implicit.question(load_target(reference, template=True)) if is_path(reference) else None
+    if asked is None:
+        return reference
+    if flags.get("target") or config.project is None or setting.origin != str(config.project):
+        for text in asked.runs:
+            ui.note(f"{asked.target} {text}")
+        return reference
+    if flags.get("trust") or implicit.is_allowed(asked):
+        return reference
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise implicit.refusal(asked, config.project)
+    for text in (f"{config.project} names the target {asked.target}, which", *asked.runs, *asked.lets):
+        ui.warn(text)
+    if not click.confirm("Allow this?", default=False, err=True):
+        raise implicit.refusal(asked, config.project)
+    implicit.allow(asked)
+    return reference
+
+
+def choice_of(ui: Ui, flags: dict[str, Any], config: Config) -> Choice:
     """What the user asked for, flags above configuration."""
     from envbuild.provision.run.findings import Choice
 
-    named = flags.get("target") or config.target
     return Choice(
-        target=named,
+        target=named_target(ui, flags, config),
         # A stack from a configuration file must not replace what a target named on the command line stands for.
         stack=flags.get("stack") or (None if flags.get("target") else config.stack),
         profile=flags.get("profile") or config.profile,
@@ -162,6 +201,7 @@ def choice_of(flags: dict[str, Any], config: Config) -> Choice:
         cache=config.cache,
         hosts=tuple(flags.get("hosts") or ()),
         trust_first_use=bool(flags.get("trust_first_use")),
+        trust_environment=bool(flags.get("trust_environment", True)),
         narrowing=narrowing_of(flags),
     )
 
@@ -184,7 +224,7 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
     overrides: dict[str, Any] = {"prefix": config.prefix} if config.prefix else {}
     if flags.get("hosts"):
         overrides["hosts"] = list(flags["hosts"])
-    target, selection = reach(flags.get("target") or config.target, overrides, narrowing_of(flags), jobs=jobs)
+    target, selection = reach(named_target(ui, flags, config), overrides, narrowing_of(flags), jobs=jobs)
     if selection is not None:
         ui.note(str(selection))
     return target

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import configured
+from envbuild.cli.choose import configured, trust_option
 from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.errors import EnvbuildError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose prefix: a shipped target, or a file."
 )
+@trust_option
 @click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's).")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import configured, settings_of
+from envbuild.cli.choose import configured, named_target, settings_of
 from envbuild.cli.output import Ui
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.redact import redact_text
@@ -76,7 +76,7 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
 
     config = configured(flags)
     overrides = {"prefix": config.prefix} if config.prefix else {}
-    target, _ = reach(flags["target"] or config.target, overrides, Narrowing(), jobs=True)
+    target, _ = reach(named_target(ui, flags, config), overrides, Narrowing(), jobs=True)
     asked = asked_of(values, flags)
     if flags["print_script"]:
         site, job, _ = make_job(target, stack, profile, asked)

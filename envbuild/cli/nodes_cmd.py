@@ -200,7 +200,7 @@ def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, 
     from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=ahead)
+    prepared = prepare(choice_of(ui, flags, config), locked=False, jobs=True, ahead=ahead)
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     return prepared, settings_of(config)

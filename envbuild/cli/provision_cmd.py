@@ -56,7 +56,11 @@ def provision(
 
     config = configured(flags)
     prepared = prepare(
-        choice_of(flags, config), locked=not no_locked, jobs=True, script=print_script and not fetch_only, ahead=True
+        choice_of(ui, flags, config),
+        locked=not no_locked,
+        jobs=True,
+        script=print_script and not fetch_only,
+        ahead=True,
     )
     if print_prolog:
         return _print_prolog(ui, prepared)
@@ -130,8 +134,8 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
 
     config = configured(flags)
     if facts is not None:
-        return _plan_recorded(ui, prepare(choice_of(flags, config), recorded=True), facts, config.toolchain)
-    prepared = prepare(choice_of(flags, config), jobs=True, ahead=True)
+        return _plan_recorded(ui, prepare(choice_of(ui, flags, config), recorded=True), facts, config.toolchain)
+    prepared = prepare(choice_of(ui, flags, config), jobs=True, ahead=True)
     return _plan_only(ui, prepared, replace(settings_of(config), jobs=flags.get("jobs")), script=False)
 
 

@@ -132,7 +132,7 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
     from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(flags, config), locked=False, jobs=True, ahead=False)
+    prepared = prepare(choice_of(ui, flags, config), locked=False, jobs=True, ahead=False)
     if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
         raise EnvbuildError(

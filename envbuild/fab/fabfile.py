@@ -141,6 +141,8 @@ def _chosen(context: Context, target: str, limit: str) -> Iterator[tuple[str, st
 
 def _target(name: str, limit: str, exclude: str) -> Target:
     """The target with its hosts listed; where it is reached through jobs, the login host, which sees the prefix."""
+    from envbuild.cli.choose import named_target
+    from envbuild.cli.output import Ui
     from envbuild.config import load_config
     from envbuild.errors import EnvbuildError
     from envbuild.provision.run.findings import Narrowing
@@ -151,7 +153,7 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     try:
         config = load_config({"target": name} if name else {})
         overrides = {"prefix": config.prefix} if config.prefix else {}
-        found, _ = reach(config.target, overrides, narrowing, jobs=True)
+        found, _ = reach(named_target(Ui(), {}, config), overrides, narrowing, jobs=True)
     except EnvbuildError as error:
         raise _ended(error) from None
     return as_login(found)

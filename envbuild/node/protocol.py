@@ -86,10 +86,11 @@ _CODES = {
         job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit merge-differs
         merge-nested merge-node-twice merge-part-twice network-there no-acceptable-file node-class-differs
         node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
-        pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-not-shared prefix-not-writable
-        python-too-old rattler-unfit replaces-base-package resolution-failed run-elsewhere scheduler-missing
-        script-of-image script-of-node-local ssh-keygen-missing store-not-writable strategy-not-here
-        toolchain-python-broken transfer-too-large
+        pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-not-shared
+        prefix-not-writable project-foreign python-too-old rattler-unfit replaces-base-package resolution-failed
+        run-elsewhere scheduler-missing script-of-image script-of-node-local ssh-keygen-missing
+        store-not-writable strategy-not-here target-untrusted toolchain-python-broken transfer-too-large
+        variable-refused
     """,
     Exit.JOB_FAILED: """
         job-boot-fail job-cancelled job-deadline job-failed job-launch-failed job-lost job-node-fail

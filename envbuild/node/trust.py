@@ -44,6 +44,26 @@ def judge(path: str) -> "Trust":
     return "", frozenset(mine | {facts.st_uid}), ""
 
 
+def ours() -> "frozenset[int]":
+    """The user ids that we trust: ours, root's and, under sudo, that of whoever called it."""
+    caller = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
+    mine = {os.geteuid(), 0} | ({int(caller)} if caller.isdigit() else set())
+    return frozenset(mine - ({overflow_uid()} - {os.geteuid()}))
+
+
+def foreign(path: str) -> str:
+    """Why `path`, followed, is not ours or root's alone, in words; empty when it is.
+
+    A folder that everybody can write and that is sticky (/tmp) counts: what lies in it has an owner of its own.
+    """
+    for facts in (os.lstat(path), os.stat(path)):
+        if facts.st_uid not in ours():
+            return "%s belongs to user id %d" % (path, facts.st_uid)
+    if facts.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
+        return "every user can write %s (mode %04o)" % (path, stat.S_IMODE(facts.st_mode))
+    return ""
+
+
 def _replaceable(path: str, trusted: "set[int]") -> str:
     """The first folder above `path` in which somebody not trusted can rename, empty when there is none."""
     while path != os.path.dirname(path):

@@ -81,6 +81,30 @@ def may_set(name: str, site: bool = False) -> bool:
     return _HARMLESS.match(name) is not None or _CHOOSES_CODE.match(name.upper()) is None
 
 
+# The variables that stacks of this field set, which activate.sh exports into the user's shell. None that names a file,
+# folder, program or host: those load code (NCCL_NET_PLUGIN, OMP_TOOL_LIBRARIES), take the place of a cache of code
+# (TRITON_CACHE_DIR), are written (NCCL_DEBUG_FILE) or are sent logins (HF_ENDPOINT).
+_OF_STACKS = re.compile(
+    r"((CUBLAS|CUDA|CUDNN|DS|FI|FLASH_ATTENTION|GLOO|GOMP|HF|KMP|MASTER|MKL|NCCL|NUMEXPR|NVTE|OMP|OPENBLAS|PYTORCH"
+    r"|TOKENIZERS|TORCH|TRANSFORMERS|TRITON|UCX|WANDB|XLA_PYTHON_CLIENT)_\w+"
+    r"|OMPI_MCA_(btl|coll|pml)(_\w+)?|PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION|NVIDIA_TF32_OVERRIDE|TF_CPP_MIN_LOG_LEVEL)\Z"
+)
+_NAMES_A_PLACE = re.compile(
+    r"\w*_(AGENT|CACHE|CMD|COMMAND|COMPILER|CONF_FILE|DEST|DIRS?|DIRECTORY|DUMP|ENDPOINT|EXEC\w*|FILE|HOME|HOST|INJECTION\w*"
+    r"|LIBS?|LIBRARY|LIBRARIES|LINKER|LOGDEST|NVCC|OUT|OUTPUT|PATHS?|PLUGINS?|PRELOAD|PROXY|TOOL|TRACE|URL)(_\w+)?\Z"
+)
+_READ_AS_DATA = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")
+
+
+def is_of_stacks(name: str) -> bool:
+    """Whether a stack may set the variable `name` for whoever uses its environment without being trusted with it."""
+    if _HARMLESS.match(name) or name in _READ_AS_DATA:
+        return True
+    if _NAMES_A_PLACE.match(name.upper()) or redact.looks_secret(name):
+        return False
+    return _OF_STACKS.match(name) is not None
+
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # What chooses the GPUs of a process: the second says what numbers in the first mean.
 CHOOSING = (VISIBLE, "CUDA_DEVICE_ORDER")

@@ -18,7 +18,7 @@ from envbuild.cli.env_shell import add_kernel, code_for
 from envbuild.errors import EnvbuildError
 from tests.e2e.world import World, drift
 
-SAYS = "import os, sys; print(os.environ['ENVBUILD_STACK'], sys.argv[1:], os.environ.get('MINE')); sys.exit(3)"
+SAYS = "import os, sys; print(os.environ['ENVBUILD_STACK'], sys.argv[1:], os.environ.get('HF_MINE')); sys.exit(3)"
 # As ipykernel does it: `install` writes a kernel for the user and says where.
 KERNEL = """
 import json, os, sys
@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("world"))
     world.wheel("ipykernel", "7.0", files={"ipykernel/__init__.py": "", "ipykernel/__main__.py": KERNEL})
     world.wheel()
-    world.stack(packages=("alpha==1.0", "ipykernel==7.0"), environment={"MINE": "it's $x"})
+    world.stack(packages=("alpha==1.0", "ipykernel==7.0"), environment={"HF_MINE": "it's $x"})
     world.lock(world.work / "tiny.yaml")
     world.built()
     return world
@@ -81,7 +81,7 @@ def test_a_kernel_is_registered_for_the_environment_in_use_and_changes_nothing_i
     spec = json.loads((Path(told["kernel"]) / "kernel.json").read_text())
     place = str(built.prefix / "current" / "tiny")
     assert spec["argv"] == [f"{place}/bin/python"]
-    assert spec["env"] | {"MINE": "it's $x", "VIRTUAL_ENV": place, "PATH": f"{place}/bin:${{PATH}}"} == spec["env"]
+    assert spec["env"] | {"HF_MINE": "it's $x", "VIRTUAL_ENV": place, "PATH": f"{place}/bin:${{PATH}}"} == spec["env"]
     assert drift(built) == (0, {})
 
 
@@ -126,7 +126,7 @@ def test_the_shell_that_calls_is_known(built: World, shell: str) -> None:
         pytest.skip(f"{shell} is not there (apt-get install {shell})")
     call = f"{sys.executable} -m envbuild env activate tiny"
     line = f"{call} | source" if shell == "fish" else f"eval `{call}`"
-    words = [shell, *(["-f"] if shell == "tcsh" else []), "-c", f"{line}; echo $ENVBUILD_STACK $MINE"]
+    words = [shell, *(["-f"] if shell == "tcsh" else []), "-c", f"{line}; echo $ENVBUILD_STACK $HF_MINE"]
     done = subprocess.run(words, env=built.env, cwd=built.work, capture_output=True, text=True)
     assert done.stdout == "tiny it's $x\n", done.stderr
 
@@ -163,6 +163,6 @@ def test_a_shell_has_the_environment_after_the_users_own_start_up_files(built: W
     (built.home / ".config" / "fish" / "config.fish").write_text("set -gx PATH /usr/bin /bin; set -gx OWN mine\n")
     built.env["OWN"] = "mine"  # dash reads no file of the user's
     wanted = f"<mine it's $x {built.current}/bin:"
-    shown = typed(built, shell, 'printf "<%s %s %s>\\n" "$OWN" "$MINE" "$PATH"\nexit\n', wanted)
+    shown = typed(built, shell, 'printf "<%s %s %s>\\n" "$OWN" "$HF_MINE" "$PATH"\nexit\n', wanted)
     assert wanted in shown
     assert shell != "bash" or "(tiny) > " in shown

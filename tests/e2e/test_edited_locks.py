@@ -17,7 +17,7 @@ Change = Callable[[dict[str, Any]], None]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("edited"))
-    world.tiny(environment={"SITE_MODE": "fast"})
+    world.tiny(environment={"HF_MODE": "fast"})
     return world
 
 
@@ -33,7 +33,7 @@ def lock(world: World) -> Any:
     ("change", "says"),
     [
         (lambda plain: plain["packages"][0].update(version="2.0"), "alpha==1.0 in the stack, alpha 2.0 in the lock"),
-        (lambda plain: plain["environment"].update(SITE_MODE="slow"), "environment"),
+        (lambda plain: plain["environment"].update(HF_MODE="slow"), "environment"),
         (lambda plain: plain["environment"].update(SITE_MORE="1"), "environment"),
         (lambda plain: plain.update(imports=["alpha", "os"]), "imports"),
         (lambda plain: plain.update(smoke=[]), "smoke"),
@@ -90,7 +90,7 @@ def test_d23_the_library_path_is_for_a_target_alone_and_of_absolute_folders(worl
 
 
 def test_d23_a_lock_with_a_variable_that_chooses_code_is_no_lock(world: World, lock: Path) -> None:
-    lock.write_text(lock.read_text().replace('SITE_MODE = "fast"', 'LD_PRELOAD = "/tmp/x.so"'))
+    lock.write_text(lock.read_text().replace('HF_MODE = "fast"', 'LD_PRELOAD = "/tmp/x.so"'))
     done = world.run("provision", "--target", "local", "--stack", "./tiny.yaml")
     assert done.rc in (2, 5)
     assert "LD_PRELOAD" in done.err

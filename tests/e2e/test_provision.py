@@ -81,7 +81,7 @@ def test_looking_changes_nothing_under_the_prefix(world: World, verb: list[str])
 
 
 def test_the_printed_script_builds_the_same_without_envbuild(world: World, tmp_path: Path) -> None:
-    world.tiny(environment={"GREETING": "hello $(id) 'you'"})
+    world.tiny(environment={"HF_GREETING": "hello $(id) 'you'"})
     script = tmp_path / "build.sh"
     script.write_text(world.good("provision", "--stack", "./tiny.yaml", "--print-script").out)
     env = {**world.env, "UV_FIND_LINKS": str(world.wheels)}
@@ -89,7 +89,7 @@ def test_the_printed_script_builds_the_same_without_envbuild(world: World, tmp_p
     done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
-    shell = '. "$1/.envbuild/activate.sh" && printf %s "$GREETING" && python -c "import alpha"'
+    shell = '. "$1/.envbuild/activate.sh" && printf %s "$HF_GREETING" && python -c "import alpha"'
     said = subprocess.run(["sh", "-c", shell, "sh", str(world.current)], capture_output=True, text=True, env=env)
     assert (said.returncode, said.stdout) == (0, "hello $(id) 'you'")
 

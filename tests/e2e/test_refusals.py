@@ -259,7 +259,7 @@ def test_a_lock_that_is_not_there_says_how_to_make_it(world: World) -> None:
 
 def test_a_stack_file_newer_than_its_lock_is_refused(world: World) -> None:
     world.tiny()
-    world.stack(environment={"NEW": "1"})
+    world.stack(environment={"NCCL_DEBUG": "1"})
     done = world.provision()
     assert (done.rc, done.code) == (2, "lock-stale")
     assert "lock create" in done.err

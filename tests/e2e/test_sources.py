@@ -126,10 +126,10 @@ def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None
     value = """$(touch /tmp/pwned) `id` 'single' "double" \\ $HOME ; & | * é"""
     there = world.top / "it's there $(id)"
     there.touch()
-    paths = {"THERE": {"path": str(there), "if": "exists"}, "GONE": {"path": str(there) + "-not", "if": "exists"}}
-    world.tiny(environment={"TRICKY": value, **paths})
+    paths = {"HF_THERE": {"path": str(there), "if": "exists"}, "HF_GONE": {"path": str(there) + "-not", "if": "exists"}}
+    world.tiny(environment={"HF_TRICKY": value, **paths})
     world.built()
-    program = 'import os; print([os.environ.get(n) for n in ("TRICKY", "THERE", "GONE", "ENVBUILD_STACK")])'
+    program = 'import os; print([os.environ.get(n) for n in ("HF_TRICKY", "HF_THERE", "HF_GONE", "ENVBUILD_STACK")])'
     text = f'eval "$({shell} -c \'exec "$@"\' - "$@" env activate tiny)" && exec python -c "$CODE"'
     argv = [shell, "-c", text, shell, sys.executable, "-m", "envbuild"]
     done = subprocess.run(argv, env={**world.env, "CODE": program}, capture_output=True, text=True, cwd=world.work)

@@ -10,7 +10,7 @@ from tests.e2e.world import World, drift
 
 
 def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
-    world.tiny(environment={"GREETING": "hi"})
+    world.tiny(environment={"HF_GREETING": "hi"})
     (world.top / "real").mkdir()
     (world.top / "link").symlink_to(world.top / "real")
     world.prefix = world.top / "link" / 'it\'s a "place" $(id) é 50% #1 ~ %d'
@@ -19,7 +19,7 @@ def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
     assert world.provision().json["steps_run"] == 0
     assert drift(world, "--deep") == (0, {})
     code = world.good("env", "activate", "tiny").out
-    shell = f'{code}\nprintf %s "$GREETING" && python -c "import alpha"'
+    shell = f'{code}\nprintf %s "$HF_GREETING" && python -c "import alpha"'
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=world.env, cwd=world.top)
     assert (done.returncode, done.stdout) == (0, "hi"), done.stderr
 
@@ -34,7 +34,7 @@ def test_a_prefix_with_template_marks_is_refused(world: World) -> None:
 
 @pytest.mark.slow
 def test_a_bare_environment_without_utf8_in_a_folder_that_cannot_be_written(world: World) -> None:
-    world.tiny(environment={"GREETING": "grüß"})
+    world.tiny(environment={"HF_GREETING": "grüß"})
     kept = ("PATH", "HOME", "ENVBUILD_PREFIX", "ENVBUILD_RUNS", "PIP_CONFIG_FILE", "PIP_FIND_LINKS")
     world.env = {key: world.env[key] for key in kept}
     # What a user and a scheduler set for their own purposes.

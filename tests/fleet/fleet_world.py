@@ -47,7 +47,7 @@ class FleetWorld(World):
             "packages": ["alpha==1.0", "beta==2.0"],
             "sources": [{**self.source, "install": "path"}],
             "imports": ["alpha", "beta", "gamma"],
-            "environment": {"GREETING": "hello $(id) 'you'"},
+            "environment": {"HF_GREETING": "hello $(id) 'you'"},
         }
         if locked:
             self.lock(self.stack(STACK, interpreters=["standalone"], **profile))

@@ -64,7 +64,7 @@ def world(tmp_path: Path, storage: Storage) -> World:
     world.env |= storage.env
     storage.house(tmp_path)
     world.wheel("alpha", "1.0")
-    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "hello $(id) 'you'"}))
+    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": "hello $(id) 'you'"}))
     return world
 
 
@@ -119,7 +119,7 @@ def test_one_image_runs_on_two_nodes_and_comes_back_where_it_was_lost(fleet: Sta
         assert {"image/id", "smoke/sound"} <= set(checks(found[node.address]))
         assert set(checks(found[node.address]).values()) == {"passed"}
         assert node.run(["podman", "images", "-q", "--no-trunc"]).stdout.split() == [f"sha256:{image}"]
-        code = "import alpha, os; print(alpha.VERSION, os.getuid(), os.environ['GREETING'])"
+        code = "import alpha, os; print(alpha.VERSION, os.getuid(), os.environ['HF_GREETING'])"
         said = node.run([f"{PREFIX}/bin/tiny", "python", "-c", code]).stdout
         assert said == "1.0 10001 hello $(id) 'you'\n"
         assert node.run(["ls", f"{PREFIX}/images"]).stdout == "tiny.json\n", "the file that came is gone"
@@ -147,7 +147,7 @@ def _nothing_to_do(world: World) -> None:
 
 def _changed(world: World, nodes: list[Node], before: str) -> str:
     """Another lock gives another image, one node at a time; the one before stays where it is."""
-    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "good morning"}))
+    world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": "good morning"}))
     done = _run(world, "provision", "--batch", "1")
     assert done.rc == 0, done.err
     assert [event["data"]["nodes"] for event in world.events() if event["kind"] == "wave-started"] == [
@@ -156,7 +156,7 @@ def _changed(world: World, nodes: list[Node], before: str) -> str:
     (image,) = _ids(done)
     assert image != before
     for node in nodes:
-        code = "import os; print(os.environ['GREETING'])"
+        code = "import os; print(os.environ['HF_GREETING'])"
         assert node.run([f"{PREFIX}/bin/tiny", "python", "-c", code]).stdout == "good morning\n"
         there = node.run(["podman", "images", "-q", "--no-trunc"]).stdout.split()
         assert sorted(there) == sorted([f"sha256:{image}", f"sha256:{before}"])
@@ -254,7 +254,7 @@ def test_nodes_pull_by_digest_what_was_pushed_and_a_node_without_a_runtime_is_re
         assert pulled.rc == 0, pulled.err
         assert by_node(pulled)[node.address]["image"]["id"] == image["id"]
         assert "building" not in pulled.err
-        world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"GREETING": "another"}))
+        world.lock(world.stack(python=[PYTHON], imports=["alpha"], environment={"HF_GREETING": "another"}))
         wrong = _run(world, "provision")
         assert (wrong.rc, wrong.code) == (7, "image-of-another-lock")
     gone = _run(world, "provision")

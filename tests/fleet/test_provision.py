@@ -31,7 +31,7 @@ def _assert_built(node: Node, evidence: dict[str, Any]) -> None:
     assert evidence["packages"] == {"alpha": "1.0", "beta": "2.0"}
     assert [(source["name"], source["install"]) for source in evidence["sources"]] == [("gamma", "path")]
     assert evidence["root"] == stamp(node)["root"]
-    shell = f'. {PREFIX}/current/{STACK}/.envbuild/activate.sh && python -c "$1" && printf %s "$GREETING"'
+    shell = f'. {PREFIX}/current/{STACK}/.envbuild/activate.sh && python -c "$1" && printf %s "$HF_GREETING"'
     code = "import alpha, beta, gamma; print(alpha.VERSION, beta.VERSION, gamma.VERSION)"
     assert node.run(["sh", "-c", shell, "sh", code]).stdout == "1.0 2.0 3\nhello $(id) 'you'"
     assert node.run([f"{PREFIX}/current/{STACK}/bin/beta-says"]).stdout == "1\n"

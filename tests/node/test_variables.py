@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.node import variables
 
 
@@ -24,6 +25,38 @@ def test_variables_of_programs_may_be_set(name: str) -> None:
 )  # fmt: skip
 def test_d23_variables_that_choose_code_may_not_be_set(name: str) -> None:
     assert not variables.may_set(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_DEBUG", "NCCL_NET", "NCCL_TOPO_FILE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
+     "OMP_NUM_THREADS", "FI_PROVIDER", "UCX_TLS", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_CUDA_ARCH_LIST", "MASTER_ADDR",
+     "HF_HUB_OFFLINE",
+     "TOKENIZERS_PARALLELISM", "GLOO_SOCKET_IFNAME", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "WANDB_MODE"],
+)  # fmt: skip
+def test_d69_a_stack_sets_what_stacks_of_this_field_set(name: str) -> None:
+    assert variables.is_of_stacks(name)
+    assert variables.may_set(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LESSOPEN", "HTTPS_PROXY", "SSL_CERT_FILE", "OPENSSL_CONF", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN",
+     "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_CONF_FILE", "NCCL_DEBUG_FILE", "MAKEFLAGS", "CFLAGS",
+     "MANPAGER",
+     "OMPI_MCA_plm_rsh_agent", "NETRC", "OMP_TOOL_LIBRARIES", "TRITON_PTXAS_PATH", "TRITON_CACHE_DIR",
+     "FI_PROVIDER_PATH",
+     "TORCH_EXTENSIONS_DIR", "CUDA_HOME", "HF_HOME", "HF_ENDPOINT", "UCX_MODULE_DIR", "WANDB_BASE_URL", "XLA_FLAGS",
+     "HF_TOKEN", "PYTORCH_NVCC", "UCX_STATS_DEST", "nccl_debug", "NCCL_DEBUG\n", "GREETING", ""],
+)  # fmt: skip
+def test_d69_what_names_a_program_a_place_a_host_or_a_secret_is_for_the_user_to_allow(name: str) -> None:
+    assert not variables.is_of_stacks(name)
+
+
+def test_d69_shipped_stacks_need_no_allowance() -> None:
+    for stack in list_stacks():
+        for profile in load_stack(stack).stack.profiles.values():
+            assert [name for name in profile.environment if not variables.is_of_stacks(name)] == []
 
 
 @pytest.mark.parametrize(

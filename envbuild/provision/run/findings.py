@@ -63,6 +63,7 @@ class Choice(NamedTuple):
     cache: str | None = None
     hosts: tuple[str, ...] = ()
     trust_first_use: bool = False
+    trust_environment: bool = True
     narrowing: Narrowing = Narrowing()
 
 

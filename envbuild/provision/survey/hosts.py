@@ -57,14 +57,14 @@ def settle_hosts(loaded: LoadedTarget, narrowing: Narrowing) -> tuple[Target, Se
                 hint="`scheduler: {nodes: N, constraints: FEATURE}` in the target file says how many and which",
             )
         return target, None
-    names, addresses = list_hosts(target.hosts, _folder(loaded))
+    names, addresses = list_hosts(target.hosts, folder_of(loaded))
     chosen, selection = narrow(names, narrowing, f"the target {target.name}")
     hosts = {**addresses, **target.connection.hosts}
     connection = target.connection.model_copy(update={"hosts": {name: hosts[name] for name in chosen if name in hosts}})
     return target.model_copy(update={"hosts": tuple(chosen), "connection": connection}), selection
 
 
-def _folder(loaded: LoadedTarget) -> Path:
+def folder_of(loaded: LoadedTarget) -> Path:
     """The folder of the file that names the hosts: relative paths in it are meant from there."""
     named = [Path(document.name) for document in loaded.documents if "hosts" in document.data]
     return (named[0] if named else loaded.path).absolute().parent

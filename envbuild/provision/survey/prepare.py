@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 from envbuild.catalog import loader
@@ -12,7 +13,9 @@ from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.lock.profile import choose_profile
+from envbuild.model.lock import Lock
 from envbuild.model.target import HostSource
+from envbuild.node.variables import is_of_stacks
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.hosts import settle_hosts
 from envbuild.provision.survey.supported import refuse_unsupported
@@ -76,11 +79,26 @@ def prepare(
         )
     if locked:
         refuse_edited(lock, loaded.stack, profile, path.name)
+    if not choice.trust_environment:
+        _refuse_variables(lock, loaded.path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
     locked_now = fill(lock, read_first_uses())
     return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference, chosen.why)
+
+
+def _refuse_variables(lock: Lock, stack: Path) -> None:
+    """Raises EnvbuildError `variable-refused` (exit 7): activate.sh would export it into the user's shell."""
+    names = sorted({name for variant in lock.variants for name in variant.environment if not is_of_stacks(name)})
+    if names:
+        raise EnvbuildError(
+            "variable-refused",
+            f"the stack {lock.stack} sets {', '.join(names)}",
+            why="activate.sh exports it into your shell, where programs may run or load what it names; the variables "
+            "that stacks usually set (NCCL_*, CUDA_*, OMP_*, TORCH_*, ...) are taken without a question",
+            hint=f"read {stack}, then say `--trust-environment`; or set it in your own target: `environment:`",
+        )
 
 
 def _overrides(choice: Choice) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""What comes with a folder, stack, target or prefix of somebody else runs nothing that the user has not allowed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envbuild.config import find_project_file
+from envbuild.errors import EnvbuildError
+from envbuild.node import trust
+from envbuild.provision.survey import implicit
+from tests.e2e.world import World
+
+VERBS = [
+    ("plan", "--stack", "./tiny.yaml"),
+    ("probe",),
+    ("env", "list"),
+    ("env", "path", "tiny"),
+    ("verify", "--stack", "./tiny.yaml"),
+    ("smoke", "--stack", "./tiny.yaml"),
+    ("provision", "--stack", "./tiny.yaml"),
+    ("wheels", "list"),
+    ("bench", "tiny"),
+]
+SOMEBODY = 4242
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(tmp_path)
+    made.tiny()
+    return made
+
+
+@pytest.fixture
+def ran(world: World) -> Path:
+    """A file that the commands of a hostile target make; `work` is the clone of its project."""
+    canary = world.top / "ran"
+    (world.work / ".git").mkdir()
+    (world.work / "envbuild.toml").write_text('target = "evil.yaml"\n')
+    hosts = f'{{command: [sh, -c, "id > {canary}; echo localhost"]}}'
+    (world.work / "evil.yaml").write_text(f"name: evil\nextends: ssh\nhosts: {hosts}\nprefix: {world.prefix}\n")
+    return canary
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `path` somebody else's: by its owner, or, where only root can do that, by who we are."""
+    if os.geteuid() == 0:
+        os.lchown(path, SOMEBODY, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
+
+
+@pytest.mark.parametrize("words", VERBS, ids=lambda verb: verb[0])
+def test_d63_a_command_of_a_clones_target_runs_for_no_verb_unasked(
+    world: World, ran: Path, words: tuple[str, ...]
+) -> None:
+    done = world.run(*words, timeout=30)
+    assert (done.rc, done.code) == (7, "target-untrusted"), done.err
+    assert "id > " in done.err
+    assert "--trust" in done.err
+    assert not ran.exists()
+    assert not world.runs.exists()
+
+
+def test_d63_the_command_runs_when_it_is_allowed_or_named_by_the_user_and_is_shown(world: World, ran: Path) -> None:
+    assert world.run("plan", "--stack", "./tiny.yaml", "--trust").code != "target-untrusted"
+    assert ran.exists()
+    ran.unlink()
+    assert world.run("probe").code == "target-untrusted", "an allowance is for one command"
+    named = world.run("probe", "--target", "./evil.yaml", "--deadline", "1")
+    assert ran.exists()
+    assert "runs `sh -c" in named.err
+
+
+def answer(world: World, text: bytes, *words: str) -> tuple[int, str]:
+    """`envbuild WORDS` on a terminal on which `text` is typed; its exit code and what it showed."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "envbuild", *words]
+    process = subprocess.Popen(command, env=world.env, cwd=world.work, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, text)
+    shown = b""
+    while select.select([ours], [], [], 60)[0]:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    return process.wait(60), shown.decode()
+
+
+def test_d63_on_a_terminal_the_answer_is_asked_once_and_again_when_the_target_changes(world: World, ran: Path) -> None:
+    rc, shown = answer(world, b"n\n", "probe", "--deadline", "1")
+    assert (rc, ran.exists()) == (7, False)
+    assert "id > " in " ".join(shown.split())
+    answer(world, b"y\n", "probe", "--deadline", "1")
+    assert ran.exists()
+    ran.unlink()
+    assert world.run("probe", "--deadline", "1").code != "target-untrusted", "the answer was remembered"
+    assert ran.exists()
+    ran.unlink()
+    target = world.work / "evil.yaml"
+    target.write_text(target.read_text().replace("id >", "id  >"))
+    assert world.run("probe").code == "target-untrusted"
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "connection: {kind: ssh, config: ./ssh_config}\nhosts: [a]\n",
+        "interpreter: /home/u/clone/python\n",
+        "base_python: /home/u/clone/python\n",
+        "environment: {LESSOPEN: '|touch canary'}\n",
+        "engine: container\ncontainer: {options: ['--privileged']}\n",
+        "engine: container\ncontainer: {mounts: ['/:/host']}\n",
+    ],
+)
+def test_d63_everything_of_a_target_that_runs_here_is_asked_for(world: World, text: str) -> None:
+    (world.work / "envbuild.toml").write_text('target = "evil.yaml"\n')
+    extends = "ssh" if "hosts" in text else "local"
+    (world.work / "evil.yaml").write_text(f"name: evil\nextends: {extends}\n{text}")
+    done = world.run("plan", "--stack", "./tiny.yaml")
+    assert (done.rc, done.code) == (7, "target-untrusted"), done.err
+
+
+def test_d63_a_target_that_runs_nothing_is_not_asked_for(world: World) -> None:
+    (world.work / "envbuild.toml").write_text('target = "mine.yaml"\n')
+    (world.work / "mine.yaml").write_text("name: mine\nextends: local\nenvironment: {NCCL_DEBUG: WARN}\n")
+    world.good("plan", "--stack", "./tiny.yaml")
+
+
+def test_d63_a_program_or_ssh_configuration_that_changes_is_asked_for_again(world: World) -> None:
+    from envbuild.catalog.loader import load_target
+
+    target, program, config = (world.work / name for name in ("t.yaml", "hosts.sh", "ssh_config"))
+    target.write_text(
+        f"name: t\nextends: ssh\nhosts: {{command: [./hosts.sh]}}\nconnection: {{kind: ssh, config: {config}}}\n"
+    )
+    digests = []
+    for one, other in (("echo a", "Host a"), ("echo b", "Host a"), ("echo b", "Host b")):
+        program.write_text(one)
+        config.write_text(other)
+        asked = implicit.question(load_target(str(target)))
+        assert asked is not None
+        digests.append(asked.digest)
+    assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize("which", ["envbuild.toml", ".", ".git"])
+def test_d63_a_project_of_another_user_is_refused(
+    world: World, ran: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    below = world.work / "mine"
+    below.mkdir()
+    give_away(world.work / which, monkeypatch)
+    with pytest.raises(EnvbuildError) as refused:
+        find_project_file(below)
+    assert (refused.value.code, int(refused.value.exit_code)) == ("project-foreign", 7)
+    if os.geteuid() == 0:
+        done = world.run("plan", "--trust")
+        assert (done.rc, done.code) == (7, "project-foreign")
+        assert not ran.exists()
+
+
+@pytest.mark.parametrize(("which", "mode", "refused"), [
+    (".", 0o777, True), (".", 0o1777, False), ("envbuild.toml", 0o666, True), ("envbuild.toml", 0o664, False),
+])  # fmt: skip
+def test_d63_a_project_that_every_user_can_change_is_refused(
+    world: World, ran: Path, which: str, mode: int, refused: bool
+) -> None:
+    (world.work / which).chmod(mode)
+    if refused:
+        with pytest.raises(EnvbuildError, match="not yours alone"):
+            find_project_file(world.work)
+    else:
+        assert find_project_file(world.work) == world.work / "envbuild.toml"
+
+
+def test_d63_under_sudo_the_caller_is_trusted_and_the_overflow_user_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_UID", "1000")
+    assert trust.ours() == {0, 1000}
+    monkeypatch.setenv("SUDO_UID", str(trust.overflow_uid()))
+    assert trust.ours() == {0}
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert trust.ours() == {0, 1000}
+
+
+@pytest.mark.parametrize("name", ["LESSOPEN", "HTTPS_PROXY", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN", "MAKEFLAGS"])
+def test_d69_a_stack_sets_other_variables_only_when_it_is_trusted_with_them(world: World, name: str) -> None:
+    world.tiny(environment={name: "|touch canary"})
+    for verb in ("plan", "provision"):
+        done = world.run(verb, "--target", "local", "--stack", "./tiny.yaml")
+        assert (done.rc, done.code) == (7, "variable-refused"), done.err
+        assert name in done.err
+    assert not world.prefix.exists()
+    world.good("plan", "--target", "local", "--stack", "./tiny.yaml", "--trust-environment")
+
+
+def test_d68_a_stack_holds_no_secret(world: World) -> None:
+    stack = world.stack("leaky", environment={"HF_TOKEN": "c4nary-value"})
+    done = world.run("lock", "create", f"./{stack.name}")
+    assert (done.rc, done.code) == (2, "manifest-invalid")
+    assert "looks like a secret" in done.err
+    assert "c4nary" not in done.err
