@@ -47,7 +47,6 @@ def _meet(spec: "Spec", place: Json, args: Json) -> Json:
         return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
     test = JointTest(spec, rank, nodes, meeting)
     with Scratch(args.get("tmp")) as scratch:
-        scratch.compile(spec.environment, spec.variables)
         test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
     smoke.apply_floors([part], floors)
@@ -135,7 +134,7 @@ class JointTest:
             ("max_restarts", 0),
         ]
         words = ["--%s=%s" % pair for pair in options]
-        run = [python] + scratch.flags + ["-m", "torch.distributed.run"] + words + ["--no_python"]
+        run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
         return run + program(scratch, self.spec.environment, "allreduce_nodes", _TIED)
 
     def _rank_outcome(self, events: str, local: int, whole: "Outcome") -> "Outcome":

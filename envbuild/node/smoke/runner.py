@@ -4,14 +4,12 @@ The programs are the modules of `programs/`. Their text is copied to a scratch f
 package may lie inside a zip file that the environment's interpreter does not know.
 """
 
-import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,17 +20,17 @@ from envbuild.node.build import build_dir
 from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import json_lines, read
-from envbuild.node.smoke import byte_code, training_log
-from envbuild.node.smoke.template import Copy, Template
+from envbuild.node.smoke import training_log
+from envbuild.node.smoke.process import Process, Turn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# `-I` ignores PYTHONPATH, the user's site packages and the current folder; `-B` because `-I` ignores the variable too.
+# `-I` ignores PYTHONPATH, the user's site packages and the current folder.
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
 _QUIET = "ignore:Failed to initialize NumPy:UserWarning"
-FLAGS = ["-I", "-B", "-u", "-X", "faulthandler", "-W", _QUIET]
+FLAGS = ["-I", "-u", "-X", "faulthandler", "-W", _QUIET]
 _START = (
     "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
@@ -129,9 +127,9 @@ class Scratch:
         self._tmp = tmp
         self._programs = programs or {}
         self.path = ""
-        self.flags = FLAGS  # of every Python that the test starts
-        self._template: Template | None = None
-        self._live: list[_Process] = []
+        self._workers: dict[int, Process] = {}
+        self.turns = threading.Lock()  # held while workers run a program
+        self._live: list[Turn] = []
         self._lock = threading.Lock()
         self._closed = False
         self._count = itertools.count(1)
@@ -160,11 +158,11 @@ class Scratch:
         """End what still runs; nothing is started any more."""
         with self._lock:
             self._closed = True
-        for process in self._live:
-            if not process.ended():
-                process.kill()
-        if self._template:
-            self._template.close()
+        for turn in self._live:
+            if not turn.ended():
+                turn.stop()
+        for worker in self._workers.values():
+            worker.kill()
 
     def _write(self, name: str, text: str) -> None:
         with open(os.path.join(self.path, "envbuild_smoke", name + ".py"), "w", encoding="utf-8") as file:
@@ -174,36 +172,26 @@ class Scratch:
         """A path in the folder that was not given before."""
         return os.path.join(self.path, "%s-%d" % (name, next(self._count)))
 
-    def compile(self, environment: str, variables: Json, more: "list[str] | None" = None) -> None:
-        """Make byte code of what the programs will import, for all that start from now on, where that saves time.
+    def flags(self) -> "list[str]":
+        """The flags of every Python that the test starts; what one has compiled, the next need not."""
+        return FLAGS + ["-X", "pycache_prefix=" + os.path.join(self.path, "byte-code")]
 
-        Of torch; with `more`, packages that may lie in the base, also of what the environment has. No failure counts.
-        """
-        folder = os.path.join(self.path, "byte-code")
-        child = child_environment(environment, variables, self.path)
-        python = [os.path.join(environment, "bin", "python"), "-I", "-B", "-W", "ignore"]
-        if byte_code.make(python, environment, folder, child, more):
-            self.flags = FLAGS + ["-X", "pycache_prefix=" + folder]
-
-    def preload(self, environment: str, variables: Json) -> None:
-        """Import torch once, beside what runs first, for all programs that can be copies of one process."""
-        child = child_environment(environment, variables, self.path)
-        with proc.starting():
-            self._template = Template(program(self, environment, "template"), child, self.path)
-
-    def copy(self, name: str, request: str, output: int, seconds: float) -> "Copy | None":
-        """Program `name` as a copy; None where it needs a process of its own."""
-        return self._template.start(name, request, output, seconds) if self._template else None
-
-    def run(
-        self, start: "Callable[[str, int], subprocess.Popen[bytes] | Copy]", request: Json, keep: int
-    ) -> "_Process":
+    def start(self, make: "Callable[[], Turn]") -> "Turn":
         """Start a program, which ends with this folder at the latest. Raises RuntimeError once that is closed."""
         with proc.starting(), self._lock:
             if self._closed:
                 raise RuntimeError("the smoke test has ended")
-            self._live.append(_Process(start, self, request, keep))
+            self._live.append(make())
             return self._live[-1]
+
+    def worker(self, rank: int, environment: str, variables: Json) -> "Process":
+        """The worker of a rank; a new one where there is none, or where the last program has ended it."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.status() is not None:
+            child = child_environment(environment, variables, self.path)
+            worker = Process(program(self, environment, "worker"), child, self.path, _TAIL)
+            self._workers[rank] = worker
+        return worker
 
 
 def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
@@ -215,7 +203,7 @@ def child_environment(environment: str, variables: Json, scratch: str) -> "dict[
     child["VIRTUAL_ENV"] = environment
     child["PATH"] = paths.search_path(environment, child.get("PATH"))
     child.update(activation.onto(environment, child))
-    child["PYTHONDONTWRITEBYTECODE"] = "1"  # for Python processes that an imported module starts
+    child["PYTHONPYCACHEPREFIX"] = os.path.join(scratch, "byte-code")  # for Python that an imported module starts
     child["PYTHONNOUSERSITE"] = "1"
     for key in ("TMPDIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR"):
         child[key] = os.path.join(scratch, "tmp")
@@ -228,59 +216,31 @@ def child_environment(environment: str, variables: Json, scratch: str) -> "dict[
     return child
 
 
-class _Process:
-    """One running program, its output drained so that it can neither block nor fill a disk."""
+class _Running:
+    """One program that runs."""
 
-    def __init__(
-        self,
-        start: "Callable[[str, int], subprocess.Popen[bytes] | Copy]",
-        scratch: "Scratch",
-        request: Json,
-        keep: int,
-    ) -> None:
-        """`start` gets the file with the request and the descriptor of the output."""
+    def __init__(self, turn: "Turn", events: str) -> None:
         self.outcome = Outcome()
-        self._keep = keep
-        self._events = str(request["events"])
-        self._tail = b""
+        self._turn = turn
+        self._events = events
         self._started = time.monotonic()
-        path = scratch.fresh("request")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(request, file)
-        self._output, theirs = os.pipe()
-        try:
-            self.child = start(path, theirs)
-        finally:
-            os.close(theirs)
-        self._drain = threading.Thread(target=self._read, daemon=True)
-        self._drain.start()
-
-    def _read(self) -> None:
-        with open(self._output, "rb", buffering=0) as output:
-            for block in iter(lambda: output.read(65536), b""):
-                self._tail = (self._tail + block)[-self._keep :]
 
     def ended(self) -> bool:
-        """True once the process is gone; records when."""
-        if self.outcome.returncode is None and self.child.poll() is not None:
-            self.outcome.returncode = self.child.returncode
+        """True once the program has ended; records when."""
+        if self.outcome.returncode is None and self._turn.ended():
+            self.outcome.returncode = self._turn.returncode
             self.outcome.seconds = time.monotonic() - self._started
         return self.outcome.returncode is not None
 
-    def kill(self) -> None:
-        """Kill the whole process group; a group that is already gone is fine."""
-        with contextlib.suppress(OSError):
-            os.killpg(self.child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done from here
-            self.child.wait(timeout=5)
-
     def finish(self) -> "Outcome":
-        """Collect events and the last lines of output."""
+        """Collect events and the last lines of output; what still runs is ended."""
         if not self.ended():
             self.outcome.seconds = time.monotonic() - self._started
-        self._drain.join(timeout=1)
-        self.outcome.stderr = redact.redact_text(self._tail.decode("utf-8", "replace"))
+            self._turn.stop()
+        self.outcome.stderr = redact.redact_text(self._turn.output.decode("utf-8", "replace"))
         self.outcome.events = redact.redact_data(read_events(self._events))
+        if self.outcome.returncode != 0 or self.outcome.of("again"):  # what it has left is for no other program
+            self._turn.stop()
         return self.outcome
 
 
@@ -300,22 +260,25 @@ def run_programs(
 ) -> "list[Outcome]":
     """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
 
-    When one process ends badly the others get a few seconds to notice and are then stopped. `alone`: in a process that
-    has imported nothing before.
+    When one process ends badly the others get a few seconds to notice and are then stopped. Each runs in the worker of
+    its rank, which has torch imported; `alone`: in a process that has imported nothing before.
     """
-    child = child_environment(environment, variables, scratch.path)
-    argv, until = program(scratch, environment, name), time.monotonic() + deadline
+    if alone:
+        child = child_environment(environment, variables, scratch.path)
+        return run_processes(scratch, program(scratch, environment, name), child, requests, deadline)
+    until = time.monotonic() + deadline
+    with scratch.turns:
+        workers = [scratch.worker(rank, environment, variables) for rank in range(len(requests))]
 
-    def start(request: str, output: int) -> "subprocess.Popen[bytes] | Copy":
-        copy = None if alone else scratch.copy(name, request, output, max(until - time.monotonic(), 0.0))
-        return copy or _popen(argv, child, scratch.path, request, output)
+        def start(rank: int, request: str) -> "Turn":
+            return workers[rank].next(name, request)
 
-    return _run(scratch, start, requests, deadline, _TAIL)
+        return _run(scratch, start, requests, max(until - time.monotonic(), 0.1))
 
 
 def program(scratch: "Scratch", environment: str, name: str, first: str = "") -> "list[str]":
     """The argument list that runs program `name` in the environment's interpreter, after the Python text `first`."""
-    return [os.path.join(environment, "bin", "python")] + scratch.flags + ["-c", first + _START, scratch.path, name]
+    return [os.path.join(environment, "bin", "python")] + scratch.flags() + ["-c", first + _START, scratch.path, name]
 
 
 def run_processes(
@@ -327,49 +290,43 @@ def run_processes(
     keep: int = _TAIL,
 ) -> "list[Outcome]":
     """The same for an argument list and the variables `child`; of each output the last `keep` bytes are kept."""
-    return _run(scratch, partial(_popen, argv, child, scratch.path), requests, deadline, keep)
 
+    def start(_: int, request: str) -> "Turn":
+        return Process(argv, child, scratch.path, keep, request).turn
 
-def _popen(
-    argv: "list[str]", child: "dict[str, str]", cwd: str, request: str, output: int
-) -> "subprocess.Popen[bytes]":
-    with open(request, "rb") as stdin:
-        return subprocess.Popen(
-            argv, stdin=stdin, stdout=output, stderr=output, env=child, cwd=cwd, start_new_session=True
-        )
+    return _run(scratch, start, requests, deadline)
 
 
 def _run(
-    scratch: "Scratch",
-    start: "Callable[[str, int], subprocess.Popen[bytes] | Copy]",
-    requests: "list[Json]",
-    deadline: float,
-    keep: int,
+    scratch: "Scratch", start: "Callable[[int, str], Turn]", requests: "list[Json]", deadline: float
 ) -> "list[Outcome]":
-    started = time.monotonic()
-    processes: list[_Process] = []
+    until = time.monotonic() + deadline + _GRACE
+    running: list[_Running] = []
     try:
-        for request in requests:
+        for rank, request in enumerate(requests):
             full = dict({"events": scratch.fresh("events")}, **request)
             full["deadline"] = max(deadline, 0.1)
-            processes.append(scratch.run(start, full, keep))
-        _wait(processes, started + deadline + _GRACE)
+            path = scratch.fresh("request")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(full, file)
+            turn = scratch.start(partial(start, rank, path))
+            running.append(_Running(turn, str(full["events"])))
+        _wait(running, until)
     finally:
-        for process in processes:
-            process.kill()
-    return [process.finish() for process in processes]
+        outcomes = [each.finish() for each in running]
+    return outcomes
 
 
-def _wait(processes: "list[_Process]", until: float) -> None:
+def _wait(running: "list[_Running]", until: float) -> None:
     stop_at: float | None = None
-    while sum(process.ended() for process in processes) < len(processes):  # every one is asked each time
+    while sum(each.ended() for each in running) < len(running):  # every one is asked each time
         now = time.monotonic()
-        if stop_at is None and any(process.outcome.returncode for process in processes):
+        if stop_at is None and any(each.outcome.returncode for each in running):
             stop_at = now + _SIBLING_GRACE
         if now >= until or (stop_at is not None and now >= stop_at):
-            for process in processes:
-                if not process.ended():
-                    process.outcome.timed_out = now >= until
-                    process.outcome.stopped = now < until
+            for each in running:
+                if not each.ended():
+                    each.outcome.timed_out = now >= until
+                    each.outcome.stopped = now < until
             return
         time.sleep(0.02)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from concurrent import futures
 
-from envbuild.node import lease, paths
+from envbuild.node import lease, paths, proc
 from envbuild.node.env import backup, stamp
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
@@ -27,7 +27,7 @@ from envbuild.node.smoke.runner import Scratch, run_programs
 __all__ = ["Spec", "apply_floors", "run", "smoke_items", "summary"]
 
 _ITEMS = ("sound", "machine", "training", "extensions", "step", "full")
-_PRELOADED = ("machine", "training", "extensions")
+_IN_WORKERS = ("machine", "training", "extensions")
 _UNTIMED = ("sound", "extensions", "step")
 _TIMED = ("machine", "training", "full")
 
@@ -106,10 +106,9 @@ def smoke_items(
         # Before anything of ours is on a GPU, and beside what needs none.
         timed = spec.cuda and any(item["name"] in _TIMED for item in items)
         others = pool.submit(gpu_state.in_use, gpu_state.visible(spec.variables)) if timed else None
-        if items:
-            scratch.compile(spec.environment, spec.variables, _imported_of_base(spec.variant))
-        if any(item["name"] in _PRELOADED for item in items):
-            scratch.preload(spec.environment, spec.variables)
+        if any(item["name"] in _IN_WORKERS for item in items):
+            with proc.starting():
+                scratch.worker(0, spec.environment, spec.variables)
         spec.in_use = others.result() if others else []
         work = functools.partial(_item, spec, scratch)
         # With GPUs, what measures no speed goes first and at once: it mostly imports and waits.
@@ -118,14 +117,6 @@ def smoke_items(
         for item in items:
             checks.extend(beside[id(item)].result() if id(item) in beside else work(item))
     return checks + gaps(spec, items, checks)
-
-
-def _imported_of_base(variant: Json) -> "list[str]":
-    """Names of packages that the stack itself wants of its base, where it may have many times as many."""
-    base = variant.get("base") or {}
-    wanted = list(base.get("provides") or ()) + list(base.get("accepts") or ())
-    imports = [str(name).partition(".")[0] for name in variant.get("imports") or []]
-    return imports + [installed.required_name(str(each)) for each in wanted]
 
 
 def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":

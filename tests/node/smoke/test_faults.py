@@ -383,7 +383,7 @@ def test_the_stack_variables_arrive_and_those_of_python_and_tf32_do_not(
         "assert 'TORCH_ALLOW_TF32_CUBLAS_OVERRIDE' not in os.environ\n"
         "assert os.environ['NCCL_DEBUG'] == '$(id) \"x\"', os.environ\nassert 'NOT_THERE' not in os.environ\n"
         "assert os.environ['THERE'] == '/'\nassert 'PYTHONPATH' not in os.environ\nassert sys.flags.isolated\n"
-        "assert sys.dont_write_bytecode\n"
+        "assert os.environ['PYTHONPYCACHEPREFIX'] == sys.pycache_prefix\n"
     )
     variables = {
         "NCCL_DEBUG": '$(id) "x"',

@@ -207,7 +207,7 @@ def test_it_does_not_wait_until_torch_is_imported_for_others(environment: Path, 
     (tree / "train.py").write_text(HEAD + LINE + meet.format(begun, met) + "[line(n, 6.0 - n) for n in range(1, 5)]\n")
     counting = Path(smoke.__file__).parent / "programs" / "gpus.py"
     programs = {
-        "template": f"import os, time\nwhile not os.path.exists({begun!r}): time.sleep(0.01)\nopen({met!r}, 'w')\n",
+        "worker": f"import os, time\nwhile not os.path.exists({begun!r}): time.sleep(0.01)\nopen({met!r}, 'w')\n",
         "gpus": counting.read_text().replace("libcuda.so.1", driver),
         "training": "",
     }
