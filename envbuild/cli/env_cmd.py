@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,10 +41,21 @@ def list_(ui: Ui, /, **flags: Any) -> int:
 
     def human() -> str:
         text = _table(rows, many=len(good) + len(errors) > 1) if rows else "no environments"
-        return "\n".join([*([text] if good else []), *failures(errors)])
+        return "\n".join([*([text] if good else []), *_outputs(rows), *failures(errors)])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
     return ui.exit_of(errors)
+
+
+def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Where the folders lie that runs write outside of their environments; no verb deletes them."""
+    found = {
+        f"outputs of {item['stack']}: {Path(item['path']).parent.parent / 'outputs' / item['stack'] / source['name']}"
+        for _, item in rows
+        for source in (item.get("stamp") or {}).get("sources", ())
+        if source.get("outputs")
+    }
+    return sorted(found)
 
 
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:

@@ -366,7 +366,7 @@ def _row(variant: Variant) -> dict[str, Any]:
         "digest": variant.digest,
         "packages": len(variant.packages),
         "conda_packages": len(archives),
-        "sources": len(variant.sources),
+        "sources": len(variant.sources) + len(variant.trees),
         "bytes": sum(item.size or 0 for item in files) + sum(item.size or 0 for item in archives),
         "unrecorded": [item.file for item in files if item.sha256 == "unrecorded"],
         "first_use": [f"{item.file}: {item.witness}" for item in files if is_trusted(item)],
@@ -397,6 +397,7 @@ def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bo
     lines = [f"{finding.kind}[{finding.code}] {finding.subject}: {finding.says}" for finding in findings]
     count = {kind: sum(finding.kind == kind for finding in findings) for kind in ("problem", "unchecked")}
     sources = {source.name for variant in made.variants for source in variant.sources}
+    sources |= {tree.name for variant in made.variants for tree in variant.trees}
     asked = "not asked (--offline)" if offline else f"{count['unchecked']} not checked"
     verdict = "agrees with its stack" if not count["problem"] else plural(count["problem"], "problem")
     return "\n".join(

@@ -110,7 +110,8 @@ def _conda_line(conda: CondaSpec) -> str:
 
 def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
     torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
-    sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.sources]
+    sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.pinned_sources]
+    sources += [f"{tree.name} {tree.path} ({tree.install})" for tree in profile.working_trees]
     return [
         ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
         ("torch", torch),

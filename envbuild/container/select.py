@@ -13,7 +13,7 @@ from envbuild.container.base_images import StackImage, load_containers, read_dig
 from envbuild.container.node_requests import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.source_patches import read_trees, trees_of
 from envbuild.lock.agreement import asked, refuse_edited
 from envbuild.lock.files import read_lock
@@ -58,6 +58,13 @@ def recipe_for(choice: Choice) -> ImageRecipe:
             f"the lock of {lock.stack} ({lock.profile}) has no variant of the engine {choice.engine}",
             why=f"it has {', '.join(each.id for each in lock.variants)}",
             hint="a `conda:` section in the profile gives one of conda; name no --variant of another engine",
+        )
+    if variant.outside:
+        raise EnvbuildError(
+            "engine-fits",
+            f"the source {variant.outside} uses folders of a node (`path:` or `outputs:`), which no image has",
+            hint="pin it by `git:` and `commit:` in the stack file, without `outputs:`",
+            exit_code=ExitCode.REFUSED,
         )
     place = find_place(variant, containers, _about(known, usual), choice.given)
     compat = load_compat()

@@ -40,7 +40,7 @@ def _variant(stack: str, name: str, profile: Profile, plan: Plan) -> Variant:
             name=source.name, git=source.git, commit=source.commit, tree=source.tree or "0" * 40,
             install=source.install, path=source.path, build=source.build, patches=source.patches,
         )
-        for source in profile.sources
+        for source in profile.pinned_sources
     )  # fmt: skip
     draft = Variant(
         id=plan.id,

@@ -56,7 +56,7 @@ def document_recipes(stack: Stack, profile: str, git: GitReader | None = None) -
     """What the document says to edit in the sources that a profile patches, tried where `git` can read the files."""
     return tuple(
         _run(source, patch, recipe, git)
-        for source in stack.profiles[profile].sources
+        for source in stack.profiles[profile].pinned_sources
         for patch in map(load_patch, source.patches)
         for recipe in patch.replaces
         if recipe.stack == stack.name

@@ -93,7 +93,9 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
         yield ""
         yield "Sources"
         size = max(len(source.name) for source in profile.sources)
-        for source in profile.sources:
+        for tree in profile.working_trees:
+            yield _wrapped(f"  {tree.name:{size}}  ", f"your working tree {tree.path}, used where it lies", width)
+        for source in profile.pinned_sources:
             patches = f", patches {', '.join(source.patches)}" if source.patches else ""
             yield _wrapped(f"  {source.name:{size}}  {source.commit[:12]}  ", f"{source.git}{patches}", width)
     if explanation.recipes:

@@ -140,7 +140,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         lines += _venv(variant, first, args)
         lines += _packages(variant, args["artifacts"].get("indexes") or {})
         lines += bash_required.call(variant, args.get("asked"))
-        lines += sources(variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
+        lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
     return "\n".join([*lines, "}", ""])
 

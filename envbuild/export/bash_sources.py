@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.export import steps
-from envbuild.model.lock import LockedSource, Variant
+from envbuild.model.lock import LockedSource, LockedTree, Variant
 from envbuild.text import visible
 
 quote = shlex.quote
@@ -67,13 +67,14 @@ editable() {
 def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     """For the head of a script: what else it needs, in words, the check of that, and functions for builds."""
     every = [source for variant in variants for source in variant.sources]
+    trees = [tree for variant in variants for tree in variant.trees]
     patched = any(source.patches for source in every)
     compiled = any(source.install == "wheel" or steps.extensions(source) for source in every)
     needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
-    return needs, _CHECK if patched else "", [_WHEEL] * compiled + _editable(every)
+    return needs, _CHECK if patched else "", [_WHEEL] * compiled + _editable([*every, *trees])
 
 
-def _editable(every: Sequence[LockedSource]) -> list[str]:
+def _editable(every: Sequence[LockedSource | LockedTree]) -> list[str]:
     if not any(source.install == "editable" for source in every):
         return []
     from envbuild.node.build.programs import editable
@@ -81,12 +82,14 @@ def _editable(every: Sequence[LockedSource]) -> list[str]:
     return [_EDITABLE.replace("@PROGRAM@", inspect.getsource(editable))]
 
 
-def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, str] | None = None) -> list[str]:
-    """The lines that bring the sources of a variant; `build` is that of the install request.
+def sources(
+    stack: str, variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, str] | None = None
+) -> list[str]:
+    """The lines that bring the sources of a stack's variant; `build` is that of the install request.
 
     `bundles`: paths on the node of repositories that were delivered, by name, as in the request's `artifacts`.
     """
-    if not variant.sources:
+    if not variant.sources and not variant.trees:
         return []
     lines = [
         "",
@@ -98,11 +101,24 @@ def sources(variant: Variant, build: Mapping[str, Any], bundles: Mapping[str, st
     if "CUDA_HOME" in seen:
         lines.append(f'  export PATH="$environment"/bin:{quote(seen["CUDA_HOME"])}/bin:"$PATH"')
     for source in variant.sources:
-        lines += _source(source, bundles or {})
+        lines += _source(stack, source, bundles or {})
+    for tree in variant.trees:
+        lines += _tree(tree)
     return lines
 
 
-def _source(source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
+def _tree(tree: LockedTree) -> list[str]:
+    place, folder = quote(str(tree.at)), f'"$environment"/src/{quote(tree.name)}'
+    return [
+        "",
+        f"  # {tree.name} is a working tree of the user, used where it lies",
+        f"  [ -d {place} ] || fail {quote(f'the working tree {tree.at} is not there')} 7",
+        f'  mkdir -p -- "$environment"/src && ln -s -- {place} {folder}',
+        *(_on_path(tree.name, folder) if tree.install == "path" else [f"  editable {folder}"]),
+    ]
+
+
+def _source(stack: str, source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
     above = '"$work"' if source.install == "wheel" else '"$environment"/src'
     folder = f"{above}/{quote(source.name)}"
     lines = [
@@ -114,6 +130,10 @@ def _source(source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
         where = f'"$folder"/{quote(tree.path)}' if tree.path else '"$folder"'
         lines.append(f"  checkout {quote(bundles.get(tree.name, tree.git))} {tree.commit} {tree.tree} {where}")
     lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
+    for output in source.outputs:
+        kept = f'"$prefix"/outputs/{quote(f"{stack}/{source.name}/{output}")}'
+        place = f'"$folder"/{quote(output)}'
+        lines.append(f'  mkdir -p -- {kept} "$(dirname -- {place})" && ln -sr -- {kept} {place}')
     lines += _patches(source)
     project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
     words = "".join(f" {quote(flag)}" for flag in steps.flags(source))
@@ -137,13 +157,7 @@ def _usable(source: LockedSource, project: str, words: str, exports: str) -> lis
     """How a checked tree becomes importable: a line in a .pth file, an editable install or a wheel."""
     python = '--python "$environment/bin/python"'
     if source.install == "path":
-        pth = quote(f"envbuild-source-{source.name}.pth")
-        return [
-            *_kernels(source),
-            '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
-            f"  printf '%s\\n' {project} > \"$site\"/{pth}",
-            *_extensions(source),
-        ]
+        return [*_kernels(source), *_on_path(source.name, project), *_extensions(source)]
     if source.install == "editable":
         words = f"editable {project}"
         return [*_kernels(source), f"  ({exports}{words})" if exports else f"  {words}", *_extensions(source)]
@@ -153,6 +167,13 @@ def _usable(source: LockedSource, project: str, words: str, exports: str) -> lis
         f"  ({exports}{build})" if exports else f"  {build}",
         f"  uv pip install {python} --no-deps --no-index --no-cache --reinstall {wheels}/*.whl",
         *_extensions(source),
+    ]
+
+
+def _on_path(name: str, project: str) -> list[str]:
+    return [
+        '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
+        f"  printf '%s\\n' {project} > \"$site\"/{quote(f'envbuild-source-{name}.pth')}",
     ]
 
 

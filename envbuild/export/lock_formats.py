@@ -89,7 +89,8 @@ def _header(lock: Lock, variant: Variant) -> list[str]:
     lines = [f"{lock.stack}, profile {lock.profile}, variant {variant.id}", f"variant digest {variant.digest}"]
     if variant.base.kind != "none":
         lines.append(f"stands on a base: {variant.base.kind} {' '.join(variant.base.provides)}".rstrip())
-    return lines + [f"not in this file: source {s.name} {s.git} at {s.commit}" for s in variant.sources]
+    lines += [f"not in this file: source {s.name} {s.git} at {s.commit}" for s in variant.sources]
+    return lines + [f"not in this file: source {tree.name}, a working tree" for tree in variant.trees]
 
 
 def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, str]]:

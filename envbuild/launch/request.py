@@ -46,7 +46,7 @@ class Order:
     def editing(self, name: str) -> tuple[str, ...]:
         """The profiles of the stack with a source that has this edit."""
         rows = self.profiles.items()
-        return tuple(own for own, profile in rows if any(name in source.patches for source in profile.sources))
+        return tuple(own for own, profile in rows if any(name in source.patches for source in profile.pinned_sources))
 
     def without_timers(self, stages: int) -> tuple[str, ...]:
         """Why DeepSpeed's timers must be off: newer ones stop at them in a pipeline; else nothing.

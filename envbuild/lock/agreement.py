@@ -167,7 +167,7 @@ def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
 
 
 def _sources(variant: Variant, profile: Profile) -> list[LockFinding]:
-    wanted = {source.name: source for source in profile.sources}
+    wanted = {source.name: source for source in profile.pinned_sources}
     locked = {source.name: source for source in variant.sources}
     findings = [differs("sources", f"{variant.id}: {n} is missing in the lock") for n in wanted.keys() - locked.keys()]
     findings += [differs("sources", f"{variant.id}: {n} is not in the stack") for n in locked.keys() - wanted.keys()]

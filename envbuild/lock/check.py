@@ -146,7 +146,7 @@ def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
 
 
 def _upstream(lock: Lock, profile: Profile) -> list[LockFinding]:
-    contains = {source.name: source.contains for source in profile.sources}
+    contains = {source.name: source.contains for source in profile.pinned_sources}
     with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
         results = pool.map(lambda source: _one_upstream(source, contains.get(source.name, ())), lock.sources.values())
         return [finding for found in results for finding in found]

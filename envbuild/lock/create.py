@@ -102,9 +102,9 @@ def create_lock(
     base = read_base(base_python) if base_python else None
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
-    sources = with_uses(tuple(lock_source(source) for source in profile.sources), previous, say)
+    sources = with_uses(tuple(lock_source(source) for source in profile.pinned_sources), previous, say)
     sources = with_trees(sources, previous, say)
-    needs = read_needs(profile.sources)
+    needs = read_needs(profile.pinned_sources)
     sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None
     uses = dict(first_uses or {})
@@ -146,7 +146,7 @@ def added_names(
     sentence for each locked version that is yanked. Raises what resolution and sources raise.
     """
     profile = _profile(stack, lock.profile)
-    needs, locked = read_needs(profile.sources), {variant.id: variant for variant in lock.variants}
+    needs, locked = read_needs(profile.pinned_sources), {variant.id: variant for variant in lock.variants}
     said: dict[str, None] = {}
     maker = _Maker(
         stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, said, AS_THE_PROFILE_SAYS

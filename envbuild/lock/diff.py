@@ -79,6 +79,7 @@ def _variant(a: Variant, b: Variant) -> list[Change]:
         *_maps(name, "conda package", _archives(a, b), _archives(b, a)),
         *_maps(name, "base package", a.provided, b.provided),
         *_sources(name, a.sources, b.sources),
+        *_maps(name, "working tree", _trees(a), _trees(b)),
         *_maps(name, "variable", _variables(a), _variables(b)),
         *_maps(name, "smoke item", _smoke(a), _smoke(b)),
     ]
@@ -158,6 +159,10 @@ def _sources(name: str, a: tuple[LockedSource, ...], b: tuple[LockedSource, ...]
         before, after = (_source_fields(source[key]) for source in (old, new))
         changes += _maps(name, f"source {key}", before, after)
     return changes
+
+
+def _trees(variant: Variant) -> dict[str, str]:
+    return {tree.name: tree.install for tree in variant.trees}
 
 
 def _source_fields(source: LockedSource) -> dict[str, str]:

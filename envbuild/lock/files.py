@@ -24,8 +24,8 @@ HEADER = (
     "A lock of envbuild: exact contents and their sha256, no addresses.",
     "Written by `envbuild lock create`; the digests make an edit by hand an error.",
 )
-# Lists that become [[variant]], [[variant.package]] and [[variant.source]].
-_TABLES = {"variants": "variant", "packages": "package", "sources": "source"}
+# Lists that become [[variant]], [[variant.package]], [[variant.source]] and [[variant.working_tree]].
+_TABLES = {"variants": "variant", "packages": "package", "sources": "source", "trees": "working_tree"}
 # A table of its own, which may hold such lists: [variant.conda].
 _NESTED = "conda"
 _NAMED = ("created_with", "manifest_fields", "environment", "provided")

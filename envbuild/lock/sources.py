@@ -19,10 +19,12 @@ def lock_source(source: Source) -> LockedSource:
     """One source of a stack, pinned by commit and tree. Raises EnvbuildError:
 
     `tree-mismatch`, `commit-missing`, `ancestor-missing` (exit 5), `source-unreachable` (exit 75),
-    `submodule-invalid`, `patch-unknown` (exit 2).
+    `submodule-invalid`, `patch-unknown`, `manifest-invalid` (exit 2).
     """
     pins = pin_patches(source.patches, source.commit)
-    with fetched(source.git, source.commit, history=bool(source.contains), trees=source.submodules) as repository:
+    with fetched(
+        source.git, source.commit, history=bool(source.contains), trees=bool(source.submodules or source.outputs)
+    ) as repository:
         tree = repository.tree()
         if source.tree is not None and source.tree != tree:
             raise EnvbuildError(
@@ -39,9 +41,21 @@ def lock_source(source: Source) -> LockedSource:
                     why="git merge-base --is-ancestor says no",
                     hint="choose a commit that contains it, or correct `contains`",
                 )
+        for output in source.outputs:
+            if repository.git("ls-tree", "--name-only", source.commit, "--", output):
+                raise _tracked(source, output)
         submodules = tuple(_submodules(repository, "", 0)) if source.submodules else ()
     taken = {field: getattr(source, field) for field in TAKEN}
     return LockedSource(**taken, tree=tree, submodules=submodules, patch_pins=pins)
+
+
+def _tracked(source: Source, output: str) -> EnvbuildError:
+    return EnvbuildError(
+        "manifest-invalid",
+        f"source {source.name}: `outputs` names {output}, which has files of the repository",
+        why="a folder of outputs is a link to a place outside the environment, and these files are part of it",
+        hint=f'say `generated: ["{output}/**"]` instead, or use your own clone: `path:` in the place of `git:`',
+    )
 
 
 def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:

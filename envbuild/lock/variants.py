@@ -9,7 +9,7 @@ from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import LockPlatform
 from envbuild.model.finding import package_name
-from envbuild.model.lock import LockedImage, LockedInterpreter
+from envbuild.model.lock import LockedImage, LockedInterpreter, LockedTree
 from envbuild.model.stack import Base, Profile
 
 PLATFORM: LockPlatform = "linux_x86_64"
@@ -47,6 +47,7 @@ def decided(profile: Profile, plan: Plan) -> dict[str, Any]:
         "torch": profile.torch.version if profile.torch and plan.flavour else None,
         "flavour": plan.flavour,
         "base": plan.base,
+        "trees": tuple(LockedTree(name=tree.name, install=tree.install) for tree in profile.working_trees),
         **run_fields(profile),
     }
 

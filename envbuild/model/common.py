@@ -67,6 +67,13 @@ def _rel_path(value: str) -> str:
     return value
 
 
+def _beside_path(value: str) -> str:
+    plain_line(value)
+    if not value or value.startswith(("/", "-", "~")):
+        raise ValueError("must be a path relative to the stack file, such as ./ or ../my-clone")
+    return value
+
+
 def _abs_path(value: str) -> str:
     plain_line(value)
     if not value.startswith("/") or ".." in value.split("/"):
@@ -137,6 +144,7 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,12
 SettableName = Annotated[EnvName, AfterValidator(settable)]
 RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]
+BesidePath = Annotated[str, AfterValidator(_beside_path)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 GitUrl = Annotated[str, AfterValidator(_git_url)]
 WebUrl = Annotated[str, AfterValidator(_https_url)]

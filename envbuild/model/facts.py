@@ -139,6 +139,20 @@ class SchedulerFacts(_Fact):
     job: str | None = None
 
 
+class TreeFacts(_Fact):
+    """A working tree of the user on the node: `problem` says why it is unusable, `unknown` why git says nothing of it.
+
+    `changed`: files that differ from the commit or are not in git.
+    """
+
+    path: str
+    commit: str | None = None
+    branch: str | None = None
+    changed: int | None = None
+    problem: str = ""
+    unknown: str = ""
+
+
 class StampFacts(_Fact):
     """One environment found under the prefix; `stamp` is its stamp file, None when it is half built.
 
@@ -159,7 +173,8 @@ class NodeFacts(_Fact):
     """Everything a probe read on one node, at one time (`probed_at`, UTC, RFC 3339).
 
     `files_found`: wanted file name -> path in a find-links folder of the node's pip configuration. `reachable`: name of
-    an index, or address of a git source -> a TCP connection to its host (or to the proxy) succeeded. `busy`: the lease
+    an index, or address of a git source -> a TCP connection to its host (or to the proxy) succeeded. `trees`: the state
+    of each source that is a working tree. `busy`: the lease
     of who is changing the prefix. `product`: what the firmware says the machine is, where it says so. `brief`: the
     probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares with the
     login host, where the prefix lies on a disk of its own; no probe says it, the target does.
@@ -203,6 +218,7 @@ class NodeFacts(_Fact):
     toolchain: tuple[str, ...] = ()
     files_found: dict[str, str] = {}
     reachable: dict[str, bool] = {}
+    trees: dict[str, TreeFacts] = {}
     busy: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
 
@@ -228,7 +244,7 @@ class NodeFacts(_Fact):
         data = self.model_dump(mode="json")
         for key in ("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain", "busy"):
             data.pop(key)
-        for key in ("files_found", "reachable", "warnings", "nics", "user", "home", "scheduler", "cpu"):
+        for key in ("files_found", "reachable", "trees", "warnings", "nics", "user", "home", "scheduler", "cpu"):
             data.pop(key)
         for gpu in data["gpus"]:
             for key in ("uuid", "pci_bus_id", "ecc_errors", "mig"):

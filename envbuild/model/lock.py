@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from envbuild.model.common import (
+    AbsPath,
     Commit,
     CudaArch,
     Flavour,
@@ -96,7 +97,7 @@ class LockedImage(StrictModel):
 
 
 # What a locked source takes from its stack as it is; `tree` and `submodules` are resolved.
-TAKEN = ("name", "git", "commit", "ref", "install", "path", "build", "patches", "generated")
+TAKEN = ("name", "git", "commit", "ref", "install", "path", "build", "patches", "generated", "outputs")
 
 
 class LockedSource(StrictModel):
@@ -120,6 +121,7 @@ class LockedSource(StrictModel):
     patches: tuple[Name, ...] = ()
     patch_pins: tuple[LockedPatch, ...] = ()
     generated: tuple[RelPath, ...] = ()
+    outputs: tuple[RelPath, ...] = ()
     uses: dict[Name, Text] | None = None
     needs: tuple[PackageName, ...] | None = None
     unpacked: Unpacked | None = None
@@ -129,6 +131,14 @@ class LockedSource(StrictModel):
         if self.patch_pins and tuple(pin.name for pin in self.patch_pins) != self.patches:
             raise ValueError("`patch_pins` must pin each of `patches`, in their order")
         return self
+
+
+class LockedTree(StrictModel):
+    """A folder of the user as a source: named, and how it is installed. `at`: where it lies here; never in a lock."""
+
+    name: Name
+    install: Literal["path", "editable"] = "path"
+    at: AbsPath | None = None
 
 
 class LockedInterpreter(StrictModel):
@@ -175,6 +185,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     conda: LockedConda | None = None
     packages: tuple[LockedPackage, ...] = ()
     sources: tuple[LockedSource, ...] = ()
+    trees: tuple[LockedTree, ...] = ()
     imports: tuple[ModuleName, ...] = ()
     environment: dict[SettableName, EnvironmentValue] = {}
     smoke: tuple[SmokeItem, ...] = ()
@@ -193,6 +204,12 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     def archives(self) -> tuple[CondaPackage, ...]:
         """The packages of conda."""
         return self.conda.packages if self.conda else ()
+
+    @property
+    def outside(self) -> str:
+        """The first source that uses folders outside the environment, so that no pack or image can hold it; or none."""
+        names = (*(tree.name for tree in self.trees), *(each.name for each in self.sources if each.outputs))
+        return next(iter(names), "")
 
     @property
     def files(self) -> Iterator[ArtifactFile]:
@@ -216,9 +233,12 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         for source in data["sources"]:
             for key in ("ref", "uses", "needs", "unpacked"):
                 source.pop(key, None)
-            # Nothing pinned counts as not said, so that a lock outlives this field.
-            if not source["patch_pins"]:
-                del source["patch_pins"]
+            # An empty list counts as not said, so that a lock outlives these fields.
+            for key in ("patch_pins", "outputs"):
+                if not source[key]:
+                    del source[key]
+        if not data["trees"]:  # as above
+            del data["trees"]
         data.get("image", {}).pop("reason", None)
         if "conda" in data:
             data["conda"].pop("solved_for", None)
@@ -242,6 +262,14 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
         """The same variant on a known base: what it provides is in the digest, what it accepts is not installed."""
         packages = self.on_top(provided)
         known = self.model_copy(update={"provided": dict(sorted(provided.items())), "packages": packages})
+        return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
+
+    def with_trees(self, stack: str, profile: str, places: Mapping[str, str]) -> Self:
+        """The same variant with its working trees at these absolute paths: two clones get two environments."""
+        if not self.trees:
+            return self
+        trees = tuple(tree.model_copy(update={"at": places.get(tree.name)}) for tree in self.trees)
+        known = self.model_copy(update={"trees": trees})
         return known.model_copy(update={"digest": known.compute_digest(stack, profile)})
 
     def on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:

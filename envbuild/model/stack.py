@@ -2,11 +2,13 @@
 
 import re
 from datetime import date
-from typing import Annotated, Literal, Self
+from itertools import permutations
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from envbuild.model.common import (
+    BesidePath,
     Commit,
     Flavour,
     GitUrl,
@@ -47,6 +49,7 @@ __all__ = [
     "SystemPackage",
     "TorchSpec",
     "Training",
+    "WorkingTree",
 ]
 
 InterpreterKind = Literal["present", "standalone"]
@@ -161,7 +164,8 @@ class Source(StrictModel):
     """A git repository pinned by commit and tree.
 
     `ref` is the branch or tag the commit came from; `lock check` says when it has moved. `contains` are commits that
-    must be ancestors. `generated` are glob patterns (relative to the source) of files that runs create.
+    must be ancestors. `generated` are glob patterns (relative to the source) of files that runs create. `outputs` are
+    folders that runs write, each a link to `<prefix>/outputs/<stack>/<source>/...`, which no verb deletes.
     """
 
     name: Name
@@ -176,6 +180,17 @@ class Source(StrictModel):
     build: Build | None = None
     patches: tuple[Name, ...] = ()
     generated: tuple[RelPath, ...] = ()
+    outputs: tuple[RelPath, ...] = ()
+
+    @model_validator(mode="after")
+    def _outputs_are_apart(self) -> Self:
+        if self.outputs and self.install == "wheel":
+            raise ValueError("`outputs` are folders of a tree: `install: editable` or `install: path`")
+        if any(not {".", ".git"}.isdisjoint(name.split("/")) for name in self.outputs):
+            raise ValueError("`outputs` names folders such as out or runs/logs, without '.' and '.git'")
+        if any(f"{one}/".startswith(f"{other}/") for one, other in permutations(self.outputs, 2)):
+            raise ValueError("one of `outputs` lies in another, or is named twice")
+        return self
 
     @model_validator(mode="after")
     def _build_fits_install(self) -> Self:
@@ -186,6 +201,37 @@ class Source(StrictModel):
         if self.ref is not None and self.ref.startswith("-"):
             raise ValueError("`ref` must not start with '-'")
         return self
+
+
+class WorkingTree(StrictModel):
+    """A folder of the user as a source: used where it lies, and never copied, changed or deleted.
+
+    `path` is relative to the stack file. Its contents are no part of a lock or root: reports say commit and changes.
+    `path` puts it on sys.path, `editable` runs its build backend there, which may write its metadata into the folder.
+    """
+
+    name: Name
+    path: BesidePath
+    install: Literal["path", "editable"] = "path"
+
+    @field_validator("install", mode="before")
+    @classmethod
+    def _is_no_copy(cls, value: Any) -> Any:
+        if value == "wheel":
+            raise ValueError("a wheel would be a copy, which changes of the folder do not reach: `path` or `editable`")
+        return value
+
+
+def _source_form(value: Any) -> str:
+    """A source without a repository is a folder; of one that has neither the repository is missing."""
+    if isinstance(value, dict):
+        return "working-tree" if "path" in value and not value.keys() & {"git", "commit", "tree"} else "pinned-source"
+    return "working-tree" if isinstance(value, WorkingTree) else "pinned-source"
+
+
+AnySource = Annotated[
+    Annotated[Source, Tag("pinned-source")] | Annotated[WorkingTree, Tag("working-tree")], Discriminator(_source_form)
+]
 
 
 class SmokeItem(StrictModel):
@@ -238,7 +284,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
     as_of: date | None = None
     packages: tuple[RequirementText, ...] = ()
     constraints: tuple[RequirementText, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[AnySource, ...] = ()
     system_packages: tuple[SystemPackage, ...] = ()
     imports: tuple[ModuleName, ...] = ()
     environment: dict[SettableName, EnvironmentValue] = {}
@@ -259,6 +305,16 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
         if needs_torch and not self._has_torch and not any(base.provides for base in self.bases):
             raise ValueError("the smoke items `machine`, `training`, `extensions` and `step` need torch")
         return self
+
+    @property
+    def pinned_sources(self) -> tuple[Source, ...]:
+        """The sources that come from a repository."""
+        return tuple(source for source in self.sources if isinstance(source, Source))
+
+    @property
+    def working_trees(self) -> tuple[WorkingTree, ...]:
+        """The sources that are folders of the user."""
+        return tuple(source for source in self.sources if isinstance(source, WorkingTree))
 
     @property
     def _has_torch(self) -> bool:
@@ -312,7 +368,7 @@ class Stack(StrictModel):
         if name in self.repositories:
             return self.repositories[name].git, self.repositories[name].commit
         for profile in (self.profiles[self.default_profile], *self.profiles.values()):
-            for source in profile.sources:
+            for source in profile.pinned_sources:
                 if source.name == name:
                     return source.git, source.commit
         return None

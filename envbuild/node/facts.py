@@ -44,6 +44,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         "scheduler": partial(system.scheduler_facts, folders),
         "libc": partial(system.libc_facts, folders),
         "reachable": partial(probe_prefix.reachable, reach, repositories),
+        "trees": partial(_trees, args),
     }
     answers, warnings = _together(asked)
     quota = answers.pop("quota") or {}
@@ -63,8 +64,19 @@ def _brief(args: Json, prefix: str, folders: "list[str]") -> Json:
     facts.update(gpus.gpu_facts(folders))
     facts["libc"] = system.libc_facts(folders)
     facts["prefix"] = disks.disk_facts(prefix, {})
+    facts["trees"] = _trees(args)
     facts["brief"] = True
     return facts
+
+
+def _trees(args: Json) -> "dict[str, Json]":
+    """The state of working trees: name -> absolute path in, name -> `TreeFacts` out."""
+    places: dict[str, str] = argument(args, "trees", "an object of text", {})
+    if not places:
+        return {}
+    from envbuild.node import git_source
+
+    return {name: git_source.tree_state(place) for name, place in places.items()}
 
 
 def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", folders: "list[str]") -> Json:

@@ -1,4 +1,4 @@
-"""Git sources: fetch exactly the pinned commit, compare its tree, and install it.
+"""Git sources: fetch exactly the pinned commit and compare its tree; say at what commit a working tree is.
 
 Git's own configuration is honoured (insteadOf, proxies, credential helpers); hooks, the `ext` transport, filters and
 submodule recursion are switched off, because what a repository says must never run before its tree is checked.
@@ -9,10 +9,11 @@ import re
 from collections.abc import Sequence
 
 from envbuild.node import paths, proc
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.redact import redact_text
 
 DEADLINE = 3600.0
+STATE_DEADLINE = 60.0
 _SAFE = (
     "protocol.ext.allow=never",
     "core.hooksPath=" + os.devnull,
@@ -43,11 +44,11 @@ _LOST = re.compile(r"(?:unable to read|Could not read|missing (?:blob|tree|commi
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 
 
-def _git(folder: str, *args: str) -> "proc.Finished":
+def _git(folder: str, *args: str, deadline: float = DEADLINE) -> "proc.Finished":
     drop: dict[str, str | None] = dict.fromkeys(REPOSITORY_VARIABLES)
-    env = proc.clean_env(dict(drop, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1"))
+    env = proc.clean_env(dict(drop, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1", GIT_OPTIONAL_LOCKS="0"))
     options = [word for setting in _SAFE for word in ("-c", setting)]
-    done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=DEADLINE, env=env)
+    done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=deadline, env=env)
     if done.missing:
         raise NodeError(
             "git-missing", "this stack has git sources and there is no git on this node", hint="install git on the node"
@@ -79,7 +80,11 @@ def check_pins(sources: "list[Json]") -> None:
             if not _HEX.match(part["commit"]) or not _HEX.match(part["tree"]):
                 raise NodeError("request-invalid", "source %s: commit and tree must be 40 hex digits" % source["name"])
         paths.checked_name(source["name"], "source name")
-        for path in [part["path"] for part in parts] + ([source["path"]] if source.get("path") else []):
+        for path in (
+            [part["path"] for part in parts]
+            + ([source["path"]] if source.get("path") else [])
+            + (source.get("outputs") or [])
+        ):
             _checked_relative(path)
 
 
@@ -204,6 +209,70 @@ def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> 
         exit_code=Exit.TRY_AGAIN if transport else Exit.BUILD_FAILED,
         changed=True,
     )
+
+
+def tree_state(place: str) -> Json:
+    """The state of the user's working tree `place`, which is only read, in the shape of `TreeFacts`.
+
+    `changed`: how many files differ from the commit or are not in git (a new folder counts as one). `problem` says why
+    the folder cannot be used; `unknown` why git says nothing of it.
+    """
+    state: Json = {"path": place, "commit": None, "branch": None, "changed": None, "problem": "", "unknown": ""}
+    if not os.path.isdir(place):
+        return dict(state, problem="is no folder" if os.path.lexists(place) else "is not there")
+    if not os.access(place, os.R_OK | os.X_OK):
+        return dict(state, problem="cannot be read")
+    try:
+        words = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "--", ".")
+        done = _git(place, *words, deadline=STATE_DEADLINE)
+    except NodeError:
+        return dict(state, unknown="there is no git on the node")
+    if not done.ok:
+        text = redact_text(done.err).strip().splitlines()
+        no_git = "not a git repository" in done.err
+        return dict(state, unknown="no git repository" if no_git else "git: %s" % (text or ["no answer"])[0][:200])
+    return dict(state, **_status(done.out.split("\0")))
+
+
+def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
+    """The error for a working tree that cannot be a source on this node."""
+    return NodeError(
+        "source-unreachable",
+        "the working tree of source %s, %s, %s" % (name, place, problem),
+        hint="use a file system that the node has, too, or pin the source by `git:` and `commit:` in the stack file",
+        exit_code=Exit.REFUSED,
+    )
+
+
+def _status(rows: "list[str]") -> Json:
+    """What the rows of `git status --porcelain=v2 --branch -z` say; a renamed file has a second row, its old name."""
+    head: Json = {}
+    changed, renamed = 0, False
+    for row in rows:
+        if renamed or not row:
+            renamed = False
+            continue
+        kind = row.split(" ", 1)[0]
+        if kind == "#":
+            _hash, name, value = (row.split(" ", 2) + [""])[:3]
+            head[name] = value
+        else:
+            changed += 1
+            renamed = kind == "2"
+    commit = head.get("branch.oid", "")
+    branch = head.get("branch.head", "")
+    named = None if branch == "(detached)" else branch
+    return {"commit": commit if _HEX.match(commit) else None, "branch": named, "changed": changed}
+
+
+def state_words(state: Json) -> str:
+    """A state in words: `commit 0123456789ab on main, 3 files changed`."""
+    if state["problem"] or state["unknown"]:
+        return str(state["problem"] or state["unknown"])
+    commit = "commit %.12s" % state["commit"] if state["commit"] else "no commit yet"
+    where = "on %s" % state["branch"] if state["branch"] else "on no branch"
+    changed = "%s changed" % plural(state["changed"], "file") if state["changed"] else "no changes"
+    return "%s %s, %s" % (commit, where, changed)
 
 
 def lost_object(said: str) -> str:

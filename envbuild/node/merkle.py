@@ -64,8 +64,17 @@ class Entry:
 class Places:
     """Where this environment lies: its own path, that of its prefix, and the interpreter that it was made with."""
 
-    def __init__(self, root: str, prefix: str, interpreter: str, replaced: "Json | None" = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        prefix: str,
+        interpreter: str,
+        replaced: "Json | None" = None,
+        trees: "dict[str, str] | None" = None,
+    ) -> None:
         """All absolute paths; each is also known by its real path. `interpreter`: empty where it is in the environment.
+
+        `trees`: the user's own folders that are sources, by name; only where they lie stands in an environment.
 
         `replaced`: relative path -> what gives the digest of a file of a conda package as it is in its archive, by
         `digest(data, root)`.
@@ -73,10 +82,13 @@ class Places:
         self.root = root
         self.replaced = replaced or {}
         self.interpreters = {interpreter, os.path.realpath(interpreter)} if interpreter else set()
+        marks = [(path, b"@tree:%s@" % os.fsencode(name)) for name, path in sorted((trees or {}).items())]
+        self.trees = {path: mark for place, mark in marks for path in (place, os.path.realpath(place))}
         pairs = [(path, b"@environment@") for path in (root, os.path.realpath(root))]
         # A short or usual path (/opt, /usr/bin/python3) stands in files that mean something else by it.
         pairs += [(path, b"@prefix@") for path in (prefix, os.path.realpath(prefix)) if _specific(path)]
         pairs += [(path, b"@interpreter@") for path in self.interpreters if _specific(path)]
+        pairs += [(path, mark) for path, mark in self.trees.items() if _specific(path)]
         unique = {os.fsencode(path): mark for path, mark in reversed(pairs)}
         self.replacements = sorted(unique.items(), key=lambda pair: -len(pair[0]))
         self._any = re.compile(b"|".join(re.escape(path) for path, _ in self.replacements))
@@ -98,6 +110,8 @@ class Places:
         """A link's target with the places replaced."""
         if target in self.interpreters or (target.startswith("/") and os.path.realpath(target) in self.interpreters):
             return b"@interpreter@"
+        if target in self.trees:
+            return self.trees[target]
         return self._any.sub(lambda found: self._mark(found.group()), os.fsencode(target))
 
     def config(self, data: bytes) -> bytes:

@@ -38,6 +38,11 @@ def delivered(prefix: str, variant_digest: str) -> str:
     return os.path.join(prefix, "store", variant_digest[:12])
 
 
+def outputs(prefix: str, stack: str, source: str) -> str:
+    """The folder for what runs of `stack` write in the folders that `source` calls its outputs; no verb deletes it."""
+    return os.path.join(prefix, "outputs", checked_name(stack, "stack"), checked_name(source, "source name"))
+
+
 def current_link(prefix: str, stack: str) -> str:
     """The link that names the environment in use for `stack`."""
     return os.path.join(prefix, "current", checked_name(stack, "stack"))

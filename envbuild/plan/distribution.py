@@ -63,7 +63,9 @@ def spread(plan: Plan, by: Sharing) -> Plan:
 
 def _on_own_disks(plan: Plan, by: Sharing) -> list[SpreadClass]:
     given = [node for node in plan.nodes if node.node not in by.tried]
-    takers = [node for node in given if _would_build(node)]
+    # A pack holds no link to folders outside the environment.
+    alone = {name for name, variant in by.variants.items() if variant.outside}
+    takers = [node for node in given if _would_build(node) and node.node not in alone]
     donors = [node for node in given if not by.rebuild and _is_finished(node, by.facts[node.node])]
     names = {node.node for node in donors}
     groups = _groups([*donors, *takers], by.facts)

@@ -153,6 +153,7 @@ class Resolver:
                 decisions += disk_rules(cost, beside, len(variant.packages), facts)
         decisions += (
             *_reach_rule(found_at),
+            *_tree_rule(variant, facts),
             *interface_rule({**variant.environment, **self.target.environment}, facts),
             *_gpu_use(variant, facts, cost),
         )
@@ -309,6 +310,20 @@ def _reach_rule(found: Supplied) -> Decisions:
     what = f"{shown} cannot be fetched: {compared[1]}, and no file of it was found"
     instead = "put files into a find-links folder, give a mirror (pip's index-url, git's insteadOf) or a proxy"
     return (decision("files-out-of-reach", "warn", what, compared, OURS, instead),)
+
+
+def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
+    """`source-unreachable`: a working tree is used where it lies, so the node must have it there."""
+    names = [tree.name for tree in variant.trees if tree.name in facts.trees]
+    out = []
+    for name in names:
+        state = facts.trees[name]
+        compared = (state.path, state.problem or "there")
+        if state.problem:
+            what = f"the working tree of source {name}, {state.path}, {state.problem} on this node"
+            instead = "a file system that the node has, too, or `git:` and `commit:` for the source"
+            out.append(decision("source-unreachable", "refuse", what, compared, OURS, instead))
+    return tuple(out)
 
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:

@@ -27,6 +27,10 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
             f"`container: {{engine: {variant.engine}}}`" if engine == "container" else f"`--engine {variant.engine}`"
         )
         return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
+    if engine == "container" and variant.outside:
+        what = f"the source {variant.outside} uses folders of a node (`path:` or `outputs:`), which no image has"
+        instead = "a target with `engine: venv`, or `git:` and `commit:` for the source, without `outputs:`"
+        return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
     if engine == "container":
         if base.kind in ("none", "image"):
             what = f"the image is built on {base.image}" if base.image else "an image is built from the lock"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from envbuild.node import git_source
+from envbuild.node.env import remove
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import (
     Node,
@@ -153,6 +154,7 @@ def test_d89_data_in_a_source_is_told_and_no_drift_and_what_to_declare(node: Nod
         "kept on repair",
         "src/nano: data/ (2 files), out/ (1 file)",
         '`generated: ["data/**", "out/**"]`',
+        "`outputs:`",
     ):
         assert words in added["says"]
     (tree / "model.py").write_text("X = 2\n")
@@ -176,6 +178,41 @@ def test_d89_code_and_links_that_nobody_declared_are_drift(node: Node, hub: Path
     result = node.verify(deep=True)
     assert result["drift"] == [{"path": f"src/nano/{name}", "kind": "extra"}]
     assert not [check for check in result["checks"] if check["name"] == "added-files"]
+
+
+def test_d89_outputs_lie_outside_the_environment_and_outlive_it(node: Node, hub: Path) -> None:
+    source = pin(hub, "nano", NANO, install="path", outputs=["out", "runs/logs"])
+    variant = make_variant([], sources=[source])
+    environment = node.build(variant)
+    root = node.verify(deep=True)["root"]
+    tree, kept = environment / "src" / "nano", node.prefix / "outputs" / "demo" / "nano"
+    (tree / "out" / "ckpt.pt").write_text("weights")
+    (tree / "runs" / "logs" / "planted.py").write_text("")
+    result = node.verify(deep=True)
+    assert (result["ok"], result["root"], result["drift"]) == (True, root, [])
+    assert not [check for check in result["checks"] if check["name"] == "added-files"]
+    node.install(variant, repair=True)
+    node.activate(variant)
+    assert (tree / "out" / "ckpt.pt").read_text() == "weights"
+    assert node.verify(deep=True)["root"] == root
+    remove.run(node.request("remove", environment=str(environment), force=True))
+    assert (kept / "out" / "ckpt.pt").read_text() == "weights"
+    other = Node(node.top / "other")
+    other.build(make_variant([], sources=[source]))
+    assert other.verify(deep=True)["root"] == root, "where outputs lie is no part of the root"
+
+
+@pytest.mark.parametrize("output", ["data", "data/shakespeare_char", "link/out", "../out", ".git"])
+def test_d89_outputs_with_files_of_the_repository_are_refused(node: Node, hub: Path, output: str) -> None:
+    source = pin(hub, "nano", NANO, install="path", outputs=[output])
+    (hub / "nano" / "link").symlink_to(node.top)
+    git(hub / "nano", "add", "-A")
+    git(hub / "nano", "commit", "--quiet", "-m", "a link")
+    source.update(commit=git(hub / "nano", "rev-parse", "HEAD"), tree=git(hub / "nano", "rev-parse", "HEAD^{tree}"))
+    with pytest.raises(NodeError) as caught:
+        node.install(make_variant([], sources=[source]))
+    assert caught.value.code == "request-invalid"
+    assert not (node.top / "out").exists()
 
 
 def test_a_path_source_is_on_sys_path_and_builds_in_place(node: Node, hub: Path) -> None:

@@ -38,6 +38,7 @@ NODE_RULES = (
     "disk-space",
     "disk-inodes",
     "files-out-of-reach",
+    "source-unreachable",
     "interface-absent",
     "cuda-without-gpu",
     "gpu-unused",

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from envbuild.node.build.job_server import Budget
 
-_KEYS = ("name", "commit", "tree", "git", "install", "generated")
+_KEYS = ("name", "commit", "tree", "git", "install", "generated", "outputs")
 
 
 class Builder:
@@ -42,8 +42,10 @@ class Builder:
         self.run = request["run"]
         self.prefix = request["prefix"]
         self.environment = args["environment"]
+        self.stack = args.get("stack")
         self.variant = args["variant"]
         self.pins: list[Json] = self.variant.get("sources") or []
+        self.working_trees: list[Json] = self.variant.get("trees") or []
         self.options: Json = args.get("build") or {}
         self.cuda_home = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
@@ -67,6 +69,8 @@ class Builder:
 
         Raises what `git_source.fetch` and `Handed.take_in` raise.
         """
+        for tree in self.working_trees:
+            self._link(tree)
         self.handed.take_in(self.store_path)
         store: Store | None = None
         for number, source in enumerate(self.pins):
@@ -117,6 +121,12 @@ class Builder:
                 self._editable(source)
             if how != "wheel" and source.get("generated"):
                 self.compiled[source["name"]] = self._compiled(source)  # before an import may compile more
+        for tree in self.working_trees:
+            log("installing the working tree %s (%s)" % (tree["at"], tree["install"]))
+            if tree["install"] == "editable":
+                self._editable(tree)
+            else:
+                self._add_path(tree)
 
     def prove(self) -> None:
         """Import every extension that was built, and all that the stack names; raises NodeError `extension-broken` (4).
@@ -179,8 +189,41 @@ class Builder:
             above = name + "/"
             parts = {key[len(above) :]: path for key, path in self.bundles.items() if key.startswith(above)}
             git_source.fetch(source, folder, self.bundles.get(name), parts)
+            for output in source.get("outputs") or ():
+                self._link_output(name, folder, output)
             self.trees[name] = folder
         return self.trees[name]
+
+    def _link(self, tree: Json) -> None:
+        """Make `src/<name>` a link to a folder of the user. Raises NodeError `source-unreachable` (exit 7)."""
+        name, place = paths.checked_name(tree.get("name"), "source name"), str(tree.get("at") or "")
+        problem = git_source.tree_state(place)["problem"] if place.startswith("/") else "has no absolute path"
+        above, real = os.path.realpath(paths.envs_dir(self.prefix)), os.path.realpath(place)
+        if not problem and (real + "/").startswith(above + "/"):
+            problem = "lies among the environments, which envbuild removes"
+        if problem:
+            raise git_source.tree_unusable(name, place, problem)
+        link = os.path.join(self.environment, "src", name)
+        os.makedirs(os.path.dirname(link), exist_ok=True)
+        os.symlink(place, link)
+        self.trees[name] = link
+
+    def _link_output(self, name: str, folder: str, output: str) -> None:
+        """Make a folder that runs write a link to one outside the environment. Raises NodeError `request-invalid`."""
+        place, kept = os.path.join(folder, output), os.path.join(paths.outputs(self.prefix, self.stack, name), output)
+        above = os.path.dirname(place)
+        os.makedirs(above, exist_ok=True)
+        # Neither may the repository have files there, nor a link that leads out of the tree.
+        if os.path.lexists(place) or os.path.realpath(above) != os.path.join(
+            os.path.realpath(folder), *output.split("/")[:-1]
+        ):
+            raise NodeError(
+                "request-invalid",
+                "source %s: `outputs` names %s, which has files of the repository" % (name, output),
+                hint="name what runs write there in `generated:`",
+            )
+        os.makedirs(kept, exist_ok=True)
+        os.symlink(os.path.relpath(kept, above), place)  # relative, so that every prefix has one root
 
     def _project(self, source: Json) -> str:
         folder = self.trees[source["name"]]
@@ -328,7 +371,7 @@ class Builder:
         if not done.ok:
             paths.refuse_full(done.err, project, uv.tail(done.err))
             raise _failed(source, done)
-        if not had_build:
+        if not had_build and source not in self.working_trees:
             paths.remove_tree(os.path.join(project, "build"))
 
     def _compiled(self, source: Json) -> "list[str]":

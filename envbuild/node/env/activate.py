@@ -3,7 +3,7 @@
 import os
 import time
 
-from envbuild.node import lease, merkle, paths
+from envbuild.node import git_source, lease, merkle, paths
 from envbuild.node.env import activation_files, backup, contents, stamp, switch
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json, NodeError, log, plural, utc_time
@@ -116,6 +116,7 @@ def _stamp(environment: str, request: Json, built: Json, files: Json) -> Json:
         "base_packages": built["base_packages"],
         "conda": built.get("conda"),
         "sources": built["sources"],
+        "trees": [dict(tree, state=git_source.tree_state(tree["at"])) for tree in built.get("trees") or ()],
         "variables": args.get("variables") or {},
         "interpreter": built["interpreter"],
         "environment": environment,

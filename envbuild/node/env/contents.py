@@ -45,11 +45,12 @@ def scan(
     settled: "dict[str, merkle.Entry] | None" = None,
     seen: "Iterable[tuple[str, os.stat_result]] | None" = None,
 ) -> "dict[str, merkle.Entry]":
-    """Every covered path of an environment; `told` names its interpreter and its sources (stamp or install notes).
+    """Every covered path of an environment; `told`: interpreter, sources and trees (of a stamp or install notes).
 
     `known`, `settled` and `seen`: see `merkle.scan`. Raises OSError.
     """
-    places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment))
+    trees = {tree["name"]: tree["at"] for tree in told.get("trees") or ()}
+    places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment), trees)
     return merkle.scan(environment, places, merkle.generated_of(told["sources"]), known, settled=settled, seen=seen)
 
 

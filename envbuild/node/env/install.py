@@ -141,7 +141,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
         _install_packages(job, tool)
         sources.look_again()
     required = _required(job, interpreter)
-    if sources.pins:
+    if sources.pins or sources.working_trees:
         sources.patch_and_build()
         job.phase("wheels")
         stands_on.check_added(sources.distributions())
@@ -151,7 +151,8 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
     tool.drop_cache()
     progress("comparing every file with its RECORD")
     there = _check_set(job, interpreter)
-    entries, compared = _check_record(job, tool, {"interpreter": interpreter.path, "sources": sources.pins})
+    told = {"interpreter": interpreter.path, "sources": sources.pins, "trees": sources.working_trees}
+    entries, compared = _check_record(job, tool, told)
     job.phase("record")
     result = {
         "environment": job.environment,
@@ -163,6 +164,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
         "record_wrong": compared["wrong"],
         "required": required,
         "sources": sources.told(),
+        "trees": sources.working_trees,
         "seconds": job.seconds,
         **stands_on.told,
     }

@@ -1,7 +1,8 @@
 """The stamp: what a finished environment says of itself. It is written last, so an environment has one or is nothing.
 
 Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`, `arch_list`, `root`, `packages`,
-`base_packages`, `conda`, `sources`, `variables`, `interpreter` (empty where the environment has its own),
+`base_packages`, `conda`, `sources`, `trees` (of the user, with their state when stamped), `variables`, `interpreter`
+(empty where the environment has its own),
 `environment`, `files`, `bytes`, `run`, `stamped_at` and `evidence`.
 """
 

@@ -35,6 +35,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     if found is not None:
         _check_packages(checks, environment, found, args.get("variant"))
         _say_left_out(checks, found)
+        _check_trees(checks, environment, found)
         _check_link(checks, prefix, stack, environment, bool(args.get("environment")))
         if args.get("deep"):
             drift, root = _check_contents(checks, prefix, environment, found)
@@ -115,6 +116,23 @@ def _say_left_out(checks: "list[Json]", found: Json) -> None:
         says = "%s of tests of packages (%.1f MB) left out on purpose, though their RECORD names them" % counts
         _add(checks, "left-out", [], says, time.monotonic(), "stamped")
         checks[-1]["details"] = {"deviation": "slim", **left_out}
+
+
+def _check_trees(checks: "list[Json]", environment: str, found: Json) -> None:
+    """A deviation for each working tree: at which commit it is now. Its files are the user's and are not compared."""
+    for tree in found.get("trees") or ():
+        from envbuild.node import git_source
+
+        begun, link = time.monotonic(), os.path.join(environment, "src", tree["name"])
+        state = git_source.tree_state(tree["at"])
+        problem = "the working tree of source %s, %s, %s" % (tree["name"], tree["at"], state["problem"])
+        problems = [problem] if state["problem"] else []
+        if not os.path.islink(link) or os.readlink(link) != tree["at"]:
+            problems.append("%s does not lead to %s" % (link, tree["at"]))
+        words = (tree["name"], git_source.state_words(state), tree["at"])
+        good = "source %s is a working tree, %s, not part of the digest: %s" % words
+        _add(checks, "working-tree", problems, good, begun)
+        checks[-1]["details"] = {"deviation": "working-tree", "name": tree["name"], **state}
 
 
 def _check_link(checks: "list[Json]", prefix: str, stack: str, environment: str, named: bool) -> None:
@@ -227,7 +245,7 @@ def _say_added(checks: "list[Json]", added: "list[str]", begun: float) -> None:
         there = ["%s (%s)" % (top, plural(counts[top], "file")) for top in tops]
         there += ["%d more" % (len(counts) - _NAMED)] * (len(counts) > _NAMED)
         patterns = json.dumps([top + "**" * top.endswith("/") for top in tops])
-        rows.append("src/%s: %s. In the stack file, add `generated: %s` to the source %s"
+        rows.append("src/%s: %s. In the stack file, add `generated: %s` to the source %s, or `outputs:` for new folders"
                     % (source, ", ".join(there), patterns, source))  # fmt: skip
     says = "%s that no build made, such as %s; not part of the root, kept on repair. %s" % (
         plural(len(added), "file"), ", ".join(added[:_NAMED]), "; ".join(rows))  # fmt: skip

@@ -194,6 +194,7 @@ def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
             "packages": packages,
             "provided": provided,
             "base": spec.base,
+            "trees": [tree["at"] for tree in variant.get("trees") or []],
             "python": variant.get("python"),
             "torch": variant.get("torch"),
             "flavour": variant.get("flavour"),

@@ -116,7 +116,7 @@ def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
     added = all(each.get("kind") == "extra" and each.get("path", "").startswith("src/") for each in node.drift)
     repair, names = f"`{_as('provision --repair', command)}`", f"`{_as('verify', command)}` names every file"
     if added and 0 < node.drift_count == len(node.drift):
-        declare = "declare what runs write: `generated:` of the source in the stack file"
+        declare = "declare what runs write: `generated:` or `outputs:` of the source in the stack file"
         return f"{declare}; {repair} builds the environment without these files"
     return f"{repair} builds it again; {names}"
 

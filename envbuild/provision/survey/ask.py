@@ -58,7 +58,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: RunDir, *, keep: boo
     """
     survey = Survey()
     if keep and can_keep(prepared.choice, prepared.target.base):
-        ask(nodes, prepared, run, {"stack": prepared.stack.name, "verify": True, "brief": True}, survey, _NEXT)
+        ask(nodes, prepared, run, {**_of_stack(prepared), "brief": True}, survey, _NEXT)
         plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
         survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
     rest = [node for node in nodes if node not in survey.kept and node not in survey.errors]
@@ -89,8 +89,7 @@ def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any
     from envbuild.resolve.reachability import wanted_files
 
     args: dict[str, Any] = {
-        "stack": prepared.stack.name,
-        "verify": True,
+        **_of_stack(prepared),
         "pythons": sorted({variant.python for variant in prepared.lock.variants}),
         "files": sorted(wanted_files(prepared.lock)),
         "base_packages": everything or prepared.target.base not in (None, "none"),
@@ -101,6 +100,12 @@ def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any
     if prepared.target.delivery != "controller" and prepared.target.engine != "container":
         args.update(_places(prepared))
     return args
+
+
+def _of_stack(prepared: Prepared) -> dict[str, Any]:
+    """What every probe is asked about the stack: the environment in use, and the state of working trees."""
+    trees = {tree.name: tree.at for variant in prepared.lock.variants for tree in variant.trees if tree.at}
+    return {"stack": prepared.stack.name, "verify": True, **({"trees": trees} if trees else {})}
 
 
 def _places(prepared: Prepared) -> dict[str, Any]:

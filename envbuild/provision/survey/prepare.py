@@ -84,7 +84,7 @@ def prepare(
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
-    locked_now = fill(lock, read_first_uses())
+    locked_now = _with_trees(fill(lock, read_first_uses()), loaded, profile)
     return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference, chosen.why)
 
 
@@ -99,6 +99,14 @@ def _refuse_variables(lock: Lock, stack: Path) -> None:
             "that stacks usually set (NCCL_*, CUDA_*, OMP_*, TORCH_*, ...) are taken without a question",
             hint=f"read {stack}, then say `--trust-environment`; or set it in your own target: `environment:`",
         )
+
+
+def _with_trees(lock: Lock, loaded: loader.LoadedStack, profile: str) -> Lock:
+    """The lock with the user's working trees where they lie, relative to the stack file."""
+    trees = loaded.stack.profiles[profile].working_trees
+    places = {tree.name: str((loaded.path.parent / tree.path).resolve()) for tree in trees}
+    variants = tuple(variant.with_trees(lock.stack, lock.profile, places) for variant in lock.variants)
+    return lock.model_copy(update={"variants": variants}) if places else lock
 
 
 def _overrides(choice: Choice) -> dict[str, Any]:

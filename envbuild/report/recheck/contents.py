@@ -133,6 +133,7 @@ def _is_of(variant: Variant, lock: Lock) -> bool:
             theirs = {package.name: package for package in variant.packages}
             filled = tuple(_filled(package, theirs.get(package.name)) for package in locked.packages)
             made = locked.model_copy(update={"packages": filled, "arch_list": variant.arch_list})
+            made = made.with_trees(lock.stack, lock.profile, {tree.name: tree.at for tree in variant.trees if tree.at})
             if made.base.kind != "none":
                 made = made.with_provided(lock.stack, lock.profile, variant.provided)
             return made.compute_digest(lock.stack, lock.profile) == variant.digest

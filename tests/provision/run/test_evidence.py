@@ -100,7 +100,7 @@ def test_d89_files_beside_those_of_a_source_are_to_be_declared_and_not_built_aga
         failed("files", drift=drift, drift_count=1), ("envbuild", "verify"), verb="verify", several=False
     ).error
     assert error is not None
-    assert error["hint"].startswith("declare what runs write: `generated:` of the source")
+    assert error["hint"].startswith("declare what runs write: `generated:` or `outputs:` of the source")
     assert "builds it again" not in error["hint"]
     drift += [{"path": "src/nano/model.py", "kind": "changed"}]
     error = coded(

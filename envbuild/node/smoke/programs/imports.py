@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from .common import Channel, begin, other_machine
 
@@ -38,15 +38,19 @@ def same_version(locked: str, found: str) -> bool:
 
 
 class Places:
-    """Where a module may come from: the environment, the standard library and, for what it provides, the base."""
+    """Where a module may come from: environment, working trees, standard library and, what it provides, the base."""
 
-    def __init__(self, environment: str, base: str, provided: Dict[str, str]) -> None:
-        """`base` is the kind (`none`: nothing is provided), `provided` its packages."""
+    def __init__(self, environment: str, base: str, provided: Dict[str, str], trees: Sequence[str] = ()) -> None:
+        """`base` is the kind (`none`: nothing is provided), `provided` its packages, `trees` folders of the user."""
         self.environment = _real(environment)
+        self.own = [self.environment, *map(_real, trees)]
         self.base = base
         self.provided = provided
         self.stdlib = sorted({_real(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
         self._tops = None  # type: Optional[List[str]]
+
+    def _is_own(self, path: str) -> bool:
+        return any(_under(path, root) for root in self.own)
 
     def _in_stdlib(self, path: str) -> bool:
         for root in self.stdlib:
@@ -58,7 +62,7 @@ class Places:
     def problem(self, module: str, path: str) -> Optional[str]:
         """Why this place is wrong for this module; None when it is right."""
         real = _real(path)
-        if _under(real, self.environment) or self._in_stdlib(real):
+        if self._is_own(real) or self._in_stdlib(real):
             return None
         if self.base != "none" and self._is_provided(module.split(".")[0]):
             return None
@@ -78,7 +82,7 @@ class Places:
         found = []
         for entry in sys.path:
             real = _real(entry)
-            if os.path.exists(real) and not _under(real, self.environment) and not self._in_stdlib(real):
+            if os.path.exists(real) and not self._is_own(real) and not self._in_stdlib(real):
                 found.append(entry)
         return found
 
@@ -173,7 +177,7 @@ def main() -> None:
     request = begin()
     sys.path.pop(0)  # the programs' own folder; it must not serve an import
     args, channel = request.args, request.channel
-    places = Places(args["environment"], args["base"], args["provided"])
+    places = Places(args["environment"], args["base"], args["provided"], args.get("trees", ()))
     if args["first"]:
         channel.stage("reading the metadata of the packages")
         _check_interpreter(channel, args, places)

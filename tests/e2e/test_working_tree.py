@@ -1,0 +1,125 @@
+"""The user's own folder as a source: used where it lies, told with its commit and changes, and never touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World, drift, snapshot
+from tests.node.env_support import git, make_repository
+
+NANO = {"model.py": "X = 1\n", "data/shakespeare_char/prepare.py": "open('data/train.bin', 'w').write('x')\n"}
+
+
+IMPORT = "import sys; sys.dont_write_bytecode = True; import model; print(model.X)"
+
+
+@pytest.fixture
+def clone(world: World) -> Path:
+    """A clone of the user with one change and one file that is not in git; the stack file lies in it."""
+    tree = world.work
+    make_repository(tree, NANO)
+    (tree / "model.py").write_text("X = 2\n")
+    (tree / "data" / "shakespeare_char" / "input.txt").write_text("text")
+    world.tiny(sources=[{"name": "nano", "path": "./", "install": "path"}], imports=["model"])
+    return tree
+
+
+def told(node: dict[str, Any]) -> dict[str, Any]:
+    (check,) = [check for check in node["checks"] if check["name"] == "working-tree"]
+    assert isinstance(check, dict)
+    return check
+
+
+def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: World, clone: Path) -> None:
+    commit, branch = git(clone, "rev-parse", "HEAD"), git(clone, "symbolic-ref", "--short", "HEAD")
+    lock = (clone / "tiny.lock.toml").read_text()
+    assert "[[variant.working_tree]]" in lock
+    assert str(clone) not in lock, "a lock has contents, never locations"
+    before = snapshot(clone)
+    plan = world.good("plan", "--target", "local", "--stack", "./tiny.yaml", "--json").out
+    node = world.built()
+    check = told(node)
+    state = f"commit {commit[:12]} on {branch}, 4 files changed"
+    says = f"source nano is a working tree, {state}, not part of the digest: {clone}"
+    assert check["says"] == says
+    assert node["facts"]["trees"]["nano"]["commit"] == commit
+    assert node["variant_digest"] in plan
+    stamp = json.loads((world.current / ".envbuild" / "stamp.json").read_text())
+    (tree,) = stamp["trees"]
+    assert (tree["at"], tree["state"]["commit"], tree["state"]["changed"]) == (str(clone), commit, 4)
+    assert world.python(IMPORT) == "2"
+    assert drift(world) == (0, {})
+    report = world.good("report", "show", "last", "--format", "md").out
+    assert says in report.replace("\\", "")
+    (clone / "model.py").write_text("X = 3\n")
+    assert drift(world, "--deep") == (0, {}), "what is in the tree is no drift"
+    assert world.python(IMPORT) == "3"
+    (clone / "model.py").write_text("X = 2\n")
+    again = world.built()
+    assert (again["status"], told(again)["says"]) == ("unchanged", check["says"])
+    assert world.built("--repair")["root"] == node["root"]
+    world.good("env", "remove", world.current.name, "--force")
+    assert snapshot(clone) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ({"path": "./", "install": "wheel"}, "a wheel would be a copy"),
+        ({"path": "./", "build": {"kind": "inplace"}}, "is an unknown key"),
+        ({"path": "/etc"}, "must be a path relative to the stack file"),
+        ({"install": "path"}, "git is missing"),
+        ({"path": "sub", "commit": "0" * 40}, "git is missing"),
+    ],
+)
+def test_d89_a_source_is_a_repository_or_a_folder(world: World, source: dict[str, Any], says: str) -> None:
+    world.stack(sources=[{"name": "nano", **source}])
+    done = world.run("stack", "show", "./tiny.yaml")
+    assert (done.rc, done.code) == (2, "manifest-invalid")
+    assert says in done.err
+
+
+def test_d89_a_folder_that_is_not_there_and_images_are_refused(world: World, clone: Path) -> None:
+    done = world.run("image", "dockerfile", "./tiny.yaml", "-o", "out")
+    assert (done.rc, done.code) == (7, "engine-fits")
+    stack = clone / "sub" / "tiny.yaml"
+    stack.parent.mkdir()
+    text = (clone / "tiny.yaml").read_text().replace("path: ./", "path: ../gone")
+    stack.write_text(text)
+    shutil.copy(clone / "tiny.lock.toml", stack.with_name("tiny.lock.toml"))
+    done = world.run("plan", "--target", "local", "--stack", "sub/tiny.yaml")
+    assert (done.rc, done.code) == (2, "lock-stale"), "the stack file has changed"
+    world.good("lock", "create", "sub/tiny.yaml")
+    assert (clone / "tiny.lock.toml").read_text().split("[[variant]]")[1] == (
+        stack.with_name("tiny.lock.toml").read_text().split("[[variant]]")[1]
+    ), "where a folder lies is not locked"
+    done = world.run("provision", "--target", "local", "--stack", "sub/tiny.yaml", "--json")
+    assert (done.rc, done.node["error"]["code"]) == (7, "source-unreachable")
+    assert str(clone / "gone") in done.err
+
+
+def test_d89_outputs_of_a_source_are_linked_listed_and_stay(world: World) -> None:
+    pin = {**world.repository("nano", NANO), "install": "path"}
+    world.wheel()
+    world.stack(sources=[{**pin, "outputs": ["data"]}])
+    done = world.run("lock", "create", "./tiny.yaml")
+    assert (done.rc, done.code) == (2, "manifest-invalid")
+    assert "`outputs` names data, which has files of the repository" in done.err
+    world.lock(world.stack(sources=[{**pin, "outputs": ["out"]}]))
+    world.built()
+    (world.current / "src" / "nano" / "out" / "ckpt.pt").write_text("weights")
+    kept = world.prefix / "outputs" / "tiny" / "nano"
+    assert f"outputs of tiny: {kept}" in world.good("env", "list").out
+    old = world.current
+    world.lock(world.stack(sources=[{**pin, "outputs": ["out"]}], environment={"OMP_NUM_THREADS": "1"}))
+    world.built()
+    assert world.current != old
+    assert (world.current / "src" / "nano" / "out" / "ckpt.pt").read_text() == "weights"
+    world.good("env", "prune", "--keep-days", "0", "--yes")
+    world.good("env", "remove", world.current.name, "--force")
+    assert (kept / "out" / "ckpt.pt").read_text() == "weights"

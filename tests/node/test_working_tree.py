@@ -1,0 +1,123 @@
+"""A folder of the user as a source: its state is read, and it is linked, used and left as it is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node import git_source
+from envbuild.node.env import remove
+from envbuild.node.protocol import NodeError
+from tests.e2e.world import snapshot
+from tests.node.env_support import Node, git, make_repository, make_variant, node
+from tests.node.test_git_source import PROJECT
+
+__all__ = ["node"]
+
+
+def trees(place: Path, install: str = "path") -> dict[str, Any]:
+    return {"trees": [{"name": "mine", "install": install, "at": str(place)}]}
+
+
+def run_python(environment: Path, code: str) -> str:
+    argv = [str(environment / "bin" / "python"), "-I", "-B", "-c", code]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:
+    commit, _ = make_repository(tmp_path, {"a.py": "1\n", "b.py": "2\n", "c.py": "3\n", "sub/d.py": "4\n"})
+    state = git_source.tree_state(str(tmp_path))
+    assert (state["commit"], state["changed"], state["problem"], state["unknown"]) == (commit, 0, "", "")
+    assert git_source.state_words(state) == f"commit {commit[:12]} on {state['branch']}, no changes"
+    (tmp_path / "a.py").write_text("other\n")
+    (tmp_path / "b.py").unlink()
+    git(tmp_path, "mv", "c.py", "renamed.py")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_text("")
+    (tmp_path / "data" / "y").write_text("")
+    assert git_source.tree_state(str(tmp_path))["changed"] == 4, "a new folder counts as one"
+    assert git_source.tree_state(str(tmp_path / "sub"))["changed"] == 0, "only what is in the folder"
+    git(tmp_path, "checkout", "--quiet", "--detach")
+    assert "on no branch" in git_source.state_words(git_source.tree_state(str(tmp_path)))
+
+
+def test_a_folder_without_git_and_one_that_is_not_there(tmp_path: Path) -> None:
+    assert git_source.state_words(git_source.tree_state(str(tmp_path))) == "no git repository"
+    assert git_source.tree_state(str(tmp_path / "gone"))["problem"] == "is not there"
+    (tmp_path / "file").write_text("")
+    assert git_source.tree_state(str(tmp_path / "file"))["problem"] == "is no folder"
+
+
+def test_looking_runs_nothing_that_the_repository_names_and_writes_nothing(tmp_path: Path) -> None:
+    make_repository(tmp_path / "r", {"a.py": "1\n"})
+    ran = tmp_path / "ran"
+    git(tmp_path / "r", "config", "core.fsmonitor", f"touch {ran}")
+    (tmp_path / "r" / "a.py").touch()
+    before = snapshot(tmp_path / "r")
+    assert git_source.tree_state(str(tmp_path / "r"))["changed"] == 0
+    assert snapshot(tmp_path / "r") == before
+    assert not ran.exists()
+
+
+def test_a_working_tree_is_linked_and_its_place_and_contents_are_no_part_of_the_root(node: Node) -> None:
+    roots = set()
+    for name in ("one", "two"):
+        tree = node.top / name / "clone"
+        make_repository(tree, {"mine.py": f"NAME = {name!r}\n"})
+        before = snapshot(tree)
+        environment = node.build(make_variant([], **trees(tree)))
+        assert run_python(environment, "import mine; print(mine.NAME)") == name
+        assert (environment / "src" / "mine").readlink() == tree
+        result = node.verify(deep=True)
+        assert result["ok"], result["checks"]
+        roots.add(result["root"])
+        (tree / "mine.py").write_text("NAME = 'changed'\n")
+        assert node.verify(deep=True)["ok"]
+        (tree / "mine.py").write_text(f"NAME = {name!r}\n")
+        node.install(make_variant([], **trees(tree)), repair=True)
+        node.activate(make_variant([], **trees(tree)))
+        remove.run(node.request("remove", environment=str(environment), force=True))
+        assert snapshot(tree) == before
+    assert len(roots) == 1
+
+
+def test_an_editable_working_tree_is_built_where_it_lies(node: Node) -> None:
+    tree = node.top / "clone"
+    make_repository(tree, PROJECT)
+    environment = node.build(make_variant([], **trees(tree, "editable")))
+    assert run_python(environment, "import lib; print(lib.VALUE)") == "41"
+    assert node.verify(deep=True)["ok"]
+    (tree / "lib" / "__init__.py").write_text("VALUE = 42\n")
+    assert run_python(environment, "import lib; print(lib.VALUE)") == "42"
+
+
+@pytest.mark.parametrize("place", ["gone", "prefix/envs/other/src"])
+def test_a_folder_that_cannot_be_used_is_refused_and_nothing_is_built(node: Node, place: str) -> None:
+    tree = node.top / place
+    if place != "gone":
+        tree.mkdir(parents=True)
+    with pytest.raises(NodeError) as caught:
+        node.install(make_variant([], **trees(tree)))
+    assert (caught.value.code, caught.value.exit_code) == ("source-unreachable", 7)
+    assert str(tree) in caught.value.what
+
+
+def test_a_link_that_leads_elsewhere_and_a_folder_that_went_are_told(node: Node) -> None:
+    tree = node.top / "clone"
+    make_repository(tree, {"mine.py": ""})
+    environment = node.build(make_variant([], **trees(tree)))
+    link = environment / "src" / "mine"
+    link.unlink()
+    link.symlink_to(node.top)
+    result = node.verify(deep=True)
+    assert not result["ok"]
+    assert {each["path"]: each["kind"] for each in result["drift"]} == {"src/mine": "changed"}
+    link.unlink()
+    link.symlink_to(tree)
+    assert node.verify(deep=True)["ok"]
+    tree.rename(node.top / "moved")
+    (check,) = [check for check in node.verify()["checks"] if check["name"] == "working-tree"]
+    assert (check["status"], check["says"]) == ("failed", f"the working tree of source mine, {tree}, is not there")
