@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from envbuild.errors import EnvbuildError
+from envbuild.regular_file import opened, unreadable
 
 
 def sha256_of(path: Path) -> str:
-    """sha256 (hex) of a file.
+    """sha256 (hex) of a regular file.
 
-    Raises EnvbuildError `file-unreadable` (exit 70).
+    Raises EnvbuildError `file-unreadable` (exit 2).
     """
     try:
-        with path.open("rb") as source:
+        with opened(path) as source:
             return hashlib.file_digest(source, "sha256").hexdigest()
     except OSError as error:
-        raise EnvbuildError("file-unreadable", f"cannot read {path}", why=str(error.strerror or error)) from error
+        raise unreadable(path, error) from error

@@ -14,6 +14,7 @@ TOP = Path(envbuild.__file__).parent
 # rows above them, and modules of one row each other, without a circle.
 LAYERS = (
     ("errors", "redact", "resources", "text", "node"),
+    ("regular_file",),
     ("hashing", "node_program", "model"),
     ("hostlist", "catalog"),
     ("config", "transport", "conda"),

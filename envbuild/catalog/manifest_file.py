@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import stat
+import errno
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
+from envbuild.regular_file import read_file
 
 MAX_BYTES = 1_000_000
 
@@ -15,30 +15,13 @@ def read_manifest(path: Path) -> bytes:
     """The bytes of a regular file of at most `MAX_BYTES`; a FIFO or device is refused without waiting for it."""
     name = str(path)
     try:
-        # Non-blocking, because opening a FIFO would wait for its writer for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise EnvbuildError("manifest-missing", f"no such file: {name}", why=f"{name}: not found") from None
-    except (OSError, ValueError) as error:
-        raise EnvbuildError("manifest-unreadable", f"cannot read {name}", why=f"{name}: {error}") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise EnvbuildError(
-                "manifest-not-a-file",
-                f"{name} is not a regular file",
-                why=f"{name}: a folder, FIFO, socket or device",
-                hint="name a YAML file",
-            )
-        if status.st_size > MAX_BYTES:
-            raise too_large(name, status.st_size)
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            content = stream.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BYTES:
-        raise too_large(name, len(content))
-    return content
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise too_large(name) from None
+        raise EnvbuildError("manifest-unreadable", f"cannot read {name}", why=f"{name}: {error.strerror}") from None
 
 
 def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str = "") -> EnvbuildError:
@@ -52,11 +35,11 @@ def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str
     )
 
 
-def too_large(name: str, size: int) -> EnvbuildError:
-    """The error for a file of `size` bytes."""
+def too_large(name: str) -> EnvbuildError:
+    """The error for a file of more than `MAX_BYTES`."""
     return EnvbuildError(
         "manifest-too-large",
         f"{name} is larger than {MAX_BYTES} bytes",
-        why=f"{name}:1:1: {size} bytes",
+        why=f"{name}:1:1",
         hint="a manifest is a few kilobytes; is this the right file?",
     )

@@ -15,9 +15,8 @@ from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.facts import NodeFacts
+from envbuild.regular_file import read_file
 from envbuild.text import visible
-
-_LARGEST = 64_000_000
 
 
 def list_facts() -> tuple[str, ...]:
@@ -33,10 +32,8 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     """
     path = _find(ref)
     try:
-        if path.stat().st_size > _LARGEST:
-            raise _unreadable(path, f"larger than {_LARGEST} bytes")
         known: dict[tuple[str, str], Any] = {}
-        data = json.loads(path.read_text(encoding="utf-8"), object_hook=_each_text_once())
+        data = json.loads(read_file(path), object_hook=_each_text_once())
         found = [_node(name, plain, known) for name, plain in _nodes(data)]
     except ValidationError as error:
         raise _unreadable(path, first_mistake(error)) from error

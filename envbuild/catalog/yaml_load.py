@@ -88,7 +88,7 @@ class _Reader:
 
     def __init__(self, content: bytes, name: str) -> None:
         if len(content) > MAX_BYTES:
-            raise too_large(name, len(content))
+            raise too_large(name)
         self.name = name
         self.text = _decoded(content, name)
         self.places: dict[DataPath, tuple[int, int]] = {}

@@ -143,9 +143,12 @@ def _file(name: str, folder: str) -> str:
 
 
 def _text(path: str) -> str:
+    from pathlib import Path
+
+    from envbuild.regular_file import read_file
+
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            return stream.read(1_000_000)
+        return read_file(Path(path), 1_000_000).decode("utf-8", "replace")
     except OSError:
         return ""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextI
 import click
 
 from envbuild.errors import EnvbuildError, ExitCode, exit_of
+from envbuild.node.read_text import integer
 from envbuild.text import visible
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def text_width(most: int) -> int:
     if shown is None:
         return most
     columns = os.environ.get("COLUMNS", "")
-    wide = int(columns) if columns.isdigit() else os.get_terminal_size(shown.fileno()).columns
+    wide = integer(columns) or os.get_terminal_size(shown.fileno()).columns
     return min(most, wide or most)
 
 

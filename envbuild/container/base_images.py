@@ -14,6 +14,7 @@ from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 from envbuild.node import paths
+from envbuild.regular_file import read_file
 
 Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 
@@ -164,7 +165,7 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
     """Reference -> digest; empty where nobody asked yet. Raises EnvbuildError `image-digests-unreadable` (exit 2)."""
     path = path or digests_path()
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_file(path).decode("utf-8"))
         return {name: AskedDigest.from_plain(value) for name, value in data.get("images", {}).items()}
     except FileNotFoundError:
         return {}

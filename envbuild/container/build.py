@@ -32,6 +32,7 @@ from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import NodeError, utc_time
 from envbuild.node.read_text import names
 from envbuild.redact import redact_data
+from envbuild.regular_file import read_text
 
 _CERTIFICATES = "/run/secrets/certificates.crt"
 
@@ -292,7 +293,7 @@ def _secrets(options: Options) -> Iterator[dict[str, Path]]:
             found["netrc"] = netrc
         git = "[http]\n\tsslCAInfo = " + _CERTIFICATES + "\n" if "certificates" in found else ""
         if options.gitconfig is not None:
-            git += options.gitconfig.read_text(encoding="utf-8")
+            git += read_text(options.gitconfig)
         if git:
             found["gitconfig"] = _write(Path(top, "gitconfig"), git)
         yield found

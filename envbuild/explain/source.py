@@ -11,6 +11,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git_read import git_reader
 from envbuild.model.stack import Document, Stack
 from envbuild.node import paths
+from envbuild.regular_file import read_file
 
 _LARGEST = 2_000_000
 
@@ -120,9 +121,7 @@ def _given(file: Path, document: Document | None, *, other: bool) -> DocumentTex
 
 def _from_file(file: Path) -> str:
     try:
-        if file.stat().st_size > _LARGEST:
-            raise EnvbuildError("document-unreadable", f"{file} is larger than {_LARGEST} bytes")
-        return file.read_bytes().decode("utf-8")
+        return read_file(file, _LARGEST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EnvbuildError(
             "document-unreadable", f"cannot read {file}", why=str(error), hint="name a UTF-8 text file"

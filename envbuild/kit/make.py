@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from envbuild import __version__
 from envbuild.catalog.loader import LoadedStack, list_stacks, load_stack
+from envbuild.catalog.manifest_file import read_manifest
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
 from envbuild.kit.manifest import ANNOTATED, NAME, REPORT, Manifest, listed, parse, render
@@ -131,7 +132,7 @@ def _own(evidence: Evidence, loaded: LoadedStack | None, publish: bool, left: li
         left.append(f"{name} is not in the kit: --stack FILE names the stack's file")
     if loaded is None or loaded.shipped:
         return {}
-    data = loaded.path.read_bytes()
+    data = read_manifest(loaded.path)
     if publish and not names_nobody(evidence, data.decode()):
         left.append(f"{name}, the stack's file, does not go with it: it may name somebody")
         return {}

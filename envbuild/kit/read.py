@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from envbuild import regular_file
 from envbuild.errors import EnvbuildError
 from envbuild.kit import manifest
 from envbuild.kit.manifest import LARGEST, LARGEST_ALL, LARGEST_MANIFEST, MOST_FILES, NAME, REPORT, Manifest
@@ -41,7 +42,11 @@ def opened(path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
         return
     with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
         folder = _unpack(path, Path(scratch))
-        yield folder, _tree(folder)
+        try:
+            yield folder, _tree(folder)
+        except EnvbuildError as error:  # the names of its files are those in the kit
+            error.what, error.why = (text.replace(f"{folder}/", "") for text in (error.what, error.why))
+            raise
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -117,10 +122,10 @@ def _check_sizes(name: str, found: dict[str, int]) -> None:
 def _unpack(path: Path, scratch: Path) -> Path:
     """Its one folder, or `scratch` where it has none."""
     try:
-        size = path.stat().st_size
-        if size > LARGEST_ALL + MOST_FILES * 4096:
-            raise _too_large(path.name, f"{size:,} bytes, {LARGEST_ALL:,} are the most")
-        with tarfile.open(path, "r:") as tar:
+        with regular_file.opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            size = path.stat().st_size
+            if size > LARGEST_ALL + MOST_FILES * 4096:
+                raise _too_large(path.name, f"{size:,} bytes, {LARGEST_ALL:,} are the most")
             _members(tar, scratch)
     except (OSError, tarfile.TarError, ValueError, EOFError, RecursionError) as error:
         if isinstance(error, FileNotFoundError):

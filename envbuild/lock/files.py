@@ -14,6 +14,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.lock import LOCK_VERSION, Lock, canonical_json
 from envbuild.model.stack import Profile
 from envbuild.node import paths
+from envbuild.regular_file import read_file
 from envbuild.text import unsafe_at
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ _NAMED = ("created_with", "manifest_fields", "environment", "provided")
 def read_lock(path: Path) -> Lock:
     """Read and check one lock file. Raises EnvbuildError:
 
-    `lock-missing`, `lock-unreadable`, `lock-too-large`, `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2), and
+    `lock-missing`, `lock-unreadable`, `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2), and
     `lock-digest-mismatch` (exit 5) when a variant's digest does not match its contents.
     """
-    return parse_lock(_read_text(path), str(path))
+    return parse_lock(lock_text(path), str(path))
 
 
 @lru_cache(maxsize=4)
@@ -67,10 +68,10 @@ def _lock_json(text: str, name: str) -> str:
         raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=str(error)) from error
 
 
-def _read_text(path: Path) -> str:
+def lock_text(path: Path) -> str:
+    """The text of a lock file. Raises EnvbuildError `lock-missing`, `lock-unreadable`, `lock-syntax` (exit 2)."""
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        return read_file(path, MAX_BYTES).decode("utf-8")
     except FileNotFoundError as error:
         raise EnvbuildError(
             "lock-missing",
@@ -79,10 +80,6 @@ def _read_text(path: Path) -> str:
         ) from error
     except OSError as error:
         raise EnvbuildError("lock-unreadable", f"{path} cannot be read", why=error.strerror or str(error)) from error
-    if len(raw) > MAX_BYTES:
-        raise EnvbuildError("lock-too-large", f"{path} is larger than {MAX_BYTES // 2**20} MiB", why="not a lock file")
-    try:
-        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EnvbuildError("lock-syntax", f"{path} is not UTF-8", why=f"byte {error.start}: {error.reason}") from error
 

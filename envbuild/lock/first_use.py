@@ -17,6 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedPackage, Variant
 from envbuild.node import paths
+from envbuild.regular_file import read_file
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -40,8 +41,7 @@ def read_first_uses(path: Path | None = None) -> dict[str, FirstUse]:
     """
     path = path or records_path()
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES)
+        raw = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -49,13 +49,14 @@ def choose_profile(
 
 def _unrecorded(path: Path) -> str | None:
     """A file without a hash that the first variant of a lock needs, where every variant has one; else None."""
-    from envbuild.lock.files import read_lock
+    from envbuild.lock.files import lock_text, parse_lock
     from envbuild.lock.first_use import fill, read_first_uses
 
     # Most locks have no such file, and a plan is to be there in an instant.
-    if not path.is_file() or b"unrecorded" not in path.read_bytes():
+    text = lock_text(path) if path.exists() else ""
+    if "unrecorded" not in text:
         return None
-    found = [_without_hash(variant) for variant in fill(read_lock(path), read_first_uses()).variants]
+    found = [_without_hash(variant) for variant in fill(parse_lock(text, str(path)), read_first_uses()).variants]
     return found[0] if all(found) else None
 
 

@@ -97,7 +97,7 @@ _CODES = {
         job-not-cancelled job-out-of-memory job-timeout
     """,
     Exit.INTERNAL: """
-        ansible-missing compat-data file-unreadable git-failed internal node-internal playbook-broken
+        ansible-missing compat-data git-failed internal node-internal playbook-broken
         playbook-missing pylock-unreadable rattler-missing
     """,
     Exit.TRY_AGAIN: """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 from envbuild.node.protocol import Json
 
@@ -40,6 +41,11 @@ def json_lines(text: str) -> "list[Json]":
         if isinstance(each, dict):
             found.append(each)
     return found
+
+
+def integer(text: "str | None") -> "int | None":
+    """A whole number of at most 15 ASCII digits: `isdigit` says yes to digits and lengths that `int` refuses."""
+    return int(text) if text is not None and re.match(r"[0-9]{1,15}\Z", text) else None
 
 
 def number(text: str) -> "float | None":

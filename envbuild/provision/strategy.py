@@ -23,6 +23,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
+from envbuild.regular_file import read_text
 from envbuild.report.claimed import Gpus, gpus_of, metric
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
@@ -88,7 +89,7 @@ class _Trials:
         self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
         began = time.monotonic()
         log = carry_out(self.work, self.told, run, f"trial {number}")
-        text = log.path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(log.path)
         values, _, wrong, _ = samples(self.told, text, self.gpus)
         wrong = log.failure or wrong
         answer: Answer = "measured"

@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
+from envbuild.regular_file import read_file
 from envbuild.report import strict_json
 
 LIMIT = 64 * 1024 * 1024
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file of at most 64 MiB. Raises EnvbuildError `evidence-missing` or `evidence-invalid`."""
+    """A regular file of at most 64 MiB. Raises EnvbuildError `evidence-missing`."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(LIMIT + 1)
+        return read_file(path, LIMIT)
     except OSError as error:
         raise EnvbuildError(
             "evidence-missing",
@@ -27,9 +27,6 @@ def read_bytes(path: Path) -> bytes:
             why=str(error),
             hint="give a run (`envbuild run list` names them), its evidence.json, or its report.html",
         ) from error
-    if len(data) > LIMIT:
-        raise _invalid(path, f"it is larger than {LIMIT:,} bytes")
-    return data
 
 
 def read_evidence(data: bytes, path: Path) -> Evidence:

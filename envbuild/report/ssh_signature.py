@@ -13,6 +13,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
+from envbuild.regular_file import read_file
 
 NAMESPACE = "envbuild"
 _HEAD, _TAIL = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
@@ -70,7 +71,7 @@ def principal(data: bytes, signature: str, signers: Path) -> str | None:
     Raises EnvbuildError `signers-unreadable` (exit 2) and `ssh-keygen-missing`.
     """
     try:
-        signers.read_bytes()
+        read_file(signers)
     except OSError as error:
         raise EnvbuildError(
             "signers-unreadable", f"cannot read {signers}", why=str(error), hint="lines are: NAME ssh-ed25519 AAAA…"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.read_text import integer
 from envbuild.schedule import script
 from envbuild.schedule.job import Job, SchedulerUnavailableError
 from envbuild.schedule.runner import Runner
@@ -31,7 +32,7 @@ def read_status(runner: Runner, job: Job, number: str) -> int | None:
     if done.rc is None:
         raise SchedulerUnavailableError(f"{runner.host} does not answer")
     text = done.out.strip()
-    return int(text) if done.ok and text.isdigit() else None
+    return integer(text) if done.ok else None
 
 
 def tail(runner: Runner, path: str, limit: int) -> str:

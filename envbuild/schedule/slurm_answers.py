@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
+from envbuild.node.read_text import integer
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
 
 _PHASES = {
@@ -30,7 +31,7 @@ _FAILURES = {**Failure.__members__, "REVOKED": Failure.CANCELLED}
 # slurmd's way to say that the batch script could not be started, usually for want of its output folder.
 _LAUNCH_SIGNAL = 53
 _UNKNOWN = re.compile(r"invalid job id", re.IGNORECASE)
-_GRES = re.compile(r"\A(?P<name>[^:()]+)(?::(?P<type>[^:()]+))?(?::no_consume)?:(?P<count>[0-9]+)(?:\(.*\))?\Z")
+_GRES = re.compile(r"\A(?P<name>[^:()]+)(?::(?P<type>[^:()]+))?(?::no_consume)?:(?P<count>[0-9]{1,15})(?:\(.*\))?\Z")
 # States of `sinfo` whose nodes get no job, so that nobody should wait for them.
 _OUT = ("drain", "down", "fail", "maint", "inval", "error", "reserved")
 _BAD_NODE = re.compile(r"drain|down|fail|error|no_respond|not_resp|inval|\*", re.IGNORECASE)
@@ -55,7 +56,7 @@ def parse_job(text: str) -> JobState | None:
         fields.get("ExitCode", ""),
         "" if reason in ("None", "(null)") else reason.replace("_", " "),
         fields.get("NodeList", ""),
-        int(fields.get("Restarts", "0") or 0),
+        integer(fields.get("Restarts")) or 0,
     )
 
 
@@ -73,7 +74,7 @@ def _state(word: str, code: str, reason: str, nodes: str, restarts: int) -> JobS
     # `CANCELLED by 1000` in sacct, `PENDING` and the like everywhere.
     name = word.split()[0].rstrip("+")
     number, _, signal = code.partition(":")
-    status, by = (int(part) if part.isdigit() else 0 for part in (number, signal))
+    status, by = (integer(part) or 0 for part in (number, signal))
     failure = _FAILURES.get(name)
     if name == "FAILED" and by == _LAUNCH_SIGNAL:
         failure = Failure.LAUNCH
@@ -174,7 +175,7 @@ def parse_partition(name: str, partition: str, nodes: str, config: str) -> Parti
 
     `nodes` is `sinfo -h -p NAME -o PARTITION_FORMAT` (without processors too), `config` is `scontrol show config`.
     """
-    total = re.search(r"(?:\A|\s)TotalNodes=([0-9]+)", partition)
+    total = re.search(r"(?:\A|\s)TotalNodes=([0-9]{1,15})(?![0-9])", partition)
     if total is None:
         return None
     limit = re.search(r"(?:\A|\s)MaxTime=(\S+)", partition)
@@ -183,13 +184,13 @@ def parse_partition(name: str, partition: str, nodes: str, config: str) -> Parti
     kinds: set[tuple[int, int]] = set()
     for line in nodes.splitlines():
         cells = line.split("|")
-        if len(cells) < 4 or not cells[1].isdigit() or cells[1] == "0":
+        if len(cells) < 4 or not integer(cells[1]):
             continue
         states[cells[2]] = states.get(cells[2], 0) + int(cells[1])
         there = [(key, count) for key, count in parse_gres(cells[3]) if key[0] == "gpu"]
         for key, count in there:
             gpus[key] = max(gpus.get(key, 0), count)
-        if there and cells[4:] and cells[4].isdigit():
+        if there and cells[4:] and integer(cells[4]) is not None:
             kinds.add((_for_jobs(int(cells[4]), partition), sum(count for _, count in there)))
     types = re.search(r"^GresTypes\s*=\s*(\S+)", config, re.MULTILINE)
     knows = types is not None and "gpu" in types[1].split(",")
@@ -202,7 +203,7 @@ def _for_jobs(cpus: int, partition: str) -> int:
     """How many of a node's processors a job can ask for: a site keeps some for itself (CoreSpecCount, which the
     partition's TRES leaves out since 22.05) or for other partitions (MaxCPUsPerNode); a job for more is refused.
     """
-    told = dict(re.findall(r"(?:\A|\s)(TotalCPUs|TRES|MaxCPUsPerNode)=(?:cpu=)?([1-9][0-9]*)", partition))
+    told = dict(re.findall(r"(?:\A|\s)(TotalCPUs|TRES|MaxCPUsPerNode)=(?:cpu=)?([1-9][0-9]{0,14})(?![0-9])", partition))
     if "TRES" in told and "TotalCPUs" in told:
         cpus = cpus * int(told["TRES"]) // int(told["TotalCPUs"])
     return min(cpus, int(told.get("MaxCPUsPerNode", cpus)))

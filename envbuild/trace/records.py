@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from envbuild.regular_file import opened, unreadable
+
 FORWARD, BACKWARD = 0, 1
 DIRECTIONS = ("forward", "backward")
 # What stands before the time, which says all but the time and is the same in every iteration; and the time.
@@ -204,14 +206,20 @@ class _Reader:
 
 
 def read(files: Iterable[Path]) -> Trace:
-    """The trace in some files, one after another: those of all nodes of a run. Nothing in them makes it fail."""
+    """The trace in some files, one after another: those of all nodes of a run. Nothing in them makes it fail.
+
+    Raises EnvbuildError `file-unreadable` (exit 2).
+    """
     reader = _Reader(Trace())
     for path in files:
         number = 1
-        with path.open("rb") as file:
-            while text := file.read(_AT_ONCE):
-                text += file.readline()
-                number = reader.text(text if text.endswith(b"\n") else text + b"\n", path.name, number)
+        try:
+            with opened(path) as file:
+                while text := file.read(_AT_ONCE):
+                    text += file.readline()
+                    number = reader.text(text if text.endswith(b"\n") else text + b"\n", path.name, number)
+        except OSError as error:
+            raise unreadable(path, error) from error
     for (rank, direction, index), passed in sorted(reader.passes.items()):
         if passed.open is not None:
             reader.trace.fault(f"rank {rank}, {DIRECTIONS[direction]} {index}", "a pass does not end")

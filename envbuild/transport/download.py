@@ -7,7 +7,6 @@ import errno
 import hashlib
 import os
 import secrets
-import stat
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -22,6 +21,7 @@ from urllib.request import url2pathname
 from envbuild.errors import EnvbuildError
 from envbuild.node.paths import sync_folder
 from envbuild.redact import redact_text
+from envbuild.regular_file import opened
 
 if TYPE_CHECKING:
     import requests
@@ -213,19 +213,13 @@ class _Job:
         if parts.netloc not in ("", "localhost"):
             raise EnvbuildError("url-unsupported", f"cannot download {self.shown}", why="a file URL names another host")
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise self._refused(f"{path}: {error}") from None
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._refused(f"{path} is not a regular file")
-            self.check_size(status.st_size)
-            with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            with opened(path) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                self.check_size(size)
                 while chunk := stream.read(CHUNK):
-                    yield chunk, status.st_size
-        finally:
-            os.close(descriptor)
+                    yield chunk, size
+        except OSError as error:
+            raise self._refused(f"{path}: {error.strerror or error}") from None
 
     def http_chunks(self) -> Chunks:
         import requests

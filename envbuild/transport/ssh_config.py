@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from envbuild.errors import EnvbuildError
+from envbuild.regular_file import read_file, unreadable
 from envbuild.transport.processes import end_masters, end_masters_of_the_dead, sockets_prefix
 
 if TYPE_CHECKING:
@@ -162,7 +163,10 @@ def _text(connection: Connection, way: Way, socket_path: Path) -> str:
     else:
         path = _there(connection.config, "ssh-config-missing", "correct `config:` of the target's `connection:`")
         # Not included: OpenSSH refuses an included file that others can write, and takes one that `-F` names.
-        users = path.read_text(encoding="utf-8", errors="surrogateescape")
+        try:
+            users = read_file(path).decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise unreadable(path, error) from error
     return f"{always}{users}\nHost *\n{share}" if way == "users" else f"{always}{share}{users}"
 
 

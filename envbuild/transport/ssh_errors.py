@@ -11,6 +11,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
+from envbuild.regular_file import read_file
 
 _DENIED = re.compile(r"Permission denied \(([a-z0-9,@.-]*)\)|Too many authentication failures")
 _UNKNOWN = re.compile(r"No (\S+) host key is known for (\S+) and you have requested strict checking")
@@ -98,7 +99,7 @@ def _changed(node: str, options: Connection, name: str, words: str) -> EnvbuildE
 def _fingerprint(path: Path, line: int) -> str:
     """The fingerprint, as ssh prints it, of the key in one line of a known_hosts file; empty where there is none."""
     try:
-        words = path.read_text(encoding="utf-8", errors="replace").splitlines()[line - 1].split()
+        words = read_file(path).decode("utf-8", "replace").splitlines()[line - 1].split()
         key = base64.b64decode(words[3 if words[0].startswith("@") else 2], validate=True)
     except (OSError, IndexError, ValueError):
         return ""

@@ -144,14 +144,14 @@ def test_a_fifo_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     with pytest.raises(EnvbuildError) as caught:
         load_yaml(fifo)
-    assert caught.value.code == "manifest-not-a-file"
+    assert caught.value.code == "manifest-unreadable"
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/"])
 def test_devices_and_folders_are_refused(path: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
         load_yaml(Path(path))
-    assert caught.value.code == "manifest-not-a-file"
+    assert caught.value.code == "manifest-unreadable"
     assert caught.value.exit_code == ExitCode.USAGE
 
 

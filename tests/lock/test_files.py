@@ -162,7 +162,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
         stream.truncate(MAX_BYTES + 1)
     with pytest.raises(EnvbuildError) as caught:
         read_lock(path)
-    assert caught.value.code == "lock-too-large"
+    assert caught.value.code == "lock-unreadable"
 
 
 def test_invalid_utf8_is_refused(tmp_path: Path) -> None:

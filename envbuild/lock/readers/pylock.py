@@ -20,6 +20,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.unpacked import of_wheel
 from envbuild.model.unpacked import Unpacked
 from envbuild.node import pip_config
+from envbuild.node.read_text import integer
 from envbuild.resolve.artifacts import Platform, best_wheel
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
@@ -124,7 +125,7 @@ def _size_of(item: OfferedFile) -> int | None:
     except (URLError, OSError, ValueError):
         # A size is a courtesy (the plan sums them); a lock without it is as good.
         return None
-    return int(length) if length and length.isdigit() else None
+    return integer(length)
 
 
 def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:

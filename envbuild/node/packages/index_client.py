@@ -18,6 +18,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from envbuild.node import pip_config
 from envbuild.node.protocol import NodeError
+from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
 
 TYPE_CHECKING = False
@@ -124,7 +125,7 @@ def blocks(url: str, cert: str = "", authorization: str = "") -> "Iterator[bytes
 
 def _received(stream: "Any", url: str) -> "Iterator[bytes]":
     told = stream.headers.get("Content-Length")
-    left = int(told) if told and told.isdigit() else None
+    left = integer(told)
     while True:
         try:
             block: bytes = stream.read(1 << 20)

@@ -3,6 +3,7 @@
 import re
 
 from envbuild.node.protocol import Json
+from envbuild.node.read_text import integer
 
 # In the order asked; a driver older than a field answers for the whole query with an error.
 QUERY_FIELDS: "tuple[str, ...]" = (
@@ -22,7 +23,7 @@ _VERSION = r"([0-9]+(?:\.[0-9]+)+)"
 _DRIVER = re.compile(r"(?:Driver|KMD) Version\s*:\s*" + _VERSION)
 _CEILING = re.compile(r"CUDA (?:UMD )?Version\s*:\s*" + _VERSION)
 _LIST_GPU = re.compile(r"GPU ([0-9]{1,6}): (.*) \(UUID: ([^)]*)\)")
-_LIST_MIG = re.compile(r"\s+MIG (.+?)\s+Device\s+([0-9]+): \(UUID: ([^)]*)\)")
+_LIST_MIG = re.compile(r"\s{1,40}MIG (.{1,80}?)\s{1,40}Device\s{1,40}([0-9]{1,6}): \(UUID: ([^)]*)\)")
 _PROC = re.compile(r"NVRM version:.*?\s" + _VERSION + r"\s")
 _NVCC = re.compile(r"release ([0-9]+\.[0-9]+), V([0-9]+(?:\.[0-9]+)+)")
 _PROBLEMS = (
@@ -44,11 +45,6 @@ def _value(text: str) -> "str | None":
     return None if missing else text
 
 
-def _integer(text: "str | None") -> "int | None":
-    # str.isdigit() says yes to digits that int() refuses
-    return int(text) if text is not None and re.match(r"[0-9]{1,15}\Z", text) else None
-
-
 def parse_query(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[Json]":
     """`--query-gpu=FIELDS --format=csv,noheader,nounits` -> GPUs in the shape of `GpuFacts`, plus `driver_version`.
 
@@ -60,7 +56,7 @@ def parse_query(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "list[Js
         if len(cells) != len(fields):
             continue
         row = {name: _value(cell) for name, cell in zip(fields, cells)}  # noqa: B905 - strict= is of Python 3.10
-        index = _integer(row.get("index"))
+        index = integer(row.get("index"))
         if index is None:
             continue
         gpus.append(_gpu(index, row))
@@ -73,11 +69,11 @@ def _gpu(index: int, row: "dict[str, str | None]") -> Json:
         "index": index,
         "name": row.get("name") or "",
         "uuid": row.get("uuid") or "",
-        "memory_mib": _integer(row.get("memory.total")),
+        "memory_mib": integer(row.get("memory.total")),
         "compute_capability": row.get("compute_cap"),
         "pci_bus_id": row.get("pci.bus_id"),
         "mig_enabled": None if mig is None else mig == "Enabled",
-        "ecc_errors": _integer(row.get("ecc.errors.uncorrected.volatile.total")),
+        "ecc_errors": integer(row.get("ecc.errors.uncorrected.volatile.total")),
         "driver_version": row.get("driver_version"),
     }
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import number, read, search_path, which
+from envbuild.node.read_text import integer, number, read, search_path, which
 from envbuild.node.variables import VISIBLE, visible_devices
 
 TYPE_CHECKING = False
@@ -150,7 +150,7 @@ def occupied(used: str, processes: str) -> "list[Json]":
     on = {}  # type: dict[str, list[str]]
     for line in processes.splitlines():
         cells = [each.strip() for each in line.split(",", 3)]
-        if len(cells) == 4 and cells[1].isdigit() and _MPS not in cells[3]:
+        if len(cells) == 4 and integer(cells[1]) is not None and _MPS not in cells[3]:
             name, size = _PROGRAM.match(cells[3]), number(cells[2])
             told = [name.group(1)] if name else []
             told += [] if size is None else ["{:,.0f} MiB".format(size)]
@@ -170,7 +170,7 @@ def names(used: str) -> "list[str]":
 
 def _gpus(used: str) -> "list[list[str]]":
     rows = [[each.strip() for each in line.split(",", 5)] for line in used.splitlines()]
-    return [cells for cells in rows if len(cells) == 6 and cells[0].isdigit()]
+    return [cells for cells in rows if len(cells) == 6 and integer(cells[0]) is not None]
 
 
 def _others(named: "list[str]", used: float, busy: float) -> str:
@@ -221,7 +221,7 @@ def busiest(text: str) -> "list[Json]":
 def _row(line: str) -> "Json | None":
     """One line of numbers; None for one that is torn, or words about a sick GPU."""
     values = [each.strip() for each in line.split(",")]
-    if len(values) != len(_FIELDS) or not values[0].isdigit():
+    if len(values) != len(_FIELDS) or integer(values[0]) is None:
         return None
     row = {name: number(value) for (name, _), value in zip(_FIELDS, values)}  # type: Json  # noqa: B905 - of 3.10
     row.update(index=int(values[0]), uuid=values[1], ecc={"Enabled": True, "Disabled": False}.get(values[8]))

@@ -18,14 +18,14 @@ LOSS = {"megatron": "lm loss", "deepspeed": "loss", "metaseq": "loss"}
 # A step whose loss was NaN or infinite is skipped by Megatron's loss scaler and told by this alone.
 _NOT_FINITE = "number of nan iterations"
 
-_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)"
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)"
 # No record is longer, by far; a pattern would look at every part of such a line for its begin.
 _LONGEST = 16384
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and what else a terminal is told
 _ITERATION = re.compile(r"(?:^|\s)iteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
-_STEPS = re.compile(r"(?:^|[\s\]:])steps: ([0-9]{1,15})\s(.*samples/sec: .*)")
-_PAIR = re.compile(r"([A-Za-z][A-Za-z /()]*): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
-_ALPA = re.compile(r"\{'tflops': .*\}")
+_STEPS = re.compile(r"(?:^|[\s\]:])steps: ([0-9]{1,15})\s(.*)")
+_PAIR = re.compile(r"([A-Za-z][A-Za-z /()]{0,60}): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
+_ALPA = "{'tflops': "
 # numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.
 _ITEM = re.compile(r"'([a-z_]+)': (?:np\.float[0-9]+\()?(%s)\)?" % _NUMBER, re.IGNORECASE)
 
@@ -140,7 +140,7 @@ def _megatron(line: str) -> "Record | None":
 
 def _deepspeed(line: str) -> "Record | None":
     match = _STEPS.search(line)
-    if match is None:
+    if match is None or "samples/sec: " not in match.group(2):
         return None
     return Record(int(match.group(1)), {name.strip(): float(value) for name, value in _PAIR.findall(match.group(2))})
 
@@ -162,10 +162,10 @@ def _metaseq(line: str) -> "Record | None":
 
 
 def _alpa(line: str) -> "Record | None":
-    match = _ALPA.search(line)
-    if match is None:
+    begin, end = line.find(_ALPA), line.rfind("}")
+    if not 0 <= begin < end:
         return None
-    return Record(0, {name: float(value) for name, value in _ITEM.findall(match.group(0))})
+    return Record(0, {name: float(value) for name, value in _ITEM.findall(line[begin:end])})
 
 
 _READERS = {"megatron": _megatron, "deepspeed": _deepspeed, "metaseq": _metaseq, "alpa": _alpa}

@@ -43,9 +43,9 @@ def read_inventory(path: Path) -> dict[str, HostAddress]:
     Raises EnvbuildError `hosts-file-missing`, `hosts-inventory-invalid`, `hosts-too-many` and `host-invalid` (exit 2),
     `ansible-missing` (exit 70).
     """
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         raise EnvbuildError(
-            "hosts-file-missing", f"the inventory {path} is not there", why="`hosts: {inventory: ...}` names it",
+            "hosts-file-missing", f"there is no inventory {path}", why="`hosts: {inventory: ...}` names it",
             hint="a relative path is meant from the folder of the target file",
         )  # fmt: skip
     return hosts_of(_listed(path), path)

@@ -73,7 +73,7 @@ class Tool:
 def file_tool(name: str, source: Path, *, file: str = "") -> Tool:
     """A tool that is one file; its digest is computed here. `file` is its name on the node (`name` by default).
 
-    Raises EnvbuildError `file-unreadable` (exit 70).
+    Raises EnvbuildError `file-unreadable` (exit 2).
     """
     return Tool(name, source, sha256_of(source), "file", file)
 
@@ -108,7 +108,7 @@ def _recorded_digest(distribution: str, path: Path) -> str | None:
 def python_tool(tarball: Path, sha256: str) -> Tool:
     """A standalone Python as a tar.gz in `install_only` layout, checked against its pinned sha256.
 
-    Raises EnvbuildError `toolchain-hash-mismatch` (exit 5) or `file-unreadable` (exit 70).
+    Raises EnvbuildError `toolchain-hash-mismatch` (exit 5) or `file-unreadable` (exit 2).
     """
     found = sha256_of(tarball)
     if found != sha256:

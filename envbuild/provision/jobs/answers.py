@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.read_text import integer
 from envbuild.provision.run.progress_events import TAIL
 from envbuild.redact import redact_text
 from envbuild.schedule.job import Failure, hint_for
@@ -152,7 +153,7 @@ def _how_it_died(data: bytes) -> tuple[str, bool]:
 
     Empty where nothing was written.
     """
-    code, kills = ([int(word) if word.isdigit() else 0 for word in data.split()] + [0, 0])[:2]
+    code, kills = ([integer(word.decode("ascii", "replace")) or 0 for word in data.split()] + [0, 0])[:2]
     if kills > 0:
         return "the kernel killed because memory ran out", True
     return how_it_ended(code) if data else "", False

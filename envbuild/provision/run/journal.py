@@ -21,6 +21,7 @@ from typing import Any, Self
 from envbuild.errors import EnvbuildError
 from envbuild.node.paths import sync_folder
 from envbuild.redact import redact_data
+from envbuild.regular_file import read_file
 
 
 class EventKind(enum.StrEnum):
@@ -158,7 +159,7 @@ def read_journal(path: Path) -> JournalContents:
     Raises EnvbuildError `journal-unreadable` (exit 2) when the file itself cannot be read.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except OSError as error:
         raise EnvbuildError("journal-unreadable", f"cannot read {path}", why=str(error.strerror or error)) from error
     lines = raw.split(b"\n")

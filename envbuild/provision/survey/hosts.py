@@ -16,10 +16,11 @@ from envbuild.node import proc
 from envbuild.node.proc import clean_env
 from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.supported import NODE_FILE, refuse_unsupported
+from envbuild.regular_file import read_file
 from envbuild.text import last_lines, plural
 
 # Cloud tools page through an interface; longer than this is one that waits for an answer.
-COMMAND_DEADLINE = 60.0
+COMMAND_DEADLINE = 30.0
 # 20,000 names of 63 letters and their domains; more is no list of hosts.
 COMMAND_LIMIT = 4 * 1024 * 1024
 
@@ -121,7 +122,7 @@ def _by_node_file(told: str, folder: Path) -> list[str]:
             hint="run envbuild in a job (`qsub -I`), or let it submit one: `connection: {kind: job}`",
         )
     try:
-        names = path.read_text(encoding="utf-8", errors="replace").split()
+        names = read_file(path).decode("utf-8", "replace").split()
     except OSError as error:
         raise EnvbuildError(
             "hosts-file-missing", f"the node file {path} cannot be read", why=error.strerror or str(error),

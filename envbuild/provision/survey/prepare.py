@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
+from envbuild.hashing import sha256_of
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
@@ -81,7 +81,7 @@ def prepare(
         refuse_edited(lock, loaded.stack, profile, path.name)
     if not choice.trust_environment:
         _refuse_variables(lock, loaded.path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = sha256_of(path)
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
     locked_now = _with_trees(fill(lock, read_first_uses()), loaded, profile)

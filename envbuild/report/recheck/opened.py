@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.model.evidence import Evidence
+from envbuild.regular_file import read_file
 from envbuild.report import page
 from envbuild.report.evidence_file import read_bytes, read_evidence
 
@@ -65,16 +65,6 @@ def read_attachment(folder: Path, name: str, limit: int) -> bytes | None:
     if path.parent.resolve() != (folder.resolve() / name).parent:
         raise ValueError("a link leads out of the folder")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return read_file(path, limit, follow=False)
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror}") from error
-    try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ValueError("it is not a regular file")
-        if facts.st_size > limit:
-            raise ValueError(f"it is larger than {limit:,} bytes")
-        with os.fdopen(handle, "rb", closefd=False) as stream:
-            return stream.read(limit)
-    finally:
-        os.close(handle)

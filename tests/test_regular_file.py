@@ -1,0 +1,119 @@
+"""Files that somebody else wrote or named are opened by one reader: never waited for, of a bounded size."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import envbuild
+from envbuild.regular_file import read_file
+
+TOP = Path(envbuild.__file__).parent
+# Modules that open files without it: what ships, what this program wrote itself, and what it writes.
+OWN = """
+    cli.env_shell container.build container.build_context container.builders explain.page explain.source
+    export.source_patches kit.make lock.packages node_program provision.ansible.direct provision.bench_ways
+    provision.contact.first_contact provision.contact.payload provision.contact.receive provision.contact.rattler_tool
+    provision.delivery.artifacts provision.fleet.shared_builds provision.gpu_use provision.images.obtain
+    provision.jobs.launch provision.jobs.provision provision.run.attachments provision.run.between_runs
+    provision.run.durations provision.run.progress_events regular_file report.recheck.contents report.render
+    resolve.compat_read transport.processes transport.ssh_errors
+"""
+
+
+_WRITTEN = re.compile(r"['\"][wxa]b?['\"]|O_WRONLY|O_CREAT|_private|tarfile")
+
+
+def _reads(path: Path) -> bool:
+    """Whether a module opens a file for reading."""
+    text = path.read_text()
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    return any(
+        getattr(call.func, "attr", "") in ("read_text", "read_bytes")
+        or (
+            "open" in (getattr(call.func, "attr", ""), getattr(call.func, "id", ""))
+            and not _WRITTEN.search(ast.unparse(call))
+        )
+        for call in calls
+    )
+
+
+def test_d72_no_module_opens_files_of_others_by_itself() -> None:
+    paths = [path for path in TOP.rglob("*.py") if path.relative_to(TOP).parts[0] != "node"]
+    reads = {".".join(path.relative_to(TOP).with_suffix("").parts) for path in paths if _reads(path)}
+    assert sorted(reads) == sorted(OWN.split())
+
+
+def _limited() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "envbuild", *words]
+    env = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
+    return subprocess.run(
+        argv, cwd=folder, capture_output=True, text=True, timeout=60, preexec_fn=_limited, env=env, check=False
+    )  # fmt: skip
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> dict[str, str]:
+    """What is no file of somebody's: name -> path."""
+    os.mkfifo(tmp_path / "fifo")
+    return {"fifo": str(tmp_path / "fifo"), "zero": "/dev/zero", "memory": "/proc/self/mem", "folder": str(tmp_path)}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "memory", "folder"])
+def test_d72_what_is_no_regular_file_is_an_error_at_once(kinds: dict[str, str], kind: str) -> None:
+    with pytest.raises(OSError):
+        read_file(Path(kinds[kind]), 1000)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "memory"])
+def test_d72_options_and_fields_that_name_no_regular_file_are_refused(
+    tmp_path: Path, kinds: dict[str, str], kind: str
+) -> None:
+    path = kinds[kind]
+    target = tmp_path / "target.yaml"
+    target.write_text(json.dumps({"name": "t", "extends": path if path.endswith(".yaml") else "local"}))
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    (tmp_path / "extending.yaml").write_text(json.dumps({"name": "t", "extends": "./link.yaml"}))
+    (tmp_path / "hosts.yaml").write_text(
+        json.dumps({"name": "t", "extends": "ssh", "prefix": "/x", "hosts": {"inventory": path}})
+    )
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "evidence.json").symlink_to(path)
+    calls = [
+        ("plan", "--stack", "torch-smoke", "--facts", path),
+        ("target", "show", "./extending.yaml"),
+        ("report", "verify", str(report)),
+        ("lock", "check", "torch-smoke", "--lock", path),
+        ("explain", "opt-175b", "--document", path),
+        ("probe", "-t", "./hosts.yaml"),
+        ("trace", path),
+    ]
+    for words in calls:
+        done = _run(tmp_path, *words)
+        assert done.returncode in ((2, 5) if "verify" in words else (2,)), (
+            words,
+            done.stdout[-500:],
+            done.stderr[-500:],
+        )
+        assert "internal" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_d72_a_record_of_first_uses_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data" / "envbuild").mkdir(parents=True)
+    os.mkfifo(tmp_path / "data" / "envbuild" / "first-use.toml")
+    done = _run(tmp_path, "plan", "--stack", "torch-smoke", "--facts", "azure-nd96")
+    assert (done.returncode, "error[first-use-unreadable]" in done.stderr) == (5, True), done.stderr
