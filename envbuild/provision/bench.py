@@ -32,6 +32,7 @@ from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
+from envbuild.regular_file import read_text
 from envbuild.report.claimed import Gpus, compare, gpus_of, in_words, metric, named
 from envbuild.strategy.problem import estimated
 from envbuild.text import last_lines, number, plural
@@ -40,6 +41,7 @@ CHECK = "bench"
 _ESTIMATES = ("tensors", "reserved")
 _LAST = 12  # lines of a run that failed, in the evidence
 # What `srun -l` and we put before the line of a node, and behind that torch and torchrun's `--tee` before a rank's.
+_LONGEST = 2000  # characters of a line: what is longer says nothing of why, and costs these patterns its square
 _RANKED = re.compile(r"\s*(?:([0-9]{1,6}): )?(?:\[(?:default|rank)?([0-9]{1,6})\])?(?!slurmstepd|srun:).*\S")
 # What shells, srun, torchrun, DeepSpeed's launcher and MPICH's mpiexec write after the cause: that their programs
 # ended, and what else they ended for it.
@@ -145,7 +147,7 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
     left_out, failures, last, facts, gpus, ran = 0, [], "", made.facts, UNKNOWN, made.trials[0].launch
     for count, trial in enumerate(made.trials, 1):
         ran, log = trial.launch, trial.run(f"{CHECK} {count}")
-        text = log.path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(log.path)
         facts = log.facts or facts
         gpus = _gpus(log, facts, ran)
         found = samples(told, text, gpus)
@@ -207,7 +209,7 @@ def _end(text: str) -> str:
 
     The last one where none does.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line[:_LONGEST] for line in text.splitlines() if line.strip()]
     first = _FIRST.search(text)
     other = re.compile(rf"(?!{first[1]}: )[0-9]+: " if first else r"(?!)")
     # Launchers write into the midst of a traceback, so theirs goes first.
@@ -218,7 +220,7 @@ def _end(text: str) -> str:
 
 def _last_lines(text: str) -> str:
     """The last lines of a log and, where its lines name ranks or nodes, the last one of each that is not among them."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line[:_LONGEST] for line in text.splitlines() if line.strip()]
     found = ((_RANKED.match(line), line) for line in lines)
     ranked = {
         tuple(map(int, filter(None, match.groups()))): line

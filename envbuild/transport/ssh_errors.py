@@ -17,7 +17,7 @@ _DENIED = re.compile(r"Permission denied \(([a-z0-9,@.-]*)\)|Too many authentica
 _UNKNOWN = re.compile(r"No (\S+) host key is known for (\S+) and you have requested strict checking")
 _CHANGED = re.compile(r"Host key for (\S+) has changed and you have requested strict checking")
 _OFFENDING = re.compile(r"^Offending (?:\S+ )?key in (.+):([0-9]+)$", re.MULTILINE)
-_OFFERED = re.compile(r"(\S+) key sent by the remote host is\s+(SHA256:\S+?)\.?$", re.MULTILINE)
+_OFFERED = re.compile(r"(\S{1,60}) key sent by the remote host is\s+(SHA256:\S+?)\.?$", re.MULTILINE)
 _OFFERS = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)$", re.MULTILINE)
 # What `-v` adds, and what is no reason.
 _TALK = re.compile(r"debug[0-9]: |OpenSSH_|Authenticated |Transferred: |Bytes per second: |\*\*|Warning: ")
