@@ -21,11 +21,12 @@ TOP = Path(envbuild.__file__).parent
 OWN = """
     cli.env_shell container.build container.build_context container.builders explain.page explain.source
     export.source_patches kit.make lock.packages node_program provision.ansible.direct provision.bench_ways
-    provision.contact.first_contact provision.contact.payload provision.contact.receive provision.contact.rattler_tool
-    provision.delivery.artifacts provision.fleet.shared_builds provision.gpu_use provision.images.obtain
-    provision.jobs.launch provision.jobs.provision provision.run.attachments provision.run.between_runs
-    provision.run.durations provision.run.progress_events regular_file report.recheck.contents report.render
-    resolve.compat_read transport.processes transport.ssh_errors
+    provision.contact.first_contact provision.contact.payload provision.contact.rattler_tool
+    provision.contact.receive provision.delivery.artifacts provision.fleet.shared_builds provision.gpu_use
+    provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.attachments
+    provision.run.between_runs provision.run.durations provision.run.progress_events provision.survey.implicit
+    regular_file report.recheck.contents report.render resolve.compat_read transport.processes
+    transport.ssh_errors
 """
 
 

@@ -40,6 +40,6 @@ def too_large(name: str) -> EnvbuildError:
     return EnvbuildError(
         "manifest-too-large",
         f"{name} is larger than {MAX_BYTES} bytes",
-        why=f"{name}:1:1",
+        why=f"{name}:1:1: more than a manifest has",
         hint="a manifest is a few kilobytes; is this the right file?",
     )
