@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import get_args
 
@@ -17,10 +18,12 @@ LIMIT = 64 * 1024 * 1024
 
 
 def read_bytes(path: Path) -> bytes:
-    """A regular file of at most 64 MiB. Raises EnvbuildError `evidence-missing`."""
+    """A regular file of at most 64 MiB. Raises EnvbuildError `evidence-missing`, `evidence-invalid`."""
     try:
         return read_file(path, LIMIT)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _invalid(path, f"it is larger than {LIMIT:,} bytes") from error
         raise EnvbuildError(
             "evidence-missing",
             f"cannot read {path}",
