@@ -23,8 +23,8 @@ def report() -> None:
 @report.command("show")
 @click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
-    "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx", "csv"]), default="summary",
-    show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON); csv: every figure.",
+    "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx"]), default="summary",
+    show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON).",
 )  # fmt: skip
 @click.option(
     "-o",
@@ -143,22 +143,6 @@ def sign(ui: Ui, run: str, key: Path) -> None:
     path = _place(run)
     written = sign_report(path if path.is_dir() else path.parent, key)
     ui.result({"signature": str(written)}, lambda: f"written: {written}")
-
-
-@report.command("merge")
-@click.argument("runs", nargs=-1, required=True, shell_complete=names.runs)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write (default: merged-STACK-RUN here).")
-@common_options
-def merge(ui: Ui, runs: tuple[str, ...], out: Path | None) -> None:
-    """Make one report of RUNS, nodes or jobs of one run: the same stack and lock, other nodes.
-
-    The parts lie in it as they are, with their signatures; `report verify` checks each, and the whole against them.
-    """
-    from envbuild.report.merge.write import merge_reports
-
-    output, evidence = merge_reports([_place(run) for run in runs], out)
-    told = {"report": str(output), "run": evidence.run, "parts": len(evidence.parts), "nodes": len(evidence.nodes)}
-    ui.result(told, lambda: f"written: {output} ({told['parts']} parts, {told['nodes']} nodes)")
 
 
 @report.command("kit")

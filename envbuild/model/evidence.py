@@ -14,7 +14,7 @@ from envbuild.model.finding import Severity
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
-EVIDENCE_VERSION = "1.4"
+EVIDENCE_VERSION = "2.0"
 CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
 
 
@@ -170,10 +170,10 @@ class Attachment(StrictModel):
     """A file that belongs to the evidence and lies beside it, `path` below the folder of `evidence.json`.
 
     `sha256` is over its first `bytes` bytes: the journal is closed after the evidence. `of`: the digest of a variant,
-    or the Merkle root that a list of files gives, or the sha256 of the evidence of the part that a file is of.
+    or the Merkle root that a list of files gives.
     """
 
-    kind: Literal["lock", "profile", "variant", "files", "plan", "journal", "part"]
+    kind: Literal["lock", "profile", "variant", "files", "plan", "journal"]
     path: RelPath
     sha256: Sha256
     bytes: Annotated[int, Field(ge=0)]
@@ -184,17 +184,6 @@ def attachment(kind: str, path: str, data: bytes, of: str | None) -> Attachment:
     """The row of a file with these contents."""
     plain = {"kind": kind, "path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "of": of}
     return Attachment.from_plain(plain)
-
-
-class Part(StrictModel):
-    """A report that a merged one is made of: its run, the sha256 of its evidence, and which nodes it is of."""
-
-    run: Annotated[str, Field(pattern=r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}$")]
-    sha256: Sha256
-    started: str
-    finished: str
-    exit: int
-    nodes: tuple[str, ...]
 
 
 class StackFinding(StrictModel):
@@ -209,11 +198,10 @@ class StackFinding(StrictModel):
 class Evidence(StrictModel):
     """One run: the document that `--json` prints and reports are rendered from.
 
-    `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase. `parts`: the
-    reports that it was merged from, where it was; they lie beside it.
+    `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase.
     """
 
-    schema_version: Literal["1.0", "1.1", "1.2", "1.3", "1.4"] = "1.4"
+    schema_version: Literal["2.0"] = "2.0"
     envbuild: str
     verb: str
     run: str
@@ -235,7 +223,6 @@ class Evidence(StrictModel):
     variants: tuple[BuiltVariant, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     findings: tuple[StackFinding, ...] = ()
-    parts: tuple[Part, ...] = ()
 
 
 def checks_exit(checks: Iterable[Check]) -> ExitCode:

@@ -83,8 +83,8 @@ _CODES = {
         environments-differ first-use-through-jobs git-missing image-base-unfit image-base-unknown
         image-no-builder image-no-file image-of-another-lock image-without-glibc image-without-ids
         image-without-python interpreter-mismatch interpreter-missing interpreter-unavailable
-        job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit merge-differs
-        merge-nested merge-node-twice merge-part-twice network-there no-acceptable-file node-class-differs
+        job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit network-there
+        no-acceptable-file node-class-differs
         node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
         pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-not-shared
         prefix-not-writable project-foreign python-too-old rattler-unfit replaces-base-package resolution-failed

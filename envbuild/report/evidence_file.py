@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import get_args
 
 from pydantic import ValidationError
 
@@ -44,8 +43,6 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
     if not isinstance(found, dict):
         raise _invalid(path, "it is not a JSON object")
     _check_version(path, found.get("schema_version"))
-    if "ansible_tasks" in found:  # as 1.0 calls them
-        found["steps_run"] = found.pop("ansible_tasks")
     try:
         return Evidence.from_plain(found)
     except ValidationError as error:
@@ -59,7 +56,7 @@ def _invalid(path: Path, why: str) -> EnvbuildError:
 
 
 def _check_version(path: Path, version: object) -> None:
-    if version in get_args(Evidence.model_fields["schema_version"].annotation):
+    if version == EVIDENCE_VERSION:
         return
     raise EnvbuildError(
         "evidence-version",

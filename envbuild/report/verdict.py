@@ -200,6 +200,4 @@ def _counts(evidence: Evidence) -> str:
         parts.append(plural(len(evidence.deviations), "deviation"))
     if evidence.warnings:
         parts.append(plural(len(evidence.warnings), "warning"))
-    if evidence.parts:
-        parts.append(f"merged from {plural(len(evidence.parts), 'report')}")
     return "; ".join(parts) + "."

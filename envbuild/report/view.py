@@ -14,12 +14,11 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
 from envbuild.report import images, root
-from envbuild.report.equality import names, sentence
+from envbuild.report.equality import sentence
 from envbuild.report.sources import SourceView, comparable, source_views
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, node_checks
-from envbuild.text import few, grouped, minutes, number, plural
+from envbuild.text import grouped, minutes, number, plural
 
-_SHOWN = 4  # parts of a merged report
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
 NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
 
@@ -157,7 +156,6 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Started", _whole_seconds(evidence.started)),
         ("Finished", _whole_seconds(evidence.finished)),
         ("Run", evidence.run),
-        *((("Parts", said),) if (said := _parts(evidence)) else ()),
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([root_text(node) for node in nodes])),
@@ -165,11 +163,6 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         *images.rows(evidence),
         ("Lock digest", evidence.lock_digest),
     )
-
-
-def _parts(evidence: Evidence) -> str:
-    """The runs that a merged report is made of, with their nodes; the first few of many."""
-    return few([f"{part.run} ({names(part.nodes)})" for part in evidence.parts], _SHOWN)
 
 
 def root_text(node: NodeEvidence) -> str:

@@ -380,7 +380,7 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda k: ((k / "sources.json").write_text("{}"), relist(k)), "kit-text-differs", "sources.json",
     ),
     "another table of figures": (
-        lambda k: (add(k / "report" / "metrics.csv"), relist(k)), "kit-text-differs", "report/metrics.csv",
+        lambda k: (add(k / "report" / "junit.xml"), relist(k)), "kit-text-differs", "report/junit.xml",
     ),
     "a bill of materials with nothing in it": (
         lambda k: ((k / "report" / "sbom.cdx.json").write_text('{"components": []}'), relist(k)), "kit-text-differs",
@@ -503,10 +503,10 @@ def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise
     assert problems(kit) == []
     assert "envbuild 9.9" not in unchecked(kit)
     add(kit / "README.md")
-    add(kit / "report" / "metrics.csv")
+    add(kit / "report" / "junit.xml")
     relist(kit)
     assert problems(kit) == []
-    says = "README.md, report/metrics.csv: envbuild 9.9 made the kit, and this is"
+    says = "README.md, report/junit.xml: envbuild 9.9 made the kit, and this is"
     assert says in unchecked(kit)
     assert "believe no command or figure there" in unchecked(kit)
 

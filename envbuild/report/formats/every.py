@@ -7,10 +7,8 @@ from collections.abc import Callable
 from envbuild.model.evidence import Evidence
 from envbuild.report.formats.cyclonedx import render_cyclonedx
 from envbuild.report.formats.junit import render_junit
-from envbuild.report.formats.metrics_csv import render_csv
 
 FORMATS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "junit": ("junit.xml", render_junit),
     "cyclonedx": ("sbom.cdx.json", render_cyclonedx),
-    "csv": ("metrics.csv", render_csv),
 }

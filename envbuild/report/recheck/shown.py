@@ -38,10 +38,7 @@ def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
     try:
         inside = page.carried(html, report.path)
     except EnvbuildError as error:
-        if report.evidence.schema_version == "1.0" and not report.evidence.attachments:
-            yield not_checked("page", "report.html is of an envbuild whose pages did not carry their evidence")
-        else:
-            yield problem(error.code, "page", f"report.html: {error.why}")
+        yield problem(error.code, "page", f"report.html: {error.why}")
         return
     if inside.evidence != page.embeddable(report.text):
         yield problem("report-page-of-another", "page", "report.html carries other evidence than evidence.json")

@@ -13,7 +13,6 @@ from envbuild.report.recheck.course import check_course
 from envbuild.report.recheck.figures import check_figures
 from envbuild.report.recheck.finding import Finding
 from envbuild.report.recheck.opened import Opened, open_report
-from envbuild.report.recheck.parts import check_parts
 from envbuild.report.recheck.shown import check_pages
 from envbuild.report.recheck.signed import check_signature
 
@@ -34,12 +33,7 @@ def verify_report(
         if path.exists():
             error.exit_code = ExitCode.INTEGRITY
         raise
-    findings = _check(report, run, signers, maker)
-    if report.evidence.parts:
-        findings += check_parts(
-            report, lambda part: _check(part, part.evidence.run, signers if part.envelope else None)
-        )
-    return report, findings
+    return report, _check(report, run, signers, maker)
 
 
 def _check(report: Opened, run: str | None, signers: Path | None, maker: str = "") -> list[Finding]:

@@ -14,12 +14,6 @@ from envbuild.report.sources import built_names
 from envbuild.report.view import figure
 from envbuild.text import few, plural
 
-# What no merging of reports can tell.
-UNSHOWN = (
-    "that no other part was left out, that the parts ran at the same time or reached each other, "
-    "and that nodes of other names are other machines"
-)
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -45,8 +39,6 @@ def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -
     out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in found.items()]
     every = tuple(node.node for node in evidence.nodes)
     out += _of_images(evidence)
-    if evidence.parts:
-        out.append(Gap("merging", UNSHOWN, every))
     if several := tuple(node.node for node in evidence.nodes if _unlinked(node)):
         why = "bandwidth between each two GPUs was not measured; `envbuild smoke --only machine/copies` does it"
         out.append(Gap("links", why, several))

@@ -41,7 +41,7 @@ BAD = {
     "a list": (b"[]", "evidence-invalid", "object"),
     "a section that no schema has": (edited('"exit"', '"note": "good", "exit"'), "evidence-invalid", "note"),
     "an attachment that leads out": (edited('"attachments": []', OUT), "evidence-invalid", "attachments.0.path"),
-    "a newer major version": (edited('_version": "1.', '_version": "2.'), "evidence-version", "newer envbuild"),
+    "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-version", "newer envbuild"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
     "a page that unpacks to 100 MB": (

@@ -465,22 +465,6 @@ def test_of_a_journal_that_ends_before_the_run_did_that_is_said(sealed: Sealed, 
     assert said == [] if kind else ["how it ended: the journal ends before the run did"]
 
 
-def test_evidence_of_an_older_schema_is_checked_and_its_page_is_called_not_checked(sealed: Sealed) -> None:
-    path = sealed.folder / "evidence.json"
-    old = json.loads(path.read_text())
-    old |= {"schema_version": "1.0", "ansible_tasks": old.pop("steps_run"), "attachments": [], "variants": []}
-    for name in ("attachments", "plan.json", "journal.jsonl"):
-        shutil.move(sealed.folder / name, sealed.folder.parent / name)
-    path.write_text(json.dumps(old))
-    (sealed.folder / "report.html").write_text("<!doctype html><p>as pages were then")
-    (sealed.folder / "report.md").unlink()
-    assert problems(sealed.folder) == set()
-    assert unchecked(sealed.folder) >= {"files", "lock", "page", "root"}
-    old["exit"] = 1
-    path.write_text(json.dumps(old))
-    assert problems(sealed.folder) == {"report-exit-differs"}
-
-
 def test_a_report_in_the_folder_of_another_run_or_of_another_than_the_asked_one_is_rejected(
     made: Path, tmp_path: Path
 ) -> None:
