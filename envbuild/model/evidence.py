@@ -1,10 +1,11 @@
 """Evidence: what was observed, the only input of a report. The JSON schema in docs is generated from this."""
 
 import hashlib
+import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.common import Level, RelPath, Sha256, StrictModel
@@ -15,6 +16,7 @@ from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
 EVIDENCE_VERSION = "2.0"
+_RUN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}$"
 CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
 
 
@@ -204,7 +206,7 @@ class Evidence(StrictModel):
     schema_version: Literal["2.0"] = "2.0"
     envbuild: str
     verb: str
-    run: str
+    run: Annotated[str, Field(pattern=_RUN)]
     started: str
     finished: str
     stack: str
@@ -223,6 +225,23 @@ class Evidence(StrictModel):
     variants: tuple[BuiltVariant, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     findings: tuple[StackFinding, ...] = ()
+
+    @classmethod
+    def is_run(cls, name: str) -> bool:
+        """Whether a name is the id of a run."""
+        return re.fullmatch(_RUN, name) is not None
+
+    @model_validator(mode="after")
+    def _is_one_run(self) -> Self:
+        once = [node.node for node in self.nodes], [item.path for item in self.attachments]
+        once = *once, [item.kind for item in self.attachments if item.kind not in ("variant", "files")]
+        for names in once:
+            if len(set(names)) < len(names):
+                raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
+        # What a page calls the command that repeats the run is copied into a shell.
+        if self.command and self.command[0] != "envbuild":
+            raise ValueError("command: must begin with `envbuild`")
+        return self
 
 
 def checks_exit(checks: Iterable[Check]) -> ExitCode:

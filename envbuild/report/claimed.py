@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from envbuild.model.evidence import Comparison, Metric
 from envbuild.model.facts import NodeFacts
@@ -47,12 +47,19 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class Claim:
+    """What a document claims: a value, where and on what; `source` cites it."""
+
     value: float
-    where: str
-    source: str
+    where: str | None
+    source: str | None
     gpu: str | None
     gpus: int | None
+
+    @classmethod
+    def told(cls, told: Comparison) -> Self | None:
+        """The claim that a comparison is beside; None where it is beside none."""
+        return cls(told.claim, told.where, told.source, told.claim_gpu, told.claim_gpus) if told.claim else None
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:
@@ -85,11 +92,27 @@ def compare(
     reference: Reference, bench: Bench, ran: Ran, measured: float, gpus: Gpus, peaks: Mapping[str, float]
 ) -> Comparison:
     """The measured figure beside the claim for these degrees; `peaks`: dense TFLOP/s by model of GPU."""
-    claim = _nearest(_claims(reference, bench, ran, gpus.count), gpus)
-    share = share_of_peak(bench, measured, gpus.peak)
-    why = f"no figure is published for {ran.model} with these degrees"
+    return judge(claim_for(reference, bench, ran, gpus), bench, ran.model, measured, gpus, peaks)
+
+
+class Measure(Protocol):
+    """How a figure is measured."""
+
+    @property
+    def unit(self) -> str: ...  # noqa: D102
+    @property
+    def lower_is_better(self) -> bool: ...  # noqa: D102
+
+
+def judge(
+    claim: Claim | None, measure: Measure, model: str, measured: float, gpus: Gpus, peaks: Mapping[str, float]
+) -> Comparison:
+    """What a figure of `model` (the one that ran) is beside its claim."""
+    unit, lower = measure.unit, measure.lower_is_better
+    share = share_of_peak(unit, measured, gpus.peak)
+    why = f"no figure is published for {model} with these degrees"
     told = Comparison(
-        measured=measured, unit=bench.unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
+        measured=measured, unit=unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
     )
     if claim is None:
         return told
@@ -99,12 +122,13 @@ def compare(
         "source": claim.source,
         "claim_gpu": claim.gpu,
         "claim_gpus": claim.gpus,
-        "claim_share": share_of_peak(bench, claim.value, peaks.get(claim.gpu or "")),
+        "claim_share": share_of_peak(unit, claim.value, peaks.get(claim.gpu or "")),
     }
     told = told.model_copy(update=more)
-    verdict = verdict_of(told, gpus.model, lower_is_better=bench.lower_is_better)
-    told = told.model_copy(update={"verdict": verdict, "percent": percent_of(told)})
-    return told.model_copy(update={"why": _why(told, claim, gpus, bench)})
+    verdict = _verdict(told, gpus.model, lower_is_better=lower)
+    share_of_claim = float(percent(100 * measured / claim.value, 100 * SAME, 1))
+    told = told.model_copy(update={"verdict": verdict, "percent": share_of_claim})
+    return told.model_copy(update={"why": _why(told, claim, gpus, lower_is_better=lower)})
 
 
 def in_words(comparison: Comparison) -> str:
@@ -125,16 +149,16 @@ def _of_peak(share: float | None, gpu: str | None) -> str:
     return "" if share is None else f"{share:.0f} % of the dense peak of {gpu}"
 
 
-def share_of_peak(bench: Bench, value: float, peak: float | None) -> float | None:
+def share_of_peak(unit: str, value: float, peak: float | None) -> float | None:
     """Percent, where the figure is one of computing."""
-    return None if peak is None or bench.unit != _TFLOPS else round(100 * value / peak, 1)
+    return None if peak is None or unit != _TFLOPS else round(100 * value / peak, 1)
 
 
-def _why(told: Comparison, claim: _Claim, gpus: Gpus, bench: Bench) -> str:
+def _why(told: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: bool) -> str:
     if told.verdict != "not-comparable":
-        far = is_far_above(told, lower_is_better=bench.lower_is_better)
+        far = is_far_above(told, lower_is_better=lower_is_better)
         word = "above the claim" if far else "below the claim" if told.verdict == "below" else told.verdict
-        ratio = ratio_of(claim.value, told.measured, lower_is_better=bench.lower_is_better)
+        ratio = ratio_of(claim.value, told.measured, lower_is_better=lower_is_better)
         return f"{word}: {percent(100 * ratio, 100 * SAME)} %"
     if claim.gpu is None or gpus.model is None:
         ran = f"{gpus.name} is not in our tables" if gpus.name else "the GPU that it ran on is not known"
@@ -147,18 +171,18 @@ def _why(told: Comparison, claim: _Claim, gpus: Gpus, bench: Bench) -> str:
     return f"not comparable: {gpus.count} GPUs, claimed for {claim.gpus}"
 
 
-def _nearest(claims: Iterable[_Claim], gpus: Gpus) -> _Claim | None:
+def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Claim | None:
     """The claim for these GPUs where there is one, else the first."""
-    found = list(claims)
-    same = [claim for claim in found if claim.gpu is not None and claim.gpu == gpus.model]
-    return next(iter((*same, *found)), None)
+    claims = list(_claims(reference, bench, ran, gpus.count))
+    same = [claim for claim in claims if claim.gpu is not None and claim.gpu == gpus.model]
+    return next(iter((*same, *claims)), None)
 
 
-def _claims(reference: Reference, bench: Bench, ran: Ran, gpus: int) -> list[_Claim]:
+def _claims(reference: Reference, bench: Bench, ran: Ran, gpus: int) -> list[Claim]:
     if bench.figure is not None:
         figures = [each for each in reference.figures if each.name == bench.figure]
         fitting = [each for each in figures if each.model in (None, ran.model)]
-        return [_Claim(each.value, each.where, each.source, each.gpu, each.gpus) for each in fitting]
+        return [Claim(each.value, each.where, each.source, each.gpu, each.gpus) for each in fitting]
     return [_of_case(each) for each in reference.cases if each.tflops is not None and _is_case(each, ran, gpus)]
 
 
@@ -168,12 +192,12 @@ def _is_case(case: BenchmarkCase, ran: Ran, gpus: int) -> bool:
     return (case.gpus, case.model) == (gpus, ran.model) and same == tuple(ran.degrees.get(name) for name in names)
 
 
-def _of_case(case: BenchmarkCase) -> _Claim:
+def _of_case(case: BenchmarkCase) -> Claim:
     where = f"{case.model} on {case.gpus} GPUs, DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
-    return _Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus)
+    return Claim(case.tflops or 0.0, where, case.source, case.gpu, case.gpus)
 
 
-def verdict_of(
+def _verdict(
     told: Comparison, model: str | None, *, lower_is_better: bool
 ) -> Literal["reproduced", "below", "not-comparable", "no-claim"]:
     """What `told` has to say of itself; `model`: that of the GPU, as claims name it, None where it is not known."""
@@ -194,8 +218,3 @@ def is_far_above(told: Comparison, *, lower_is_better: bool) -> bool:
 def ratio_of(claim: float, measured: float, *, lower_is_better: bool) -> float:
     """How good a figure is, as a share of the claim."""
     return claim / measured if lower_is_better else measured / claim
-
-
-def percent_of(told: Comparison) -> float | None:
-    """Measured of claimed."""
-    return None if told.claim is None else float(percent(100 * told.measured / told.claim, 100 * SAME, 1))

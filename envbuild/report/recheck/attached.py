@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +18,12 @@ from envbuild.report.recheck.finding import Finding, checked, not_checked, probl
 from envbuild.report.recheck.opened import Opened, read_attachment
 
 LIMIT = 64 * 1024 * 1024
-_ONCE = ("lock", "profile", "plan", "journal")
 _TOPIC = "files"
 
 
 @dataclass
 class Attached:
-    """What could be read: `variants` by digest, file lists by the root that they are said to give.
-
-    `events` are those of the journal that the evidence vouches for, `later` those behind them.
-    """
+    """What could be read: `variants` by digest, file lists by the root that they are said to give."""
 
     lock: Lock | None = None
     profile: dict[str, Any] | None = None
@@ -36,8 +31,6 @@ class Attached:
     variants: dict[str, Variant] = field(default_factory=dict)
     lists: dict[str, file_list.Files] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
-    events: list[dict[str, Any]] = field(default_factory=list)
-    later: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
@@ -100,29 +93,11 @@ def _take(found: Attached, item: Attachment, data: bytes) -> None:
         found.lists[str(item.of)] = file_list.unpack(data)
     elif item.kind == "plan":
         found.plan = dict(strict_json.parse(data))
-    elif item.kind == "journal":
-        found.events = [dict(json.loads(line)) for line in data[: item.bytes].splitlines() if line.strip()]
-        found.later = list(_later(data[item.bytes :]))
-
-
-def _later(data: bytes) -> Iterator[dict[str, Any]]:
-    """The events up to a line that is none: who was killed wrote half of one."""
-    for line in data.splitlines():
-        try:
-            yield dict(json.loads(line))
-        except (ValueError, TypeError):
-            return
 
 
 def _listing(report: Opened) -> Iterator[Finding]:
-    """Attachments that are named twice, and files among them that are not named at all."""
-    items = report.evidence.attachments
-    named = [item.path for item in items]
-    for path in dict.fromkeys(path for path in named if named.count(path) > 1):
-        yield problem("report-file-twice", _TOPIC, f"{path} is listed {named.count(path)} times")
-    for kind in _ONCE:
-        if sum(item.kind == kind for item in items) > 1:
-            yield problem("report-file-twice", _TOPIC, f"more than one {kind} is listed")
+    """Files among the attachments that the evidence does not name."""
+    named = {item.path for item in report.evidence.attachments}
     folders = {Path(path).parts[0] for path in named if "/" in path}
     for folder in sorted(folders):
         for file in sorted((report.folder / folder).rglob("*")):

@@ -1,40 +1,57 @@
-"""The figures: each against the values that it is made from."""
+"""The figures: each against the values that it is made from, its floor, and the claim that it stands beside."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack
-from envbuild.model.evidence import Check, Evidence, Metric
-from envbuild.node.smoke.machine import IMPOSSIBLE
-from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
+from envbuild.model.common import StrictModel
+from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
+from envbuild.model.reference import Reference
+from envbuild.report.claimed import NO_GPU, Claim, Gpus, claim_for, gpus_of, judge, metric, named
+from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
 from envbuild.report.verdict import all_checks, node_checks
+from envbuild.report.view import below_floor
 from envbuild.resolve.compat_read import load_compat
+from envbuild.text import plural
 
 # Curves have five digits.
 _ROUNDED = 1e-3
 
 
 def check_figures(evidence: Evidence) -> Iterator[Finding]:
-    """All findings about what was measured, and found in the document."""
-    yield from _findings(evidence)
+    """All findings about what was measured."""
+    metrics = [each for check in all_checks(evidence) for each in check.metrics]
     problems = [
-        problem("report-figure-differs", "figures", f"{node.node}: {check.name}: {each}")
+        problem("report-figure-differs", "figures", f"{node.node}: {check.name}: {text}")
         for node, check in node_checks(evidence)
-        for found in _MADE_FROM
-        for each in found(check)
+        for made_from in (_samples, _curve, _speed, _values, _gpus)
+        for text in made_from(check)
     ]
-    if problems or any(check.metrics for check in all_checks(evidence)):
+    if metrics or problems:
         yield from judged("figures", "each follows from the values beside it, where there are any", problems)
+    floors = sum(each.floor is not None for each in metrics)
+    missed = list(_floors(evidence))
+    if floors or missed:
+        says = f"{floors} of {plural(len(metrics), 'metric')} against {'its floor' if floors == 1 else 'their floors'}"
+        yield from judged("floors", says, missed)
+    elif metrics:
+        yield not_checked("floors", f"none of {plural(len(metrics), 'metric')} has one")
+    yield from _claims(evidence)
 
 
-def _twice(check: Check) -> Iterator[str]:
-    for name, count in Counter(metric.name for metric in check.metrics).items():
+def _samples(check: Check) -> Iterator[str]:
+    for name, count in Counter(each.name for each in check.metrics).items():
         if count > 1:
             yield f"{name} is there {count} times"
+    for one in check.metrics:
+        if one.n < 1 or not one.least <= one.median <= one.greatest:
+            yield f"{one.name} is {one.median:g} of {one.n}, between {one.least:g} and {one.greatest:g}"
 
 
 def _curve(check: Check) -> Iterator[str]:
@@ -42,7 +59,7 @@ def _curve(check: Check) -> Iterator[str]:
     last = sorted(losses[-5:])[len(losses[-5:]) // 2] if losses else 0.0
     for name, at in (("loss_first", losses[:1]), ("loss_last", [last] if losses else [])):
         told = check.details.get(name)
-        if isinstance(told, int | float) and at and not near(told, at[0]):
+        if isinstance(told, int | float) and at and not _near(told, at[0]):
             yield f"{name} is {told:g}, the curve has {at[0]:g}"
 
 
@@ -50,9 +67,9 @@ def _speed(check: Check) -> Iterator[str]:
     """Tokens a second from the times of all steps but the first."""
     shape, times = mapping(check.details.get("shape")), numbers(check.details.get("step_seconds"))[1:]
     tokens = numbers([shape.get("batch"), shape.get("length")])
-    for metric in check.metrics:
-        if metric.name == "training_tokens_per_second" and len(tokens) == 2 and times and min(times) > 0:
-            yield from _sample(metric, [tokens[0] * tokens[1] / seconds for seconds in times])
+    for one in check.metrics:
+        if one.name == "training_tokens_per_second" and len(tokens) == 2 and times and min(times) > 0:
+            yield from _sample(one, [tokens[0] * tokens[1] / seconds for seconds in times])
 
 
 def _values(check: Check) -> Iterator[str]:
@@ -61,51 +78,110 @@ def _values(check: Check) -> Iterator[str]:
         yield from _sample(check.metrics[0], values)
 
 
-def _sample(metric: Metric, values: list[float]) -> Iterator[str]:
+def _sample(told: Metric, values: list[float]) -> Iterator[str]:
     found = (statistics.median(values), min(values), max(values))
-    told = (metric.median, metric.least, metric.greatest)
-    if metric.n != len(values) or not all(map(near, told, found)):
-        yield f"{metric.name} is {metric.median:g} of {metric.n}; its values give {found[0]:g} of {len(values)}"
+    if told.n != len(values) or not all(map(_near, (told.median, told.least, told.greatest), found)):
+        yield f"{told.name} is {told.median:g} of {told.n}; its values give {found[0]:g} of {len(values)}"
 
 
 def _gpus(check: Check) -> Iterator[str]:
     """Products are measured by the slowest GPU, copies by the slowest GPU or pair of them."""
-    for metric in check.metrics:
-        kind = metric.name.removeprefix("gemm_cuda_")
-        told = [value for name, value in check.details.items() if name.endswith(f"_{kind}") and metric.name != kind]
-        rates = check.details.get(metric.name.removeprefix("copy_"))
+    for one in check.metrics:
+        kind = one.name.removeprefix("gemm_cuda_")
+        told = [value for name, value in check.details.items() if name.endswith(f"_{kind}") and one.name != kind]
+        rates = check.details.get(one.name.removeprefix("copy_"))
         for rate in rates if isinstance(rates, list) else ():
             told += rate if isinstance(rate, list) else [rate]
-        each = numbers([rate for rate in told if rate is not None])
-        if each and not near(metric.median, min(each)):
-            yield f"{metric.name} is {metric.median:g}, and its GPUs have {min(each):g} to {max(each):g}"
+        values = numbers([rate for rate in told if rate is not None])
+        if values and not _near(one.median, min(values)):
+            yield f"{one.name} is {one.median:g}, and its GPUs have {min(values):g} to {max(values):g}"
 
 
-def _peak(check: Check) -> Iterator[str]:
-    """Products of 16 bits that no GPU of these names computes; the smoke test itself refuses them."""
-    names = check.details.get("gpu_names")
-    known = [load_compat().gpu_of(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    peaks = [gpu.dense_tflops for gpu in known if gpu is not None and gpu.dense_tflops is not None]
-    for metric in check.metrics if peaks and len(peaks) == len(known) else ():
-        if metric.name.startswith(("gemm_cuda_bf16", "gemm_cuda_fp16")) and metric.median > IMPOSSIBLE * max(peaks):
-            yield f"{metric.name} is {metric.median:g}, and the peak is {max(peaks):g}"
+def _floors(evidence: Evidence) -> Iterator[Finding]:
+    for node, check in node_checks(evidence):
+        missed = [each for each in check.metrics if below_floor(each)]
+        for one in missed if check.status != "failed" else ():
+            says = f"{node.node}: {one.name} is {one.median:g}, below {one.floor:g}, and {check.status}"
+            yield problem("report-floor-missed", "floors", says)
+        # What a run of the stack's own falls short of is a reference, which is no floor of a metric.
+        only = check.details.get("only_floors") and check.comparison is None
+        if check.status == "failed" and only and not missed:
+            says = f"{node.node}: {check.name} failed for a floor, and its metrics miss none"
+            yield problem("report-floor-missed", "floors", says)
 
 
-_MADE_FROM = (_twice, _curve, _speed, _values, _gpus, _peak)
+def _claims(evidence: Evidence) -> Iterator[Finding]:
+    """What is said beside the figures of a stack's own run."""
+    due = [(node, check) for node, check in node_checks(evidence) if check.comparison or check.name == "bench"]
+    own = [(node, check) for node, check in due if check.comparison or check.status != "failed"]
+    if not own:
+        return
+    shipped = evidence.stack in list_stacks()
+    reference = load_stack(evidence.stack).stack.reference if shipped else None
+    problems = [
+        problem("report-claim-differs", "claims", f"{node.node}: {check.name}: {text}")
+        for node, check in own
+        for text in _claim(node, check, reference, words=evidence.envbuild == __version__)
+    ]
+    follows = f"values, launch and {evidence.stack}" if shipped else "its figures"
+    yield from judged("claims", f"what is said beside {plural(len(own), 'figure')} follows from {follows}", problems)
+    if not shipped:
+        yield not_checked("claims", "what the document claims: envbuild does not ship the stack")
 
 
-def _findings(evidence: Evidence) -> Iterator[Finding]:
-    """What the document is said to get wrong, against the stack that envbuild ships."""
-    known = load_stack(evidence.stack).stack.findings if evidence.stack in list_stacks() else ()
-    shipped = [(each.id, each.severity, each.truth, each.does) for each in known]
-    told = [(each.id, each.severity, each.truth, each.does) for each in evidence.findings]
-    if told != shipped:
-        says = f"the {len(told)} about the document: they are not those of a stack that this envbuild ships"
-        yield not_checked("findings", says)
-    elif told:
-        yield checked("findings", f"the {len(told)} about the document are those of {evidence.stack}, as shipped")
+class _Ran(NamedTuple):
+    model: str
+    degrees: Mapping[str, int]
 
 
-def near(one: float, other: float) -> bool:
+def _claim(node: NodeEvidence, check: Check, reference: Reference | None, *, words: bool) -> Iterator[str]:
+    """In what a comparison is not the one that follows; `words`: its sentence is compared as well."""
+    told = check.comparison
+    if told is None:
+        yield f"it {check.status}, and is compared with nothing"
+        return
+    if (check.status == "failed") != (told.verdict == "below"):
+        yield f"it is {told.verdict} {'its claim ' * (told.verdict == 'below')}and {check.status}"
+    values, launch = numbers(check.details.get("values")), mapping(check.details.get("launch"))
+    model, nodes, gpus = launch.get("model"), launch.get("nodes"), launch.get("gpus_per_node")
+    if len(check.metrics) != 1 or not values or min(values) <= 0:
+        yield f"{plural(len(check.metrics), 'figure')} of {plural(len(values), 'value')}: no run tells that"
+    elif not (isinstance(model, str) and isinstance(nodes, int) and isinstance(gpus, int)):
+        yield "nothing tells what was launched"
+    else:
+        ran = _Ran(model, {name: n for name, n in mapping(launch.get("degrees")).items() if isinstance(n, int)})
+        hardware = _hardware(node, told, nodes * gpus)
+        yield from _beside(told, check.metrics[0], values, reference, [(ran, each) for each in hardware], words=words)
+
+
+def _beside(
+    told: Comparison, one: Metric, values: list[float], reference: Reference | None, ran: list[tuple[_Ran, Gpus]], *,
+    words: bool,
+) -> Iterator[str]:  # fmt: skip
+    """The comparison against the claim of the shipped stack; of another stack, against the claim that it tells."""
+    bench, peaks = reference.bench if reference else None, load_compat().peaks()
+    if bench is not None:
+        yield from _differs(one, [metric(bench, values)])
+    made = []
+    for what, gpus in ran:
+        claim = claim_for(reference, bench, what, gpus) if reference and bench else Claim.told(told)
+        made.append(judge(claim, bench or one, what.model, statistics.median(values), gpus, peaks))
+    yield from _differs(told, made if words else [each.model_copy(update={"why": told.why}) for each in made])
+
+
+def _hardware(node: NodeEvidence, told: Comparison, count: int) -> list[Gpus]:
+    """The GPUs of the node; without its facts those that are told: no name is no GPU, or an unknown one."""
+    if node.facts is not None:
+        return [gpus_of(node.facts, count, load_compat())]
+    return [named(told.gpu, count, load_compat()), *([] if told.gpu else [Gpus(None, count, NO_GPU)])]
+
+
+def _differs(told: StrictModel, made: Sequence[StrictModel]) -> Iterator[str]:
+    if told not in made:
+        pairs = [(name, getattr(made[0], name), getattr(told, name)) for name in type(told).model_fields]
+        yield "; ".join(f"{name} is {one}, not {other}" for name, one, other in pairs if one != other)
+
+
+def _near(one: float, other: float) -> bool:
     """Whether two figures are the same but for digits that were left out."""
     return abs(one - other) <= _ROUNDED * max(abs(one), abs(other))

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.report.recheck.attached import read_all
-from envbuild.report.recheck.checks import check_checks
-from envbuild.report.recheck.claims import check_claims
 from envbuild.report.recheck.contents import check_contents
-from envbuild.report.recheck.course import check_course
 from envbuild.report.recheck.figures import check_figures
 from envbuild.report.recheck.finding import Finding
 from envbuild.report.recheck.opened import Opened, open_report
 from envbuild.report.recheck.shown import check_pages
 from envbuild.report.recheck.signed import check_signature
+from envbuild.report.recheck.summary import check_summary
 
 
 def verify_report(
@@ -33,18 +31,12 @@ def verify_report(
         if path.exists():
             error.exit_code = ExitCode.INTEGRITY
         raise
-    return report, _check(report, run, signers, maker)
-
-
-def _check(report: Opened, run: str | None, signers: Path | None, maker: str = "") -> list[Finding]:
     evidence = report.evidence
     findings = list(check_signature(report, signers))
     attached, found = read_all(report)
     findings += found
-    findings += check_course(evidence, attached, report.folder.resolve().name, run)
+    findings += check_summary(evidence, attached, report.folder.resolve().name, run)
     findings += check_contents(evidence, attached)
-    findings += check_checks(evidence, attached)
     findings += check_figures(evidence)
-    findings += check_claims(evidence)
     findings += check_pages(report, maker or evidence.envbuild)
-    return findings
+    return report, findings

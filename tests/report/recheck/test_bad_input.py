@@ -25,6 +25,7 @@ def edited(old: str, new: str) -> bytes:
 
 NESTED = '"phases": {"x": ' + "[" * 80 + "]" * 80 + ", "
 OUT = '"attachments": [{"kind": "plan", "path": "../plan.json", "sha256": "%s", "bytes": 1}]' % ("0" * 64)
+TWICE = json.loads(GOOD) | {"nodes": 2 * json.loads(GOOD)["nodes"]}
 # The bytes of a file, the code of the error, and words of its reason.
 BAD = {
     "truncated": (GOOD[:-500].encode(), "evidence-invalid", "ends in the middle"),
@@ -41,6 +42,9 @@ BAD = {
     "a list": (b"[]", "evidence-invalid", "object"),
     "a section that no schema has": (edited('"exit"', '"note": "good", "exit"'), "evidence-invalid", "note"),
     "an attachment that leads out": (edited('"attachments": []', OUT), "evidence-invalid", "attachments.0.path"),
+    "no id of a run": (edited(evidence().run, "../../etc"), "evidence-invalid", "run"),
+    "a node twice": (json.dumps(TWICE).encode(), "evidence-invalid", "localhost is there twice"),
+    "a command of a shell": (edited('["envbuild", "provision"', '["sh", "-c"'), "evidence-invalid", "`envbuild`"),
     "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-version", "newer envbuild"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
