@@ -212,11 +212,11 @@ def show_evidence(ui: Ui, evidence: Evidence, run: RunDir) -> int:
     On a terminal, where both are read together, without the error that stands in the summary.
     """
     from envbuild.report.terminal import summary_lines
-    from envbuild.report.view import make_view
+    from envbuild.report.view import View
 
     page = str(run.path / "report.html")
     ui.lines(evidence.to_json_dict(), lambda width: summary_lines(evidence, page, width=width))
-    told = make_view(evidence).nodes_by_need[:1] if sys.stdout.isatty() and sys.stderr.isatty() else ()
+    told = View(evidence).nodes_by_need[:1] if sys.stdout.isatty() and sys.stderr.isatty() else ()
     for node in evidence.nodes:
         if node.error and not ui.json and node not in told:
             print_error(EnvbuildError.from_dict(node.error))

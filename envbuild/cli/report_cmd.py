@@ -32,7 +32,7 @@ def report() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write all forms, and what belongs to them, into a folder.",
 )
-@click.option("--publish/--full", help="Without users, host names, addresses and home folders; --full is the default.")
+@click.option("--publish/--full", help="Only the fields that the schema marks as public; nodes are node-1, node-2 …")
 @common_options
 def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
@@ -151,28 +151,23 @@ def sign(ui: Ui, run: str, key: Path) -> None:
     "--out", type=click.Path(path_type=Path), help="Folder or FILE.tar to write (default: kit-STACK-RUN here)."
 )
 @click.option("--tar", is_flag=True, help="One tar file; the same report gives the same bytes.")
-@click.option("--publish/--full", default=True, help="Without the names that envbuild knows (default), or in full.")
-@click.option(
-    "--author", "authors", multiple=True, metavar="'FAMILY, GIVEN'|GROUP", help="For CITATION.cff; repeatable."
-)
+@click.option("--publish/--full", default=True, help="The public fields of the report (default), or all of it.")
 @click.option(
     "--key", type=click.Path(path_type=Path, dir_okay=False), help="Sign the report in the kit with this key."
 )
 @click.option("-s", "--stack", metavar="FILE", help="The stack's file, where it is one of your own.")
-@click.option("--document", type=click.Path(path_type=Path), help="Its document's text; without it, it is fetched.")
-@click.option("--without-document", is_flag=True, help="Annotate no document.")
 @common_options
-def kit(ui: Ui, run: str, out: Path | None, tar: bool, authors: tuple[str, ...], without_document: bool,
-        publish: bool, key: Path | None, stack: str | None, document: Path | None) -> None:  # fmt: skip
+def kit(
+    ui: Ui, run: str, out: Path | None, tar: bool, publish: bool, key: Path | None, stack: str | None
+) -> None:  # fmt: skip
     """Make the reviewer's kit of RUN: its report and lock, how to repeat it, what to expect, everything by sha256."""
-    from envbuild.kit.make import Wanted, default_name, make_kit
+    from envbuild.kit.make import default_name, make_kit
 
     path = _place(run)
     output = out or Path(default_name(path))
     if tar and output.suffix != ".tar":
         output = output.with_name(f"{output.name}.tar")
-    wanted = Wanted(publish, authors, stack, document, not without_document, key)
-    files, left = make_kit(path, output, wanted)
+    files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:
         ui.warn("the public key goes with the signature, and may tell whose kit it is")
     for text in left:

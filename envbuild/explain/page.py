@@ -128,11 +128,6 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
     )
 
 
-def is_harmless(page: str) -> bool:
-    """Whether a page begins as ours do, and nothing in it leads elsewhere by itself, whatever else it shows."""
-    return page.startswith(HEAD) and not re.search("<meta", page[len(HEAD) :], re.IGNORECASE)
-
-
 def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow]:
     rows = annotated.rows
     out = []

@@ -11,12 +11,11 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Sha256, StrictModel, Text, first_mistake
-from envbuild.model.stack import Document
 from envbuild.report import strict_json
 
 NAME = "kit.json"
-REPORT, ANNOTATED = "report", "document.html"
-KIT_VERSION = "1.0"
+REPORT = "report"
+KIT_VERSION = "2.0"
 MOST_FILES = 2000
 LARGEST, LARGEST_MANIFEST, LARGEST_ALL = 64 * 2**20, 2**20, 512 * 2**20
 # As envbuild names files. No part begins with a dot or a dash: no `..`, nothing hidden, no option of a program.
@@ -33,16 +32,11 @@ class KitFile(StrictModel):
 
 
 class Manifest(StrictModel):
-    """`form`: `published` without the names that envbuild knows. `authors` as given, never guessed.
+    """`form`: `published` with the public fields of the report only."""
 
-    `document`: what the annotated document is made from; None: there is none in the kit.
-    """
-
-    schema_version: Literal["1.0"] = "1.0"
+    schema_version: Literal["2.0"] = "2.0"
     envbuild: Text
     form: Literal["published", "full"]
-    authors: tuple[Text, ...] = ()
-    document: Document | None = None
     files: Annotated[tuple[KitFile, ...], Field(max_length=MOST_FILES)] = ()
 
 

@@ -2,10 +2,10 @@
 
 import json
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from envbuild.node.variables import may_set
 from envbuild.redact import looks_secret
@@ -20,6 +20,16 @@ def mistakes(error: ValidationError) -> list[str]:
 def first_mistake(error: ValidationError) -> str:
     """The first of `mistakes`."""
     return mistakes(error)[0]
+
+
+# What stands in a published report for a text without the mark `public`.
+LEFT_OUT = "not published"
+T = TypeVar("T")
+# A field that a published report keeps (`report/publish.py`). A field without a mark is left out of it.
+Public = Annotated[T, Field(json_schema_extra={"public": True})]
+# The name of a node, or several: a published report has its label.
+NodeName = Annotated[str, Field(json_schema_extra={"public": "node"})]
+NodeNames = Annotated[tuple[str, ...], Field(json_schema_extra={"public": "node"})]
 
 
 class StrictModel(BaseModel):

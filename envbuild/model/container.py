@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from envbuild.model.common import StrictModel, Text
+from envbuild.model.common import Public, StrictModel, Text
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
@@ -110,9 +110,9 @@ class ImageEvidence(StrictModel):
     `digest` is what a registry called it. `launcher`: the program on the node that runs a command inside.
     """
 
-    runtime: str
-    version: str | None = None
-    id: str
+    runtime: Public[str]
+    version: Public[str | None] = None
+    id: Public[str]
     name: str
-    digest: str | None = None
+    digest: Public[str | None] = None
     launcher: str | None = None

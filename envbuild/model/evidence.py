@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from envbuild.errors import ExitCode, gravest
-from envbuild.model.common import Level, RelPath, Sha256, StrictModel
+from envbuild.model.common import Level, NodeName, NodeNames, Public, RelPath, Sha256, StrictModel
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Severity
@@ -17,6 +17,18 @@ from envbuild.model.resolution import Resolution
 
 EVIDENCE_VERSION = "2.0"
 _RUN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{4}$"
+# Keys of free-form data that a published report keeps: `a.b` is `b` in `a`, `*` any letters.
+_DETAILS: JsonValue = [
+    "losses", "loss_first", "loss_last", "step_seconds", "first_step_seconds", "shape", "values", "python", "torch",
+    "only", "only_floors", "read_at", "differed", "size", "cpu_size", "bytes", "gpu_names", "gpu*_tflops", "*_gbps",
+    "mfu_percent", "peak_tflops", "launch.model", "launch.nodes", "launch.gpus_per_node", "launch.degrees",
+]  # fmt: skip
+_SOURCE: JsonValue = [
+    "name", "git", "commit", "tree", "install", "generated", "compiled", "patches.name", "patches.digest",
+    "patches.hits", "patches.changed", "patches.diff", "patches.files.path", "patches.files.hits", "build.from",
+    "build.seconds", "build.jobs", "build.extensions", "build.arch.wanted", "build.arch.found", "build.arch.how",
+    "build.route", "build.key", "build.sha256",
+]  # fmt: skip
 CheckStatus = Literal["passed", "failed", "skipped", "not-run"]
 
 
@@ -26,14 +38,14 @@ class Metric(StrictModel):
     `floor` is the least that the median must be, `lower_is_better` whether less is more: a time, not a rate.
     """
 
-    name: str
-    unit: str
-    n: int
-    median: float
-    least: float
-    greatest: float
-    floor: float | None = None
-    lower_is_better: bool = False
+    name: Public[str]
+    unit: Public[str]
+    n: Public[int]
+    median: Public[float]
+    least: Public[float]
+    greatest: Public[float]
+    floor: Public[float | None] = None
+    lower_is_better: Public[bool] = False
 
 
 class Comparison(StrictModel):
@@ -44,20 +56,20 @@ class Comparison(StrictModel):
     none, or not known. `reproduced` is no less than the claim, however far above it; `why` says that.
     """
 
-    measured: float
-    unit: str
-    gpus: int
-    gpu: str | None = None
-    share: float | None = None
-    claim: float | None = None
-    where: str | None = None
-    source: str | None = None
-    claim_gpus: int | None = None
-    claim_gpu: str | None = None
-    claim_share: float | None = None
-    percent: float | None = None
-    verdict: Literal["reproduced", "below", "not-comparable", "no-claim"]
-    why: str
+    measured: Public[float]
+    unit: Public[str]
+    gpus: Public[int]
+    gpu: Public[str | None] = None
+    share: Public[float | None] = None
+    claim: Public[float | None] = None
+    where: Public[str | None] = None
+    source: Public[str | None] = None
+    claim_gpus: Public[int | None] = None
+    claim_gpu: Public[str | None] = None
+    claim_share: Public[float | None] = None
+    percent: Public[float | None] = None
+    verdict: Public[Literal["reproduced", "below", "not-comparable", "no-claim"]]
+    why: Public[str]
 
 
 class Check(StrictModel):
@@ -66,14 +78,14 @@ class Check(StrictModel):
     `not-checked` is for what a reader would take for granted: the headline names it.
     """
 
-    name: str
-    status: CheckStatus
+    name: Public[str]
+    status: Public[CheckStatus]
     says: str
-    seconds: float | None = None
-    metrics: tuple[Metric, ...] = ()
-    level: Level | None = None
-    comparison: Comparison | None = None
-    details: dict[str, Any] = {}
+    seconds: Public[float | None] = None
+    metrics: Public[tuple[Metric, ...]] = ()
+    level: Public[Level | None] = None
+    comparison: Public[Comparison | None] = None
+    details: Annotated[dict[str, Any], Field(json_schema_extra={"public": _DETAILS})] = {}
 
 
 class NodeLog(StrictModel):
@@ -90,11 +102,11 @@ class StepTime(StrictModel):
     `seconds`: how long it took, None where it did not end; `parts`: seconds by phase, where the node told them.
     """
 
-    name: str
-    status: str
-    began: Annotated[float, Field(ge=0)]
-    seconds: Annotated[float, Field(ge=0)] | None = None
-    parts: dict[str, float] = {}
+    name: Public[str]
+    status: Public[str]
+    began: Public[Annotated[float, Field(ge=0)]]
+    seconds: Public[Annotated[float, Field(ge=0)] | None] = None
+    parts: Public[dict[str, float]] = {}
 
 
 class NodeEvidence(StrictModel):
@@ -104,44 +116,44 @@ class NodeEvidence(StrictModel):
     of an environment of its own. `root_level`: `root` was measured in this run, or is what the stamp says.
     """
 
-    node: str
-    status: Literal["ok", "unchanged", "failed", "unreachable", "refused", "not-begun"]
-    exit: int
-    facts: NodeFacts | None = None
-    resolution: Resolution | None = None
+    node: NodeName
+    status: Public[Literal["ok", "unchanged", "failed", "unreachable", "refused", "not-begun"]]
+    exit: Public[int]
+    facts: Public[NodeFacts | None] = None
+    resolution: Public[Resolution | None] = None
     environment: str | None = None
-    variant_digest: str | None = None
-    root: str | None = None
-    root_level: Level | None = None
-    packages: dict[str, str] = {}
-    base_packages: dict[str, str] = {}
-    sources: tuple[dict[str, Any], ...] = ()
-    checks: tuple[Check, ...] = ()
+    variant_digest: Public[str | None] = None
+    root: Public[str | None] = None
+    root_level: Public[Level | None] = None
+    packages: Public[dict[str, str]] = {}
+    base_packages: Public[dict[str, str]] = {}
+    sources: Annotated[tuple[dict[str, Any], ...], Field(json_schema_extra={"public": _SOURCE})] = ()
+    checks: Public[tuple[Check, ...]] = ()
     drift: tuple[dict[str, str], ...] = ()
-    drift_count: int = 0
-    first_use: tuple[TrustedFile, ...] = ()
-    error: dict[str, Any] | None = None
-    files: int | None = None
-    bytes: int | None = None
-    image: ImageEvidence | None = None
+    drift_count: Public[int] = 0
+    first_use: Public[tuple[TrustedFile, ...]] = ()
+    error: Annotated[dict[str, Any] | None, Field(json_schema_extra={"public": ["code", "exit"]})] = None
+    files: Public[int | None] = None
+    bytes: Public[int | None] = None
+    image: Public[ImageEvidence | None] = None
     log: NodeLog | None = None
-    steps: tuple[StepTime, ...] = ()
+    steps: Public[tuple[StepTime, ...]] = ()
 
 
 class Deviation(StrictModel):
     """Nodes whose environment is not the one that most have: `differs` says in what, in three lines at most."""
 
-    nodes: tuple[str, ...]
-    root: str | None = None
+    nodes: NodeNames
+    root: Public[str | None] = None
     differs: tuple[str, ...] = ()
 
 
 class Equality(StrictModel):
     """Whether all nodes have one environment: the Merkle root that most have, on which nodes, and who deviates."""
 
-    root: str
-    nodes: tuple[str, ...]
-    deviating: tuple[Deviation, ...] = ()
+    root: Public[str]
+    nodes: NodeNames
+    deviating: Public[tuple[Deviation, ...]] = ()
 
 
 class PackageFile(StrictModel):
@@ -150,22 +162,22 @@ class PackageFile(StrictModel):
     `sha256` as locked, `index` the *name* of the index that has it; of conda's, of the channel, and where it is in it.
     """
 
-    name: str
-    version: str
-    file: str
-    sha256: str
-    index: str
-    kind: Literal["pip", "conda"] = "pip"
-    subdir: str | None = None
-    build: str | None = None
+    name: Public[str]
+    version: Public[str]
+    file: Public[str]
+    sha256: Public[str]
+    index: Public[str]
+    kind: Public[Literal["pip", "conda"]] = "pip"
+    subdir: Public[str | None] = None
+    build: Public[str | None] = None
 
 
 class BuiltVariant(StrictModel):
     """A variant that nodes of the run have, `id` as in the lock, with its package files. The whole one is attached."""
 
-    id: str
-    digest: Sha256
-    packages: tuple[PackageFile, ...] = ()
+    id: Public[str]
+    digest: Public[Sha256]
+    packages: Public[tuple[PackageFile, ...]] = ()
 
 
 class Attachment(StrictModel):
@@ -175,11 +187,16 @@ class Attachment(StrictModel):
     or the Merkle root that a list of files gives.
     """
 
-    kind: Literal["lock", "profile", "variant", "files", "plan", "journal"]
-    path: RelPath
-    sha256: Sha256
-    bytes: Annotated[int, Field(ge=0)]
-    of: Sha256 | None = None
+    kind: Public[Literal["lock", "profile", "variant", "files", "plan", "journal"]]
+    path: Public[RelPath]
+    sha256: Public[Sha256]
+    bytes: Public[Annotated[int, Field(ge=0)]]
+    of: Public[Sha256 | None] = None
+
+    @property
+    def is_public(self) -> bool:
+        """Whether it goes with a published report: it tells contents, no places and no nodes."""
+        return self.kind not in ("plan", "journal")
 
 
 def attachment(kind: str, path: str, data: bytes, of: str | None) -> Attachment:
@@ -191,10 +208,10 @@ def attachment(kind: str, path: str, data: bytes, of: str | None) -> Attachment:
 class StackFinding(StrictModel):
     """What is wrong with the document that the stack was made from, and what envbuild does instead."""
 
-    id: str
-    severity: Severity
-    truth: str
-    does: str
+    id: Public[str]
+    severity: Public[Severity]
+    truth: Public[str]
+    does: Public[str]
 
 
 class Evidence(StrictModel):
@@ -203,28 +220,28 @@ class Evidence(StrictModel):
     `steps_run`: steps that were carried out on all nodes together; `phases`: seconds by phase.
     """
 
-    schema_version: Literal["2.0"] = "2.0"
-    envbuild: str
-    verb: str
-    run: Annotated[str, Field(pattern=_RUN)]
-    started: str
-    finished: str
-    stack: str
-    profile: str
+    schema_version: Public[Literal["2.0"]] = "2.0"
+    envbuild: Public[str]
+    verb: Public[str]
+    run: Public[Annotated[str, Field(pattern=_RUN)]]
+    started: Public[str]
+    finished: Public[str]
+    stack: Public[str]
+    profile: Public[str]
     target: str
-    lock_digest: str
-    exit: int
+    lock_digest: Public[str]
+    exit: Public[int]
     command: tuple[str, ...] = ()
-    nodes: tuple[NodeEvidence, ...]
-    deviations: tuple[str, ...] = ()
+    nodes: Public[tuple[NodeEvidence, ...]]
+    deviations: Public[tuple[str, ...]] = ()
     warnings: tuple[str, ...] = ()
-    tools: dict[str, str] = {}
-    steps_run: int = 0
-    phases: dict[str, float] = {}
-    equality: Equality | None = None
-    variants: tuple[BuiltVariant, ...] = ()
-    attachments: tuple[Attachment, ...] = ()
-    findings: tuple[StackFinding, ...] = ()
+    tools: Public[dict[str, str]] = {}
+    steps_run: Public[int] = 0
+    phases: Public[dict[str, float]] = {}
+    equality: Public[Equality | None] = None
+    variants: Public[tuple[BuiltVariant, ...]] = ()
+    attachments: Public[tuple[Attachment, ...]] = ()
+    findings: Public[tuple[StackFinding, ...]] = ()
 
     @classmethod
     def is_run(cls, name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict
 
-from envbuild.model.common import StrictModel
+from envbuild.model.common import NodeName, Public, StrictModel
 from envbuild.node.variables import VISIBLE
 from envbuild.text import visible_data
 
@@ -22,17 +22,17 @@ class _Fact(StrictModel):
 class OsFacts(_Fact):
     """Operating system: `id` and `version` from os-release, kernel release, machine architecture."""
 
-    id: str = ""
-    version: str = ""
-    kernel: str = ""
-    arch: str = ""
+    id: Public[str] = ""
+    version: Public[str] = ""
+    kernel: Public[str] = ""
+    arch: Public[str] = ""
 
 
 class LibcFacts(_Fact):
     """`kind` is glibc or musl; `version` as `2.36`."""
 
-    kind: str = ""
-    version: str = ""
+    kind: Public[str] = ""
+    version: Public[str] = ""
 
 
 class CpuFacts(_Fact):
@@ -41,9 +41,9 @@ class CpuFacts(_Fact):
     `part` is Arm's number of the core. Empty where they were not read.
     """
 
-    vendor: str = ""
-    features: str = ""
-    part: str = ""
+    vendor: Public[str] = ""
+    features: Public[str] = ""
+    part: Public[str] = ""
 
 
 class PythonFacts(_Fact):
@@ -55,8 +55,8 @@ class PythonFacts(_Fact):
     """
 
     path: str
-    version: str
-    implementation: str = "cpython"
+    version: Public[str]
+    implementation: Public[str] = "cpython"
     virtual: bool = False
     packages: dict[str, str] | None = None
     openssl: str | None = None
@@ -67,13 +67,13 @@ class PythonFacts(_Fact):
 class GpuFacts(_Fact):
     """One GPU as nvidia-smi names it. Memory in MiB; `compute_capability` as `9.0`; `mig` is the instance list."""
 
-    index: int
-    name: str
+    index: Public[int]
+    name: Public[str]
     uuid: str = ""
-    memory_mib: int | None = None
-    compute_capability: str | None = None
+    memory_mib: Public[int | None] = None
+    compute_capability: Public[str | None] = None
     pci_bus_id: str | None = None
-    mig_enabled: bool | None = None
+    mig_enabled: Public[bool | None] = None
     mig: tuple[str, ...] = ()
     ecc_errors: int | None = None
 
@@ -86,8 +86,8 @@ class GpuFacts(_Fact):
 class DriverFacts(_Fact):
     """NVIDIA driver; `cuda_ceiling` is the newest CUDA it supports. `problem` says why it cannot be asked."""
 
-    version: str | None = None
-    cuda_ceiling: str | None = None
+    version: Public[str | None] = None
+    cuda_ceiling: Public[str | None] = None
     problem: str | None = None
 
 
@@ -95,23 +95,23 @@ class NvccFacts(_Fact):
     """One CUDA toolkit compiler."""
 
     path: str
-    version: str
+    version: Public[str]
 
 
 class CompilerFacts(_Fact):
     """One host compiler."""
 
     path: str
-    version: str
+    version: Public[str]
 
 
 class NicFacts(_Fact):
     """One network interface; `kind` is ethernet or infiniband, `rate_gbps` where sysfs says it."""
 
     name: str
-    kind: str = "ethernet"
-    state: str = ""
-    rate_gbps: float | None = None
+    kind: Public[str] = "ethernet"
+    state: Public[str] = ""
+    rate_gbps: Public[float | None] = None
     addresses: tuple[str, ...] = ()
 
 
@@ -119,11 +119,11 @@ class DiskFacts(_Fact):
     """Space where the prefix will be: bytes and inodes that are free for us, quota counted where it can be read."""
 
     path: str
-    filesystem: str = ""
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    free_inodes: int | None = None
-    total_inodes: int | None = None
+    filesystem: Public[str] = ""
+    free_bytes: Public[int | None] = None
+    total_bytes: Public[int | None] = None
+    free_inodes: Public[int | None] = None
+    total_inodes: Public[int | None] = None
     quota_bytes: int | None = None
     quota_inodes: int | None = None
     writable: bool = False
@@ -134,8 +134,8 @@ class DiskFacts(_Fact):
 class SchedulerFacts(_Fact):
     """`kind` is none, slurm or pbs; `job` is the job id when inside one."""
 
-    kind: str = "none"
-    version: str | None = None
+    kind: Public[str] = "none"
+    version: Public[str | None] = None
     job: str | None = None
 
 
@@ -185,31 +185,31 @@ class NodeFacts(_Fact):
         """Facts of a node's answer, what no reader sees in its texts (control characters and the like) escaped."""
         return super().from_plain(visible_data(data))
 
-    protocol: int
-    node: str
-    brief: bool = False
+    protocol: Public[int]
+    node: NodeName
+    brief: Public[bool] = False
     hostname: str
     user: str
     home: str = ""
-    probed_at: str
-    os: OsFacts
-    libc: LibcFacts
-    product: str = ""
-    cpu: CpuFacts = CpuFacts()
-    cpus: int | None = None
-    memory_bytes: int | None = None
-    pythons: tuple[PythonFacts, ...] = ()
-    compilers: tuple[CompilerFacts, ...] = ()
-    nvcc: tuple[NvccFacts, ...] = ()
-    driver: DriverFacts = DriverFacts()
-    gpus: tuple[GpuFacts, ...] = ()
-    gpus_physical: int | None = None
+    probed_at: Public[str]
+    os: Public[OsFacts]
+    libc: Public[LibcFacts]
+    product: Public[str] = ""
+    cpu: Public[CpuFacts] = CpuFacts()
+    cpus: Public[int | None] = None
+    memory_bytes: Public[int | None] = None
+    pythons: Public[tuple[PythonFacts, ...]] = ()
+    compilers: Public[tuple[CompilerFacts, ...]] = ()
+    nvcc: Public[tuple[NvccFacts, ...]] = ()
+    driver: Public[DriverFacts] = DriverFacts()
+    gpus: Public[tuple[GpuFacts, ...]] = ()
+    gpus_physical: Public[int | None] = None
     visible_devices: str | None = None
-    nics: tuple[NicFacts, ...] = ()
-    prefix: DiskFacts
+    nics: Public[tuple[NicFacts, ...]] = ()
+    prefix: Public[DiskFacts]
     shared: str = ""
     tmp: DiskFacts | None = None
-    scheduler: SchedulerFacts = SchedulerFacts()
+    scheduler: Public[SchedulerFacts] = SchedulerFacts()
     tools: dict[str, str | None] = {}
     modules: str | None = None
     containers: tuple[str, ...] = ()

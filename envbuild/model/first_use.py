@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envbuild.model.common import Level, Name, PackageName, Sha256, StrictModel, Text
+from envbuild.model.common import Level, Name, PackageName, Public, Sha256, StrictModel, Text
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 WITNESS = "first use on "
@@ -37,12 +37,12 @@ class FirstUse(StrictModel):
 class TrustedFile(StrictModel):
     """A file of an environment whose hash rests on a first use alone; `witness` says whose and of which day."""
 
-    file: str
-    sha256: str
-    index: str
+    file: Public[str]
+    sha256: Public[str]
+    index: Public[str]
     witness: str
-    size: int | None = None
-    level: Level = "trusted"
+    size: Public[int | None] = None
+    level: Public[Level] = "trusted"
 
 
 def is_trusted(file: ArtifactFile) -> bool:

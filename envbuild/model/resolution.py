@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from envbuild.model.common import StrictModel
+from envbuild.model.common import NodeName, Public, StrictModel
 
 Verdict = Literal["allow", "patch", "warn", "refuse"]
 
@@ -15,27 +15,27 @@ class Decision(StrictModel):
     for a refusal.
     """
 
-    rule: str
-    verdict: Verdict
+    rule: Public[str]
+    verdict: Public[Verdict]
     what: str
     compared: tuple[str, str] | None = None
-    source: str = ""
-    verified: str = ""
+    source: Public[str] = ""
+    verified: Public[str] = ""
     instead: str | None = None
 
 
 class Candidate(StrictModel):
     """One lock variant that was considered, with its decisions; refused candidates keep theirs."""
 
-    variant_id: str
-    chosen: bool
-    decisions: tuple[Decision, ...]
+    variant_id: Public[str]
+    chosen: Public[bool]
+    decisions: Public[tuple[Decision, ...]]
 
 
 class DeliveryChoice(StrictModel):
     """Who fetches the files and sources of one node, and why; `why` is empty where there is nothing to say."""
 
-    by: Literal["node", "controller"] = "node"
+    by: Public[Literal["node", "controller"]] = "node"
     why: str = ""
 
 
@@ -47,19 +47,19 @@ class Resolution(StrictModel):
     the node that compiles for this one, which cannot; `delivery` who fetches for it.
     """
 
-    node: str
-    stack: str
-    profile: str
-    variant_id: str | None = None
-    variant_digest: str | None = None
+    node: NodeName
+    stack: Public[str]
+    profile: Public[str]
+    variant_id: Public[str | None] = None
+    variant_digest: Public[str | None] = None
     interpreter: str | None = None
-    arch_list: tuple[str, ...] | None = None
+    arch_list: Public[tuple[str, ...] | None] = None
     nvcc: str | None = None
     gcc: str | None = None
-    wheels_from: str | None = None
-    delivery: DeliveryChoice = DeliveryChoice()
-    decisions: tuple[Decision, ...]
-    candidates: tuple[Candidate, ...]
+    wheels_from: NodeName | None = None
+    delivery: Public[DeliveryChoice] = DeliveryChoice()
+    decisions: Public[tuple[Decision, ...]]
+    candidates: Public[tuple[Candidate, ...]]
 
     @property
     def refused(self) -> bool:

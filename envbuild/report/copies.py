@@ -5,41 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 from envbuild.report.formats.every import FORMATS
-from envbuild.report.publish import may_go, published
+from envbuild.report.publish import published
 from envbuild.report.recheck.attached import LIMIT
-from envbuild.report.recheck.opened import Opened, open_report, read_attachment
+from envbuild.report.recheck.opened import open_report, read_attachment
 from envbuild.report.render import render_json, report_files, write_whole
 
 
 def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[list[Path], list[str]]:
     """Evidence, signature and attachments as they are, pages made anew; what was written, and texts of what was left.
 
-    `publish`: without the names that envbuild knows, so without the signature, which is over those.
+    `publish`: only what is public, so without the signature, which is over all of the evidence.
     Raises EnvbuildError as `open_report` does, and `report-not-written`.
     """
     report = open_report(path)
     evidence, text, envelope = report.evidence, report.text, report.envelope
-    found, left = _attachments(report, publish=publish)
     if publish:
-        whole = published(evidence)
-        evidence = whole.model_copy(update={"attachments": tuple(a for a in whole.attachments if a.path in found)})
+        evidence = published(evidence)
         text, envelope = render_json(evidence).encode(), None
+    left = [f"{item.path} is not public" for item in report.evidence.attachments if publish and not item.is_public]
     files = report_files(evidence, text, envelope)
-    files |= {name: render(evidence).encode() for name, render in FORMATS.values()} | found
-    write_whole(output, files)
-    why = "does not go with it: it may name somebody" if publish else "is not there"
-    return [output / name for name in files], [f"{name} belongs to the report and {why}" for name in left]
-
-
-def _attachments(report: Opened, *, publish: bool) -> tuple[dict[str, bytes], list[str]]:
-    found, left = dict[str, bytes](), list[str]()
-    for item in report.evidence.attachments:
+    files |= {name: render(evidence).encode() for name, render in FORMATS.values()}
+    for item in evidence.attachments:
         try:
             data = read_attachment(report.folder, item.path, LIMIT)
         except ValueError:
             data = None
-        if data is None or (publish and not may_go(report.evidence, item, data)):
-            left.append(item.path)
+        if data is None:
+            left.append(f"{item.path} belongs to the report and is not there")
         else:
-            found[item.path] = data
-    return found, left
+            files[item.path] = data
+    write_whole(output, files)
+    return [output / name for name in files], left

@@ -19,9 +19,9 @@ from envbuild.hostlist import fold_hosts
 from envbuild.model.evidence import Evidence
 from envbuild.node import paths
 from envbuild.redact import redact_data
-from envbuild.report import equality, page, view
-from envbuild.report.sections import every
+from envbuild.report import equality, figures, machines, page, view
 from envbuild.report.text import breakable, markdown_block, markdown_code, markdown_text, unbroken
+from envbuild.report.view import View
 from envbuild.text import number, plural, visible_data
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes |
     blocks = {"evidence": text or render_json(evidence).encode(), "signature": envelope}
     parts = {name: page.block(data) for name, data in blocks.items() if data}
     carried = {name: (form, Markup(inside)) for name, (form, inside) in parts.items()}  # noqa: S704
-    return template("report.html.j2").render(**_shown(evidence), style=safe_style(), carried=carried)
+    return template("report.html.j2").render(view=shown(evidence), style=safe_style(), carried=carried)
 
 
 def render_markdown(evidence: Evidence) -> str:
     """The same report as GitHub-flavoured Markdown."""
-    return template("report.md.j2").render(**_shown(evidence))
+    return template("report.md.j2").render(view=shown(evidence))
 
 
 def template(name: str) -> jinja2.Template:
@@ -129,15 +129,14 @@ def style() -> str:
     return (resources.files("envbuild.report") / "templates" / "style.css").read_text(encoding="utf-8")
 
 
-_last: list[tuple[Evidence, dict[str, object]]] = []
+_last: list[tuple[Evidence, View]] = []
 
 
-def _shown(evidence: Evidence) -> dict[str, object]:
-    """What the templates get; kept for the page that follows, as cleaning a large run takes most of the time."""
-    kept = next((shown for one, shown in _last if one is evidence), None)
+def shown(evidence: Evidence) -> View:
+    """The view of harmless evidence; kept for the form that follows, as cleaning a large run takes most of the time."""
+    kept = next((view for one, view in _last if one is evidence), None)
     if kept is None:
-        safe = harmless(evidence)
-        kept = {"view": view.make_view(safe), "more": every.sections(safe)}
+        kept = View(harmless(evidence))
         _last[:] = [(evidence, kept)]
     return kept
 
@@ -162,14 +161,14 @@ def _templates() -> jinja2.Environment:
     )
     for function in (
         number,
-        view.seconds,
-        view.gibibytes,
+        machines.seconds,
+        machines.gibibytes,
         plural,
-        view.below_floor,
+        figures.below_floor,
         view.failures,
         view.output,
         view.field,
-        view.figure,
+        figures.figure,
     ):
         templates.filters[function.__name__] = function
     templates.filters["names"] = equality.names

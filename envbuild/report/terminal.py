@@ -9,9 +9,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.report import equality, images, sources, view
-from envbuild.report.render import harmless
-from envbuild.report.verdict import GOOD, make_verdict, reason
+from envbuild.report import equality, images
+from envbuild.report.figures import headline
+from envbuild.report.machines import seconds
+from envbuild.report.render import shown
+from envbuild.report.verdict import GOOD, reason
+from envbuild.report.view import MARKS, NODE_MARKS, View
 from envbuild.text import plural
 
 WIDTH = 80
@@ -36,37 +39,37 @@ Line = tuple[str, str]
 
 def summary_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
     """`closing_lines`, those of deviations and of drift, and `failure_lines`; `report`: the HTML page to name."""
-    evidence = harmless(evidence)
-    lines = closing_lines(evidence, report, width=width) + deviation_lines(evidence) + drift_lines(evidence)
-    return lines + failure_lines(evidence)
+    view = shown(evidence)
+    lines = closing_lines(view, report, width=width) + deviation_lines(view.evidence) + drift_lines(view.evidence)
+    return lines + failure_lines(view)
 
 
-def closing_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
+def closing_lines(view: View, report: str = "", *, width: int = WIDTH) -> list[Line]:
     """At most 23 lines of at most `width` columns, each with a style; colour is never the only signal.
 
     Only commands and the paths of the report and of the first failed node's log may be longer, to be copied.
     """
-    verdict = make_verdict(evidence)
+    evidence, verdict = view.evidence, view.verdict
     lines: list[Line] = []
     for index, part in enumerate(_wrap(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", 3, width)):
         lines.append((part if index == 0 else f"  {part}", _TONE_STYLES[verdict.tone]))
     lines.append((f"  {verdict.detail}", ""))
     lines.append(("", ""))
-    lines += _what(evidence)
-    lines += _trusted(evidence)
-    lines += _nodes(evidence, width)
+    lines += _what(view)
+    lines += _trusted(view)
+    lines += _nodes(view, width)
     lines += _warnings(evidence)
-    tail = [(f"  log     {path}", "cyan") for path in _logs(evidence)[:1]]
-    tail += [(f"  {name:<7} {text}", "cyan") for name, text in _next(evidence)]
+    tail = [(f"  log     {path}", "cyan") for path in _logs(view)[:1]]
+    tail += [(f"  {name:<7} {text}", "cyan") for name, text in _next(view)]
     tail += [(f"  report  {report}", "cyan")] if report else []
     lines += _checks(evidence, HEIGHT - len(lines) - len(tail))
     lines += _deviations(evidence, HEIGHT - len(lines) - len(tail))
     return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
 
 
-def _logs(evidence: Evidence) -> list[str]:
+def _logs(view: View) -> list[str]:
     """Paths, on their nodes, of what the builds that failed printed."""
-    details = [(node.error or {}).get("details") or {} for node in view.make_view(evidence).nodes_by_need]
+    details = [(node.error or {}).get("details") or {} for node in view.nodes_by_need]
     return [str(each["log"]) for each in details if each.get("log")]
 
 
@@ -99,9 +102,9 @@ def drift_lines(evidence: Evidence) -> list[Line]:
     return lines
 
 
-def failure_lines(evidence: Evidence) -> list[Line]:
+def failure_lines(view: View) -> list[Line]:
     """The last lines of what the first node that failed said, where there are more than stand in the summary."""
-    for node in view.make_view(evidence).nodes_by_need[:1]:
+    for node in view.nodes_by_need[:1]:
         said = [line.rstrip() for line in str((node.error or {}).get("why", "")).splitlines() if line.strip()]
         if node.status not in GOOD and len(said) > _MAX_WHY:
             shown = said[-_MAX_LAST:]
@@ -110,8 +113,9 @@ def failure_lines(evidence: Evidence) -> list[Line]:
     return []
 
 
-def _next(evidence: Evidence) -> list[tuple[str, str]]:
+def _next(view: View) -> list[tuple[str, str]]:
     """One line that activates what has been provisioned, and one that looks at every file of it again."""
+    evidence = view.evidence
     node = next(
         (node for node in evidence.nodes if node.status in GOOD and node.environment and node.image is None), None
     )
@@ -119,7 +123,7 @@ def _next(evidence: Evidence) -> list[tuple[str, str]]:
         return []
     prefix = posixpath.dirname(posixpath.dirname(node.environment))
     script = posixpath.join(prefix, "current", evidence.stack, ".envbuild", "activate.sh")
-    return [("use", f". {shlex.quote(script)}"), ("next", view.make_view(evidence).commands[1])]
+    return [("use", f". {shlex.quote(script)}"), ("next", view.commands[1])]
 
 
 def _cut(text: str, width: int) -> str:
@@ -132,15 +136,16 @@ def _wrap(text: str, most: int, width: int) -> list[str]:
     return textwrap.wrap(" ".join(text.split()), width - 2, max_lines=most, placeholder=" …") or [text]
 
 
-def _what(evidence: Evidence) -> list[Line]:
+def _what(view: View) -> list[Line]:
+    evidence = view.evidence
     wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
-    values = {name: _DIGEST.sub(r"\1", value) for name, value in view.make_view(evidence).summary}
+    values = {name: _DIGEST.sub(r"\1", value) for name, value in view.summary}
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
     if said := equality.sentence(evidence):
         rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
     rows += images.rows(evidence)
-    took = f", {view.seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
-    built = sources.summary(evidence)
+    took = f", {seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
+    built = view.sources
     rows += built[:_MAX_BUILT]
     if len(built) > _MAX_BUILT:
         rows.append(("", f"and {plural(len(built) - _MAX_BUILT, 'more source')}"))
@@ -149,9 +154,9 @@ def _what(evidence: Evidence) -> list[Line]:
     ]
 
 
-def _trusted(evidence: Evidence) -> list[Line]:
+def _trusted(view: View) -> list[Line]:
     """The files that nobody but a first user vouches for, with their whole hashes."""
-    files = view.trusted_files(evidence)
+    files = view.trusted
     if not files:
         return []
     lines: list[Line] = [("", ""), (f"  ! {plural(len(files), 'file')} trusted on first use", "bold yellow")]
@@ -173,14 +178,14 @@ def _reason(node: NodeEvidence, width: int) -> list[Line]:
     return [(f"    {part}", "red" if part in code else "") for part in code + wrapped]
 
 
-def _nodes(evidence: Evidence, width: int) -> list[Line]:
-    nodes = view.make_view(evidence).nodes_by_need
+def _nodes(view: View, width: int) -> list[Line]:
+    nodes = view.nodes_by_need
     lines: list[Line] = [("", "")]
     for index, node in enumerate(nodes[:_MAX_NODES]):
         good = node.status in GOOD
         what = (node.environment or "") if good else reason(node)
         style = "" if good else "red"
-        lines.append((f"  {view.NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
+        lines.append((f"  {NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
         # Those that failed stand first, most often all of them for one reason.
         lines += _reason(node, width) if not good and not index else []
     rest = nodes[_MAX_NODES:]
@@ -207,11 +212,11 @@ def _checks(evidence: Evidence, room: int) -> list[Line]:
     lines: list[Line] = [("", "")]
     wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check, _, _ in shown)])
     for check, says, _ in shown:
-        took = view.seconds(check.seconds) if check.seconds is not None else ""
+        took = seconds(check.seconds) if check.seconds is not None else ""
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
         if check.metrics and check.status == "passed":
-            says = f"{view.headline(check)}; {says}"
-        lines.append((f"  {view.MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
+            says = f"{headline(check)}; {says}"
+        lines.append((f"  {MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
     rest = sum(count for _, _, count in rows[len(shown) :])
     if rest:
         lines.append((f"    and {plural(rest, 'more check')}", "dim"))

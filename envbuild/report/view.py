@@ -7,28 +7,29 @@ import re
 import shlex
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
-from envbuild.model.facts import NodeFacts
+from envbuild.model.common import LEFT_OUT
+from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
 from envbuild.report import images, root
 from envbuild.report.equality import sentence
-from envbuild.report.sources import SourceView, comparable, source_views
-from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict, node_checks
-from envbuild.text import grouped, minutes, number, plural
+from envbuild.report.machines import NodeClass, classes, gibibytes
+from envbuild.report.pictures import Picture, pictures
+from envbuild.report.sections.badges import Badge, badges
+from envbuild.report.sections.claims import Claim, claims
+from envbuild.report.sections.gaps import Gap, gaps
+from envbuild.report.sections.outliers import Outliers, outliers
+from envbuild.report.sections.pins import Pin, pins
+from envbuild.report.sources import SourceView, comparable, source_views, summary
+from envbuild.report.tables import Table, tables
+from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict
+from envbuild.text import grouped, plural
 
 MARKS = {"passed": "✓", "failed": "✗", "skipped": "–", "not-run": "○"}
 NODE_MARKS = {"ok": "✓", "unchanged": "✓", "failed": "✗", "unreachable": "✗", "refused": "✗", "not-begun": "○"}
-
-
-@dataclass(frozen=True)
-class NodeClass:
-    """Nodes with equal facts: their names and rows of (fact, value)."""
-
-    nodes: tuple[str, ...]
-    rows: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -51,42 +52,105 @@ class Alike:
     first: NodeEvidence
 
 
-@dataclass(frozen=True)
 class View:
-    """Everything a report says, in its order."""
+    """Everything that a report says of one run. Pure; each part is made when it is asked for, once.
 
-    evidence: Evidence
-    verdict: Verdict
-    summary: tuple[tuple[str, str], ...]
-    builds: tuple[Build, ...]
-    nodes_by_need: tuple[NodeEvidence, ...]
-    """failed nodes first, then nodes with a failed check, then the rest"""
-    outcomes: tuple[Alike, ...]
-    """the same nodes, those with one outcome and one root together"""
-    errors: tuple[Alike, ...]
-    commands: tuple[str, ...]
-    trusted: tuple[TrustedFile, ...] = ()
-    """files whose hashes rest on a first use, each once"""
-    phases: tuple[tuple[str, float, float], ...] = ()
-    """name, seconds, part of the longest one (0 to 1)"""
+    All forms of a report render this, and compute nothing of their own.
+    """
 
+    def __init__(self, evidence: Evidence) -> None:
+        """Of evidence as it is to be shown."""
+        self.evidence = evidence
 
-def make_view(evidence: Evidence) -> View:
-    """The view of one run. Pure."""
-    longest = max(evidence.phases.values(), default=0.0) or 1.0
-    nodes = tuple(sorted(evidence.nodes, key=_need))
-    return View(
-        evidence=evidence,
-        verdict=make_verdict(evidence),
-        summary=_summary(evidence),
-        builds=_builds(evidence),
-        nodes_by_need=nodes,
-        outcomes=_alike(nodes, _outcome),
-        errors=_alike([node for node in nodes if node.error], _error),
-        commands=_commands(evidence),
-        trusted=trusted_files(evidence),
-        phases=tuple((name, seconds, max(0.0, seconds / longest)) for name, seconds in evidence.phases.items()),
-    )
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The headline."""
+        return make_verdict(self.evidence)
+
+    @cached_property
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """What identifies the run, as rows of (name, value)."""
+        return _summary(self.evidence)
+
+    @cached_property
+    def level(self) -> str:
+        """How sure the contents are, when they were looked at, and how the claims of a document came out."""
+        return " ".join(filter(None, (_level(self.evidence), _compared(self.claims))))
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every figure beside its claim and floor."""
+        return claims(self.evidence)
+
+    @cached_property
+    def badges(self) -> tuple[Badge, ...]:
+        """The evidence for each badge."""
+        return badges(self.evidence, self.claims, self.pins)
+
+    @cached_property
+    def pins(self) -> tuple[Pin, ...]:
+        """Packages as locked and as found."""
+        return pins(self.evidence)
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What was not checked."""
+        return gaps(self.evidence, self.claims, self.pins)
+
+    @cached_property
+    def classes(self) -> tuple[NodeClass, ...]:
+        """Nodes with equal facts."""
+        return classes(self.evidence.nodes)
+
+    @cached_property
+    def outliers(self) -> Outliers | None:
+        """Nodes and GPUs that are not as their like."""
+        return outliers(self.evidence.nodes, self.classes)
+
+    @cached_property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Figures with their floors, GPUs, loss."""
+        return pictures(self.evidence)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """What was measured and has no picture."""
+        return tables(self.evidence)
+
+    @cached_property
+    def builds(self) -> tuple[Build, ...]:
+        """What was built, once for nodes that have the same."""
+        return _builds(self.evidence)
+
+    @cached_property
+    def nodes_by_need(self) -> tuple[NodeEvidence, ...]:
+        """Failed nodes first, then nodes with a failed check, then the rest."""
+        return tuple(sorted(self.evidence.nodes, key=_need))
+
+    @cached_property
+    def outcomes(self) -> tuple[Alike, ...]:
+        """The same nodes, those with one outcome and one root together."""
+        return _alike(self.nodes_by_need, _outcome)
+
+    @cached_property
+    def errors(self) -> tuple[Alike, ...]:
+        """Nodes with an error, those with the same one together."""
+        return _alike([node for node in self.nodes_by_need if node.error], _error)
+
+    @cached_property
+    def commands(self) -> tuple[str, ...]:
+        """The command that repeats the run, and the one that verifies it."""
+        return _commands(self.evidence)
+
+    @cached_property
+    def trusted(self) -> tuple[TrustedFile, ...]:
+        """Files whose hashes rest on a first use, each once."""
+        return trusted_files(self.evidence)
+
+    @cached_property
+    def sources(self) -> list[tuple[str, str]]:
+        """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
+        return summary(self.evidence)
 
 
 def _alike(nodes: Sequence[NodeEvidence], key: Callable[[NodeEvidence], Hashable]) -> tuple[Alike, ...]:
@@ -174,49 +238,6 @@ def _whole_seconds(moment: str) -> str:
     return re.sub(r"\.[0-9]+Z\Z", "Z", moment)
 
 
-def gibibytes(number: int | None) -> str:
-    """Bytes as GiB or MiB."""
-    if number is None:
-        return "–"
-    return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"
-
-
-def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
-    """What a node is, as rows of (fact, value)."""
-    # A brief probe did not look for tools: what it does not name may be there.
-    none = "" if facts.brief else "none"
-    names = [gpu.name for gpu in facts.gpus]
-    gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none visible"
-    if facts.gpus_physical is not None and facts.gpus_physical != len(names):
-        gpus += f" ({facts.gpus_physical} physical)"
-    memories = sorted({gpu.memory_mib for gpu in facts.gpus if gpu.memory_mib})
-    memory = ", ".join(f"{value / 1024:.0f} GiB" for value in memories)
-    nics = [f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind for nic in facts.nics]
-    compilers = [f"{compiler.path.rsplit('/', 1)[-1]} {compiler.version}" for compiler in facts.compilers]
-    driver = facts.driver.version or facts.driver.problem or "none"
-    ceiling = f", up to CUDA {facts.driver.cuda_ceiling}" if facts.driver.cuda_ceiling else ""
-    rows = (
-        ("System", f"{facts.os.id} {facts.os.version}, {facts.libc.kind} {facts.libc.version}, {facts.os.arch}"),
-        ("Kernel", facts.os.kernel),
-        ("CPU and memory", f"{facts.cpus or '?'} CPUs, {gibibytes(facts.memory_bytes)}"),
-        ("GPUs", f"{gpus}{', ' + memory if memory else ''}"),
-        ("NVIDIA driver", driver + ceiling),
-        ("nvcc", ", ".join(nvcc.version for nvcc in facts.nvcc) or none),
-        ("Compilers", ", ".join(dict.fromkeys(compilers)) or none),
-        ("Pythons", ", ".join(dict.fromkeys(python.version for python in facts.pythons)) or none),
-        ("Network", ", ".join(dict.fromkeys(nics)) or "not known"),
-        ("Scheduler", "" if facts.brief else " ".join(filter(None, (facts.scheduler.kind, facts.scheduler.version)))),
-    )
-    return tuple((name, value) for name, value in rows if value.strip(" ,"))
-
-
-def classes(nodes: Sequence[NodeEvidence]) -> tuple[NodeClass, ...]:
-    """Nodes with equal facts together; nodes without facts are in none."""
-    known = [(node.node, node.facts) for node in nodes if node.facts is not None]
-    groups = grouped(known, lambda each: json.dumps(each[1].class_key(), sort_keys=True))
-    return tuple(NodeClass(tuple(name for name, _ in group), fact_rows(group[0][1])) for group in groups.values())
-
-
 def _build_key(node: NodeEvidence) -> str:
     decisions = node.resolution.model_dump(mode="json", exclude={"node"}) if node.resolution else {}
     every = [decisions, *decisions.get("candidates", ())]
@@ -262,7 +283,8 @@ _STACK_FIRST = ("bench", "strategy")
 
 def _commands(evidence: Evidence) -> tuple[str, ...]:
     """The command that was given, and the verify of the same stack and place."""
-    named = ["--stack", evidence.stack, "--profile", evidence.profile, "--target", evidence.target]
+    named = ["--stack", evidence.stack, "--profile", evidence.profile]
+    named += ["--target", evidence.target] if evidence.target != LEFT_OUT else []
     verify = ["envbuild", "verify"]
     if not evidence.command:
         return shlex.join(["envbuild", evidence.verb, *named]), shlex.join([*verify, *named])
@@ -284,78 +306,25 @@ def _place_words(command: Sequence[str]) -> list[str]:
     return out
 
 
-def seconds(value: float | None) -> str:
-    """Seconds, or minutes from two minutes on."""
-    if value is None:
-        return "–"
-    return f"{value:.1f} s" if value < 120 else minutes(value)
+def _compared(told: tuple[Claim, ...]) -> str:
+    """How the claims of a document came out; empty where none was measured."""
+    words = [claim.verdict.replace(" the claim", " its claim") for claim in told if claim.claimed != "–"]
+    said = ", ".join(f"{len(alike)} {word}" for word, alike in grouped(words, str).items())
+    return f"{plural(len(words), 'claim')}: {said}." if said else ""
 
 
-_FIGURES = (
-    (re.compile(r"gemm_cpu_([a-z0-9]+)_tflops"), r"Matrix products, \1, CPU"),
-    (re.compile(r"gemm_cuda_([a-z0-9]+)_tflops"), r"Matrix products, \1, GPUs"),
-    (re.compile(r"gemm_(?:cpu|cuda)_([a-z0-9]+)_(\d+)_tflops"), r"Matrix products, \1, \2 × \2"),
-    (re.compile(r"all_reduce_busbw_gbps"), "All-reduce in a node, bus bandwidth"),
-    (re.compile(r"all_reduce_(\d+)_mib_busbw_gbps"), r"All-reduce in a node, \1 MiB"),
-    (re.compile(r"copy_cpu_gbps"), "Copy in memory, CPU"),
-    (re.compile(r"copy_device_gbps"), "Copy within a GPU, read and write"),
-    (re.compile(r"copy_host_to_device_gbps"), "Copy from host to GPU"),
-    (re.compile(r"copy_device_to_host_gbps"), "Copy from GPU to host"),
-    (re.compile(r"copy_peer_gbps"), "Copy between GPUs"),
-    (re.compile(r"full_(eager|compiled)_tokens_per_second"), r"Training of 125 M parameters, \1"),
-    (re.compile(r"multi_node_busbw_gbps"), "All-reduce over nodes, bus bandwidth"),
-    (re.compile(r"training_tokens_per_second"), "Training speed"),
-    (re.compile(r"bench"), "The stack's own run"),
-    (re.compile(r"tflops"), "Computing speed of a GPU"),
-    (re.compile(r"tokens_per_gpu_per_second"), "Tokens of a GPU in a second"),
-    (re.compile(r"wps"), "Words in a second"),
-    (re.compile(r"elapsed_time_per_iteration"), "Time of a step"),
-)
-
-
-def figure(name: str) -> str:
-    """What a figure is, in words; its name where nothing is known of it."""
-    return next((match.expand(words) for form, words in _FIGURES if (match := form.fullmatch(name))), name)
-
-
-_SIZED = re.compile(r"(gemm_(?:cpu|cuda)_[a-z0-9]{1,12}|all_reduce)(?:_([0-9]{1,9})(?:_mib)?)?_(?:tflops|busbw_gbps)")
-
-
-def of_smaller_size(metric: Metric, check: Check) -> bool:
-    """Whether a figure of a check is of a smaller size than another one of its kind there; no size is the largest."""
-    own = kind_and_size(metric)
-    if own is None or (size := own[1]) is None:
-        return False
-    others = filter(None, map(kind_and_size, check.metrics))
-    return any(kind == own[0] and (other is None or size < other) for kind, other in others)
-
-
-def kind_and_size(metric: Metric) -> tuple[str, int | None] | None:
-    """Kind of a product or all-reduce, and the size in its name (rows, MiB) unless it is the largest one."""
-    match = _SIZED.fullmatch(metric.name)
-    return (match[1], int(match[2]) if match[2] else None) if match else None
-
-
-def largest(evidence: Evidence) -> dict[str, list[tuple[str, Metric, Check]]]:
-    """Node, metric and check of every figure by its name, but for smaller sizes without a floor."""
-    found: dict[str, list[tuple[str, Metric, Check]]] = {}
-    for node, check in node_checks(evidence):
-        for metric in check.metrics:
-            if metric.floor is not None or not of_smaller_size(metric, check):
-                found.setdefault(metric.name, []).append((node.node, metric, check))
-    return found
-
-
-def below_floor(metric: Metric) -> bool:
-    """True when the metric has a floor and misses it."""
-    return metric.floor is not None and metric.median < metric.floor
-
-
-def headline(check: Check) -> str:
-    """The figure that stands for a check: the one that a floor is about, else the last; named where there are more."""
-    metric = next((each for each in check.metrics if each.floor is not None), check.metrics[-1])
-    name = f" {metric.name}" if len(check.metrics) > 1 else ""
-    return f"{number(metric.median, metric.floor)} {metric.unit}{name}"
+def _level(evidence: Evidence) -> str:
+    """`Contents measured on 2 nodes, 2026-03-02 10:00 UTC.`"""
+    rooted = [node for node in evidence.nodes if node.root]
+    measured = sum(node.root_level == "measured" for node in rooted)
+    if not rooted:
+        return "Contents not checked."
+    when = f"{evidence.finished[:10]} {evidence.finished[11:16]} UTC"
+    if measured == len(rooted):
+        return f"Contents measured on {plural(measured, 'node')}, {when}."
+    if measured:
+        return f"Contents measured on {measured} of {plural(len(rooted), 'node')}, {when}; stamped on the others."
+    return f"Contents stamped on {plural(len(rooted), 'node')}, not measured in this run."
 
 
 def failures(check: Check) -> list[str]:

@@ -25,13 +25,12 @@ from envbuild.catalog.loader import load_stack
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.kit import manifest, read
-from envbuild.kit.claims import UNKNOWN, rows
-from envbuild.kit.make import Wanted, make_kit
-from envbuild.kit.manifest import KitFile, listed, parse, render
-from envbuild.kit.texts import Contents, texts
+from envbuild.kit.make import make_kit
+from envbuild.kit.manifest import KitFile, Manifest, listed, parse, render
+from envbuild.kit.readme import UNKNOWN, readme, rows
 from envbuild.kit.verify import verify_kit
-from envbuild.lock.files import parse_lock
 from envbuild.report.recheck.opened import open_report
+from envbuild.report.view import View
 from tests.report import samples
 from tests.report.recheck.test_verify import add, cut, swap
 from tests.report.sealed import RUN, Sealed
@@ -54,7 +53,7 @@ def report(top: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(top: Path, report: Path) -> Path:
-    make_kit(report, top / "kit", Wanted())
+    make_kit(report, top / "kit")
     return top / "kit"
 
 
@@ -92,7 +91,7 @@ def test_a_kit_holds_as_folder_and_as_tar_and_the_same_report_gives_the_same_byt
 ) -> None:
     assert problems(made) == []
     for name in ("one.tar", "two.tar"):
-        make_kit(report, tmp_path / name / "kit.tar", Wanted())
+        make_kit(report, tmp_path / name / "kit.tar")
     one, two = (tmp_path / name / "kit.tar" for name in ("one.tar", "two.tar"))
     assert one.read_bytes() == two.read_bytes()
     assert problems(one) == []
@@ -115,9 +114,8 @@ def test_the_first_command_of_the_readme_verifies_the_kit(
     assert "what could be checked holds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["README.md", "APPENDIX.md"])
-def test_every_command_of_a_kit_is_there_with_its_options(made: Path, name: str) -> None:
-    text = (made / name).read_text().replace("timeout 30m ", "").replace("\\`", "`")
+def test_every_command_of_a_kit_is_there_with_its_options(made: Path) -> None:
+    text = (made / "README.md").read_text().replace("timeout 30m ", "").replace("\\`", "`")
     blocks = re.findall(r"```sh\n(.*?)\n```", text)
     found = [*blocks, *(each[1] for each in COMMAND.finditer(text))]
     assert len(blocks) == 3
@@ -137,27 +135,16 @@ def test_the_kit_says_what_to_expect_and_what_it_costs_as_measured(made: Path) -
         {"checks": [{**each, "seconds": None} for each in samples.checks(100_000.0)]},
         {"facts": None},
     ):
-        unknown = rows(samples.evidence(samples.node(gpus=8, **missing)))
+        unknown = rows(View(samples.evidence(samples.node(gpus=8, **missing))))
         assert {row.hours for row in unknown if "smoke" in row.claim} == {UNKNOWN}
-    assert {row.hours for row in rows(samples.evidence()) if "smoke" in row.claim} == {"none"}
+    assert {row.hours for row in rows(View(samples.evidence())) if "smoke" in row.claim} == {"none"}
 
 
 def test_a_document_that_was_measured_elsewhere_is_said_to_be_so() -> None:
-    found = next(row for row in rows(samples.fleet(1)) if row.claim.startswith("bench"))
+    found = next(row for row in rows(View(samples.fleet(1))) if row.claim.startswith("bench"))
     assert found.expected.startswith("147 TFLOP/s per GPU, or no more than 3 % worse")
     assert "8 GPUs here, 992 in the claim" in found.here
     assert found.hours == "0.689"  # 8 GPUs × 310 s
-
-
-def test_nobody_is_invented_and_names_are_as_given(made: Path, report: Path, tmp_path: Path) -> None:
-    cited = yaml.safe_load((made / "CITATION.cff").read_text())
-    assert cited["authors"] == [{"name": "anonymous"}]
-    assert {"cff-version", "message", "title", "authors", "version", "date-released"} <= cited.keys()
-    authors = ("Lovelace, Ada", "The Analytical Engine Group")
-    make_kit(report, tmp_path / "kit", Wanted(authors=authors))
-    cited = yaml.safe_load((tmp_path / "kit" / "CITATION.cff").read_text())
-    assert cited["authors"] == [{"family-names": "Lovelace", "given-names": "Ada"}, {"name": authors[1]}]
-    assert "the authors are as they call themselves" in unchecked(tmp_path / "kit")
 
 
 def test_a_published_kit_names_nobody_and_a_full_one_keeps_everything(tmp_path: Path, report: Path) -> None:
@@ -165,11 +152,11 @@ def test_a_published_kit_names_nobody_and_a_full_one_keeps_everything(tmp_path: 
     told = telling().to_json_dict()["nodes"][0]["facts"]
     keep = ("user", "home", "hostname", "prefix", "nics", "gpus")
     sealed.forge(lambda data: [n["facts"].update({key: told[key] for key in keep}) for n in data["nodes"]])
-    make_kit(sealed.folder, tmp_path / "kit", Wanted())
+    make_kit(sealed.folder, tmp_path / "kit")
     text = b"".join(each.read_bytes() for each in (tmp_path / "kit").rglob("*") if each.is_file()).decode("latin-1")
     assert [canary for canary in (*CANARIES, "gpu01", "gpu02") if canary in text] == []
     assert problems(tmp_path / "kit") == []
-    make_kit(sealed.folder, tmp_path / "full", Wanted(publish=False))
+    make_kit(sealed.folder, tmp_path / "full", publish=False)
     assert problems(tmp_path / "full") == []
     assert (tmp_path / "full" / "report" / "plan.json").is_file()
     assert "gpu01" in (tmp_path / "full" / "README.md").read_text() + (tmp_path / "full/report/report.md").read_text()
@@ -181,26 +168,26 @@ def test_the_report_of_a_kit_can_be_signed_and_a_full_kit_keeps_a_signature(repo
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     signers = tmp_path / "signers"
     signers.write_text(f'ada@example.org namespaces="envbuild" {key.with_suffix(".pub").read_text()}')
-    make_kit(report, tmp_path / "kit", Wanted(key=key))
+    make_kit(report, tmp_path / "kit", key=key)
     assert problems(tmp_path / "kit", signers=signers) == []
     assert "signed |" in (tmp_path / "kit" / "README.md").read_text()
     again = tmp_path / "again"
-    make_kit(tmp_path / "kit" / "report", again, Wanted(publish=False))
+    make_kit(tmp_path / "kit" / "report", again, publish=False)
     assert problems(again, signers=signers) == []
-    make_kit(tmp_path / "kit" / "report", tmp_path / "unsigned", Wanted())
+    make_kit(tmp_path / "kit" / "report", tmp_path / "unsigned")
     assert [code for code, _ in problems(tmp_path / "unsigned", signers=signers)] == ["report-unsigned"]
 
 
-def own_stack(tmp_path: Path, **document: str) -> str:
+def own_stack(tmp_path: Path) -> str:
     path = tmp_path / "torch-smoke.yaml"
     data = yaml.safe_load(load_stack("torch-smoke").path.read_text())
-    path.write_text(yaml.safe_dump(data | {"document": {"title": "T", "url": "https://example.org/x"} | document}))
+    path.write_text(yaml.safe_dump(data))
     return str(path)
 
 
 def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_path: Path) -> None:
     given = own_stack(tmp_path)
-    _, left = make_kit(report, tmp_path / "kit", Wanted(stack=given, annotated=False))
+    _, left = make_kit(report, tmp_path / "kit", stack=given)
     assert [text for text in left if "stack" in text] == []
     assert (tmp_path / "kit" / "torch-smoke.yaml").read_bytes() == Path(given).read_bytes()
     assert "`--stack ./torch-smoke.yaml`" in (tmp_path / "kit" / "README.md").read_text()
@@ -225,7 +212,7 @@ def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_pa
 def test_another_stack_in_a_kit_is_told_by_name(
     report: Path, tmp_path: Path, change: Callable[[Path], object], says: str
 ) -> None:
-    make_kit(report, tmp_path / "kit", Wanted(stack=own_stack(tmp_path), annotated=False))
+    make_kit(report, tmp_path / "kit", stack=own_stack(tmp_path))
     change(tmp_path / "kit" / "torch-smoke.yaml")
     relist(tmp_path / "kit")
     [(code, said)] = problems(tmp_path / "kit")
@@ -234,97 +221,21 @@ def test_another_stack_in_a_kit_is_told_by_name(
     assert str(tmp_path) not in said
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b"<head>", b"<head><script>alert(1)</script>"),
-        (b"default-src 'none'; ", b""),
-        (b"<main>", b"<main><META http-equiv=refresh content='0;url=https://example.org'>"),
-        (b"<!doctype html>", b"<img src=x onerror=alert(1)><!doctype html>"),
-    ],
-)
-def test_an_annotated_document_that_could_run_or_load_something_is_refused(
-    report: Path, tmp_path: Path, old: bytes, new: bytes
-) -> None:
-    text = tmp_path / "setup.md"
-    text.write_text("# Set-up\n\n`<meta http-equiv>` and <script>\n")
-    make_kit(report, tmp_path / "kit", Wanted(stack=own_stack(tmp_path), document=text))
-    assert problems(tmp_path / "kit") == []
-    swap(tmp_path / "kit" / "document.html", old, new)
-    relist(tmp_path / "kit")
-    [(code, says)] = problems(tmp_path / "kit")
-    assert code == "kit-unsafe"
-    assert "document.html" in says
-    other_version(tmp_path / "kit")
-    assert "it may run or load something" in unchecked(tmp_path / "kit")
-
-
-def test_a_stack_file_that_may_name_somebody_stays_behind_and_goes_with_a_full_kit(tmp_path: Path) -> None:
-    sealed = Sealed(tmp_path / "private")
-    given = Path(own_stack(tmp_path))
-    given.write_text(given.read_text() + "# what gpu01 needs\n")
-    _, left = make_kit(sealed.folder, tmp_path / "kit", Wanted(stack=str(given), annotated=False))
-    assert "torch-smoke.yaml, the stack's file, does not go with it: it may name somebody" in left
-    assert not (tmp_path / "kit" / "torch-smoke.yaml").exists()
-    assert problems(tmp_path / "kit") == []
-    make_kit(sealed.folder, tmp_path / "full", Wanted(publish=False, stack=str(given), annotated=False))
-    assert "what gpu01 needs" in (tmp_path / "full" / "torch-smoke.yaml").read_text()
-
-
-def test_a_document_is_missed_only_where_the_stack_is_not_known(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not any("document" in text for text in make_kit(report, tmp_path / "shipped", Wanted())[1])
-    monkeypatch.setattr("envbuild.kit.make.list_stacks", tuple)
-    missed = "document.html is not in the kit: no document is known (--stack FILE names a stack of your own)"
-    assert missed in make_kit(report, tmp_path / "unknown", Wanted())[1]
-
-
-def test_the_annotated_document_of_a_kit_has_the_decisions_of_the_run_once_for_equal_nodes(
-    report: Path, tmp_path: Path
-) -> None:
-    text = tmp_path / "setup.md"
-    text.write_text("# Set-up\n")
-    make_kit(report, tmp_path / "kit", Wanted(stack=own_stack(tmp_path), document=text))
-    page = (tmp_path / "kit" / "document.html").read_text()
-    assert page.count("<h2>Decisions for node-[1-2]: cp311-linux_x86_64-cpu</h2>") == page.count("<h2>Decisions") == 1
-    assert "nvcc-minor-mismatch" in page
-
-
-def test_the_annotated_document_is_in_the_kit_with_its_digest(report: Path, tmp_path: Path) -> None:
-    text = tmp_path / "setup.md"
-    text.write_text("# Set-up\n\n    pip install torch\n")
-    wanted = Wanted(stack=own_stack(tmp_path), document=text)
-    make_kit(report, tmp_path / "kit", wanted)
-    assert problems(tmp_path / "kit") == []
-    assert "Set-up" in (tmp_path / "kit" / "document.html").read_text()
-    assert json.loads((tmp_path / "kit" / "sources.json").read_text())["document"]["url"] == "https://example.org/x"
-    assert "`document.html`" in (tmp_path / "kit" / "README.md").read_text()
-    add(tmp_path / "kit" / "document.html")
-    assert [code for code, _ in problems(tmp_path / "kit")] == ["kit-file-differs"]
-    (tmp_path / "kit" / "document.html").unlink()
-    relist(tmp_path / "kit")
-    assert [code for code, _ in problems(tmp_path / "kit")] == ["kit-text-differs"]
-
-
-def test_a_document_of_another_stack_a_report_without_a_lock_and_what_is_there_are_refused(
-    report: Path, tmp_path: Path
-) -> None:
+def test_another_stack_a_report_without_a_lock_and_what_is_there_are_refused(report: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(Path(own_stack(tmp_path)).read_text().replace("python:", "packages: [six]\n    python:", 1))
     alone = shutil.copy(report / "report.html", tmp_path / "mailed.html")
     (tmp_path / "there").mkdir()
     forged = Sealed(tmp_path / "forged")
     forged.forge(lambda data: data.update(exit=1))
-    for path, output, wanted, code, exit_code in (
-        (report, "a", Wanted(stack=str(other)), "kit-stack-differs", 2),
-        (alone, "b", Wanted(), "kit-without-lock", 7),
-        (report, "there", Wanted(), "output-exists", 2),
-        (report, "d", Wanted(authors=("Ada\x1b[31m",)), "kit-author-invalid", 2),
-        (forged.folder, "c", Wanted(), "report-not-holding", 5),
+    for path, output, stack, code, exit_code in (
+        (report, "a", str(other), "kit-stack-differs", 2),
+        (alone, "b", None, "kit-without-lock", 7),
+        (report, "there", None, "output-exists", 2),
+        (forged.folder, "c", None, "report-not-holding", 5),
     ):
         with pytest.raises(EnvbuildError) as caught:
-            make_kit(path, tmp_path / output, wanted)
+            make_kit(path, tmp_path / output, stack=stack)
         assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
     assert {each.name for each in tmp_path.iterdir() if each.name.startswith((".kit", "a", "b", "c"))} == set()
 
@@ -360,7 +271,7 @@ def no_lock(kit: Path) -> None:
 TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a changed README": (lambda k: add(k / "README.md"), "kit-file-differs", "README.md"),
     "a shorter lock": (lambda k: cut(k / LOCK), "kit-file-differs", LOCK),
-    "a missing appendix": (lambda k: (k / "APPENDIX.md").unlink(), "kit-file-missing", "APPENDIX.md"),
+    "a missing README": (lambda k: (k / "README.md").unlink(), "kit-file-missing", "README.md"),
     "an extra file": (lambda k: (k / "run.sh").write_text("rm -rf"), "kit-file-unlisted", "run.sh"),
     "an extra file in the report": (
         lambda k: (k / "report" / "more.json").write_text("{}"), "kit-file-unlisted", "report/more.json",
@@ -376,15 +287,12 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda k: (swap(k / "README.md", b"at least 100,000", b"at least 900,000"), relist(k)), "kit-text-differs",
         "README.md",
     ),
-    "sources from elsewhere": (
-        lambda k: ((k / "sources.json").write_text("{}"), relist(k)), "kit-text-differs", "sources.json",
-    ),
     "another table of figures": (
-        lambda k: (add(k / "report" / "junit.xml"), relist(k)), "kit-text-differs", "report/junit.xml",
+        lambda k: (add(k / "report" / "junit.xml"), relist(k)), "report-page-differs", "junit.xml",
     ),
     "a bill of materials with nothing in it": (
-        lambda k: ((k / "report" / "sbom.cdx.json").write_text('{"components": []}'), relist(k)), "kit-text-differs",
-        "report/sbom.cdx.json",
+        lambda k: ((k / "report" / "sbom.cdx.json").write_text('{"components": []}'), relist(k)), "report-page-differs",
+        "sbom.cdx.json",
     ),
     "a page that kit.json lists": (
         lambda k: ((k / "START-HERE.html").write_text("<script>"), relist(k)), "kit-file-unlisted", "START-HERE.html",
@@ -397,7 +305,7 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda k: ((k / "install.sh").touch(), other_version(k), relist(k)), "kit-file-unlisted", "install.sh",
     ),
     "a lock that is none, here and in the report": (
-        lambda k: (no_lock(k), relist(k)), "report-lock-invalid", LOCK,
+        lambda k: (no_lock(k), relist(k)), "report-lock-invalid", "lock.toml",
     ),
     "a lock that is not the report's": (lambda k: (add(k / LOCK), relist(k)), "kit-lock-differs", LOCK),
     "a lock left out with care": (lambda k: ((k / LOCK).unlink(), relist(k)), "kit-file-missing", LOCK),
@@ -405,8 +313,8 @@ TOUCHED: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda k: (swap(k / "report" / "report.html", b"<td>", b"<td>9"), relist(k)), "report-page-differs",
         "report.html",
     ),
-    "a document that kit.json does not know": (
-        lambda k: ((k / "document.html").write_text("<p>"), relist(k)), "kit-text-differs", "document.html",
+    "a document": (
+        lambda k: ((k / "document.html").write_text("<p>"), relist(k)), "kit-file-unlisted", "document.html",
     ),
 }  # fmt: skip
 
@@ -449,7 +357,7 @@ UNSAFE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no manifest": (lambda k: (k / "kit.json").unlink(), "kit-invalid", "kit.json"),
     "half a manifest": (lambda k: cut(k / "kit.json"), "kit-invalid", "kit.json"),
     "a truncated evidence": (lambda k: cut(k / "report" / "evidence.json"), "evidence-invalid", "evidence.json"),
-    "no evidence": (lambda k: (k / "report" / "evidence.json").unlink(), "evidence-missing", "evidence.json"),
+    "no evidence": (lambda k: (k / "report" / "evidence.json").unlink(), "kit-invalid", "kit.json"),
 }
 
 
@@ -492,7 +400,7 @@ def test_a_manifest_that_means_two_things_or_none_is_refused(
 
 
 def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
-    edited(lambda d: d.update(schema_version="2.0"))(kit / "kit.json")
+    edited(lambda d: d.update(schema_version="3.0"))(kit / "kit.json")
     assert refused(kit).code == "kit-version"
 
 
@@ -506,27 +414,23 @@ def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise
     add(kit / "report" / "junit.xml")
     relist(kit)
     assert problems(kit) == []
-    says = "README.md, report/junit.xml: envbuild 9.9 made the kit, and this is"
-    assert says in unchecked(kit)
+    for says in ("README.md: envbuild 9.9 made the kit, and this is", "junit.xml: envbuild 9.9 made it, and this is"):
+        assert says in unchecked(kit)
     assert "believe no command or figure there" in unchecked(kit)
 
 
 def test_a_full_kit_that_is_called_published_is_refused(report: Path, made: Path, tmp_path: Path) -> None:
-    make_kit(report, tmp_path / "full", Wanted(publish=False))
+    make_kit(report, tmp_path / "full", publish=False)
     assert problems(tmp_path / "full") == []
     edited(lambda data: data.update(form="published"))(tmp_path / "full" / "kit.json")
     evidence = open_report(tmp_path / "full" / "report").evidence
-    lock = parse_lock((tmp_path / "full" / LOCK).read_text(), LOCK)
-    contents = Contents(parse((tmp_path / "full" / "kit.json").read_bytes()), evidence, lock, signed=False)
-    for name, text in texts(contents).items():
-        (tmp_path / "full" / name).write_bytes(text)
+    found = parse((tmp_path / "full" / "kit.json").read_bytes())
+    (tmp_path / "full" / "README.md").write_bytes(readme(found, evidence, signed=False, own=False))
     relist(tmp_path / "full")
     [(code, says)] = problems(tmp_path / "full")
     assert code == "kit-form-differs"
     assert "do not pass it on" in says
-    pseudonyms = "hosts, users and places of the nodes are pseudonyms"
-    assert any(pseudonyms in each.says for each in verify_kit(made)[1] if each.kind == "checked")
-    assert "other names" in unchecked(made)
+    assert "the report has only fields that are public" in [each.says for each in verify_kit(made)[1]]
 
 
 def packed(files: dict[str, bytes], *members: tarfile.TarInfo) -> bytes:
@@ -547,6 +451,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int =
     return found
 
 
+ALONE = render(Manifest(envbuild="1", form="full"))
 TARS: dict[str, tuple[bytes, str, str]] = {
     "a way out": (packed({"../evil": b""}), "kit-unsafe", "../evil"),
     "a way out further in": (packed({"kit/a/../../../evil": b""}), "kit-unsafe", "evil"),
@@ -564,6 +469,7 @@ TARS: dict[str, tuple[bytes, str, str]] = {
     "another format": (b"\x1f\x8b\x08\x00" + b"0" * 600, "kit-invalid", "kit.tar"),
     "half of one": (packed({"kit/kit.json": b"x" * 9000})[:4000], "kit-invalid", "kit.tar"),
     "no manifest": (packed({"kit/a": b""}), "kit-invalid", "kit.json"),
+    "D73, a manifest alone": (packed({"k/kit.json": ALONE}), "kit-invalid", "kit.json"),
     "a file beside the kit": (packed({"kit/kit.json": b"", "README.html": b""}), "kit-unsafe", "README.html"),
     "a folder beside the kit": (packed({"a/kit.json": b"", "b/kit.json": b""}), "kit-unsafe", "b"),
 }  # fmt: skip
@@ -618,7 +524,7 @@ def test_no_byte_of_a_file_in_a_tar_can_be_another_and_no_byte_at_all_breaks_the
     report: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "kit.tar"
-    make_kit(report, path, Wanted())
+    make_kit(report, path)
     data = path.read_bytes()
     with tarfile.open(path) as tar:
         spans = [(m.offset_data, m.offset_data + m.size) for m in tar if not m.name.endswith("kit.json")]
@@ -648,17 +554,16 @@ def test_the_command_makes_a_kit_and_checks_it(
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "kit-file-differs"
 
 
-def test_the_command_warns_of_the_key_in_a_published_kit_and_of_no_document_that_nobody_wants(
+def test_the_command_warns_of_the_key_in_a_published_kit(
     report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = tmp_path / "key"
     need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    wanted = ["kit", str(report), "--key", str(key), "--without-document", "--out"]
+    wanted = ["kit", str(report), "--key", str(key), "--out"]
     command.main([*wanted, str(tmp_path / "kit")], standalone_mode=False)
     told = capsys.readouterr().err
     assert "the public key goes with the signature" in told
-    assert "no document is known" not in told
     command.main([*wanted, str(tmp_path / "full"), "--full"], standalone_mode=False)
     assert "public key" not in capsys.readouterr().err
 
@@ -669,7 +574,7 @@ def test_a_kit_that_nobody_could_read_is_not_written(
     rows = listed({f"report/f{number:04}": b"" for number in range(2001)})
     monkeypatch.setattr("envbuild.kit.make.listed", lambda files: rows)
     with pytest.raises(EnvbuildError) as caught:
-        make_kit(report, tmp_path / "kit", Wanted())
+        make_kit(report, tmp_path / "kit")
     assert (caught.value.code, "2000" in caught.value.why) == ("kit-invalid", True)
     assert not (tmp_path / "kit").exists()
 
@@ -733,11 +638,9 @@ VALUES = strategies.recursive(
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    key=strategies.sampled_from(["schema_version", "envbuild", "form", "authors", "document", "files"]), value=VALUES
-)
+@given(key=strategies.sampled_from(["schema_version", "envbuild", "form", "files"]), value=VALUES)
 def test_whatever_a_manifest_holds_it_is_read_or_refused(key: str, value: Any) -> None:
-    plain = {"schema_version": "1.0", "envbuild": "0.1.0", "form": "full", "files": []}
+    plain = {"schema_version": "2.0", "envbuild": "0.1.0", "form": "full", "files": []}
     try:
         parse(json.dumps({**plain, key: value}).encode("utf-8", "surrogatepass"))
     except EnvbuildError as error:

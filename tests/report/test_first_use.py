@@ -8,6 +8,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.model.first_use import TrustedFile
 from envbuild.report.render import render_html, render_json, render_markdown
 from envbuild.report.terminal import HEIGHT, WIDTH, closing_lines
+from envbuild.report.view import View
 from tests.report import samples
 
 HASH = "5f" * 32
@@ -35,7 +36,7 @@ def text_of(evidence: Evidence) -> dict[str, str]:
         "html": render_html(evidence),
         "md": render_markdown(evidence),
         "json": render_json(evidence),
-        "terminal": "\n".join(text for text, _ in closing_lines(evidence, "report.html")),
+        "terminal": "\n".join(text for text, _ in closing_lines(View(evidence), "report.html")),
     }
 
 
@@ -52,7 +53,7 @@ def test_every_form_names_file_and_hash(form: str) -> None:
 
 
 def test_more_files_than_the_terminal_holds_are_counted() -> None:
-    lines = closing_lines(run(5), "report.html")
+    lines = closing_lines(View(run(5)), "report.html")
     said = [text for text, _ in lines]
     assert "  ! 5 files trusted on first use" in said
     assert "    and 3 more in the report" in said

@@ -6,8 +6,8 @@ from typing import Any
 
 from envbuild.model.evidence import Evidence
 from envbuild.report.render import render_html, render_markdown
-from envbuild.report.sections.every import sections
 from envbuild.report.sections.outliers import Outliers
+from envbuild.report.view import View
 from tests.report.samples import evidence, facts, fleet, node, shown
 
 
@@ -23,7 +23,7 @@ def rates(*medians: float, spread: float = 5.0, n: int = 10, gpus: int = 8, **mo
 
 
 def found(run: Evidence) -> Outliers:
-    out = sections(run).outliers
+    out = View(run).outliers
     assert out is not None
     return out
 
@@ -52,7 +52,7 @@ def test_two_nodes_one_repeat_or_other_hardware_are_compared_with_nothing() -> N
         *rates(100, 100).to_json_dict()["nodes"], {**rates(1, gpus=4).to_json_dict()["nodes"][0], "node": "x"}
     )
     for run in (one, two, other, evidence()):
-        assert sections(run).outliers is None
+        assert View(run).outliers is None
         assert 'id="outliers"' not in shown(render_html(run))
 
 

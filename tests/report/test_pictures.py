@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Evidence
-from envbuild.report.pictures.every import pictures
+from envbuild.report.pictures import pictures
 from envbuild.report.render import render_html
 from envbuild.report.sections.claims import claims
-from envbuild.report.sections.every import sections
 from envbuild.report.sections.pins import pins
+from envbuild.report.tables import tables
 from envbuild.report.timeline import steps
+from envbuild.report.view import View
 from tests.report.samples import DIGEST, evidence, facts, fleet, gpu_checks, node
 from tests.report.samples import steps as taken
 from tests.report.test_render import HOSTILE, Page, failing_fleet
@@ -23,10 +24,12 @@ from tests.report.test_render import HOSTILE, Page, failing_fleet
 def test_no_data_no_picture() -> None:
     assert [each.id for each in pictures(evidence())] == ["measured"]
     assert pictures(evidence(node(checks=[]))) == ()
-    assert {each.id for each in pictures(fleet())} == {
-        "timeline", "measured", "gpus-bf16", "sizes-gemm-cuda-bf16", "sizes-all-reduce", "peers", "loss-smoke-training",
-        "steps-smoke-training", "disk",
-    }  # fmt: skip
+    assert [each.id for each in pictures(fleet())] == ["measured", "gpus-bf16", "loss-smoke-training"]
+    titles = [each.title for each in tables(fleet())]
+    assert titles == [
+        "Phases of the run", "Steps on the nodes", "Steps of a training", "Copies between GPUs, GB/s", "Disk"
+    ]  # fmt: skip
+    assert tables(evidence(node(checks=[]), phases={})) == ()
 
 
 @pytest.mark.parametrize("run", [evidence(), fleet(), fleet(64), failing_fleet()])
@@ -54,58 +57,40 @@ def test_a_picture_tells_the_slowest_gpu_and_a_missed_floor() -> None:
     )
 
 
-def test_the_key_of_the_steps_names_the_colour_of_one_that_failed_and_none_that_is_not_drawn() -> None:
-    toolchain, install, *_ = taken()
-    given = evidence(node(status="failed", steps=[toolchain, install | {"status": "failed"}]))
-    (shown,) = (each for each in pictures(given) if each.id == "timeline")
-    assert shown.keys == (("k1", "toolchain"), ("failed", "failed"))
-
-
-def test_figures_by_size_stand_beside_the_floor_in_one_scale_and_in_no_other_picture() -> None:
-    found = {each.id: each for each in pictures(fleet(1))}
-    products, sums = found["sizes-gemm-cuda-bf16"], found["sizes-all-reduce"]
-    assert [row[1] for row in products.table.rows] == ["1024 × 1024", "2048 × 2048", "4096 × 4096", "8192 × 8192"]
-    assert [row[5] for row in products.table.rows] == ["–", "–", "–", "600 ✓"]
-    assert products.says == "275.6 TFLOP/s at 1024 × 1024, at most 689, medians of nodes. The floor is held."
-    assert [row[1] for row in sums.table.rows] == ["1 MiB", "64 MiB", "512 MiB", "8 GiB"]
-    dots = [shape.x for shape in sums.shapes if shape.shape == "dot"]
-    assert dots == sorted(dots)
-    assert dots[0] < 6 < 90 < dots[-1]
-    assert "1024" not in str(found["measured"].table) + str([claim.name for claim in claims(fleet(1))])
+def test_every_size_is_in_the_table_behind_the_picture_and_only_the_largest_is_drawn() -> None:
+    (measured,) = (each for each in pictures(fleet(1)) if each.id == "measured")
+    told = [row[1] for row in measured.table.rows if row[1].startswith("gemm")]
+    sizes = [f"gemm_cuda_bf16_{size}_tflops" for size in (1024, 2048, 4096)]
+    assert told == [*sizes, "gemm_cuda_bf16_tflops"]
+    assert "1024" not in str(measured.shapes) + str([claim.name for claim in claims(fleet(1))])
 
 
 def test_links_that_nobody_measured_are_named_as_not_checked() -> None:
     without = evidence(node("gpu1", 8), node("cpu1"))
-    assert [gap.nodes for gap in sections(without).gaps if gap.what == "links"] == [("gpu1",)]
-    assert "links" not in {gap.what for gap in sections(fleet()).gaps}
+    assert [gap.nodes for gap in View(without).gaps if gap.what == "links"] == [("gpu1",)]
+    assert "links" not in {gap.what for gap in View(fleet()).gaps}
 
 
-def test_one_size_alone_is_no_picture_and_a_size_that_nobody_told_is_none() -> None:
-    sizes = gpu_checks()[1]
-    alone = {**sizes, "metrics": sizes["metrics"][-1:]}
-    untold = {**sizes, "details": {"size": "8192"}, "metrics": sizes["metrics"][-2:]}
-    for check in (alone, untold):
-        assert not [each.id for each in pictures(evidence(node(checks=[check]))) if each.id.startswith("sizes")]
+def test_copies_between_gpus_are_a_table_with_the_slowest_pair_first() -> None:
+    (copies,) = (each for each in tables(fleet()) if each.title.startswith("Copies"))
+    assert copies.headers[:3] == ("Node", "From", "to GPU 0")
+    assert copies.rows[1][:2] == ("gpu03", "GPU 1")
+    assert (copies.rows[1][3], copies.rows[1][8]) == ("–", "210.5")
 
 
-def test_the_slowest_pair_of_gpus_is_told_and_its_node_stands_first() -> None:
-    [peers] = [each for each in pictures(fleet()) if each.id == "peers"]
-    assert "The slowest goes from GPU 1 to GPU 6 of gpu03, 56.0 % of the median." in peers.says
-    assert peers.table.headers[:3] == ("Node", "From", "to GPU 0")
-    assert peers.table.rows[1][:2] == ("gpu03", "GPU 1")
-    assert (peers.table.rows[1][3], peers.table.rows[1][8]) == ("–", "210.5")
-    [worst] = [
-        shape for shape in peers.shapes if shape.shape == "bar" and shape.says.startswith("gpu03, GPU 1 to GPU 6")
-    ]
-    assert worst.kind == "h9"
+def test_steps_of_nodes_and_of_a_training_are_tables() -> None:
+    rows = {each.title: each.rows for each in tables(fleet(1))}
+    assert ("gpu01", "install", "changed", "1.60 s", "31.20 s") in rows["Steps on the nodes"]
+    assert ("", "· fetch", "", "", "12.40 s") in rows["Steps on the nodes"]
+    assert rows["Steps of a training"] == (("gpu01", "smoke/training", "60", "0.31 s", "0.023 s", "0.026 s"),)
+    assert rows["Disk"][0] == ("gpu01", "ext4", "747.0 MiB", "12,042", "960.0 GiB", "1,024.0 GiB")
 
 
-def test_the_median_of_two_gpus_and_of_two_pairs_is_between_them() -> None:
-    details = {"gpu0_bf16_tflops": 300.0, "gpu1_bf16_tflops": 700.0, "peer_gbps": [[None, 300.0], [700.0, None]]}
+def test_the_median_of_two_gpus_is_between_them() -> None:
+    details = {"gpu0_bf16_tflops": 300.0, "gpu1_bf16_tflops": 700.0}
     run = evidence(node(checks=[{"name": "smoke/machine/gemm", "status": "passed", "says": "", "details": details}]))
     says = {each.id: each.says for each in pictures(run)}
     assert "median 500. The slowest is GPU 0 of localhost, 60.0 % of the median." in says["gpus-bf16"]
-    assert "median 500. The slowest goes from GPU 0 to GPU 1 of localhost, 60.0 % of the median." in says["peers"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +105,9 @@ def test_the_median_of_two_gpus_and_of_two_pairs_is_between_them() -> None:
         [[None, 0], [1.0, None]],
     ],
 )
-def test_what_is_no_matrix_of_rates_is_no_heat_map(told: Any) -> None:
+def test_what_is_no_matrix_of_rates_is_no_table(told: Any) -> None:
     check = {"name": "smoke/machine/copies", "status": "passed", "says": "", "details": {"peer_gbps": told}}
-    assert "peers" not in {each.id for each in pictures(evidence(node(checks=[check])))}
+    assert "Copies between GPUs, GB/s" not in {each.title for each in tables(evidence(node(checks=[check])))}
 
 
 def test_claims_and_floors_stand_beside_what_was_measured() -> None:
@@ -133,7 +118,7 @@ def test_claims_and_floors_stand_beside_what_was_measured() -> None:
     [missed] = [each for each in claims(failing_fleet()) if each.tone == "red"]
     assert missed.says.startswith("1 of 1 node below the floor"), "the others have none"
     assert "on gpu63" in missed.says
-    assert sections(failing_fleet()).badges[0].tone == "amber", "no package has a hash there"
+    assert View(failing_fleet()).badges[0].tone == "amber", "no package has a hash there"
 
 
 HASHED = {"version": "1", "index": "pypi"}
@@ -158,7 +143,7 @@ def test_the_badge_of_an_artifact_needs_a_hash_of_each_package_that_is_not_built
         node(packages={"a": "1", "b": "1"}, sources=sources),
         variants=[{"id": "v", "digest": DIGEST, "packages": files}],
     )
-    badge = sections(run).badges[0]
+    badge = View(run).badges[0]
     assert (badge.tone, badge.says[0]) == (tone, says)
 
 
@@ -184,7 +169,7 @@ def test_a_package_that_is_not_as_locked_is_the_first_pin_and_unfolded() -> None
 
 
 def test_what_was_not_checked_has_a_section_of_its_own() -> None:
-    found = {(gap.what, gap.nodes) for gap in sections(evidence(node(root_level="stamped"))).gaps}
+    found = {(gap.what, gap.nodes) for gap in View(evidence(node(root_level="stamped"))).gaps}
     assert ("contents", ("localhost",)) in found
     assert ("verify/deep", ("localhost",)) in found
     assert ("claims", ("localhost",)) in found
@@ -192,17 +177,17 @@ def test_what_was_not_checked_has_a_section_of_its_own() -> None:
 
 def test_what_an_image_has_of_its_base_is_said_to_be_unread() -> None:
     image = {"runtime": "podman", "id": "a" * 64, "name": "x"}
-    told = sections(evidence(node(image=image, base_packages={"numpy": "1.22.2"}))).gaps
+    told = View(evidence(node(image=image, base_packages={"numpy": "1.22.2"}))).gaps
     (why,) = [gap.why for gap in told if gap.what == "image"]
     assert why.endswith(
         "what else the image has of its base was not read, but for 1 Python package by name and version"
     )
-    assert "image" not in {gap.what for gap in sections(evidence(node())).gaps}
+    assert "image" not in {gap.what for gap in View(evidence(node())).gaps}
 
 
 def test_packages_without_a_locked_file_are_those_of_nodes_whose_facts_were_read() -> None:
     told = [
-        next(gap.why for gap in sections(evidence(node(facts=read), verb=verb)).gaps if gap.what == "pins")
+        next(gap.why for gap in View(evidence(node(facts=read), verb=verb)).gaps if gap.what == "pins")
         for verb, read in (("provision", facts("localhost")), ("verify", None))
     ]
     assert told[0].startswith("6 packages without a locked file (built here, or of the base): ")
@@ -214,7 +199,7 @@ def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:
     ran = {"name": "bench", "status": "passed", "says": "no figure is published", "comparison": compared}
     told = {
         (verb, len(checks)): next(
-            gap.why for gap in sections(evidence(node(checks=checks), verb=verb)).gaps if gap.what == "claims"
+            gap.why for gap in View(evidence(node(checks=checks), verb=verb)).gaps if gap.what == "claims"
         )
         for verb, checks in (("provision", []), ("bench", [ran]), ("bench", []))
     }

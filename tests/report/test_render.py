@@ -16,11 +16,11 @@ from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.report.claimed import metric
+from envbuild.report.figures import figure
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
-from envbuild.report.sections.every import sections
 from envbuild.report.verdict import make_verdict
-from envbuild.report.view import figure, make_view
+from envbuild.report.view import View
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, fleet, node, resolution, shown
 
 ERROR = {
@@ -54,7 +54,7 @@ def hostile() -> Evidence:
     }
     error = dict.fromkeys(("code", "what", "why", "hint"), HOSTILE) | {"exit": 1}
     bad = node(HOSTILE, status="failed", exit=1, error=error, checks=[check], packages={HOSTILE: HOSTILE})
-    texts = dict.fromkeys(("run", "stack", "target", "envbuild"), HOSTILE)
+    texts = dict.fromkeys(("stack", "profile", "target", "envbuild"), HOSTILE)
     return evidence(bad, exit=1, warnings=[HOSTILE], deviations=[HOSTILE], tools={HOSTILE: HOSTILE}, **texts)
 
 
@@ -224,8 +224,8 @@ def test_hostile_markdown_parses_to_no_html_link_or_heading_of_its_own() -> None
 
 
 def test_many_nodes_with_equal_facts_are_one_class_and_the_bad_ones_come_first() -> None:
-    view = make_view(failing_fleet())
-    assert [len(group.nodes) for group in sections(failing_fleet()).classes] == [63], (
+    view = View(failing_fleet())
+    assert [len(group.nodes) for group in View(failing_fleet()).classes] == [63], (
         "of a node that did not answer nothing is known"
     )
     assert [each.node for each in view.nodes_by_need[:2]] == ["gpu63", "gpu64"]
@@ -247,10 +247,8 @@ def test_nodes_that_differ_in_free_room_alone_are_one_section_and_who_has_nothin
         node("gpu03", status="unreachable", exit=3, error=away, checks=[], packages={}, sources=[], **nothing),
         exit=8,
     )
-    assert [build.nodes for build in make_view(run).builds] == [("gpu01", "gpu02")]
-    assert make_view(run).verdict.sentence == (
-        "torch-smoke (exact) is not ready on 1 of 3 nodes: gpu03 cannot be reached."
-    )
+    assert [build.nodes for build in View(run).builds] == [("gpu01", "gpu02")]
+    assert View(run).verdict.sentence == ("torch-smoke (exact) is not ready on 1 of 3 nodes: gpu03 cannot be reached.")
     assert "63 GB" in render_html(run)
 
 
@@ -402,9 +400,9 @@ def test_nodes_with_different_floors_are_compared_each_with_its_own() -> None:
     run = evidence(
         *(node(name, checks=gemm(*row)) for name, row in {"n1": (650.0, 600.0), "n2": (120.0, 100.0)}.items())
     )
-    told = {(it.nodes, it.measured, it.floor, it.percent, it.verdict) for it in sections(run).claims}
+    told = {(it.nodes, it.measured, it.floor, it.percent, it.verdict) for it in View(run).claims}
     assert told == {("n1", "650", "600", "108 %", "floor held"), ("n2", "120", "100", "120 %", "floor held")}
-    [drawn] = [picture for picture in sections(run).pictures if picture.id == "measured"]
+    [drawn] = [picture for picture in View(run).pictures if picture.id == "measured"]
     assert "120 to 650 TFLOP/s, floor 100 to 600" in str(drawn.shapes)
 
 
@@ -422,8 +420,8 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
         check = {"name": "smoke/machine/gemm", "status": "failed", "says": "", "metrics": [rate]}
         check["metrics"][0] |= {"least": median, "greatest": median}
         run = evidence(node(checks=[check], status="failed", exit=6), exit=6)
-        [it] = sections(run).claims
-        [drawn] = [picture for picture in sections(run).pictures if picture.id == "measured"]
+        [it] = View(run).claims
+        [drawn] = [picture for picture in View(run).pictures if picture.id == "measured"]
         assert drawn.table.rows[0][2] == it.measured and drawn.table.rows[0][5] == f"{it.floor} ✗"
         assert f"| {it.measured} | TFLOP/s |" in render_markdown(run)
         assert f"{it.floor} ✗" in render_markdown(run)
@@ -436,12 +434,12 @@ def test_a_figure_below_its_floor_never_reads_as_the_floor() -> None:
 
 
 def test_a_log_that_was_read_is_no_run_in_badges_gaps_and_claims() -> None:
-    told = sections(evidence(node(checks=[LOG], facts=None), verb="bench"))
+    told = View(evidence(node(checks=[LOG], facts=None), verb="bench"))
     [functional] = [badge for badge in told.badges if badge.name == "Functional"]
     assert (functional.tone, functional.says) == ("amber", ("nothing ran here: a log was read",))
     assert ("bench", LOG["says"]) in {(gap.what, gap.why) for gap in told.gaps}
     [claim] = [claim for claim in told.claims if claim.name == "bench"]
-    [here] = sections(evidence(node(checks=[{**LOG, "level": "measured"}]), verb="bench")).claims
+    [here] = View(evidence(node(checks=[{**LOG, "level": "measured"}]), verb="bench")).claims
     assert "; here 1 × no GPU; claimed on 1 × V100" in here.says, "the node was asked"
     assert (claim.gpu_hours, "; in the log 1 × GPU not known; claimed on 1 × V100" in claim.says) == ("–", True)
 
@@ -461,7 +459,7 @@ def test_a_figure_far_above_its_claim_is_not_called_reproduced(
     check = {"name": "bench", "status": "passed", "says": "", "metrics": [rate]}
     check["comparison"] = told | {"verdict": "reproduced", "why": "as evidence has it"}
     run = evidence(node(checks=[check]), verb="bench")
-    found = sections(run)
+    found = View(run)
     assert (found.claims[0].verdict, found.claims[0].tone) == (word, tone)
     assert found.level.endswith(f"1 claim: {level}.")
     [badge] = [badge for badge in found.badges if badge.name == "Reproduced"]
@@ -538,7 +536,7 @@ def test_d33_a_report_says_what_a_root_covers_and_what_it_leaves_out(render: Any
 
 def test_a_run_that_chose_nothing_names_the_variant_of_its_stamp() -> None:
     run = evidence(node(resolution=None), verb="smoke", variants=[{"id": "cp312-system", "digest": DIGEST}])
-    view = make_view(run)
+    view = View(run)
     assert dict(view.summary)["Variant"] == dict(view.builds[0].identity)["Variant"] == "cp312-system"
 
 
@@ -554,7 +552,7 @@ def test_a_run_that_chose_nothing_names_the_variant_of_its_stamp() -> None:
 def test_errors_are_one_where_only_the_name_of_the_node_differs(names: tuple[str, str], what: str, groups: int) -> None:
     errors = [{"code": "build-failed", "what": what.format(name), "exit": 4} for name in names]
     nodes = [node(name, status="failed", exit=4, error=error) for name, error in zip(names, errors, strict=True)]
-    assert len(make_view(evidence(*nodes)).errors) == groups
+    assert len(View(evidence(*nodes)).errors) == groups
 
 
 def test_a_verdict_is_said_once_beside_its_claim() -> None:

@@ -70,14 +70,14 @@ def test_one_builder_and_its_fleet_are_one_group() -> None:
     stored = samples.built_source(**{"from": "store", "seconds": 80.0, "network": "on: no unshare"})
     stored["patches"] = [{key: value for key, value in stored["patches"][0].items() if key != "diff"}]
     evidence = nodes(stored, samples.built_source(), stored, stored)
-    builds = view.make_view(evidence).builds
+    builds = view.View(evidence).builds
     assert len(builds) == 1
     assert builds[0].sources[0].made == (
         "built on n01 in 83 s with 16 jobs, 6 extensions, sm_90; from the wheel store on 3 nodes"
     )
     assert builds[0].sources[0].patches[0].diff == samples.DIFF
     other = samples.built_source(sha256="00" * 32)
-    assert len(view.make_view(nodes(stored, other)).builds) == 2
+    assert len(view.View(nodes(stored, other)).builds) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from envbuild.model.evidence import Evidence
 from envbuild.report.render import render_html, render_markdown
 from envbuild.report.terminal import closing_lines, drift_lines, summary_lines
+from envbuild.report.view import View
 from tests.report.samples import evidence, node
 from tests.report.test_render import failing_fleet, hostile
 
@@ -26,7 +27,7 @@ def test_it_fits_80_by_24_without_control_characters(run: Evidence) -> None:
 
 
 def test_the_verdict_comes_first_and_what_failed_is_listed_before_what_passed() -> None:
-    texts = [text for text, _ in closing_lines(failing_fleet())]
+    texts = [text for text, _ in closing_lines(View(failing_fleet()))]
     assert texts[0].startswith("! torch-smoke (exact) is not ready on 2 of 64 nodes")
     order = [next(i for i, text in enumerate(texts) if part in text) for part in ("✗ gpu63", "✗ gpu64", "✓ gpu01")]
     assert order == sorted(order)
@@ -38,7 +39,7 @@ def test_checks_of_several_nodes_are_told_once_and_a_failed_one_with_its_node() 
     files = {"name": "files", "status": "failed", "says": "1 of 33 files differ"}
     bad = node("gpu2", status="failed", exit=1, checks=[stamp, files])
     run = evidence(node("gpu1", checks=[stamp]), bad, node("gpu3", checks=[stamp, {**stamp, "name": "gemm"}]), exit=8)
-    texts = [" ".join(text.split()) for text, _ in closing_lines(run)]
+    texts = [" ".join(text.split()) for text, _ in closing_lines(View(run))]
     assert "✗ gpu2 failed files: 1 of 33 files differ" in texts
     rows = [text for text in texts if text[0:1] in "✓✗" and text[1:].split()[:1] in (["files"], ["stamp"], ["gemm"])]
     assert rows == [
@@ -50,7 +51,7 @@ def test_warnings_are_shown_however_many_checks_passed_and_deviations_are_counte
     passed = [{"name": f"smoke/check-{number}", "status": "passed", "says": "fine"} for number in range(20)]
     told = [f"gpu1: GPU {number} is slow" for number in range(3)]
     run = evidence(node("gpu1", checks=passed), warnings=told, deviations=[f"edit {number}" for number in range(9)])
-    texts = [text for text, _ in closing_lines(run, "/runs/r1/report.html")]
+    texts = [text for text, _ in closing_lines(View(run), "/runs/r1/report.html")]
     first = texts.index("  warning: gpu1: GPU 0 is slow")
     assert texts[first + 1 : first + 4] == [
         "  warning: gpu1: GPU 1 is slow", "    and 1 more warning in the report", ""
@@ -62,7 +63,7 @@ def test_warnings_are_shown_however_many_checks_passed_and_deviations_are_counte
 
 def test_a_long_report_path_stays_whole() -> None:
     path = "/shared/" + "x" * 100 + "/report.html"
-    assert closing_lines(evidence(), path)[-1][0].endswith(path)
+    assert closing_lines(View(evidence()), path)[-1][0].endswith(path)
 
 
 def test_the_words_carry_everything_without_colour() -> None:
@@ -90,7 +91,7 @@ def test_why_the_first_node_failed_and_what_to_do_stand_below_it() -> None:
         "exit": 4,
     }
     failed = [node(f"n{index}", status="failed", exit=4, error=error, checks=[]) for index in range(3)]
-    lines = [line for line, _ in closing_lines(evidence(*failed, exit=4), "/runs/report.html")]
+    lines = [line for line, _ in closing_lines(View(evidence(*failed, exit=4)), "/runs/report.html")]
     at = lines.index("    error[extension-broken]")
     assert lines[at - 1].startswith("  ✗ n0 ")
     assert lines[at + 1].startswith("    why: thing._fast: ImportError: undefined symbol: nowhere")
@@ -103,19 +104,19 @@ def test_d05_the_path_of_the_log_stands_whole_below_what_failed() -> None:
     path = "/scratch/somebody/envbuild/logs/" + "x" * 90 + ".log"
     error = {"code": "build-failed", "what": "w", "why": "y", "exit": 4, "details": {"log": path}}
     failed = evidence(node("n1", status="failed", exit=4, error=error, checks=[]), exit=4)
-    lines = [line for line, _ in closing_lines(failed, "/runs/report.html")]
+    lines = [line for line, _ in closing_lines(View(failed), "/runs/report.html")]
     assert lines[-2:] == [f"  log     {path}", "  report  /runs/report.html"]
     assert path in render_html(failed) and path in render_markdown(failed)
 
 
 def test_what_is_there_can_be_used_and_looked_at_by_lines_that_are_copied() -> None:
-    lines = [line for line, _ in closing_lines(evidence(), "/runs/report.html")]
+    lines = [line for line, _ in closing_lines(View(evidence()), "/runs/report.html")]
     assert lines[-3:] == [
         "  use     . /shared/envbuild/current/torch-smoke/.envbuild/activate.sh",
         "  next    envbuild verify --target local",
         "  report  /runs/report.html",
     ]
-    failed = [line for line, _ in closing_lines(evidence(node(status="failed", exit=1), exit=1))]
+    failed = [line for line, _ in closing_lines(View(evidence(node(status="failed", exit=1), exit=1)))]
     assert not [line for line in failed if line.startswith(("  use", "  next"))]
 
 
@@ -143,7 +144,7 @@ def test_d34_the_figure_of_a_check_is_the_one_that_its_floor_is_about() -> None:
 
     def line(*metrics: dict[str, object]) -> str:
         check = {"name": "smoke/machine/gemm", "status": "passed", "says": "right", "metrics": list(metrics)}
-        return next(text for text, _ in closing_lines(evidence(node(checks=[check]))) if "machine/gemm" in text)
+        return next(text for text, _ in closing_lines(View(evidence(node(checks=[check])))) if "machine/gemm" in text)
 
     bf16, fp32 = ("gemm_cuda_bf16_tflops", 772.0), ("gemm_cuda_float32_tflops", 51.0)
     assert "772 TFLOP/s gemm_cuda_bf16_tflops" in line(metric(*bf16, floor=600.0), metric(*fp32))

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.report.equality import names
+from envbuild.report.machines import fact_rows
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD, reason
-from envbuild.report.view import fact_rows
 from envbuild.text import number
 
 Kind = Literal["changed", "worse", "slipped"]

@@ -172,5 +172,5 @@ def test_what_is_left_of_a_launch_that_was_published_is_enough() -> None:
     run = published(
         samples.evidence(samples.node(checks=[check], facts=samples.facts("n", 8)), stack="opt-175b", verb="bench")
     )
-    assert run.nodes[0].checks[0].details["launch"]["commands"][0]["directory"] == "~/run"
+    assert "/home/ada" not in str(run) and "commands" not in run.nodes[0].checks[0].details["launch"]
     assert [each.kind for each in claims(run)] == ["checked"]

@@ -1,4 +1,4 @@
-"""What a reviewer can try, as rows: claim, the command that tries it, what is to be expected, and what it costs."""
+"""README of a kit: each claim with its command, what to expect, what was found, and what it costs. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from envbuild.catalog.loader import list_stacks
+from envbuild.kit.manifest import Manifest
 from envbuild.model.evidence import Check, Evidence
 from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
-from envbuild.report.sections.claims import Claim, claims
+from envbuild.report.render import shown, template
+from envbuild.report.sections.claims import Claim
 from envbuild.report.verdict import all_checks
-from envbuild.report.view import make_view
+from envbuild.report.view import View
 from envbuild.text import plural
 
+README = "README.md"
 UNKNOWN = "not measured"
+# Ended by `timeout` in any case, so that "under 30 minutes" holds.
+KICK = "timeout 30m envbuild provision --stack torch-smoke --target local"
 
 
 @dataclass(frozen=True)
@@ -37,20 +43,43 @@ class Commands:
     figures: str
 
 
-def commands(evidence: Evidence) -> Commands:
+def lock_name(evidence: Evidence) -> str:
+    """What the lock of a report is called in its kit."""
+    return f"{evidence.stack}.{evidence.profile}.lock.toml"
+
+
+def stack_name(evidence: Evidence) -> str:
+    """What the file of a stack of the authors' own is called in a kit."""
+    return f"{evidence.stack}.yaml"
+
+
+def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -> bytes:
+    """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
+    view = shown(evidence)
+    return template("kit.md.j2").render(
+        view=view, kit=manifest, signed=signed, lock_name=lock_name(evidence), kick=KICK, run=commands(view),
+        own=stack_name(evidence) if own else "", rows=rows(view), shipped=evidence.stack in list_stacks(),
+        gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
+    ).encode()  # fmt: skip
+
+
+def commands(view: View) -> Commands:
     """The commands of a run; the one that was given stands for its own verb."""
-    given, verify = make_view(evidence).commands
-    own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}.get(evidence.verb)
+    given, verify = view.commands
+    own = {"provision": "provision", "bench": "figures", "strategy": "figures", "smoke": "figures"}
     words = {verb: verify.replace("envbuild verify", f"envbuild {verb}", 1) for verb in ("provision", "smoke")}
-    found = {"provision": words["provision"], "verify": verify, "figures": words["smoke"]}
-    return Commands(**(found | ({own: given} if own else {})))
+    run = {"provision": words["provision"], "verify": verify, "figures": words["smoke"]}
+    if view.evidence.verb in own:
+        run[own[view.evidence.verb]] = given
+    return Commands(**run)
 
 
-def rows(evidence: Evidence) -> tuple[Row, ...]:
+def rows(view: View) -> tuple[Row, ...]:
     """The contents first, then every figure that has a claim or a floor."""
-    run = commands(evidence)
-    compared = (claim for claim in claims(evidence) if claim.compared)
-    return (*_contents(evidence, run), *_smoke(evidence, run), *(_figure(evidence, claim, run) for claim in compared))
+    run = commands(view)
+    claims = (claim for claim in view.claims if claim.claimed != "–" or claim.floor != "–")
+    figures = (_figure(view.evidence, claim, run) for claim in claims)
+    return (*_contents(view.evidence, run), *_smoke(view.evidence, run), *figures)
 
 
 def _contents(evidence: Evidence, run: Commands) -> Iterator[Row]:
@@ -73,14 +102,10 @@ def _smoke(evidence: Evidence, run: Commands) -> Iterator[Row]:
 
 
 def _figure(evidence: Evidence, claim: Claim, run: Commands) -> Row:
-    if claim.floor != "–":
-        expected = f"at least {claim.floor} {claim.unit}"
-    elif claim.claimed == "–":
-        expected = "nothing: no figure is published for this"
-    else:
-        expected = (
-            f"{claim.claimed} {claim.unit}, or no more than {100 - 100 * SAME:.0f} % worse, on what it was claimed for"
-        )
+    expected = f"at least {claim.floor} {claim.unit}"
+    if claim.floor == "–":
+        worse = f"or no more than {100 - 100 * SAME:.0f} % worse, on what it was claimed for"
+        expected = f"{claim.claimed} {claim.unit}, {worse}"
     here = f"{claim.measured} {claim.unit}; {claim.says}"
     hours = claim.gpu_hours
     if hours == "–":
@@ -90,8 +115,8 @@ def _figure(evidence: Evidence, claim: Claim, run: Commands) -> Row:
 
 def _hours(evidence: Evidence, counts: Callable[[Check], bool]) -> str:
     """GPUs of the nodes times what these checks took; an hour of a GPU counts whether it was busy or not."""
-    found = [(node.facts, check.seconds) for node in evidence.nodes for check in node.checks if counts(check)]
-    known = [len(facts.gpus) * seconds for facts, seconds in found if facts is not None and seconds is not None]
-    if not known or len(known) < len(found):
+    checks = [(node.facts, check.seconds) for node in evidence.nodes for check in node.checks if counts(check)]
+    known = [len(facts.gpus) * seconds for facts, seconds in checks if facts is not None and seconds is not None]
+    if not known or len(known) < len(checks):
         return UNKNOWN
     return f"{sum(known) / 3600:.2g}" if any(known) else "none"
