@@ -41,9 +41,7 @@ def test_shipped_files_fit_the_schema(noun: str) -> None:
 
 
 def manifest() -> dict[str, Any]:
-    form = Manifest(
-        envbuild=__version__, form="published", authors=("Lovelace, Ada",), files=listed({"a": b"", "b/c": b"1"})
-    )
+    form = Manifest(envbuild=__version__, form="published", files=listed({"a": b"", "b/c": b"1"}))
     return dict(json.loads(render(form)))
 
 

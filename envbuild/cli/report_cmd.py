@@ -32,7 +32,7 @@ def report() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write all forms, and what belongs to them, into a folder.",
 )
-@click.option("--publish/--full", help="Only the fields that the schema marks as public; nodes are node-1, node-2 …")
+@click.option("--publish/--full", help="Only the fields that the schema marks as public; nodes are numbered.")
 @common_options
 def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
     """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
@@ -48,7 +48,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
         evidence = published(evidence).model_copy(update={"attachments": ()})
         text, envelope = render.render_json(evidence).encode(), None
     if output is not None:
-        from envbuild.report.copies import copy_report
+        from envbuild.report.publish import copy_report
 
         written, left = copy_report(path, output, publish=publish)
         for each in written:

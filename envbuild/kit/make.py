@@ -18,7 +18,7 @@ from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
-from envbuild.report.copies import copy_report
+from envbuild.report.publish import copy_report
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import write_new
 from envbuild.report.sign import require_holding, sign_report

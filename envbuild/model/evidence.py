@@ -250,9 +250,8 @@ class Evidence(StrictModel):
 
     @model_validator(mode="after")
     def _is_one_run(self) -> Self:
-        once = [node.node for node in self.nodes], [item.path for item in self.attachments]
-        once = *once, [item.kind for item in self.attachments if item.kind not in ("variant", "files")]
-        for names in once:
+        single = [str(item.kind) for item in self.attachments if item.kind not in ("variant", "files")]
+        for names in ([node.node for node in self.nodes], [item.path for item in self.attachments], single):
             if len(set(names)) < len(names):
                 raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is there twice")
         # What a page calls the command that repeats the run is copied into a shell.

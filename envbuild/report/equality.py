@@ -1,13 +1,112 @@
-"""Fleet equality in words: one line where all nodes have one root, and what is other on those that deviate."""
+"""Fleet equality: one Merkle root on all nodes, or which nodes deviate and in what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from envbuild.model.evidence import Evidence
-from envbuild.text import few
+from envbuild.model.evidence import Deviation, Equality, Evidence, NodeEvidence
+from envbuild.model.file_list import Files
+from envbuild.text import few, grouped
 
-_SHOWN = 8
+# How many different roots are looked into; a fleet with more has no usual one.
+COMPARED = 8
+SHOWN = 3
+_NAMES = 8
+
+
+def equality_of(
+    nodes: Sequence[NodeEvidence], files_of: Callable[[Sequence[NodeEvidence]], Mapping[str, Files]] | None
+) -> Equality | None:
+    """What the nodes with an environment have in common; None where there is nothing to compare.
+
+    `files_of` gets nodes of which each stands for others, and says by name what files they have; it is only called
+    where roots differ. None: files are not compared, for nobody is to be asked.
+    """
+    stamped = [node for node in nodes if node.root]
+    if len(stamped) < 2:
+        return None
+    counts = Counter(str(node.root) for node in stamped if not node.drift_count)
+    if not counts:
+        return None
+    # Of equally many the first: Counter keeps the order of the nodes.
+    root = counts.most_common(1)[0][0]
+    equal = [node for node in stamped if node.root == root and not node.drift_count]
+    others = _others(stamped, root)
+    deviating = [_drifted(node) for node in stamped if node.drift_count]
+    if others:
+        usual = equal[0]
+        files = files_of([usual, *(group[0] for group in others[:COMPARED])]) if files_of is not None else {}
+        for group in others:
+            differs = _differs(usual, group[0])
+            if files_of is not None:
+                differs += (_files(files.get(usual.node), files.get(group[0].node)),)
+            deviating.append(Deviation(nodes=_names(group), root=group[0].root, differs=differs))
+    return Equality(root=root, nodes=_names(equal), deviating=tuple(deviating))
+
+
+def _names(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
+    return tuple(node.node for node in nodes)
+
+
+def _others(nodes: Iterable[NodeEvidence], root: str) -> list[list[NodeEvidence]]:
+    others = (node for node in nodes if node.root != root and not node.drift_count)
+    return list(grouped(others, lambda node: str(node.root)).values())
+
+
+def _drifted(node: NodeEvidence) -> Deviation:
+    """A node whose files are not those of its own stamp any more."""
+    named = [f"{item.get('kind')} {item.get('path')}" for item in node.drift[:SHOWN]]
+    more = node.drift_count - len(named)
+    return Deviation(
+        nodes=(node.node,),
+        root=node.root,
+        differs=(f"drifted since it was stamped: {', '.join(named)}{f' and {more} more' if more > 0 else ''}",),
+    )
+
+
+def _differs(usual: NodeEvidence, other: NodeEvidence) -> tuple[str, ...]:
+    """Two lines at most: variant or interpreter, and packages."""
+    lines = []
+    if usual.variant_digest != other.variant_digest:
+        lines.append(f"variant {_short(other.variant_digest)}, not {_short(usual.variant_digest)}")
+    elif (python := _python(other)) != (before := _python(usual)):
+        lines.append(f"Python {python or 'unknown'}, not {before or 'unknown'}")
+    packages = [
+        f"{name} {other.packages.get(name, 'absent')}, not {usual.packages.get(name, 'absent')}"
+        for name in sorted({*usual.packages, *other.packages})
+        if usual.packages.get(name) != other.packages.get(name)
+    ]
+    if packages and usual.packages and other.packages:
+        lines.append(_some("package", packages, len(usual.packages)))
+    return tuple(lines)
+
+
+def _files(there: Files | None, here: Files | None) -> str:
+    """Which files are other, missing or extra."""
+    if there is None or here is None:
+        return "its files could not be compared"
+    files = sorted(path for path in {*there, *here} if there.get(path) != here.get(path))
+    return _some("file", [_told(path, there, here) for path in files], len(there))
+
+
+def _told(path: str, there: Files, here: Files) -> str:
+    return f"{'missing' if path not in here else 'extra' if path not in there else 'changed'} {path}"
+
+
+def _some(noun: str, found: Sequence[str], total: int) -> str:
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{len(found)} of {total} {noun}s differ{'s' * (len(found) == 1)}: {'; '.join(found[:SHOWN])}{more}"
+
+
+def _short(digest: str | None) -> str:
+    return (digest or "unknown")[:12]
+
+
+def _python(node: NodeEvidence) -> str:
+    """The interpreter's full version, as the check of the stamp or the smoke test saw it."""
+    told = (check.details.get("python") for check in node.checks)
+    return next((version for version in told if isinstance(version, str)), "")
 
 
 def sentence(evidence: Evidence) -> str:
@@ -31,7 +130,7 @@ def _level(evidence: Evidence, count: int) -> str:
     return "measured" if measured == count else f"measured on {measured}"
 
 
-def names(nodes: Sequence[str], most: int = _SHOWN) -> str:
+def names(nodes: Sequence[str], most: int = _NAMES) -> str:
     """Node names as clusters write them, `gpu[01-60]`, and no more than fit a line."""
     from envbuild.hostlist import fold_hosts
 

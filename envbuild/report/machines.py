@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envbuild.model.common import LEFT_OUT
-from envbuild.model.evidence import NodeEvidence
+from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.text import grouped, minutes
+from envbuild.text import few, grouped, minutes
 
 
 @dataclass(frozen=True)
@@ -69,3 +69,16 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.1f} s" if value < 120 else minutes(value)
+
+
+def image_rows(evidence: Evidence) -> tuple[tuple[str, str], ...]:
+    """`Image` and what most nodes run, `Other images`; nothing where they run environments of their own."""
+    found = [(node.node, node.image) for node in evidence.nodes if node.image is not None]
+    if not found:
+        return ()
+    largest = max(grouped(found, lambda each: each[1].id).values(), key=len)
+    image = largest[0][1]
+    through = sorted({each.runtime for _, each in largest})
+    said = f"{image.id[:12]} through {' and '.join(through)} on {len(largest)} of {len(evidence.nodes)} nodes"
+    others = [f"{node} has {each.id[:12]}" for node, each in found if each.id != image.id]
+    return (("Image", said), *((("Other images", few(others)),) if others else ()))

@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.report import equality, images
+from envbuild.report import equality
 from envbuild.report.figures import headline
-from envbuild.report.machines import seconds
+from envbuild.report.machines import image_rows, seconds
 from envbuild.report.render import shown
 from envbuild.report.verdict import GOOD, reason
 from envbuild.report.view import MARKS, NODE_MARKS, View
@@ -143,7 +143,7 @@ def _what(view: View) -> list[Line]:
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
     if said := equality.sentence(evidence):
         rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
-    rows += images.rows(evidence)
+    rows += image_rows(evidence)
     took = f", {seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
     built = view.sources
     rows += built[:_MAX_BUILT]

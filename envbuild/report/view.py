@@ -14,16 +14,15 @@ from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
-from envbuild.report import images, root
 from envbuild.report.equality import sentence
-from envbuild.report.machines import NodeClass, classes, gibibytes
+from envbuild.report.machines import NodeClass, classes, gibibytes, image_rows
 from envbuild.report.pictures import Picture, pictures
 from envbuild.report.sections.badges import Badge, badges
 from envbuild.report.sections.claims import Claim, claims
 from envbuild.report.sections.gaps import Gap, gaps
 from envbuild.report.sections.outliers import Outliers, outliers
 from envbuild.report.sections.pins import Pin, pins
-from envbuild.report.sources import SourceView, comparable, source_views, summary
+from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
 from envbuild.report.tables import Table, tables
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict
 from envbuild.text import grouped, plural
@@ -224,7 +223,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([root_text(node) for node in nodes])),
         *((("Equality", said),) if (said := sentence(evidence)) else ()),
-        *images.rows(evidence),
+        *image_rows(evidence),
         ("Lock digest", evidence.lock_digest),
     )
 
@@ -269,9 +268,31 @@ def _build(group: tuple[NodeEvidence, ...], evidence: Evidence) -> Build:
         for candidate in (resolution.candidates if resolution else ())
         if not candidate.chosen
     )
-    identity = (*((name, value) for name, value in rows if value), *root.rows(first, python_version(first)))
+    identity = (*((name, value) for name, value in rows if value), *_root_rows(first, python_version(first)))
     decisions = resolution.decisions if resolution else ()
     return Build(tuple(n.node for n in group), first, identity, decisions, refused, source_views(group, evidence.verb))
+
+
+def _root_rows(node: NodeEvidence, python: str) -> tuple[tuple[str, str], ...]:
+    """(name, value) for the report; empty without a root. `python`: the full version of the interpreter, or nothing."""
+    if not node.root:
+        return ()
+    covers = "path, content and executable bit of every file, and the interpreter's full version"
+    covers += f" ({python}): another one is another root" if python else ": another one is another root"
+    return (("Root covers", covers), ("Root leaves out", _left_out(node)))
+
+
+def _left_out(node: NodeEvidence) -> str:
+    generated = [
+        f"src/{source.get('name')}/{pattern}"
+        for source in node.sources
+        if source.get("install") in ("editable", "path")
+        for pattern in texts(source.get("generated"))
+    ]
+    # Two compilers give two files: each environment's own stamp has them.
+    compiled = sum(len(texts(source.get("compiled"))) for source in node.sources)
+    stamped = f" ({plural(compiled, 'compiled module')} among them compared with this stamp alone)" if compiled else ""
+    return ", ".join(("byte code", "notes of the installer", "where it lies", "times", *generated)) + stamped
 
 
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {

@@ -20,7 +20,7 @@ from envbuild.provision.jobs.facts_cache import facts_file, write_facts
 from envbuild.provision.own_run import Log
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.report.pictures.training import pictures
+from envbuild.report.pictures import pictures
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
 from envbuild.text import last_lines
@@ -281,5 +281,5 @@ def test_the_course_of_the_loss_is_in_the_evidence_and_drawn_in_the_report(tmp_p
     check = bench._check(reference, reference.bench, Way([trial]), tmp_path)
     assert (check.status, check.details["losses"]) == ("passed", [8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
     assert "the loss went from 8 to 3 in 6 steps" in check.says
-    (drawn,) = pictures(evidence(node(checks=[check.to_json_dict()])))
+    *_, drawn = pictures(evidence(node(checks=[check.to_json_dict()])))
     assert (drawn.id, "went from 8 to 3 in 6 steps" in drawn.says) == ("loss-bench", True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Equality, NodeEvidence
-from envbuild.report.fleet_equality import equality_of
+from envbuild.report.equality import equality_of
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 FILES = {f"lib/m{number}.py": "file-0123" for number in range(10)}

@@ -14,9 +14,8 @@ from pydantic import BaseModel
 
 from envbuild.cli.report_cmd import report
 from envbuild.model.evidence import Evidence
-from envbuild.report.copies import copy_report
 from envbuild.report.formats.every import FORMATS
-from envbuild.report.publish import public_fields, published
+from envbuild.report.publish import copy_report, public_fields, published
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_html, render_json, render_markdown
 from tests.report.samples import evidence, facts, fleet, gpu_checks, node

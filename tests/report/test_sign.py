@@ -19,8 +19,8 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.report.copies import copy_report
 from envbuild.report.page import SIGNATURE
+from envbuild.report.publish import copy_report
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.sign import sign_report
 from envbuild.report.ssh_signature import sign

@@ -17,7 +17,7 @@ def write_evidence(
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
     from envbuild.provision.run.attachments import attach, variants_of
     from envbuild.provision.run.file_lists import FileLists
-    from envbuild.report.fleet_equality import equality_of
+    from envbuild.report.equality import equality_of
     from envbuild.report.render import write_report
     from envbuild.report.timeline import steps
     from envbuild.resolve.built import built

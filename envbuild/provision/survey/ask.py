@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NEXT = (
     "envbuild.plan.planner",
     "envbuild.catalog.patches",
-    "envbuild.report.fleet_equality",
+    "envbuild.report.equality",
     "envbuild.report.terminal",
 )
 

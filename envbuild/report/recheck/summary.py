@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Equality, Evidence, checks_exit, run_exit
-from envbuild.report.fleet_equality import equality_of
+from envbuild.report.equality import equality_of
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.verdict import GOOD
