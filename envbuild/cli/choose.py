@@ -163,12 +163,17 @@ def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:
     from envbuild.catalog.loader import is_path, load_target
     from envbuild.provision.survey import implicit
 
-    setting = config.settings["target"]
     reference = flags.get("target") or config.target
-    asked = implicit.question(load_target(reference, template=True)) if is_path(reference) else None
+    ours = {key for key in ("target", "prefix") if flags.get(key) or config.settings[key].origin != str(config.project)}
+    if "prefix" in ours and not is_path(reference):
+        return reference
+    loaded, brought = load_target(reference, template=True), ""
+    if config.project is not None and len(ours) < 2:
+        brought = implicit.brought_prefix(loaded.target, config.prefix or loaded.target.prefix, config.project)
+    asked = implicit.question(loaded, brought)
     if asked is None:
         return reference
-    if flags.get("target") or config.project is None or setting.origin != str(config.project):
+    if config.project is None or ("target" in ours and not brought):
         for text in asked.runs:
             ui.note(f"{asked.target} {text}")
         return reference

@@ -73,6 +73,7 @@ class _Tools:
     uv: str
     interpreter: str | None
     tools: tuple[Any, ...] = ()
+    uv_sha256: str = ""
     rattler: str | None = None
     rattler_python: str | None = None
 
@@ -115,7 +116,7 @@ def make_requests(given: ImageInputs) -> Requests:
     rattler = next(each for each in toolchain.rattler if each.arch == machine) if variant.conda else None
     tools = _Tools(f"{prefix}/tools/uv-{uv.sha256[:12]}/uv", interpreter)
     if rattler is not None:
-        tools = _Tools(tools.uv, None, (), f"{prefix}/tools/py-rattler-{rattler.sha256[:12]}", interpreter)
+        tools = _Tools(tools.uv, None, (), "", f"{prefix}/tools/py-rattler-{rattler.sha256[:12]}", interpreter)
     out = f"{prefix}/fetched"
     steps = _planned(given, variant, facts, tools, out)
     common = {"stage": "fetch", "find_links": ["/wheelhouse"], "cache": "/var/cache/envbuild", "out": out}

@@ -4,11 +4,13 @@ import os
 import signal
 import sys
 
-from envbuild.node import proc, protocol, verbs
+from envbuild.node import proc, protocol, trust, verbs
 from envbuild.node.protocol import Exit, Interrupted, Json, NodeError
 
 # Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
 CONNECTION = "ENVBUILD_CONNECTION"
+# They say what is wrong with a prefix; an image has no user yet while it is built.
+_OF_ANY_PREFIX = ("probe", "doctor", "image")
 
 
 def _on_signal(number: int, _frame: object) -> None:
@@ -29,6 +31,8 @@ def _dispatch(verb: str) -> "tuple[bool, Json]":
     request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")
     protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
+    if verb not in _OF_ANY_PREFIX:
+        trust.refuse_prefix(request["prefix"])
     if "progress" not in request["args"]:
         return verbs.run(verb, request)
     from envbuild.node.logs import progress

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from envbuild.node import paths, pip_config, proc, protocol
+from envbuild.node import paths, pip_config, proc, protocol, trust
 from envbuild.node.probe import disks, gpus, system
 from envbuild.node.probe import prefix as probe_prefix
 from envbuild.node.protocol import Json, NodeError, argument, utc_time
@@ -51,7 +51,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     facts = _quick(args, prefix, files, modules, folders)
     facts.update(answers.pop("gpu") or {})
     facts.update({name: answer for name, answer in answers.items() if answer is not None})
-    facts["prefix"] = disks.disk_facts(prefix, quota)
+    facts["prefix"] = _prefix(prefix, quota)
     if args.get("tmp"):
         facts["tmp"] = disks.disk_facts(protocol.expand_prefix(str(args["tmp"])), quota)
     facts["warnings"] = warnings + _observations(facts)
@@ -63,7 +63,7 @@ def _brief(args: Json, prefix: str, folders: "list[str]") -> Json:
     facts = _quick(args, prefix, [], None, folders)
     facts.update(gpus.gpu_facts(folders))
     facts["libc"] = system.libc_facts(folders)
-    facts["prefix"] = disks.disk_facts(prefix, {})
+    facts["prefix"] = _prefix(prefix, {})
     facts["trees"] = _trees(args)
     facts["brief"] = True
     return facts
@@ -106,11 +106,19 @@ def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", f
     }
 
 
+def _prefix(prefix: str, quota: "disks.Quotas") -> Json:
+    fact = disks.disk_facts(prefix, quota)
+    why = trust.prefix_problem(prefix)
+    return dict(fact, writable=False, reason=fact["reason"] or why) if why else fact
+
+
 def _environments(args: Json, prefix: str) -> "list[Json]":
     """Environments under the prefix; with `verify`, the fast checks of the one in use for `stack` (Python >= 3.8).
 
     With `packed`: the one that lies there in a pack for `stack`.
     """
+    if trust.prefix_problem(prefix):
+        return []  # what somebody else could have put there is neither read nor run
     if args.get("packed"):
         from envbuild.node.packs import published
 

@@ -86,7 +86,7 @@ _CODES = {
         job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit network-there
         no-acceptable-file node-class-differs
         node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
-        pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-not-shared
+        pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-foreign prefix-not-shared
         prefix-not-writable project-foreign python-too-old rattler-unfit replaces-base-package resolution-failed
         run-elsewhere scheduler-missing script-of-image script-of-node-local ssh-keygen-missing
         store-not-writable strategy-not-here target-untrusted toolchain-python-broken transfer-too-large

@@ -1,6 +1,9 @@
-"""Whose files in a wheel store count: a wheel is code that runs as us, so its sha256 must come from somebody we trust.
+"""Whose files count, in a prefix and in a wheel store: what lies there is code that runs as us.
 
-We trust ourselves, root, and the owner of the store, the latter only where nobody else could have put the store there.
+In a prefix nobody else's do: its folders, and what lies in `envs` and `tools`, are ours or root's, and no links out.
+
+The sha256 of a wheel in a store must come from somebody we trust: ourselves, root, and the owner of the store, the
+latter only where nobody else could have put the store there.
 A store may be writable for a group (a setgid prefix, umask 002): then each entry counts by its own owner, and its
 folder and files must be writable for that owner alone. That holds although others can rename whole entries in such a
 store, because an entry says its key and the inputs that give it.
@@ -8,6 +11,10 @@ store, because an entry says its key and the inputs that give it.
 
 import os
 import stat
+import sys
+
+from envbuild.node.protocol import NodeError
+from envbuild.node.read_text import names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +69,35 @@ def foreign(path: str) -> str:
     if facts.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX):
         return "every user can write %s (mode %04o)" % (path, stat.S_IMODE(facts.st_mode))
     return ""
+
+
+def prefix_problem(prefix: str) -> str:
+    """Why nothing below the real or planned `prefix` may be run or changed, in words; empty when it may."""
+    if os.path.dirname(os.path.abspath(sys.argv[0])) == os.path.join(prefix, "image"):
+        return ""  # we are in an image, which is trusted by its digest, whoever owns its files where it runs
+    folders = [os.path.join(prefix, name) for name in ("envs", "tools", "current")]
+    for path in [prefix] + folders + [os.path.join(top, name) for top in folders[:2] for name in names(top)]:
+        if not os.path.lexists(path):
+            continue
+        inside = os.path.realpath(path) + os.sep
+        if path != prefix and not inside.startswith(os.path.realpath(prefix) + os.sep):
+            return "%s is a link out of the prefix" % path
+        why = foreign(path) if os.path.exists(path) else ""
+        if why:
+            return why
+    return ""
+
+
+def refuse_prefix(prefix: str) -> None:
+    """Raises NodeError `prefix-foreign` (exit 7) for a prefix in which somebody else could put programs."""
+    why = prefix_problem(prefix)
+    if why:
+        raise NodeError(
+            "prefix-foreign",
+            "%s is not yours alone" % prefix,
+            why="%s; envbuild runs what lies there as you" % why,
+            hint="choose another prefix (--prefix), or have its owner run envbuild",
+        )
 
 
 def _replaceable(path: str, trusted: "set[int]") -> str:

@@ -55,6 +55,10 @@ class NodeTools(Protocol):
         """Path of uv."""
 
     @property
+    def uv_sha256(self) -> str:
+        """What uv must be before it runs (hex); empty in an image, whose fetch stage has unpacked and checked it."""
+
+    @property
     def interpreter(self) -> str | None:
         """The environment's interpreter, which may be one of the tools."""
 
@@ -261,13 +265,17 @@ class NodeSteps(NamedTuple):
         files = {file.file for file in self.variant.files} if found else ()
         return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
+    def _programs(self) -> dict[str, str | None]:
+        digest = {"uv_sha256": self.tools.uv_sha256} if self.tools.uv_sha256 else {}
+        return {"uv": self.tools.uv} | digest | self._rattler()
+
     def _install(self, why: str, repaired: bool) -> Step:
         args: dict[str, Any] = {
             "stack": self.lock.stack,
             "profile": self.lock.profile,
             "variant": self.plain,
             "interpreter": self.interpreter,
-            "tools": {"uv": self.tools.uv, **self._rattler()},
+            "tools": self._programs(),
             "artifacts": self._artifacts(),
             "cache": self._place(self.target.cache),
             "tmp": self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),

@@ -59,7 +59,7 @@ def test_the_install_request_says_what_conda_installs_and_from_where(
         "lib-2.0-0.conda",
     ]
     assert args["interpreter"] is None
-    assert set(args["tools"]) == {"uv", "rattler", "rattler_python"}
+    assert set(args["tools"]) == {"uv", "uv_sha256", "rattler", "rattler_python"}
     assert args["artifacts"]["conda"] == {"channels": {"forge": [(tmp_path / "forge").as_uri()]}}
     assert "2 conda packages from forge" in step["what"]
     assert not [text for text in data["plan"]["warnings"] if "not-yet-supported" in text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 from envbuild.config import find_project_file
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
+from envbuild.node.probe.prefix import toolchain_names
+from envbuild.node.protocol import NodeError
+from envbuild.provision.contact.payload import uv_tool
 from envbuild.provision.survey import implicit
 from tests.e2e.world import World
 
@@ -197,6 +201,79 @@ def test_d63_under_sudo_the_caller_is_trusted_and_the_overflow_user_never(monkey
     assert trust.ours() == {0, 1000}
 
 
+@pytest.fixture
+def planted(world: World) -> Path:
+    """A file that the uv makes which somebody has put where envbuild's own would be."""
+    canary = world.top / "ran"
+    place = Path(uv_tool().path(str(world.prefix)))
+    place.parent.mkdir(parents=True)
+    place.write_text(f"#!/bin/sh\nid > {canary}\n")
+    place.chmod(0o755)
+    python = world.prefix / "tools" / "python-0123456789ab" / "python" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nid > {canary}\n")
+    python.chmod(0o755)
+    return canary
+
+
+def test_d65_a_planted_uv_is_compared_before_it_runs(world: World, planted: Path) -> None:
+    shutil.rmtree(world.prefix / "tools" / "python-0123456789ab")  # by our own hand: it would be tried
+    done = world.provision()
+    assert (done.rc, done.node["error"]["code"]) == (5, "toolchain-hash-mismatch"), done.err
+    assert not planted.exists()
+    hint = done.node["error"]["hint"]
+    subprocess.run(["sh", "-c", hint.partition("`")[2].partition("`")[0]], check=True)
+    assert world.provision().rc == 0, "what the hint says helps"
+
+
+@pytest.mark.parametrize("which", ["", "tools", "envs", "current", "tools/uv"])
+def test_d65_a_prefix_of_another_user_runs_nothing(
+    world: World, planted: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    for name in ("envs", "current"):
+        (world.prefix / name).mkdir()
+    folder = Path(uv_tool().path(str(world.prefix))).parent if which == "tools/uv" else world.prefix / which
+    give_away(folder, monkeypatch)
+    with pytest.raises(NodeError) as refused:
+        trust.refuse_prefix(str(world.prefix))
+    assert (refused.value.code, refused.value.exit_code) == ("prefix-foreign", 7)
+    if os.geteuid() != 0:
+        return
+    for verb in ("plan", "provision"):
+        done = world.run(verb, "--target", "local", "--stack", "./tiny.yaml")
+        assert done.rc == 7, done.err
+        assert "prefix-usable" in done.out + done.err
+        assert f"belongs to user id {SOMEBODY}" in done.out + done.err
+    for words in (("env", "list"), ("env", "exec", "tiny", "true"), ("verify", "--stack", "./tiny.yaml")):
+        done = world.run(*words, "--target", "local") if words[1] != "exec" else world.run(*words)
+        assert done.rc in (7, 8), done.err
+        assert "prefix-foreign" in done.err + done.out
+    assert not planted.exists()
+
+
+@pytest.mark.parametrize("name", ["tools", "envs", "current", "envs/x"])
+def test_d65_a_link_out_of_the_prefix_is_refused_and_one_to_the_prefix_is_not(world: World, name: str) -> None:
+    elsewhere = world.top / "elsewhere"
+    elsewhere.mkdir()
+    (world.prefix / name).parent.mkdir(parents=True)
+    (world.prefix / name).symlink_to(elsewhere)
+    done = world.run("plan", "--target", "local", "--stack", "./tiny.yaml")
+    assert done.rc == 7, done.err
+    assert "prefix-usable" in done.out
+    assert "is a link out of the prefix" in done.out
+    (world.prefix / name).unlink()
+    link = world.top / "link"
+    link.symlink_to(world.prefix)
+    assert trust.prefix_problem(str(link)) == ""
+
+
+def test_d65_the_node_program_of_a_prefix_counts_by_its_bytes(world: World) -> None:
+    folder = world.prefix / "tools" / "envbuild-node-0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / "envbuild-node.pyz").write_text("import os")
+    assert toolchain_names(str(world.prefix)) == []
+
+
 @pytest.mark.parametrize("name", ["LESSOPEN", "HTTPS_PROXY", "CUDA_INJECTION64_PATH", "NCCL_NET_PLUGIN", "MAKEFLAGS"])
 def test_d69_a_stack_sets_other_variables_only_when_it_is_trusted_with_them(world: World, name: str) -> None:
     world.tiny(environment={name: "|touch canary"})
@@ -214,3 +291,20 @@ def test_d68_a_stack_holds_no_secret(world: World) -> None:
     assert (done.rc, done.code) == (2, "manifest-invalid")
     assert "looks like a secret" in done.err
     assert "c4nary" not in done.err
+
+
+@pytest.mark.parametrize("says", ["prefix = '{work}/p'\n", "target = 'mine.yaml'\n"])
+def test_d63_programs_of_a_prefix_that_came_with_the_folder_run_for_nobody_unasked(world: World, says: str) -> None:
+    canary, python = world.top / "ran", world.work / "p" / "tools" / "python-0123456789ab" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nid > {canary}\n")
+    python.chmod(0o755)
+    (world.work / "mine.yaml").write_text(f"name: mine\nextends: local\nprefix: {world.work}/p\n")
+    (world.work / "envbuild.toml").write_text(says.format(work=world.work))
+    del world.env["ENVBUILD_PREFIX"]
+    done = world.run("plan", "--stack", "./tiny.yaml")
+    assert (done.rc, done.code) == (7, "target-untrusted"), done.err
+    assert f"runs the programs that lie in {world.work}/p" in done.err
+    assert not canary.exists()
+    world.run("plan", "--stack", "./tiny.yaml", "--trust")
+    assert canary.exists(), "that is what would have run"

@@ -45,6 +45,7 @@ class FakeTools:
     tools: tuple[FakeTool, ...] = (FakeTool("envbuild-node", "envbuild-node-1"), FakeTool("uv", "uv-2"))
     uv: str = "/data/envbuild/tools/uv-2/uv"
     interpreter: str | None = None
+    uv_sha256: str = ""
 
 
 CONTROLLER = {"host": "c", "boot_id": "b", "pid": 1}

@@ -106,7 +106,10 @@ def _tool(job: "_Job", own: str) -> "uv.Uv":
     tmp = tempfile.mkdtemp(prefix="install-", dir=top)
     # Beside the environment, whose files are linked to it until it goes.
     cache = asked or tempfile.mkdtemp(prefix="install-cache-", dir=own)
-    return uv.Uv(job.args["tools"]["uv"], cache, tmp, pip_config.read(os.environ), keeps_cache=bool(asked))
+    tool = uv.Uv(job.args["tools"]["uv"], cache, tmp, pip_config.read(os.environ), keeps_cache=bool(asked))
+    if job.args["tools"].get("uv_sha256"):
+        tool.check(job.args["tools"]["uv_sha256"])
+    return tool
 
 
 def _check_space(job: "_Job") -> None:

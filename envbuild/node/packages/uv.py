@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from envbuild.node import paths, pip_config, proc, variables
+from envbuild.node import hashing, paths, pip_config, proc, variables
 from envbuild.node.protocol import Exit, NodeError
 from envbuild.node.redact import redact_text
 
@@ -41,6 +41,17 @@ class Uv:
         self.tmp = tmp
         self.config = config
         self.keeps_cache = keeps_cache
+
+    def check(self, sha256: str) -> None:
+        """Raises NodeError `toolchain-hash-mismatch` (exit 5) unless the program is that very file."""
+        digest = hashing.digest_if_readable(self.program)
+        if digest != sha256:
+            raise NodeError(
+                "toolchain-hash-mismatch",
+                "%s is not the uv that was put there" % self.program,
+                why="its sha256 is %s, expected %s" % (digest or "not known: it cannot be read", sha256),
+                hint="run `rm -r %s`, then the same command again" % os.path.dirname(self.program),
+            )
 
     def drop_cache(self) -> None:
         """Remove a cache that is not kept: the files linked to it have one name from then on."""

@@ -87,13 +87,12 @@ def _open_to_all(path: str) -> "str | None":
 
 def foreign_owner(path: str) -> "str | None":
     """What to say of the first folder at or above `path` that belongs to neither us nor root; None without one."""
-    trusted = (0, os.geteuid(), trust.overflow_uid())
     for folder in _above(path):
         try:
             owner = os.stat(folder).st_uid
         except OSError:
             continue
-        if owner not in trusted:
+        if owner not in trust.ours():
             return "%s belongs to user id %d, who can replace what is run from %s" % (folder, owner, path)
     return None
 

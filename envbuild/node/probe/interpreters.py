@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from envbuild.node import proc
+from envbuild.node import proc, trust
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
 
@@ -109,9 +109,11 @@ def _places(folders: "list[str]", prefix: str) -> "list[str]":
     pyenvs += [os.path.dirname(folder) for folder in folders if _is_shims(folder)]
     parents = [os.path.join(root, "versions") for root in pyenvs]
     parents.append(os.environ.get("UV_PYTHON_INSTALL_DIR") or os.path.join(data, "uv", "python"))
-    parents += ["/opt", os.path.join(prefix, "tools")]
+    parents.append("/opt")
     homes = [os.path.join(parent, name) for parent in parents for name in names(parent)]
-    homes += [os.path.join(prefix, "tools", name, "python") for name in names(os.path.join(prefix, "tools"))]
+    tools = os.path.join(prefix, "tools")
+    if not trust.prefix_problem(prefix):
+        homes += [os.path.join(tools, name, below) for below in ("", "python") for name in names(tools)]
     homes += [os.path.join(home, name) for name in ("miniconda3", "anaconda3", "miniforge3", "mambaforge")]
     return [folder for folder in folders if not _is_shims(folder)] + [os.path.join(each, "bin") for each in homes]
 

@@ -5,11 +5,12 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from envbuild.node import paths, proc
+from envbuild.node import hashing, paths, proc
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
 
 REACH_DEADLINE = 3.0
+_PROGRAM = "envbuild-node"
 # `user@host:path`, as git has it.
 _SCP = re.compile(r"\A([^/:]+):")
 _PORTS = {"http": 80, "https": 443, "ssh": 22}
@@ -37,9 +38,15 @@ def environment_facts(prefix: str) -> "list[Json]":
 
 
 def toolchain_names(prefix: str) -> "list[str]":
-    """Folders under `<prefix>/tools`."""
+    """Folders under `<prefix>/tools`; the node program's only where it has the digest that its name says."""
     tools = os.path.join(prefix, "tools")
-    return [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
+    found = [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
+    return [name for name in found if not name.startswith(_PROGRAM + "-") or _is_program(os.path.join(tools, name))]
+
+
+def _is_program(folder: str) -> bool:
+    digest = hashing.digest_if_readable(os.path.join(folder, _PROGRAM + ".pyz"))
+    return digest is not None and folder.endswith("-" + digest[:12])
 
 
 def lease(prefix: str) -> "Json | None":

@@ -65,6 +65,7 @@ usable() {
 }
 # What lies in a folder that another user can write is never run; root and the folder's group are trusted.
 trusted() {
+  [ ! -L "$1" ] || return 1
   set -- $(ls -ldn "$1/." 2>/dev/null)
   case ${1-} in '' | ????????w*) return 1 ;; esac
   [ "$3" = 0 ] || [ "$3" = "$(id -u)" ]
@@ -79,7 +80,8 @@ IFS=$old_ifs
 of_tools() {
   trusted "$1" || return 0
   for candidate in "$1"/python-*/bin/python3 "$1"/python-*/bin/python3.* "$1"/python-*/python/bin/python3; do
-    if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
+    tree=${candidate#"$1"/}
+    if [ -z "$python" ] && trusted "$1/${tree%%/*}" && usable "$candidate"; then python=$candidate; fi
   done
 }
 of_tools "$prefix/tools"

@@ -52,6 +52,12 @@ check() {
 # name, sha256, folder, first block, number of blocks, file, tree or folder, file name
 put() {
     final=$tools/$3
+    # A name that holds a digest is no digest: a file is read. Of what was unpacked, the owner of its folder counts.
+    if [ -d "$final" ] && [ "$6" = file ]; then
+        sum=
+        if [ -f "$final/$7" ]; then digest_of "$final/$7"; else sum=missing; fi
+        if [ -n "$sum" ] && [ "$sum" != "$2" ]; then rm -rf "$final"; fi
+    fi
     if [ -d "$final" ]; then
         present="$present${present:+, }\"$3\""
     else

@@ -40,7 +40,8 @@ NODE_PROGRAM = "envbuild-node"
 class NodeTools(NamedTuple):
     """The tools of one node, the interpreter of the node program and the one of the environment (absolute paths).
 
-    `rattler`: the folder of py-rattler, and `rattler_python` a Python that can load it; where conda installs.
+    `uv_sha256`: hex, of the file `uv`. `rattler`: the folder of py-rattler, and `rattler_python` a Python that can load
+    it; where conda installs.
     """
 
     tools: tuple[Tool, ...]
@@ -48,6 +49,7 @@ class NodeTools(NamedTuple):
     pyz: str
     uv: str
     interpreter: str | None
+    uv_sha256: str = ""
     rattler: str | None = None
     rattler_python: str | None = None
 
@@ -101,7 +103,7 @@ def node_tools(
         if runner not in tools:
             tools.append(runner)
         python = runner.path(prefix)
-    found = NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter)
+    found = NodeTools(tuple(tools), python, tools[0].path(prefix), tools[1].path(prefix), interpreter, tools[1].sha256)
     return found if variant.conda is None else _with_rattler(found, facts, toolchain_file, fetch=folder is not None)
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from envbuild.catalog.loader import LoadedTarget
 from envbuild.errors import EnvbuildError
-from envbuild.model.target import HostSource
+from envbuild.model.target import HostSource, Target
+from envbuild.node.protocol import NodeError, expand_prefix
 from envbuild.node.variables import is_of_stacks
 from envbuild.provision.survey.hosts import folder_of
 
@@ -32,10 +33,21 @@ class Question(NamedTuple):
     digest: str
 
 
-def question(loaded: LoadedTarget) -> Question | None:
-    """What to ask about a target; None where it runs nothing of its own."""
-    runs, lets = tuple(_runs(loaded)), tuple(_lets(loaded))
+def question(loaded: LoadedTarget, brought: str = "") -> Question | None:
+    """What to ask about a target; None where it runs nothing of its own. `brought`: as `brought_prefix` has it."""
+    runs, lets = (*filter(None, [brought]), *_runs(loaded)), tuple(_lets(loaded))
     return Question(loaded.path, runs, lets, _digest(loaded, (*runs, *lets))) if runs or lets else None
+
+
+def brought_prefix(target: Target, prefix: str, project: Path) -> str:
+    """What to say of a prefix on this machine that came with the folder of the project file; empty for any other."""
+    try:
+        place = Path(expand_prefix(prefix)).resolve()
+    except NodeError:  # the node says so
+        return ""
+    there = any((place / name).exists() for name in ("tools", "envs"))
+    came = target.connection.kind == "local" and place.is_relative_to(project.parent.resolve()) and there
+    return f"runs the programs that lie in {place}" if came else ""
 
 
 def _runs(loaded: LoadedTarget) -> Iterator[str]:
