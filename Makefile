@@ -45,9 +45,11 @@ docs: .venv/.ready  ## the site, in build/site; a link that leads nowhere is an 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks
 
-locks:  ## refresh the development lock
+locks:  ## refresh the development lock, and constraints.txt for users
 	.venv/bin/uv pip compile -q pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-header --no-annotate -o lockfiles/development.txt
+	.venv/bin/uv pip compile -q pyproject.toml -c lockfiles/development.txt --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate -o constraints.txt
 	grep -A1000 '^uv==' lockfiles/development.txt | awk 'NR>1 && /^[a-z]/ {exit} {print}' > lockfiles/uv.txt
 
 .PHONY: system-packages
