@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Equality, Evidence, checks_exit, run_exit
-from envbuild.report.equality import equality_of
+from envbuild.report.equality import equality_of, names
 from envbuild.report.recheck.attached import Attached
 from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
 from envbuild.report.verdict import GOOD
@@ -20,6 +20,11 @@ def check_summary(evidence: Evidence, attached: Attached, folder: str, wanted: s
     yield from judged("equality", "which nodes are equal follows from their roots", _equality(evidence))
     yield from _nodes(evidence, attached)
     yield from _deviations(evidence, attached)
+    tested = {digest for digest, variant in attached.variants.items() if variant.smoke}
+    nodes = [node for node in evidence.nodes if node.variant_digest in tested]
+    untried = [node.node for node in nodes if not any(check.name.startswith("smoke/") for check in node.checks)]
+    if untried:
+        yield not_checked("checks", f"no smoke test ran on {names(untried)}, and the lock has one")
     if any(node.facts or node.checks for node in evidence.nodes):
         yield not_checked("nodes", "what each says of its hardware and system, and in the sentences of its checks")
     if logs := sum(node.log is not None for node in evidence.nodes):
