@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from envbuild import node_program, resources
+from envbuild.node import program_files
 
 
 def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> None:
@@ -25,7 +26,8 @@ def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> No
         path.chmod(0o600)
     (copy / "__pycache__").mkdir(exist_ok=True)
     (copy / "__pycache__/junk.cpython-311.pyc").write_bytes(b"junk")
-    assert node_program.build_pyz(copy) == node_program.build_pyz(resources.node_package())
+    assert program_files.zipped(str(copy)) == node_program.node_pyz()
+    assert program_files.archive() == node_program.node_pyz()
 
 
 def test_holds_the_node_package_and_nothing_else() -> None:
@@ -44,27 +46,17 @@ def test_digest_is_of_these_bytes() -> None:
     assert node_program.node_pyz() is node_program.node_pyz()
 
 
-def test_a_copy_can_keep_byte_code_and_does_the_same_with_it(tmp_path: Path) -> None:
-    program = tmp_path / "envbuild-node.pyz"
-    program.write_bytes(node_program.node_pyz())
-
-    def run(code: str) -> str:
-        words = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(program)!r}); {code}"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-
-    where = "import envbuild.node.merkle as m; print(m.__file__)"
-    assert run(where).endswith("/merkle.py")
-    # Modules that are imported afterwards are found where they were.
-    keep = "from envbuild.node import program_files as p; p.keep_byte_code(); import envbuild.node.doctor as d; "
-    assert run(keep + "print(d.__file__)").endswith("/doctor.py")
-    kept = program.read_bytes()
-    assert run(where).endswith("/merkle.pyc")
-    text = "from envbuild.node import program_files as p; print(p.text('envbuild.node', 'merkle'))"
-    assert run(text) == (resources.node_package() / "merkle.py").read_text().strip()
-    run(keep)
-    assert program.read_bytes() == kept
-    done = subprocess.run([sys.executable, str(program), "nothing"], input=b"{}", capture_output=True, check=False)
+def test_it_goes_into_a_container_by_standard_input_and_leaves_nothing(tmp_path: Path) -> None:
+    program = node_program.node_pyz()
+    words = program_files.carried(sys.executable, len(program), "nothing")
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(words, input=program + b"{}", capture_output=True, check=False, env=env)
     assert b"verb-unknown" in done.stdout and done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "p").write_bytes(program)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'p')!r}); from envbuild.node.program_files import archive; "
+    code += "sys.stdout.buffer.write(archive())"
+    assert subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout == program
 
 
 def test_on_this_machine_the_package_itself_runs_and_nothing_that_lies_beside_it(

@@ -1,8 +1,7 @@
 """Commands of the pages that are no envbuild run as written in the tests of `ELSEWHERE`, which take them from here.
 
-Those of docker are only looked at here, whether what they name is there. They run as written, with a small stack, in
-`container/test_docker.py`, where a daemon can be started; buildah, bake and compose read the files in
-`container/test_dockerfile.py` everywhere.
+Those of docker are only looked at here, whether what they name is there; `container/test_docker.py` and
+`container/test_images.py` build such a folder.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.e2e.world import World
 from tests.support import checkout
@@ -51,28 +49,17 @@ def says(*argv: str) -> str:
 
 def docker(command: str) -> None:
     """The files that a build takes from its context are there; what builds them: container/test_docker.py."""
-    words = shlex.split(command)
-    file, context = TOP / words[words.index("-f") + 1], TOP / words[-1]
-    copied = [line.split()[1:-1] for line in file.read_text().splitlines() if line.startswith("COPY ")]
+    context = TOP / shlex.split(command)[-1]
+    copied = [
+        line.split()[1:-1] for line in (context / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")
+    ]
     named = [path for paths in copied for path in paths if not any(each.startswith("--from") for each in paths)]
     assert named and all((context / path).exists() for path in named)
 
 
-def bake(command: str) -> None:
-    assert f'target "{command.split()[-1]}" {{' in (TOP / "docker-bake.hcl").read_text()
-
-
-def compose(command: str) -> None:
-    assert command.split()[-2] in yaml.safe_load((TOP / "compose.yaml").read_text())["services"]
-
-
 # Lines of those who change envbuild: they run in a small copy of the checkout.
 CONTRIBUTORS = r"make (?!provision$)|\.venv/bin/python -m pytest"
-CHECKS = (
-    (r"docker build ", docker),
-    (r"docker buildx bake ", bake),
-    (r"docker compose run --rm ", compose),
-)
+CHECKS = ((r"docker build ", docker),)
 # What runs as it is written, with words in it for what a reader has, and where.
 ELSEWHERE = {
     r"make provision$": "e2e/test_torch_smoke.py",

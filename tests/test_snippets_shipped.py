@@ -37,7 +37,7 @@ SAYS = {
     r"^envbuild launch ": r"iteration +20/ +20 \|",
     r"^envbuild image build ": r"localhost/envbuild/torch-smoke:exact-[0-9a-f]{12}\b",
     r"^envbuild image verify .*--smoke": r"smoke/sound",
-    r"^envbuild image verify ": r"stamp",
+    r"^envbuild image verify ": r"as locked",
     r"^envbuild explain ": r"findings: [0-9]+ wrong, .*\nannotated document: opt\.html\n",
     r"^envbuild strategy ": r"\nthe best: envbuild launch megatron-alpa --profile ported --target h200 ",
 }

@@ -1,4 +1,4 @@
-"""`envbuild image`: dockerfile, build, verify, diff, pin, apptainer, pods, workflow."""
+"""`envbuild image`: dockerfile, build, verify, diff, pin, pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import installer_option, options
+from envbuild.cli.choose import options
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, writing
 
@@ -19,22 +19,34 @@ if TYPE_CHECKING:
     from envbuild.container.recipe import ImageRecipe
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def _program(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    from envbuild.model.container import program_path
+
+    try:
+        return program_path(value) if value is not None else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 recipe_options = options(
     click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack."),
     click.option("--variant", metavar="ID", help="Variant of the lock."),
-    installer_option,
     click.option(
         "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose GPUs and variables it is for."
     ),
     click.option("--base", metavar="IMAGE", help="Build and run on this image."),
     click.option("--runtime", metavar="IMAGE", help="Run on this image."),
     click.option("--fetch-image", "fetch", metavar="IMAGE", help="Fetch with this image (Python 3.8 or newer, git)."),
-    click.option("--python", metavar="PATH", help="The interpreter in the base; else a standalone build goes in."),
+    click.option(
+        "--python",
+        metavar="PATH",
+        callback=_program,
+        help="The interpreter in the base; else a standalone build goes in.",
+    ),
     click.option("--glibc", metavar="VERSION", help="The glibc of the base, which decides between wheels."),
-    click.option("--slim", is_flag=True, help="Leave out the tests of packages; a deviation, listed in the stamp."),
 )
-# Where the flag is not named as its value is.
-_FLAGS = {"fetch": "fetch-image"}
 _builder = click.option("--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Use this program.")
 
 
@@ -49,9 +61,7 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
     from envbuild.container.stage_images import Given
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
-    recipe = recipe_for(
-        Choice(stack, flags["profile"], flags["variant"], flags["target"], given, flags["engine"], flags["slim"])
-    )
+    recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))
     if ui is not None:
         for text in recipe.warnings:
             ui.warn(text)
@@ -61,17 +71,18 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 @image.command("dockerfile")
 @click.argument("stacks", metavar="[STACK]...", nargs=-1, shell_complete=names.stacks)
 @recipe_options
-@click.option("--plain", is_flag=True, help="The form without envbuild: uv, git and the sources' own builds.")
+@click.option("--apptainer", is_flag=True, help="The same as a definition of Apptainer.")
 @click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write the whole build context there.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
 @common_options
-def dockerfile(ui: Ui, /, stacks: tuple[str, ...], plain: bool, output: Path | None, check: bool, **flags: Any) -> int:
+def dockerfile(
+    ui: Ui, /, stacks: tuple[str, ...], apptainer: bool, output: Path | None, check: bool, **flags: Any
+) -> int:
     """Print the Dockerfile of STACK, or write it with its build context.
 
-    Without STACK, all shipped stacks: their files in `containers/`, in both forms, are written, or checked with
-    `--check`.
+    Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
     """
-    from envbuild.container import checkout, select
+    from envbuild.container import select
 
     every = not stacks
     names = stacks or select.shipped()
@@ -79,75 +90,51 @@ def dockerfile(ui: Ui, /, stacks: tuple[str, ...], plain: bool, output: Path | N
         raise click.UsageError("--output wants one STACK")
     if every and not check and not select.in_checkout():
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
+    if output is not None and not check:
+        _record_trees(ui, names[0], flags)
     recipes = [_recipe(name, flags, None if check or every else ui) for name in names]
-    rows = [
-        _dockerfile(ui, recipe, output, plain=form, check=check, write=output is not None or every)
-        for recipe in recipes
-        for form in ((False, True) if every else (plain,))
-    ]
-    if every and select.in_checkout():
-        rows.append(_shared(checkout.shared(recipes), check=check))
+    write = output is not None or every
+    rows = [_dockerfile(recipe, output, apptainer=apptainer, check=check, write=write) for recipe in recipes]
     differ = any(row.get("diff") for row in rows)
     ui.result({"ok": not differ, "images": rows}, lambda: _shown(rows, check=check))
     return ExitCode.CHECK_FAILED if differ else ExitCode.OK
 
 
-def _dockerfile(
-    ui: Ui, recipe: ImageRecipe, output: Path | None, *, plain: bool, check: bool, write: bool
-) -> dict[str, Any]:
-    """One form of one image: compared, written or as text."""
-    from dataclasses import replace
+def _record_trees(ui: Ui, stack: str, flags: dict[str, Any]) -> None:
+    """Record which trees our patches give where nobody has, so that the build compares them."""
+    from envbuild.container.select import records_of
+    from envbuild.export.source_patches import make_trees, read_trees, record_trees, trees_of
 
-    from envbuild.container import build_context, checkout, select
-    from envbuild.container import plain as plain_form
-    from envbuild.export import source_patches
+    folder = records_of(stack, flags["profile"])
+    if folder is None:
+        return
+    variant = _recipe(stack, flags).variant
+    trees, failed = make_trees(variant, trees_of(variant, read_trees(folder)))
+    record_trees(folder, variant, trees)
+    for text in failed:
+        ui.warn(text)
+
+
+def _dockerfile(
+    recipe: ImageRecipe, output: Path | None, *, apptainer: bool, check: bool, write: bool
+) -> dict[str, Any]:
+    """One image: compared, written or as text."""
+    from envbuild.container import apptainer as definition
+    from envbuild.container import build_context, select
 
     folder = output or select.committed(recipe.stack)
-    committed = checkout.is_committed(folder, recipe.stack)
     row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
-    row |= {"form": "plain" if plain else "envbuild", "warnings": list(recipe.warnings), "folder": str(folder)}
-    diffs = None
-    if plain and output is not None and not check:
-        # Diffs have lines of the sources, so what is committed has none of them.
-        diffs = source_patches.make_patches(recipe.variant, recipe.trees)
-        recipe = replace(recipe, trees={**recipe.trees, **diffs.trees})
-        if recipe.records is not None:
-            source_patches.record_trees(recipe.records, recipe.variant, diffs.trees)
-    if plain:
-        made = plain_form.make_plain(recipe)
-        texts = plain_form.texts(made)
-    else:
-        made = checkout.from_checkout(recipe) if committed else recipe
-        texts = build_context.texts(made)
+    row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
+    texts = build_context.texts(recipe)
+    if apptainer:
+        texts |= {definition.FILE: definition.render(recipe)}
     if check:
-        row["diff"] = build_context.compare_files(folder, texts)
-        if not (row["diff"] or committed or plain):
-            build_context.check(folder, program=False)
-    elif not write:
-        row |= {"text": texts[plain_form.DOCKERFILE if plain else "Dockerfile"], "folder": None}
-    elif plain:
-        contents = {name: text.encode() for name, text in texts.items()}
-        row["changed"] = build_context.write_files(folder, contents | (diffs.files if diffs else {}))
-        for text in diffs.failed if diffs else []:
-            ui.warn(text)
-            row["warnings"].append(text)
+        row["diff"] = build_context.compare(folder, texts)
+    elif write:
+        row["changed"] = build_context.write(folder, texts)
     else:
-        # What is committed is built from the root of a checkout, which has the program and the addresses.
-        row["changed"] = build_context.write(made, folder, program=not committed)
+        row |= {"text": texts[definition.FILE if apptainer else build_context.DOCKERFILE], "folder": None}
     return row
-
-
-def _shared(texts: dict[str, str], *, check: bool) -> dict[str, Any]:
-    """The files of a checkout that name all stacks, written or compared."""
-    from envbuild import resources
-    from envbuild.container import build_context
-
-    folder = resources.containers().parent
-    row: dict[str, Any] = {"stack": "all stacks", "folder": str(folder)}
-    if check:
-        return {**row, "diff": build_context.compare_files(folder, texts)}
-    contents = {name: text.encode() for name, text in texts.items()}
-    return {**row, "changed": build_context.write_files(folder, contents)}
 
 
 def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
@@ -173,23 +160,19 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 )  # fmt: skip
 @click.option(
     "--gitconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="git's configuration in the fetch stage (mirrors by insteadOf); a build secret.",
+    help="git's configuration in the build (mirrors by insteadOf); a build secret.",
 )  # fmt: skip
-@click.option("--no-cache", is_flag=True, help="Use nothing of an earlier build: no layer, file or wheel.")
-@click.option("--deep", is_flag=True, help="Then read every file of it and import everything, in a container.")
+@click.option("--no-cache", is_flag=True, help="Use no layer of an earlier build.")
+@click.option("--verify", "verified", is_flag=True, help="Then verify and smoke-test it, in a container.")
 @click.option("--push", metavar="REF", help="Push the image to this reference.")
 @click.option("--insecure", is_flag=True, help="The registry of --push has no TLS.")
 @_builder
 @common_options
 def build(
     ui: Ui, /, stack: str, tag: str | None, wheelhouses: tuple[Path, ...], gitconfig: Path | None, no_cache: bool,
-    deep: bool, push: str | None, insecure: bool, builder: str | None, **flags: Any,
+    verified: bool, push: str | None, insecure: bool, builder: str | None, **flags: Any,
 ) -> int:  # fmt: skip
-    """Build the image of STACK: fetched with a network, built without one.
-
-    The layer of its packages is read and torch imported when that layer is built; a build upon it reads and imports
-    what sources add, and takes the rest from there.
-    """
+    """Build the image of STACK from its Dockerfile, with this machine's mirrors and credentials as build secrets."""
     from envbuild.container.build import Options, build_image
     from envbuild.container.builders import find_builder
 
@@ -201,51 +184,57 @@ def build(
     )  # fmt: skip
     made = build_image(recipe, with_, options)
     code = ExitCode.OK
-    if deep:
-        made["deep"], code = _look_into(with_, made["image"], smoke=True, only="sound")
+    if verified:
+        made["verified"], code = _look_into(with_, made["image"], stack, smoke=True)
     if push and code == ExitCode.OK:
         with_.push(made["image"], push, insecure=insecure)
         made["pushed"] = push
-    ui.result({"ok": code == ExitCode.OK, **made}, lambda: _built(made, cached=not no_cache))
+    ui.result({"ok": code == ExitCode.OK, **made}, lambda: _built(made))
     return code
 
 
-def _built(made: dict[str, Any], *, cached: bool) -> str:
-    """What was built, and which of its files were read when; a builder does not say what it took from its cache."""
-    now = "read in this build" + (", or their layer was taken from the builder's cache" if cached else "")
-    packages = now if made["seconds"]["packages"] else "as stamped by an earlier build, not read again"
-    said = _verified(made["deep"]) if made.get("deep") else f"files of packages {packages}; --deep reads every file"
+def _built(made: dict[str, Any]) -> str:
+    hint = f"`envbuild image verify {made['image']}` compares it with the lock"
+    said = _verified(made["verified"]) if made.get("verified") else hint
     return f"{made['image']}\nid {made['id']}\n{said}\n"
 
 
 def _look_into(
-    with_: Builder, name: str, *, smoke: bool, deep: bool = True, gpus: bool = False, only: str | None = None
+    with_: Builder, name: str, stack: str | None, *, smoke: bool, gpus: bool = False
 ) -> tuple[dict[str, Any], ExitCode]:
     """What `verify` finds in an image, and where that is well and asked for the smoke test; with the exit code."""
-    from envbuild.container.verify_image import smoke_image, verify_image
+    from envbuild.container.verify_image import inspect_image, smoke_image, verify_image
 
-    found = verify_image(with_, name, deep=deep)
+    image = inspect_image(with_, name, stack)
+    found = verify_image(with_, image)
     if not (smoke and found["ok"]):
         return found, ExitCode.OK if found["ok"] else ExitCode.CHECK_FAILED
-    tested = smoke_image(with_, name, gpus=gpus, only=only)
+    tested = smoke_image(with_, image, gpus=gpus)
     smoked = {key: tested[key] for key in ("ok", "checks")}
     return {**found, "ok": tested["ok"], "smoke": smoked}, ExitCode(tested["exit"])
 
 
 @image.command("verify")
 @click.argument("name", metavar="IMAGE")
+@click.option(
+    "-s", "--stack", metavar="STACK", shell_complete=names.stacks, help="Its stack, where that is a file of yours."
+)
 @click.option("--smoke", is_flag=True, help="Run the smoke test of the lock too.")
 @click.option("--gpus", is_flag=True, help="Give the container the GPUs of this machine.")
-@click.option("--quick", "--fast", "quick", is_flag=True, help="Read no contents.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit there, too.")
 @_builder
 @common_options
-def verify(ui: Ui, /, name: str, smoke: bool, gpus: bool, quick: bool, junit: Path | None, builder: str | None) -> int:
-    """Compare the environment in IMAGE with its stamp, in a container of it."""
+def verify(
+    ui: Ui, /, name: str, stack: str | None, smoke: bool, gpus: bool, junit: Path | None, builder: str | None
+) -> int:
+    """Compare the environment in IMAGE with its lock, in a container of it.
+
+    Packages are compared with the lock, every file with its RECORD, and the root is measured.
+    """
     from envbuild.container.builders import find_builder
     from envbuild.container.verify_image import as_junit
 
-    found, code = _look_into(find_builder(builder), name, smoke=smoke, deep=not quick, gpus=gpus)
+    found, code = _look_into(find_builder(builder), name, stack, smoke=smoke, gpus=gpus)
     if junit is not None:
         with writing(junit):
             junit.write_text(as_junit(name, found), encoding="utf-8")
@@ -257,9 +246,8 @@ def _verified(found: dict[str, Any]) -> str:
     checks = [*found["checks"], *found.get("smoke", {}).get("checks", [])]
     lines = [f"{check['status']:<8} {check['name']}: {check['says']}" for check in checks]
     lines += [f"{each['kind']:<8} {each['path']}" for each in found["drift"]]
-    read = found.get("level") == "measured"
-    good = "every file as stamped" if read else "contents not read; stamp and package names fit"
-    return "\n".join([f"{found['image']}: {good if found['ok'] else 'not as it should be'}", *lines])
+    good = f"as locked, root {found['root']}" if found["ok"] else "not as it should be"
+    return "\n".join([f"{found['image']}: {good}", *lines])
 
 
 @image.command("diff")
@@ -334,24 +322,6 @@ def pin(
     )
 
 
-@image.command("apptainer")
-@click.argument("stack", shell_complete=names.stacks)
-@recipe_options
-@click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write it with everything it needs there.")
-@common_options
-def apptainer(ui: Ui, /, stack: str, output: Path | None, **flags: Any) -> None:
-    """Print the Apptainer definition of STACK, or write it with its files."""
-    from envbuild.container import apptainer as definition
-    from envbuild.container import build_context
-
-    recipe = _recipe(stack, flags, ui)
-    files = definition.files(recipe)
-    changed = build_context.write(recipe, output, more=files) if output is not None else []
-    data = {"ok": True, "folder": str(output) if output else None, "changed": changed, "text": files[definition.FILE]}
-    wrote = files[definition.FILE] if output is None else f"wrote {output / definition.FILE}"
-    ui.result(data, lambda: wrote, verbatim=True)
-
-
 @image.command("pods")
 @click.argument("stack", shell_complete=names.stacks)
 @recipe_options
@@ -381,32 +351,3 @@ def pods(
     documents = made.manifests(recipe, known.pods, image=reference, name=name or recipe.stack, command=argv, rdma=rdma)
     text = made.render(documents, recipe)
     ui.result({"ok": True, "documents": documents, "text": text}, lambda: text, verbatim=True)
-
-
-@image.command("workflow")
-@click.argument("system", type=click.Choice(["github", "gitlab"]))
-@click.argument("stack", shell_complete=names.stacks)
-@recipe_options
-@click.option(
-    "--install", default=".", show_default=True, metavar="WHAT",
-    help="What pip installs envbuild from there: a checkout, a wheel or a requirement.",
-)  # fmt: skip
-@click.option("--gpu-runner", metavar="LABEL", help="Test on a runner of this label, with its GPUs, too.")
-@common_options
-def workflow(
-    ui: Ui, /, system: str, stack: str, install: str, gpu_runner: str | None, **flags: Any
-) -> None:  # fmt: skip
-    """Print a workflow for GitHub or GitLab that builds the image of STACK with kept layers, verifies and tests it.
-
-    It fails where the lock or a committed Dockerfile is not what the stack gives, and keeps report, SBOM and JUnit.
-    """
-    from envbuild.container import ci_workflow
-
-    words = [stack]
-    for name, value in flags.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value:
-            words += [f"--{_FLAGS.get(name, name)}", value]
-    text = ci_workflow.workflow(system, _recipe(stack, flags), ci_workflow.Asked(words, install, gpu_runner))
-    ui.result({"ok": True, "text": text}, lambda: text, verbatim=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
@@ -45,7 +44,8 @@ CAUSES = (
     ("image not known", "image-base-unknown", "the image is not on this machine"),
     ("executable file not found", "image-without-python", "the image has no Python to run it with"),
     ("python3: not found", "image-without-python", "the image has no Python to run it with"),
-    ("exit status 127", "image-without-python", "the image has not what the node program runs with"),
+    ("No interpreter found|exit status 127", "image-without-python", "the image has not the Python that was named"),
+    ("Hash mismatch for|DO NOT MATCH THE HASHES", "hash-mismatch", "a file is not the one that the lock names"),
     ("error setting ownership of", "image-without-ids", _NO_IDS),
     ("No space left on device", "disk-full", "the builder's storage is full"),
 )
@@ -54,6 +54,7 @@ HINTS = {
     "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
     "image-without-ids": "ask for ranges of the user in /etc/subuid and /etc/subgid (package uidmap), then call "
     "`podman system migrate`; or build as root",
+    "hash-mismatch": "do not use this index or mirror; if the lock is wrong, create it again",
     "disk-full": "remove images that are not needed (`rmi`), or give the builder's storage more room",
     "registry-refused": "log in with the builder's own `login`",
     "registry-busy": "wait, or log in with the builder's own `login`",
@@ -75,16 +76,9 @@ def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -
 
 
 def failure(name: str, output: str) -> EnvbuildError:
-    """The error of a failed build: what the node program said in it, else a known cause, else the builder's words."""
+    """The error of a failed build: a known cause, else the builder's words."""
     from envbuild.redact import redact_text
 
-    for line in reversed(output.splitlines()):
-        start = line.find('{"protocol":')
-        if start >= 0 and '"ok":false' in line:
-            try:
-                return EnvbuildError.from_dict(json.loads(line[start:])["error"])
-            except (ValueError, KeyError, TypeError):
-                break
     meant = known(output, CAUSES)
     if meant is not None:
         return meant

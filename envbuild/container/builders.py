@@ -27,31 +27,21 @@ NEEDS = {
 }
 _TIMEOUT = 6 * 3600.0
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-# A build is made anew as a whole or, by its name, not at all: no instruction of it is there to go on from.
-_ONE_LAYER = "--layers=false"
-_USED = ("--build-context", "--secret", "--target", "--iidfile")
+_USED = ("--build-context", "--secret", "--iidfile")
 
 
 @dataclass(frozen=True)
 class Build:
-    """One call of a builder.
-
-    `contexts` are named folders; `secrets` name to file; `pull`: images that are not there may be fetched; `also`: one
-    more name of what is built.
-    """
+    """One call of a builder: `contexts` are named folders, `secrets` name to file; `cache`: layers may be kept."""
 
     folder: Path
     dockerfile: Path
     tag: str
-    network: bool = True
-    target: str | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     contexts: Mapping[str, Path] = field(default_factory=dict)
     secrets: Mapping[str, Path] = field(default_factory=dict)
-    pull: bool = True
     cache: bool = False
     epoch: int = paths.EPOCH
-    also: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +52,13 @@ class Builder:
     program: str
 
     def build_command(self, build: Build) -> list[str]:
-        """The argument list of one build."""
-        words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += [_ONE_LAYER, _pull(build)]
-        # The host's network needs no plugin and no bridge; only the fetch stage has it.
-        words += ["--network=host" if build.network else "--network=none"]
-        return words + _shared(build)
+        """The argument list of one build; the host's network needs no plugin and no bridge.
+
+        Never `--pull=true`: buildah then asks for what is newer, since 1.42 for every image, and some are in none.
+        """
+        words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch), "--network=host"]
+        # Without layers there are others in it, so the id is another.
+        return [*words, "--pull=missing", "--layers", *([] if build.cache else ["--no-cache"]), *_shared(build)]
 
     def _isolation(self) -> list[str]:
         return []
@@ -83,8 +74,7 @@ class Builder:
         with tempfile.TemporaryDirectory(prefix="envbuild-id-") as top:
             told = Path(top, "id")
             *words, folder = self.build_command(build)
-            words += ["--iidfile", str(told), *(["--tag", build.also] if build.also else [])]
-            code, output = stream([*words, folder], on_line, cwd=build.folder)
+            code, output = stream([*words, "--iidfile", str(told), folder], on_line, cwd=build.folder)
             if code:
                 raise failure(self.name, output)
             found = told.read_text().strip() if told.is_file() else ""
@@ -94,15 +84,6 @@ class Builder:
         """The id (hex) of an image that is here. Raises EnvbuildError `image-unknown` (exit 2)."""
         found = str(self.inspect(image)["id"])
         return found.removeprefix("sha256:")
-
-    def ids(self) -> dict[str, str]:
-        """Name with tag -> id (hex) of the images that are here, as one question; empty where it is not answered."""
-        done = proc.run([self.program, "images", "--no-trunc", "--format", self._names()], timeout=600)
-        rows = [line.split() for line in done.out.splitlines()] if done.ok else []
-        return {row[0]: row[1].removeprefix("sha256:") for row in rows if len(row) == 2}
-
-    def _names(self) -> str:
-        return "{{.Repository}}:{{.Tag}} {{.ID}}"
 
     def inspect(self, image: str) -> dict[str, Any]:
         """`id`, `digest`, `config` (Env, Labels, User, Entrypoint, Cmd ...), `size` and `created` of an image."""
@@ -129,15 +110,6 @@ class Builder:
         command = [self.program, "push", "--format", "v2s2", *_tls(insecure), image, f"docker://{to}"]
         self._move(command, "image-push-failed", f"{image} could not be pushed to {to}")
 
-    def pull(self, reference: str, *, insecure: bool = False) -> None:
-        """Pull from a registry.
-
-        Raises EnvbuildError: `image-base-unknown` (exit 7), `registry-refused`, `registry-not-a-registry` (4),
-        `registry-busy`, `registry-unreachable`, `image-pull-failed` (75).
-        """
-        command = [self.program, "pull", *_tls(insecure), reference]
-        self._move(command, "image-pull-failed", f"{reference} could not be pulled")
-
     def save(self, image: str, path: Path) -> None:
         """The image as one file that docker, podman and Apptainer read; its id stays what it is.
 
@@ -158,10 +130,6 @@ class Builder:
     def tag(self, image: str, name: str) -> None:
         """Give an image one more name."""
         self._ask(["tag", image, name], image)
-
-    def remove(self, image: str) -> None:
-        """Remove an image; one that is not there or in use is no error."""
-        proc.run([self.program, "rmi", image], timeout=600)
 
     @contextmanager
     def exported(self, image: str) -> Iterator[IO[bytes]]:
@@ -203,23 +171,11 @@ def _streamed(command: Sequence[str], image: str) -> Iterator[IO[bytes]]:
 
 
 class Buildah(Builder):
-    """Works without a daemon and inside containers; has no switch for a stage's network, so the whole call has none."""
-
-    def build_command(self, build: Build) -> list[str]:
-        """As described above: `unshare -n` where there must be no network."""
-        words = [self.program, "build", *self._isolation(), "--timestamp", str(build.epoch)]
-        words += [_ONE_LAYER, _pull(build)]
-        # Who is not root may leave the network only as root of a user namespace, as `buildah unshare` makes it.
-        own = [] if os.geteuid() == 0 else [self.program, "unshare"]
-        away = [] if build.network else [*own, "unshare", "-n"]
-        return away + words + _shared(build)
+    """Works without a daemon and inside containers."""
 
     def _isolation(self) -> list[str]:
         # Works everywhere buildah itself works; BUILDAH_ISOLATION says otherwise.
         return [] if os.environ.get("BUILDAH_ISOLATION") else ["--isolation", "chroot"]
-
-    def _names(self) -> str:
-        return "{{.Name}}:{{.Tag}} {{.ID}}"
 
     def save_command(self, image: str, path: Path) -> list[str]:
         """See `Builder.save_command`."""
@@ -276,10 +232,9 @@ class Docker(Builder):
         # An attestation says when it was made, and makes an index of what is one image.
         words = [self.program, "build", "--provenance=false", "--sbom=false"]
         words += [] if build.cache else ["--no-cache"]
-        words += [] if build.network else ["--network=none"]
         words += ["--build-arg", f"SOURCE_DATE_EPOCH={build.epoch}"]
         # Podman and buildah do this themselves. By name alone: an address may have a password in it.
-        words += [word for name in _PROXIES if build.network and name in os.environ for word in ("--build-arg", name)]
+        words += [word for name in _PROXIES if name in os.environ for word in ("--build-arg", name)]
         return words + _shared(build)
 
     def build(self, build: Build, on_line: Callable[[str], None] | None = None) -> str:
@@ -287,8 +242,6 @@ class Docker(Builder):
         code, output = stream(self.build_command(build), on_line, cwd=build.folder)
         if code:
             raise failure(self.name, output)
-        if build.also:
-            self.tag(build.tag, build.also)
         return self.id(build.tag)
 
     def run_command(self, image: str, argv: Sequence[str], *, gpus: bool = False) -> list[str]:
@@ -306,17 +259,8 @@ class Docker(Builder):
         self.tag(image, to)
         self._move([self.program, "push", to], "image-push-failed", f"{image} could not be pushed to {to}")
 
-    def pull(self, reference: str, *, insecure: bool = False) -> None:
-        """See `Builder.pull`."""
-        self._move([self.program, "pull", reference], "image-pull-failed", f"{reference} could not be pulled")
-
 
 _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}
-
-
-def _pull(build: Build) -> str:
-    """Never `true`: buildah then asks for what is newer, since 1.42 for every image, and ours are in no registry."""
-    return "--pull=missing" if build.pull else "--pull=never"
 
 
 def _tls(insecure: bool) -> list[str]:
@@ -326,7 +270,6 @@ def _tls(insecure: bool) -> list[str]:
 def _shared(build: Build) -> list[str]:
     """The words that all of them know, the context last."""
     words = ["--file", str(build.dockerfile), "--tag", build.tag]
-    words += ["--target", build.target] if build.target else []
     for name, value in build.arguments.items():
         words += ["--build-arg", f"{name}={value}"]
     for name, path in build.contexts.items():

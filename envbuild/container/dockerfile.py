@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 
 from envbuild.container.instructions import (
-    Added,
     Arg,
     Comment,
     Copy,
@@ -25,14 +24,13 @@ from envbuild.errors import EnvbuildError
 from envbuild.text import unsafe, visible
 
 _WIDTH = 118
-WHEELHOUSE = (
-    "# Empty unless given: `--build-context wheelhouse=DIR` offers wheels and archives in DIR beside those of indexes."
-)
+_PATH = re.compile(r"(\$VIRTUAL_ENV)?[A-Za-z0-9._+@/-]+")
+WHEELHOUSE = "# Empty unless given: `--build-context wheelhouse=DIR` offers wheels and git bundles in DIR to the build."
 
 
 def render(recipe: ImageRecipe) -> str:
     """The whole Dockerfile, for any builder. Raises EnvbuildError `dockerfile-value` (exit 2)."""
-    variant, command = recipe.variant, f"envbuild image dockerfile {recipe.stack}{recipe.options}"
+    variant, command = recipe.variant, f"envbuild image dockerfile {recipe.stack}"
     head = [
         *comment_lines(f"{recipe.stack}: {recipe.contents}."),
         *comment_lines(
@@ -45,65 +43,6 @@ def render(recipe: ImageRecipe) -> str:
         WHEELHOUSE,
     ]
     return "\n".join([*head, *_stages(recipe.stages)]) + "\n"
-
-
-def render_part(
-    recipe: ImageRecipe,
-    names: Iterable[str],
-    given: Mapping[str, str],
-    *,
-    cached: bool = True,
-    gathered: str = "",
-) -> str:
-    """The stages `names` alone, on images that earlier parts gave: `given` is stage to image.
-
-    `cached`: with what earlier builds left in cache mounts. `gathered`: a context that has, at their places, what the
-    stages copy from it and from their own; it is mounted, for a COPY costs a builder as much as a small RUN. No stage
-    stands for an image that was given: buildah 1.28 leaves a container of it behind in every build.
-    """
-    stages = [_on_images(recipe.stage(name), given) for name in names]
-    if gathered:
-        stages = [_gather(stage, gathered) for stage in stages]
-    return "\n".join(_stages(stages if cached else [_uncached(stage) for stage in stages])) + "\n"
-
-
-def _on_images(stage: Stage, given: Mapping[str, str]) -> Stage:
-    made = tuple(
-        replace(each, stage=given.get(each.stage, each.stage)) if isinstance(each, Copy) and each.stage else each
-        for each in stage.instructions
-    )
-    if stage.above is None or stage.above not in given:
-        return replace(stage, instructions=made)
-    return replace(stage, instructions=made, image=given[stage.above], digest=None, above=None)
-
-
-def _gather(stage: Stage, name: str) -> Stage:
-    """The stage with mounts, while it runs, of what it would copy from its context or from `name`."""
-    same = [each for each in stage.instructions if isinstance(each, Copy) and each.stage in (None, name)]
-    paths = [path for copy in same for path in _targets(copy)]
-    mounts = tuple(f"type=bind,from={name},source={path},target={path}" for path in paths)
-    made = (
-        replace(each, mounts=(*each.mounts, *mounts)) if isinstance(each, Run) else each
-        for each in stage.instructions
-        if each not in same
-    )
-    return replace(stage, instructions=tuple(made))
-
-
-def _targets(copy: Copy) -> list[str]:
-    """Where the files of a COPY will be."""
-    return [f"{copy.to}{name}" for name in copy.sources] if copy.to.endswith("/") else [copy.to]
-
-
-def _uncached(stage: Stage) -> Stage:
-    """The stage without cache mounts: everything is fetched and compiled again."""
-    made = tuple(
-        replace(each, mounts=tuple(mount for mount in each.mounts if not mount.startswith("type=cache,")))
-        if isinstance(each, Run)
-        else each
-        for each in stage.instructions
-    )
-    return replace(stage, instructions=made)
 
 
 def _stages(stages: Iterable[Stage]) -> list[str]:
@@ -132,13 +71,11 @@ def _lines(instruction: Instruction) -> list[str]:
             return [f"ARG {name}={quoted(default)}"]
         case Copy(sources, to, stage):
             option = f"--from={stage} " if stage else ""
-            return [f"COPY {option}{' '.join([*sources, to])}"]
-        case Added():
-            return [f"COPY --from={instruction.stage} {instruction.folder} {instruction.prefix}"]
+            return [f"COPY {option}{' '.join(map(_word, [*sources, to]))}"]
         case Run():
             return _run(instruction)
         case Folder(path):
-            return [f"WORKDIR {path}"]
+            return [f"WORKDIR {_word(path)}"]
         case Env(values, prepend, within):
             begin = f"${within}/" if within else ""
             pairs = [f"{name}={quoted(value, name if prepend else None, begin)}" for name, value in values.items()]
@@ -146,10 +83,8 @@ def _lines(instruction: Instruction) -> list[str]:
         case Labels(values, given):
             pairs = [f"{name}={quoted(value)}" for name, value in values.items()]
             return _pairs("LABEL", [*pairs, *(f'{name}="${{{argument}}}"' for name, argument in given.items())])
-        case Start(user, folder, entry, command):
-            lines = [f"USER {user}:{user}", *([f"WORKDIR {folder}"] if folder else [])]
-            lines += [f"ENTRYPOINT {json.dumps(list(entry))}"] if entry else []
-            return [*lines, f"CMD {json.dumps(list(command))}"]
+        case Start(user, folder, command):
+            return [f"USER {user}:{user}", f"WORKDIR {folder}", f"CMD {json.dumps(list(command))}"]
 
 
 def comment_lines(text: str, indent: str = "") -> list[str]:
@@ -164,8 +99,9 @@ def comment_lines(text: str, indent: str = "") -> list[str]:
 def _run(run: Run) -> list[str]:
     lines = [f"# hadolint ignore={','.join(run.ignore)}"] if run.ignore else []
     parts = [f"--mount={mount}" for mount in run.mounts]
-    commands = run.line.split(" && ")
-    parts += [command if not number else f"&& {command}" for number, command in enumerate(commands)]
+    for number, command in enumerate(run.commands):
+        _refuse_control(command)
+        parts.append(f"&& {command}" if number else command)
     return [*lines, *_folded("RUN", parts)]
 
 
@@ -190,12 +126,22 @@ def quoted(value: str, prepend_to: str | None = None, begin: str = "") -> str:
     Raises EnvbuildError `dockerfile-value` (exit 2) for a value with a line break or another control character, which
     a Dockerfile cannot hold.
     """
-    if unsafe(value):
-        raise EnvbuildError(
-            "dockerfile-value",
-            f"a Dockerfile cannot hold the value {value[:60]!r}",
-            why="it has a line break or another control character",
-            hint="set it when the container starts",
-        )
+    _refuse_control(value)
     text = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     return f'"{begin}{text}:${prepend_to}"' if prepend_to else f'"{begin}{text}"'
+
+
+def _refuse_control(text: str) -> None:
+    if unsafe(text):
+        raise _unfit(text, "it has a line break or another control character", "set it when the container starts")
+
+
+def _word(path: str) -> str:
+    """A path where builders differ in how they take quotes; of variables only that of the environment."""
+    if not _PATH.fullmatch(path):
+        raise _unfit(path, "a path in COPY or WORKDIR has letters, digits and ._+@- alone", "name it otherwise")
+    return path
+
+
+def _unfit(text: str, why: str, hint: str) -> EnvbuildError:
+    return EnvbuildError("dockerfile-value", f"a Dockerfile cannot hold the value {text[:60]!r}", why=why, hint=hint)

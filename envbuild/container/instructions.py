@@ -31,19 +31,6 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """What stage `stage` added to the packages, as `node/image/added_files.py` has it in `folder`.
-
-    `names` are the folders below `prefix` that are whole in that stage.
-    """
-
-    stage: str
-    folder: str
-    prefix: str
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Folder:
     """The folder that later commands of the stage, and of those above it, run in."""
 
@@ -52,9 +39,12 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One shell line of ours; `mounts` are values of `--mount`, `ignore` hadolint rules that it breaks on purpose."""
+    """Shell commands, each after the success of the one before it, every value in them quoted.
 
-    line: str
+    `mounts` are values of `--mount`, `ignore` hadolint rules that it breaks on purpose.
+    """
+
+    commands: tuple[str, ...]
     mounts: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
@@ -81,22 +71,21 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a container runs: user and group id, working directory (empty: as below), entry point, default command."""
+    """What a container runs: user and group id, working directory, default command."""
 
     user: int
     folder: str
-    entry: tuple[str, ...]
     command: tuple[str, ...]
 
 
-Instruction = Comment | Arg | Copy | Added | Folder | Run | Env | Labels | Start
+Instruction = Comment | Arg | Copy | Folder | Run | Env | Labels | Start
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One stage: its name, the image it begins with (pinned where a digest is known), what is done in it.
 
-    `above`: the stage that it goes on from, `image` and `digest` are then those of that one.
+    `above`: the stage that it goes on from; `image` and `digest` are then those of that one.
     """
 
     name: str

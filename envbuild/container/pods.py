@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envbuild.container.base_images import Pods
-from envbuild.container.recipe import ENTRY, HOME, USER, ImageRecipe
+from envbuild.container.recipe import HOME, USER, ImageRecipe
 from envbuild.errors import EnvbuildError
 
 _NAME = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
@@ -67,23 +67,21 @@ def manifests(
             "selector": {"matchLabels": {"app.kubernetes.io/name": name}},
             "template": {
                 "metadata": {"labels": labels, "annotations": about},
-                "spec": _pod(recipe, pods, image, name, command, rdma or pods.rdma),
+                "spec": _pod(pods, image, name, command, rdma or pods.rdma),
             },
         },
     }
     return [service, stateful]
 
 
-def _pod(
-    recipe: ImageRecipe, pods: Pods, image: str, name: str, command: Sequence[str], rdma: str | None
-) -> dict[str, Any]:
+def _pod(pods: Pods, image: str, name: str, command: Sequence[str], rdma: str | None) -> dict[str, Any]:
     limits: dict[str, Any] = {"cpu": str(pods.cpus), "memory": pods.memory, "ephemeral-storage": pods.disk}
     if pods.gpus:
         limits["nvidia.com/gpu"] = str(pods.gpus)
     if rdma:
         limits[rdma] = "1"
     script = _START.format(name=name, replicas=pods.replicas, port=pods.port)
-    entry = ["/bin/sh", f"{recipe.prefix}/image/{ENTRY}", "/bin/sh", "-c", script, name]
+    entry = ["/bin/sh", "-c", script, name]
     security: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     user: dict[str, Any] = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
     if rdma:

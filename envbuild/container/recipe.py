@@ -1,111 +1,109 @@
-"""What an image is made of, as typed instructions in stages. Pure: made from a lock, a target and the catalog.
+"""What an image is made of, as typed instructions in stages: uv, git, curl and the sources' own builds. Pure.
 
-The requests of the node program are those that the planner makes for a node whose prefix is inside the image, so a step
-exists once. Stages in pairs, so that what has no source in it outlives a change of one:
+    wheelhouse             empty, or a folder of wheels and git bundles that is given to a build
+    tools      sources     have a network and get everything by hash; nothing of them stays
+    compilers  libraries   what an image lacks of its distribution, under `packages` and `runtime`
+    packages   build       the environment, with compilers
+    runtime                what runs
 
-    fetch       sources     have a network and get everything by hash
-    packages    build       have compilers and need no network
-    installed   runtime     what runs
-
-Where an image lacks something of its distribution, `compilers` and `libraries` put it, with a network, under `packages`
-and `installed`.
+Nothing of envbuild is in the image: `envbuild image verify` brings its program and takes it away again. What only
+envbuild does is left out: its stamp, the wheel store, compiling kernels beforehand, proof that a build had no network.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
 
 from envbuild.catalog.patches import load_patch
+from envbuild.catalog.toolchain import load_toolchain
+from envbuild.container import edits
 from envbuild.container.base_images import AskedDigest, SystemPackages
-from envbuild.container.instructions import (
-    Added,
-    Arg,
-    Comment,
-    Copy,
-    Env,
-    Folder,
-    Instruction,
-    Labels,
-    Run,
-    Stage,
-    Start,
-)  # fmt: skip
-from envbuild.container.node_requests import ImageInputs, Requests, make_requests
+from envbuild.container.inside import ImageInputs, Inside, look_inside
+from envbuild.container.instructions import Arg, Comment, Copy, Env, Folder, Instruction, Labels, Run, Stage, Start
 from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
-from envbuild.model.lock import Lock, Variant
+from envbuild.export import steps
+from envbuild.model.lock import LockedPackage, LockedSource, Variant
 from envbuild.model.target import Target
+from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.text import plural
 
-NODE = "envbuild-node.pyz"
-INDEXES = "indexes.json"
-ENTRY = "entrypoint.sh"
+UV = "requirements-uv.txt"
 USER = 10001
 HOME = "/home/envbuild"
-SLIM = (
-    "Slim, a deviation: folders `test` and `tests` of packages, and test programs in their `bin`, are left out, though "
-    "RECORD names them."
-)
-NETWORK = (
-    "What follows needs no network. `envbuild image build` gives it none and sets ENVBUILD_NETWORK=off, which makes "
-    "a network that is there an error."
-)
+WHEELHOUSE = "wheelhouse"
+_WHEELHOUSE = f"type=bind,from={WHEELHOUSE},target=/{WHEELHOUSE}"
+_CACHE = "type=cache,target=/root/.cache/uv"
+_SECRET = "type=secret,id={},target={}"  # noqa: S105 - the words of a mount
+_NETRC = _SECRET.format("netrc", "/root/.netrc")
+_PIP = _SECRET.format("pip.conf", "/etc/pip.conf")
+_UV_TOML = _SECRET.format("uv.toml", "/etc/uv/uv.toml")
+_GITCONFIG = _SECRET.format("gitconfig", "/root/.gitconfig")
+# Where Debian and Ubuntu have them, so that pip, uv, git and curl read them without a word.
+_CERTIFICATES = _SECRET.format("certificates", "/etc/ssl/certs/ca-certificates.crt")
+_INSTALL = f"uv pip install --no-deps --require-hashes --find-links /{WHEELHOUSE}"
+_VARIABLES = {"UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
+# The environment, in commands after the variable is set.
+_HERE = '"$VIRTUAL_ENV"'
+# What communication libraries, drivers and trackers read when a run starts, and no compiler.
+_AT_RUN = ("CUDA_DEVICE_", "FI_", "GLOO_", "NCCL_", "OMPI_", "UCX_", "WANDB_")
+# An older setuptools cannot make an editable wheel.
+_EDITABLE_WHEELS = Version("64")
 _KEY = "rm: NVIDIA changed its apt key in April 2022, so its list in older images fails, and nothing is wanted from it."
-GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
-WHO = (
+_GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
+_WHO = (
     "The image runs as this user, not as root; this is its home. Others may write there too, for a container may run "
     "as the user who starts it: `--user`, Apptainer, enroot."
+)
+# As sed wants them: each package of the base, to be deleted from a requirements file.
+_OF_BASE = (
+    "import re; from importlib.metadata import distributions; "
+    "[print('/^' + re.sub('[-_.]+', '-', each.metadata['Name']).lower() + '==/d') for each in distributions()]"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """Everything that an image is made from. `files` are the committed texts of the context, `uncommitted` the others.
+    """Everything that an image is made from. `files`: name -> text of the context beside the Dockerfile.
 
-    `options` are those of `image dockerfile` that give this form, `warnings` are for the user. `trees`: source -> its
-    tree after the patches, where it is known; `records`: the folder where that is recorded. `same_cuda`: the release
-    of CUDA which both nvcc and torch are of, where both are known.
+    `notes` are for the head of the Dockerfile, `warnings` for the user.
     """
 
     stack: str
     profile: str
-    variant: Variant
-    environment: str
     prefix: str
+    inside: Inside
     stages: tuple[Stage, ...]
     files: Mapping[str, str]
-    requests: Requests
-    options: str = ""
-    machines: str = ""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    uncommitted: Mapping[str, str] = field(default_factory=dict)
-    trees: Mapping[str, str] = field(default_factory=dict)
-    records: Path | None = None
-    same_cuda: str | None = None
+
+    @property
+    def variant(self) -> Variant:
+        """The variant as it is built in the image."""
+        return self.inside.variant
+
+    @property
+    def environment(self) -> str:
+        """The folder of the environment in the image."""
+        return self.inside.environment
 
     @property
     def tag(self) -> str:
         """The name that a built image gets."""
-        return f"localhost/envbuild/{self.stack}:{self.profile}-{self.variant.digest[:12]}{'-slim' * self.slim}"
-
-    @property
-    def slim(self) -> bool:
-        """Whether tests of packages are left out."""
-        return bool(self.requests.packages["args"].get("slim"))
+        return f"localhost/envbuild/{self.stack}:{self.profile}-{self.variant.digest[:12]}"
 
     @property
     def contents(self) -> str:
         """What is installed, in a few words."""
         variant = self.variant
         torch = f", torch {variant.torch}+{variant.flavour} among them" if variant.torch else ""
-        sources = [f"{each.name}{' (patched)' if each.patches else ''}" for each in variant.sources]
+        sources = [f"{each.name}{' (edited)' if each.patches else ''}" for each in variant.sources]
         built = f"; built from source: {', '.join(sources)}" if sources else ""
         return f"Python {variant.python}, {plural(len(variant.packages), 'package')}{torch}{built}"
 
@@ -117,20 +115,12 @@ class ImageRecipe:
 def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> ImageRecipe:
     """The recipe of one variant.
 
-    Raises EnvbuildError: `hash-unrecorded`, `conda-unrecorded` (exit 5), `image-no-file` (7), `image-stage-clash` (2).
+    Raises EnvbuildError: `hash-unrecorded` (exit 5), `conda-in-a-script`, those of `look_inside` (7),
+    `image-stage-clash`, `version-unusable` (2).
     """
-    _refuse_unrecorded(given.variant)
-    requests = make_requests(given)
-    lock, place, prefix = given.lock, given.place, given.prefix
-    warnings: list[str] = []
-    machines = _machines(given.target)
-    maker = _Maker(lock, requests, place, prefix, digests, warnings, machines)
-    if requests.variant.arch_list == ():
-        warnings.append(
-            f"the target {given.target.name} names no GPU, so extensions are compiled for what the torch of the base "
-            "chooses"
-        )
-    stages = maker.stages()
+    steps.refuse_conda(given.variant)
+    maker = _Maker(given, look_inside(given), digests)
+    stages = tuple(maker.stages())
     names = [stage.name for stage in stages]
     for stage in stages:
         # A builder looks for a stage of that name first.
@@ -142,309 +132,388 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
                 hint=f"say which tag it has: `{stage.image}:latest`",
             )
     return ImageRecipe(
-        stack=lock.stack,
-        profile=lock.profile,
-        variant=requests.variant,
-        environment=requests.environment,
-        prefix=prefix,
+        stack=given.lock.stack,
+        profile=given.lock.profile,
+        prefix=given.prefix,
+        inside=maker.inside,
         stages=stages,
         files=maker.files(),
-        requests=requests,
-        options=" --slim" * given.slim,
-        machines=machines,
-        notes=(*place.notes, *([SLIM] if given.slim else [])),
-        warnings=tuple(dict.fromkeys(warnings)),
-        # Addresses appear only in what is made on request.
-        uncommitted={INDEXES: pretty(requests.indexes)},
-        same_cuda=place.same_cuda,
+        notes=(*maker.notes(stages), *given.place.notes),
+        warnings=tuple(maker.warnings(stages)),
     )
-
-
-def written(variant: Variant) -> list[tuple[str, str]]:
-    """Source and path in it, with wildcards, of what runs write; the stamp leaves it out."""
-    return [(each.name, path) for each in variant.sources if each.install != "wheel" for path in each.generated]
-
-
-def owned(paths: Sequence[tuple[str, str]], environment: str) -> tuple[Instruction, ...]:
-    """What makes `paths`, as `written` gives them, the user's; `environment` is its folder as a shell takes it.
-
-    Their folders too, for new files; and what is there already, as some programs rewrite a file in place.
-    """
-    if not paths:
-        return ()
-    folders = set()
-    for name, path in paths:
-        above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
-        folders.add("/".join(["src", name, *above]))
-    every = " ".join(f"{environment}/{shlex.quote(path)}" for path in sorted(folders))
-    sources = " ".join(f"{environment}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
-    there = " -o ".join(f"-path {environment}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
-    names = ", ".join(f"{name}/{path}" for name, path in paths)
-    return (
-        Comment(
-            f"What a source writes when it is built in place or started, {names}, is the user's, as are the folders it "
-            "is in, in which any file may be replaced: a start may write it, or a build in an image built on this one. "
-            "Other users may write it too. Elsewhere only the user's home and /tmp can be written."
-        ),
-        Run(
-            f"mkdir -p {every} && chown {USER}:{USER} {every} && chmod a+rwx {every}"
-            f" && find {sources} \\( {there} \\) -exec chown -h {USER}:{USER} {{}} +"
-            " ! -type l -exec chmod a+rwX {} +"
-        ),
-    )
-
-
-def about_patch(name: str, same_cuda: str | None, *, why: bool = False) -> str:
-    """What a patch is for, and where the data say so that it changes nothing in this image."""
-    patch = load_patch(name)
-    idle = f" nvcc and torch are both of CUDA {same_cuda} here, so it changes nothing in this image."
-    return f"{patch.summary}.{f' {patch.why}' * why}{idle * changes_nothing((name,), same_cuda)}"
-
-
-def changes_nothing(names: Sequence[str], same_cuda: str | None) -> bool:
-    """Whether patches change nothing where nvcc and torch are both of CUDA `same_cuda` (None: they are not)."""
-    return same_cuda is not None and all(load_patch(name).idle == "same-cuda" for name in names)
-
-
-def _machines(target: Target) -> str:
-    """Whose variables are set beside those of the stack, in words; empty where the target has none."""
-    return (target.summary.partition(";")[0] or target.name) if target.environment else ""
-
-
-def about_variables(machines: str) -> str:
-    """Whose variables the image sets."""
-    own = f", and of the machines that it is for: {machines}" if machines else ""
-    return f"Variables of the environment{own}. To change one: `docker run -e NAME=VALUE`."
-
-
-def _refuse_unrecorded(variant: Variant) -> None:
-    from envbuild.lock.unpinned import conda_unrecorded, hash_unrecorded
-
-    if variant.conda is not None and not variant.conda.packages:
-        raise conda_unrecorded(variant)
-    for package in variant.packages:
-        if all(file.sha256 == "unrecorded" for file in package.files):
-            raise hash_unrecorded(package.files[0])
-
-
-def pretty(data: Any) -> str:
-    """JSON as a file that people compare."""
-    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 @dataclass(frozen=True)
 class _Maker:
-    lock: Lock
-    requests: Requests
-    place: Place
-    prefix: str
+    given: ImageInputs
+    inside: Inside
     digests: Mapping[str, AskedDigest]
-    warnings: list[str]
-    machines: str
 
     @property
-    def folder(self) -> str:
-        return f"{self.prefix}/image"
+    def variant(self) -> Variant:
+        return self.inside.variant
 
     def files(self) -> dict[str, str]:
-        found = {"fetch.json": self.requests.fetch}
-        if self.requests.sources is not None:
-            found["sources.json"] = self.requests.sources
-        found |= {"packages.json": self.requests.packages, "build.json": self.requests.build}
-        found["variant.json"] = self.requests.variant.to_json_dict()
-        return {**{name: pretty(data) for name, data in found.items()}, ENTRY: self._entry()}
+        machine = self.variant.platform.removeprefix("linux_")
+        uv = next(each for each in load_toolchain().uv if each.arch == machine)
+        found = {UV: f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
+        # On a base one line a package, so that a line can be taken out.
+        between = " " if self._on_base else " \\\n    "
+        for name, packages in self._requirements().items():
+            found[name] = "".join(f"{steps.requirement(package, between)}\n" for package in packages)
+        return found | edits.edit_files(self.variant.sources)
 
-    def stages(self) -> tuple[Stage, ...]:
-        fetched = [self._stage("fetch", self.place.fetch, self._fetch())]
-        if self.requests.sources is not None:
-            fetched.append(self._stage("sources", self.place.fetch, self._sources()))
-        place, system = self.place, list[Stage]()
-        compilers = "compilers" if place.system is not None or place.lacks else None
-        libraries = "libraries" if place.system is not None or place.network is not None else None
-        if compilers is not None:
-            system.append(self._stage(compilers, place.build, _for_building(place)))
-        if libraries is not None:
-            system.append(self._stage(libraries, place.runtime, _for_running(place)))
-        return (
-            Stage("wheelhouse", "scratch", None, ()),
-            *fetched,
-            *system,
-            self._stage("packages", self.place.build, self._packages(), above=compilers),
-            self._stage("installed", self.place.runtime, self._installed(), above=libraries),
-            self._stage("build", self.place.build, self._build(), above="packages"),
-            self._stage("runtime", self.place.runtime, self._runtime(), above="installed"),
+    def notes(self, stages: Sequence[Stage]) -> Iterator[str]:
+        """What the head says; a string a paragraph."""
+        names = [stage.name for stage in stages]
+        sources = "sources" in names
+        compiles = "compiles the sources" if sources else "removes what differs between two builds"
+        system = [name for name in ("compilers", "libraries") if name in names]
+        verb = "adds" if len(system) == 1 else "add"
+        added = f"{' and '.join(f'`{name}`' for name in system)} {verb} packages of the system, " if system else ""
+        images = {stage.name: stage.image for stage in stages}
+        lacks = ", without compilers" * (images["runtime"] != images["packages"])
+        yield (
+            f"To build it, for {self.variant.machine}, with BuildKit, podman or buildah: `docker build .` in this "
+            "folder. It needs no envbuild. `envbuild image verify IMAGE` compares what was built with the lock."
+        )
+        yield (
+            f"Stages: `tools` downloads what the rest needs to install, {'`sources` the sources, ' * sources}{added}"
+            f"`packages` downloads and installs the packages, `build` {compiles}, `runtime` is the image{lacks}, in "
+            "which what the stack imports is imported once as a test."
         )
 
-    def _stage(self, name: str, image: str, instructions: tuple[Instruction, ...], above: str | None = None) -> Stage:
+    def warnings(self, stages: Sequence[Stage]) -> Iterator[str]:
+        """What the user has to know."""
+        for image in dict.fromkeys(stage.image for stage in stages if not stage.digest and _is_of_registry(stage)):
+            yield (
+                f"the digest of {image} is not recorded, so its registry decides what the tag is today "
+                "(`envbuild lock create STACK --images` asks)"
+            )
+        if self.variant.arch_list == ():
+            yield (
+                f"the target {self.given.target.name} names no GPU, so extensions are compiled for what the torch of "
+                "the base chooses"
+            )
+
+    def stages(self) -> Iterator[Stage]:
+        place = self.given.place
+        yield Stage(WHEELHOUSE, "scratch", None, ())
+        yield self._stage("tools", place.fetch, self._tools())
+        if self.variant.sources:
+            yield self._stage("sources", place.fetch, self._sources(), above="tools")
+        compilers = "compilers" if place.system is not None or place.lacks else None
+        libraries = "libraries" if place.system is not None or place.network is not None else None
+        if compilers:
+            yield self._stage(compilers, place.build, _for_building(place))
+        if libraries:
+            yield self._stage(libraries, place.runtime, _for_running(place))
+        yield self._stage("packages", place.build, self._packages(), above=compilers)
+        yield self._stage("build", place.build, self._build(), above="packages")
+        above = compilers if self._compiles_at_start else libraries
+        yield self._stage("runtime", self._last_image, self._runtime(), above=above)
+
+    def _stage(self, name: str, image: str, instructions: Iterator[Instruction], above: str | None = None) -> Stage:
         plain, _, digest = image.partition("@sha256:")
-        locked = self.requests.variant.image
+        locked = self.variant.image
         if not digest and locked is not None and locked.name == plain and locked.digest != "unrecorded":
             digest = locked.digest
         if not digest and plain in self.digests:
             digest = self.digests[plain].digest
-        if not digest and not plain.startswith("localhost/"):
-            self.warnings.append(
-                f"the digest of {plain} is not recorded, so its registry decides what the tag is today "
-                "(`envbuild lock create STACK --images` asks)"
+        return Stage(name, plain, digest or None, tuple(instructions), above)
+
+    @property
+    def _compiles_at_start(self) -> bool:
+        return any(steps.kernels(source) for source in self.variant.sources)
+
+    @property
+    def _last_image(self) -> str:
+        return self.given.place.build if self._compiles_at_start else self.given.place.runtime
+
+    @property
+    def _on_base(self) -> bool:
+        return self.variant.base.kind != "none"
+
+    def _requirements(self) -> dict[str, tuple[LockedPackage, ...]]:
+        """File name -> what is in it, in the order of installing: wheels by index, then all source archives."""
+        found: dict[str, tuple[LockedPackage, ...]] = {}
+        for each in steps.package_steps(self.variant, self.inside.indexes):
+            word = "archives" if each.archive else each.index
+            name = f"requirements-{word}.txt" if word else "requirements.txt"
+            found[name] = (*found.get(name, ()), *each.packages)
+        return found
+
+    def _tools(self) -> Iterator[Instruction]:
+        yield Comment(f"uv, which makes the environment and installs into it. {UV}: its version and sha256.")
+        yield Copy((UV,), "/")
+        gitconfig = ", gitconfig for git" * bool(self.variant.sources)
+        seen = " While a source archive (sdist) is built, its setup.py can read them." * (
+            "requirements-archives.txt" in self._requirements()
+        )
+        yield Comment(
+            f"Optional secrets, here and below: pip.conf and uv.toml for mirrors of indexes{gitconfig}, netrc for "
+            "credentials, certificates of a company's network (`--secret id=netrc,src=FILE`). No layer keeps "
+            f"them.{seen}"
+        )
+        words = f"pip install --no-cache-dir --no-deps --require-hashes --find-links /{WHEELHOUSE}"
+        yield Run((f"{words} -r /{UV}",), (_WHEELHOUSE, _PIP, _NETRC, _CERTIFICATES))
+        folder, build = self.inside.python_folder, self.inside.python_build
+        if folder is None or build is None:
+            return
+        yield Comment(
+            f"Python {self.variant.python}, which the images below do not have: CPython of python-build-standalone, in "
+            "a folder named by the first digits of its sha256."
+        )
+        there, url = f"/{WHEELHOUSE}/{shlex.quote(build.name)}", shlex.quote(build.url)
+        yield Run(
+            (
+                f"{{ cp {there} /python.tar.gz 2> /dev/null || curl -fsSL -o /python.tar.gz {url}; }}",
+                f"echo '{build.sha256}  /python.tar.gz' > /python.sha256",
+                "sha256sum -c /python.sha256",
+                f"mkdir -p {folder}",
+                f"tar -xzf /python.tar.gz -C {folder}",
+                "rm /python.*",
+            ),
+            (_WHEELHOUSE, _NETRC, _CERTIFICATES),
+        )
+
+    def _sources(self) -> Iterator[Instruction]:
+        yield Comment(
+            "Each source is one commit, of its repository or of a git bundle in the wheelhouse. Its tree, git's hash "
+            "over all its files, must be the one that is written here; after our edits once more. .git is removed, "
+            "since two fetches differ in it."
+        )
+        if any(source.patches for source in self.variant.sources):
+            yield Comment(f"The program in {edits.FOLDER} makes edits, which are described below.")
+            yield Copy((edits.FOLDER,), f"/{edits.FOLDER}")
+        for source in self.variant.sources:
+            yield from self._source(source)
+
+    def _source(self, source: LockedSource) -> Iterator[Instruction]:
+        top, mounts = f"/src/{source.name}", (_WHEELHOUSE, _GITCONFIG, _NETRC, _CERTIFICATES)
+        after, names = self.given.trees.get(source.name), bundles(self.variant)
+        for tree in steps.trees(source):
+            branch = f" (branch or tag {source.ref})" if source.ref else ""
+            below = f"{tree.path.rpartition('/')[2]}, a submodule within {source.name}"
+            yield Comment(below if tree.path else f"{source.name}{branch}")
+            if source.patches and not tree.path:
+                yield from self._about_patches(source)
+            yield Folder(f"{top}/{tree.path}" if tree.path else top)
+            bundle = f"/{WHEELHOUSE}/{shlex.quote(bundle_name(tree.name, names[tree.name]))}"
+            commands = [
+                "git init --quiet",
+                f"{{ git fetch --quiet {bundle} '+refs/*:refs/bundle/*' 2> /dev/null"
+                f" || git fetch --quiet --depth 1 {shlex.quote(tree.git)} {tree.commit}; }}",
+                f"git checkout --quiet {tree.commit}",
+                f"test \"$(git rev-parse 'HEAD^{{tree}}')\" = {tree.tree}",
+            ]
+            if after and not tree.path:
+                commands += [edits.edit_command(source), "git add --update", f'test "$(git write-tree)" = {after}']
+            yield Run((*commands, "rm -rf .git"), mounts)
+        if source.patches and not after:
+            yield Comment("Which tree it has to give is not recorded, so that is not compared.")
+            if source.submodules:
+                yield Folder(top)
+            yield Run((edits.edit_command(source),))
+
+    def _about_patches(self, source: LockedSource) -> Iterator[Instruction]:
+        """What the edits of a source are for, and where the data say so that one changes nothing in this image."""
+        same = self.given.place.same_cuda
+        for name in source.patches:
+            patch = load_patch(name)
+            files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
+            idle = f" nvcc and torch are both of CUDA {same} here, so it changes nothing in this image."
+            changes_nothing = same is not None and patch.idle == "same-cuda"
+            yield Comment(f"Edit {name}, in {files}: {patch.summary}. {patch.why}{idle * changes_nothing}")
+
+    def _packages(self) -> Iterator[Instruction]:
+        inside, requirements = self.inside, self._requirements()
+        yield Copy(("/usr/local/bin/uv",), "/usr/local/bin/uv", "tools")
+        if inside.python_folder:
+            yield Copy((inside.python_folder,), inside.python_folder, "tools")
+        if requirements:
+            yield Copy(tuple(requirements), "/requirements/")
+        yield Comment("uv copies files instead of linking them and downloads no Python; Python writes no byte code.")
+        yield Env(_VARIABLES)
+        python = shlex.quote(inside.python)
+        if self._on_base:
+            yield Comment("What the base has stays as it is, its torch above all: it is taken out of the requirements.")
+            yield Run((f'{python} -c "{_OF_BASE}" > /base.sed', "sed -i -f /base.sed /requirements/*.txt"))
+        yield Comment("The environment, in a folder named by a hash of its packages; the `python` below is its own.")
+        yield Env({"VIRTUAL_ENV": inside.environment})
+        yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+        site_packages = " --system-site-packages" if self._on_base else ""
+        yield Run((f"uv venv --no-project --python {python} {_HERE}{site_packages}",))
+        every = tuple(f"{_INSTALL} {self._where(each)} -r /requirements/{name}" for name, each in requirements.items())
+        if every:
+            yield Comment("The lists are complete, so uv looks for no dependencies.")
+        if len(every) > 1 and "requirements-archives.txt" in requirements:
+            yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
+        if any("--torch-backend" in each for each in every):
+            yield Comment(f"--torch-backend: PyTorch's own index of wheels for {self.variant.flavour}.")
+        if every:
+            yield Run(every, (_WHEELHOUSE, _CACHE, _UV_TOML, _NETRC, _CERTIFICATES))
+
+    @property
+    def _site(self) -> str:
+        return f"{_HERE}/lib/python{self.variant.python}/site-packages"
+
+    def _where(self, packages: tuple[LockedPackage, ...]) -> str:
+        """Options of uv: from which index, and whether anything is built."""
+        first = packages[0]
+        if not any(file.file.endswith(".whl") for file in first.files):
+            return "--no-build-isolation --no-binary :all:"
+        index = self.inside.indexes.get(first.index)
+        if index is None:
+            return "--no-build"
+        if index["kind"] == "find-links":
+            return f"--no-build --find-links {shlex.quote(index['url'])}"
+        if first.index == f"pytorch-{self.variant.flavour}":
+            return f"--no-build --torch-backend {self.variant.flavour}"  # uv knows that address
+        return f"--no-build --default-index {shlex.quote(index['url'])}"
+
+    def _build(self) -> Iterator[Instruction]:
+        if self.variant.sources:
+            seen = {name: value for name, value in self.inside.build.items() if not name.startswith(_AT_RUN)}
+            gpus = (
+                " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability. A setup.py may "
+                "name others, as Apex's does for a few kernels."
             )
-        return Stage(name, plain, digest or None, instructions, above)
+            yield Comment(
+                "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
+                "isolation), and what it compiled is imported. A fixed date (1980-01-01) and hash seed keep the time "
+                "and chance of a build out of what these write." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
+            )
+            yield Env(seen)
+            if "CUDA_HOME" in seen:
+                yield Env({"PATH": f"bin:{seen['CUDA_HOME']}/bin"}, prepend=True, within="VIRTUAL_ENV")
+        for source in self.variant.sources:
+            yield from self._built(source)
+        last = (f"sed -i '/uv_cache.json,/d' {self._site}/*.dist-info/RECORD",
+                f"rm -f {self._site}/*.dist-info/uv_cache.json")  # fmt: skip
+        yield Comment("uv_cache.json has the time of installing, so two builds differ.")
+        yield Run(last, ignore=("DL3059",) if self.variant.sources else ())
 
-    def _fetch(self) -> tuple[Instruction, ...]:
-        return (
-            Folder(self.folder),
-            Copy((NODE, "fetch.json", INDEXES), self.folder + "/"),
-            Comment(
-                "Downloads packages and tools of fetch.json from their indexes (addresses: indexes.json) or urls, and "
-                "compares the sha256 of each. Optional secrets: mirrors (pip.conf), logins (netrc), certificates."
-            ),
-            self._fetching("fetch.json", "pip.conf"),
+    def _built(self, source: LockedSource) -> Iterator[Instruction]:
+        if source.install == "editable" and self._old():
+            yield Comment(
+                f"{source.name} is installed editable, so its tree is in the environment. `develop`, as this "
+                f"setuptools is older than {_EDITABLE_WHEELS} and cannot make the wheel that `pip install -e` needs."
+            )
+        elif source.install != "wheel":
+            word = "installed editable" if source.install == "editable" else "put on Python's path"
+            yield Comment(f"{source.name} is {word}, so its tree is in the environment.")
+        if modules := ", ".join(steps.kernels(source)):
+            yield Comment(f"{modules}: compiled at the first start, so the runtime image has the compilers.")
+        below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
+        yield Copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
+        yield Run(tuple(command for step in steps.source_steps(source) for command in self._commands(source, step)))
+
+    def _commands(self, source: LockedSource, step: steps.SourceStep) -> Iterator[str]:
+        """A step of a source whose tree is there."""
+        below = "" if source.install == "wheel" else _HERE
+        project = "/".join(shlex.quote(part) for part in ("src", source.name, source.path) if part)
+        project = f"{below}/{project}"
+        own = (source.build.environment if source.build else None) or {}
+        more = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(own.items()))
+        setup = f"env -C {project} {more}python setup.py"
+        uv = f"env {more}uv" if more else "uv"
+        pip = "pip install --no-cache --no-deps --no-index"
+        match step:
+            case steps.Compile(flags):
+                yield f"{setup} build_ext --inplace{_words(flags)}"
+            case steps.Install("path"):
+                yield f"echo {project} > {self._site}/envbuild-source-{source.name}.pth"
+            case steps.Install("editable") if self._old():
+                yield f"{setup} develop --no-deps"
+            case steps.Install("editable"):
+                yield f"{uv} {pip} --no-build-isolation -e {project}"
+            case steps.Install(_, flags):
+                out = f"/wheels/{source.name}"
+                wheel = f"{uv} build --wheel --no-cache --no-build-isolation --no-index --out-dir {out} {project}"
+                yield f"{setup}{_words(flags)} bdist_wheel --dist-dir {out}" if flags else wheel
+                yield f"uv {pip} --reinstall {out}/*.whl"
+            case steps.Prove(modules):
+                torch = ["torch"] if self.variant.torch or self._on_base else []
+                yield f'python -c "import {", ".join([*torch, *modules])}"'
+            case _:
+                pass  # the stage `sources` has fetched and edited it
+
+    def _old(self) -> bool:
+        """Whether setuptools is one that cannot make an editable wheel."""
+        found = [package for package in self.variant.packages if package.name == "setuptools"]
+        return any(Version(each.version) < _EDITABLE_WHEELS for each in found)
+
+    def _runtime(self) -> Iterator[Instruction]:
+        inside, prefix = self.inside, self.given.prefix
+        if inside.python_folder:
+            yield Comment("Python itself, of which the environment has only a symlink, and the finished environment.")
+            yield Copy((inside.python_folder,), inside.python_folder, "packages")
+        else:
+            yield Comment("The finished environment. Its Python is that of this image, as it was in `packages`.")
+        yield Copy((f"{prefix}/envs",), f"{prefix}/envs", "build")
+        yield Comment(_WHO)
+        yield Run(
+            (
+                f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
+                f"echo 'envbuild:x:{USER}:' >> /etc/group",
+                f"mkdir -p {HOME}",
+                f"chown {USER}:{USER} {HOME}",
+                f"chmod 777 {HOME}",
+            )
         )
+        yield from self._environment()
+        yield Comment(_GIVEN)
+        yield Arg("CREATED", "1980-01-01T00:00:00Z")
+        yield Arg("SOURCE")
+        yield Arg("REVISION")
+        yield self._labels()
+        yield Start(USER, HOME, ("python",))
+        if self.variant.imports:
+            yield Comment(
+                "The test, in the runtime image and as its user: what the stack imports is imported; no kernel runs, "
+                "no GPU is needed. It leaves nothing behind."
+            )
+            # No mount of a tmpfs: buildah 1.28 removes every file of the stage when that ends.
+            home = "HOME=/tmp/test TMPDIR=/tmp/test PYTHONDONTWRITEBYTECODE=1"
+            names = ", ".join(self.variant.imports)
+            yield Run(("mkdir /tmp/test", f'{home} python -c "import {names}"', "rm -rf /tmp/test"))
 
-    def _sources(self) -> tuple[Instruction, ...]:
-        return (
-            Folder(self.folder),
-            Copy((NODE, "sources.json"), self.folder + "/"),
-            Comment(
-                "Fetches the commits of sources.json and compares their trees. A commit that an earlier build "
-                "fetched is in the cache; the wheelhouse may have one as a git bundle, NAME-COMMIT-TREE.bundle (the "
-                "tree's first 12 digits)."
-            ),
-            self._fetching("sources.json", "gitconfig"),
-        )
-
-    def _fetching(self, request: str, config: str) -> Run:
-        where = {"pip.conf": "/etc/pip.conf", "gitconfig": "/root/.gitconfig"}[config]
-        mounts = (
-            "type=bind,from=wheelhouse,target=/wheelhouse",
-            "type=cache,target=/var/cache/envbuild",
-            f"type=secret,id={config},target={where}",
-            "type=secret,id=netrc,target=/root/.netrc",
-            "type=secret,id=certificates,target=/run/secrets/certificates.crt",
-        )
-        return Run(f"python3 {NODE} image < {request}", mounts)
-
-    def _packages(self) -> tuple[Instruction, ...]:
-        # Those of conda stay in this stage.
-        folder = f"{self.requests.out}/conda"
-        return (
-            Comment(NETWORK),
-            Arg("ENVBUILD_NETWORK", "any"),
-            Folder(self.folder),
-            Copy((f"{self.requests.out}/wheels",), f"{self.requests.out}/wheels", "fetch"),
-            *((Copy((folder,), folder, "fetch"),) if self.requests.variant.conda else ()),
-            Copy((f"{self.prefix}/tools",), f"{self.prefix}/tools", "fetch"),
-            Copy((NODE, "packages.json"), self.folder + "/"),
-            Comment(
-                "Installs the packages of packages.json and compares every file with its RECORD and every version with "
-                f"the lock's{'; imports torch' * bool(self.requests.variant.torch)}."
-            ),
-            Run(self._building("packages.json")),
-        )
-
-    def _build(self) -> tuple[Instruction, ...]:
-        out: list[Instruction] = [Arg("ENVBUILD_NETWORK", "any")]
-        if self.requests.sources is not None:
-            out.append(Copy((f"{self.requests.out}/sources",), f"{self.requests.out}/sources", "sources"))
-        out += [
-            Copy(("variant.json", "build.json"), self.folder + "/"),
-            Comment(
-                f"{self._how_built()}Imports the modules of variant.json (no kernel runs, no GPU is needed) and "
-                "writes the stamp, the hash of every file but byte code and what runs write, into the environment. "
-                f"The folder `added` then has what is new, and the link current/{self.lock.stack} to the "
-                "environment; the image that runs copies it."
-            ),
-        ]
-        mounts = (f"type=cache,target={self.requests.store}",) if self.requests.variant.sources else ()
-        out.append(Run(self._building("build.json"), mounts))
-        return tuple(out)
-
-    def _how_built(self) -> str:
-        if not self.requests.variant.sources:
-            return ""
-        names = dict.fromkeys(name for each in self.requests.variant.sources for name in each.patches)
-        patches = "".join(f" Patch {name}: {about_patch(name, self.place.same_cuda)}" for name in names)
-        return (
-            "Patches, builds and installs the sources of variant.json; wheels that earlier builds left are taken where "
-            f"source, patches, flags, packages and compilers are the same.{patches} "
-        )
-
-    def _building(self, request: str) -> str:
-        return f"PYTHONDONTWRITEBYTECODE=1 {self.requests.runner} {NODE} image < {request}"
-
-    def _installed(self) -> tuple[Instruction, ...]:
-        out: list[Instruction] = []
-        if self.requests.python_folder is not None and self.requests.variant.conda is None:
-            out.append(Comment("The environment's own Python, which this stage's image does not have."))
-            out.append(Copy((self.requests.python_folder,), self.requests.python_folder, "packages"))
-        out.append(Copy((f"{self.prefix}/envs",), f"{self.prefix}/envs", "packages"))
-        # Nothing of these is of a source, so a changed one leaves this layer as it is.
-        words = [
-            f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
-            f"echo 'envbuild:x:{USER}:' >> /etc/group",
-            f"mkdir -p {HOME}",
-            f"chown {USER}:{USER} {HOME}",
-            f"chmod 777 {HOME}",
-        ]
-        out += [
-            Comment("The entry point, and the program that `envbuild image verify` runs inside."),
-            Copy((NODE, ENTRY), self.folder + "/"),
-            Comment(WHO),
-            Run(" && ".join(words)),
-            Folder(HOME),  # here, as every image with this instruction costs a builder as much as a COPY
-        ]
-        return tuple(out)
-
-    def _runtime(self) -> tuple[Instruction, ...]:
-        current = f"{self.prefix}/current/{self.lock.stack}"
-        return (
-            Added("build", f"{self.prefix}/added", self.prefix, ("envs", "current", "image/variant.json")),
-            *owned(written(self.requests.variant), shlex.quote(self.requests.environment)),
-            Comment(f"{about_variables(self.machines)}{self._by_file()}"),
-            Env(self._environment(current)),
-            Env({"PATH": f"{current}/bin"}, prepend=True),
-            Comment(GIVEN),
-            Arg("CREATED", "1980-01-01T00:00:00Z"),
-            Arg("SOURCE"),
-            Arg("REVISION"),
-            self._labels(self.requests.variant),
-            Start(USER, "", ("/bin/sh", f"{self.folder}/{ENTRY}"), ("python",)),
-        )
-
-    def _by_file(self) -> str:
-        """Which variables the entry point alone sets."""
-        paths = {name: value["path"] for name, value in self.requests.variables.items() if not isinstance(value, str)}
-        return "".join(
-            f" {name} is set by the entry point where {path} is there (a host's: `-v {path}:{path}:ro`)."
-            for name, path in paths.items()
-        )
-
-    def _environment(self, current: str) -> dict[str, str]:
-        plain = {key: value for key, value in self.requests.variables.items() if isinstance(value, str)}
-        mine = {"VIRTUAL_ENV": current, "ENVBUILD_STACK": self.lock.stack, "PYTHONNOUSERSITE": "1"}
-        if self.requests.variant.conda is not None:
-            mine["CONDA_PREFIX"] = current
-        if self.requests.arch_list:
+    def _environment(self) -> Iterator[Instruction]:
+        """The variables, and what runs may write."""
+        for name, value in self.inside.variables.items():
+            if not isinstance(value, str):
+                path = value["path"]
+                yield Comment(
+                    f"Not set here: {name}. On a host that has {path}, run with `-v {path}:{path}:ro -e {name}={path}`."
+                )
+        values = {name: value for name, value in self.inside.variables.items() if isinstance(value, str)}
+        mine = {"VIRTUAL_ENV": self.inside.environment, "PYTHONNOUSERSITE": "1"}
+        if self.inside.arch_list:
             # Else code that is compiled when it is first used takes what the base was built for.
-            mine["TORCH_CUDA_ARCH_LIST"] = ";".join(self.requests.arch_list)
-        if self.place.cuda is not None or self.requests.variant.flavour not in (None, "cpu"):
+            mine["TORCH_CUDA_ARCH_LIST"] = ";".join(self.inside.arch_list)
+        if self.given.place.cuda is not None or self.variant.flavour not in (None, "cpu"):
             mine |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        return {**mine, **plain}
+        every = {**mine, **values, "VIRTUAL_ENV": self.inside.environment}
+        yield Comment(_about(every, self.given.target))
+        yield Env(every)
+        yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+        yield from owned(_written(self.variant))
 
-    def _labels(self, variant: Variant) -> Labels:
-        runtime = self._stage("runtime", self.place.runtime, ())
+    def _labels(self) -> Labels:
+        runtime = self._stage("runtime", self._last_image, iter(()))
         base = {"org.opencontainers.image.base.name": runtime.image}
         if runtime.digest:
             base["org.opencontainers.image.base.digest"] = f"sha256:{runtime.digest}"
         return Labels(
             {
-                "org.opencontainers.image.title": self.lock.stack,
+                "org.opencontainers.image.title": self.given.lock.stack,
                 **base,
-                "dev.envbuild.stack": self.lock.stack,
-                "dev.envbuild.profile": self.lock.profile,
-                "dev.envbuild.variant": variant.id,
-                "dev.envbuild.lock": f"sha256:{variant.digest}",
-                "dev.envbuild.environment": self.requests.environment,
-                **({"dev.envbuild.deviation": "slim"} if self.requests.packages["args"].get("slim") else {}),
+                "dev.envbuild.stack": self.given.lock.stack,
+                "dev.envbuild.profile": self.given.lock.profile,
+                "dev.envbuild.variant": self.variant.id,
+                "dev.envbuild.lock": f"sha256:{self.variant.digest}",
+                "dev.envbuild.environment": self.inside.environment,
             },
             {
                 "org.opencontainers.image.created": "CREATED",
@@ -453,31 +522,78 @@ class _Maker:
             },
         )
 
-    def _kept(self) -> str:
-        """Lines that keep what a container was started with, as activate.sh sets its variables whatever they are."""
-        names = [name for name, value in self.requests.variables.items() if isinstance(value, str)]
-        if not names:
-            return ""
-        kept = "".join(f' \\\n    ${{{name}+"{name}=${name}"}}' for name in names)
-        return (
-            f'# These stay as the container was given them: `-e NAME=VALUE`, else the image.\nset -- env{kept} "$@"\n'
+
+def _is_of_registry(stage: Stage) -> bool:
+    return stage.image != "scratch" and not stage.image.startswith("localhost/")
+
+
+def _words(flags: Sequence[str]) -> str:
+    return "".join(f" {shlex.quote(flag)}" for flag in flags)
+
+
+def _about(values: Mapping[str, str], target: Target) -> str:
+    """Whose variables the image sets, and what a container needs beside them."""
+    machines = (target.summary.partition(";")[0] or target.name) if target.environment else ""
+    own = f", and of the machines that it is for: {machines}" if machines else ""
+    words = f"Variables of the environment{own}. To change one: `docker run -e NAME=VALUE`."
+    if "NVIDIA_VISIBLE_DEVICES" in values:
+        words += (
+            " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver; `--ipc host` gives "
+            "its ranks more shared memory than the 64 MB of a container."
         )
-
-    def _entry(self) -> str:
-        return (
-            "#!/bin/sh\n"
-            "# Loads the environment, with the variables that depend on what is there, and becomes the command.\n"
-            "set -eu\n"
-            "# A user whom the image does not know has no home and no name in it.\n"
-            f'[ -n "${{HOME-}}" ] && [ -w "$HOME" ] || export HOME={HOME}\n'
-            "id -un > /dev/null 2>&1 || export USER=envbuild\n"
-            f"{self._kept()}"
-            f". {self.prefix}/current/{self.lock.stack}/.envbuild/activate.sh\n"
-            'exec "$@"\n'
-        )
+    if "TORCH_CUDA_ARCH_LIST" in values:
+        words += " TORCH_CUDA_ARCH_LIST: for code compiled later, as by an image built on this one."
+    if any(name.startswith(("OMPI_", "UCX_")) for name in values):
+        words += " OMPI_* and UCX_*: read by Open MPI and UCX, where these are there."
+    if any(name.endswith(("_IFNAME", "NET_DEVICES")) for name in values):
+        words += " On several nodes also `--network host`: the interfaces named here are the host's."
+    return words
 
 
-def _for_building(place: Place) -> tuple[Instruction, ...]:
+def _written(variant: Variant) -> list[tuple[str, str]]:
+    """Source and path in it, with wildcards, of what runs write.
+
+    Also, into the folder of its source, a module that another program than torch compiles.
+    """
+    found = [(each.name, path) for each in variant.sources if each.install != "wheel" for path in each.generated]
+    for source in variant.sources:
+        modules = (source.build.modules if source.build else None) or ()
+        folders = [(each.name, each.sources[0].rpartition("/")[0]) for each in modules if each.torch is False]
+        found += [(source.name, f"{folder}/{name}*.so") for name, folder in folders]
+    return found
+
+
+def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
+    """What makes `paths` the user's, their folders too, for new files; and what is there already."""
+    if not paths:
+        return ()
+    folders = set()
+    for name, path in paths:
+        above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
+        folders.add("/".join(["src", name, *above]))
+    every = " ".join(f"{_HERE}/{shlex.quote(path)}" for path in sorted(folders))
+    sources = " ".join(f"{_HERE}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
+    there = " -o ".join(f"-path {_HERE}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
+    names = ", ".join(f"{name}/{path}" for name, path in paths)
+    return (
+        Comment(
+            f"What a source writes when it is built in place or started, {names}, is the user's, as are the folders it "
+            "is in, in which any file may be replaced: a start may write it, or a build in an image built on this one. "
+            "Other users may write it too. Elsewhere only the user's home and /tmp can be written."
+        ),
+        Run(
+            (
+                f"mkdir -p {every}",
+                f"chown {USER}:{USER} {every}",
+                f"chmod a+rwx {every}",
+                f"find {sources} \\( {there} \\) -exec chown -h {USER}:{USER} {{}} +"
+                " ! -type l -exec chmod a+rwX {} +",
+            )
+        ),
+    )
+
+
+def _for_building(place: Place) -> Iterator[Instruction]:
     lacks = "".join(f"{name} is not in this image, and {why}. " for name, why in place.lacks.items())
     if place.system is not None:
         names = (*place.system.packages, *place.lacks)
@@ -485,10 +601,10 @@ def _for_building(place: Place) -> tuple[Instruction, ...]:
     return _of_today(tuple(place.lacks), f"{lacks}Its version is what the archive has today, not pinned.")
 
 
-def _for_running(place: Place) -> tuple[Instruction, ...]:
+def _for_running(place: Place) -> Iterator[Instruction]:
     network, system = place.network, place.system
     if network is None:
-        return _system(system, "Needed at run time. ") if system is not None else ()
+        return _system(system, "Needed at run time. ") if system is not None else iter(())
     why = f"{' and '.join(network.packages)} are not in this image, and {network.why}. "
     if system is not None:
         names = (*system.packages, *network.packages)
@@ -497,24 +613,23 @@ def _for_running(place: Place) -> tuple[Instruction, ...]:
     return _of_today(network.packages, f"{why}Their versions are what the archive has today, not pinned. {devices}")
 
 
-def _of_today(packages: Sequence[str], why: str) -> tuple[Instruction, ...]:
-    line = (
-        "rm -f /etc/apt/sources.list.d/cuda*.list && apt-get update"
-        f" && apt-get install -y --no-install-recommends {' '.join(packages)} && rm -rf /var/lib/apt/lists/*"
-    )
-    return (Comment(f"{why} {_KEY}"), Run(line, ignore=("DL3008",)))
+def _of_today(packages: Sequence[str], why: str) -> Iterator[Instruction]:
+    yield Comment(f"{why} {_KEY}")
+    yield _apt("", "", packages)
 
 
-def _system(system: SystemPackages, why: str) -> tuple[Instruction, ...]:
-    names = " ".join(system.packages)
-    line = (
-        "rm -f /etc/apt/sources.list.d/cuda*.list"
-        " && sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"
-        f" && apt-get update --snapshot {system.snapshot}"
-        f" && apt-get install -y --no-install-recommends --snapshot {system.snapshot} {names}"
-        " && rm -rf /var/lib/apt/lists/*"
+def _system(system: SystemPackages, why: str) -> Iterator[Instruction]:
+    yield Comment(f"{why}Versions are those of the archive's snapshot of that day. {_KEY}")
+    marked = "sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"
+    yield _apt(marked, f" --snapshot {system.snapshot}", system.packages)
+
+
+def _apt(marked: str, snapshot: str, packages: Sequence[str]) -> Run:
+    commands = (
+        "rm -f /etc/apt/sources.list.d/cuda*.list",
+        *([marked] if marked else []),
+        f"apt-get update{snapshot}",
+        f"apt-get install -y --no-install-recommends{snapshot} {' '.join(packages)}",
+        "rm -rf /var/lib/apt/lists/*",
     )
-    return (
-        Comment(f"{why}Versions are those of the archive's snapshot of that day. {_KEY}"),
-        Run(line, ignore=("DL3008",)),
-    )
+    return Run(commands, ignore=("DL3008",))

@@ -57,18 +57,15 @@ class Chosen:
     options: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
-    def command(self, image: str, entry: str) -> list[str]:
-        """The argument list that a command is appended to; `image` is an id, or the path of a file.
-
-        `entry`: the entry point in the image, for runtimes that do not run it themselves.
-        """
+    def command(self, image: str) -> list[str]:
+        """The argument list that a command is appended to; `image` is an id, or the path of a file."""
         if self.runtime == "apptainer":
-            return [self.program, "exec", *self.options, image, "/bin/sh", entry]
+            return [self.program, "exec", *self.options, image]
         if self.runtime == "enroot":
             return [self.program, "start", *self.options, image]
         if self.runtime == "pyxis":
             words = [*PYXIS_STEP, "--nodelist", NODE, *self.options, "--container-image", image]
-            return [self.program, *words, "/bin/sh", entry]
+            return [self.program, *words]
         return [self.program, "run", "--rm", "--interactive", "--pull=never", "--network=host", *self.options, image]
 
 
@@ -199,7 +196,7 @@ def _fstab(mount: str) -> str:
 def pyxis_options(settings: ContainerSettings, *, gpus: bool) -> list[str]:
     """The options of srun beside `--container-image` (the path of a `.sqsh` file that all nodes of the job see).
 
-    What the site has as default is said, so that an image runs alike everywhere; envbuild runs the entry point itself.
+    What the site has as default is said, so that an image runs alike everywhere.
     """
     mounts = ",".join(mount if ":" in mount else f"{mount}:{mount}" for mount in settings.mounts)
     options = ["--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root",

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from envbuild import resources
 from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
-from envbuild.catalog.patches import patches_of
-from envbuild.conda.channels import addresses
 from envbuild.container.base_images import StackImage, load_containers, read_digests
-from envbuild.container.node_requests import ImageInputs
+from envbuild.container.inside import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.source_patches import read_trees, trees_of
-from envbuild.lock.agreement import asked, refuse_edited
+from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock, Variant
@@ -32,33 +30,44 @@ class Choice:
     variant: str | None = None
     target: str | None = None
     given: Given = field(default_factory=Given)
-    engine: str | None = None
-    slim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LockedStack:
+    """A stack with the lock of one profile; `known`: what the catalog says of its image."""
+
+    shipped: bool
+    lock: Lock
+    path: Path
+    known: StackImage | None
+
+
+def locked_stack(stack: str, profile: str | None = None) -> LockedStack:
+    """The lock of a stack. Raises what reading both and `refuse_edited` raise."""
+    loaded = load_stack(stack)
+    known = load_containers().stacks.get(loaded.stack.name) if loaded.shipped else None
+    profile = pick_profile(loaded, profile or (known.profile if known else None))
+    path = lock_path(loaded, profile)
+    lock = read_lock(path)
+    refuse_edited(lock, loaded.stack, profile, path.name)
+    return LockedStack(loaded.shipped, fill(lock, read_first_uses()), path, known)
+
+
+def records_of(stack: str, profile: str | None) -> Path | None:
+    """The folder where what is found out about a lock is recorded; None where it is not the user's to write."""
+    found = locked_stack(stack, profile)
+    return found.path.parent if in_checkout() or not found.shipped else None
 
 
 def recipe_for(choice: Choice) -> ImageRecipe:
     """The recipe of a choice. Raises what reading stack, lock and target raises, and what `make_recipe` raises."""
-    containers = load_containers()
-    loaded = load_stack(choice.stack)
-    known = containers.stacks.get(loaded.stack.name) if loaded.shipped else None
-    profile = pick_profile(loaded, choice.profile or (known.profile if known else None))
+    containers, found = load_containers(), locked_stack(choice.stack, choice.profile)
+    lock, known = found.lock, found.known
     # The shipped choice of a variant is one of its own profile.
-    usual = known if known is not None and known.profile == profile else None
-    path = lock_path(loaded, profile)
-    lock = read_lock(path)
-    refuse_edited(lock, loaded.stack, profile, path.name)
-    lock = fill(lock, read_first_uses())
-    digests = {**read_digests(), **read_digests(path.with_name("images.toml"))}
+    usual = known if known is not None and known.profile == lock.profile else None
+    digests = {**read_digests(), **read_digests(found.path.with_name("images.toml"))}
     target = load_target(choice.target or (known.target if known else "local"), template=True).target
-    named = choice.variant or (usual.variant if usual and choice.engine is None else None)
-    variant = _variant(lock, named, choice.engine or target.installer)
-    if choice.engine not in (None, variant.engine):
-        raise EnvbuildError(
-            "variant-unknown",
-            f"the lock of {lock.stack} ({lock.profile}) has no variant of the engine {choice.engine}",
-            why=f"it has {', '.join(each.id for each in lock.variants)}",
-            hint="a `conda:` section in the profile gives one of conda; name no --variant of another engine",
-        )
+    variant = _variant(lock, choice.variant or (usual.variant if usual else None))
     if variant.outside:
         raise EnvbuildError(
             "engine-fits",
@@ -67,17 +76,9 @@ def recipe_for(choice: Choice) -> ImageRecipe:
             exit_code=ExitCode.REFUSED,
         )
     place = find_place(variant, containers, _about(known, usual), choice.given)
-    compat = load_compat()
-    channels = addresses(spec) if variant.conda and (spec := loaded.stack.profiles[profile].conda) else {}
-    given = ImageInputs(
-        lock, variant, target, place, containers.prefix, compat, patches_of(lock),
-        asked=asked(lock, loaded.stack.profiles[profile]), channels=channels, slim=choice.slim,
-    )  # fmt: skip
-    return replace(
-        make_recipe(given, digests),
-        trees=trees_of(variant, read_trees(path.parent)),
-        records=path.parent if in_checkout() or not loaded.shipped else None,
-    )
+    trees = trees_of(variant, read_trees(found.path.parent))
+    given = ImageInputs(lock, variant, target, place, containers.prefix, load_compat(), trees)
+    return make_recipe(given, digests)
 
 
 def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:
@@ -85,11 +86,11 @@ def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | N
     return usual or (known.model_copy(update={"why": None, "system": None, "pods": None}) if known else None)
 
 
-def _variant(lock: Lock, asked: str | None, engine: str) -> Variant:
-    """The variant asked for; else, of those of the engine where there are any, the first on an image or on nothing."""
+def _variant(lock: Lock, asked: str | None) -> Variant:
+    """The variant asked for; else, of those that uv makes where there are any, the first on an image or on nothing."""
     if asked is not None:
         return named_variant(lock, asked)
-    fitting = [variant for variant in lock.variants if variant.engine == engine] or lock.variants
+    fitting = [variant for variant in lock.variants if variant.engine == "venv"] or lock.variants
     for kind in ("image", "none"):
         for variant in fitting:
             if variant.base.kind == kind:

@@ -1,4 +1,7 @@
-"""Looking into an image that is built: the environment against its stamp, the smoke test, two images file by file."""
+"""Looking into an image that is built: the environment against the lock, the smoke test, two images file by file.
+
+Nothing of envbuild is in an image: the node program goes in by standard input and leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +9,104 @@ import hashlib
 import json
 import os
 import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from envbuild.container.build import node_command
 from envbuild.container.builders import Builder
+from envbuild.container.select import locked_stack
 from envbuild.errors import EnvbuildError
+from envbuild.model.lock import Lock, Variant
 from envbuild.node import proc
+from envbuild.node.program_files import carried
 from envbuild.node.protocol import PROTOCOL
 from envbuild.node.variables import same_gpus
+from envbuild.node_program import node_pyz
 from envbuild.redact import redact_data
 from envbuild.text import how_it_ended
 
-_LABEL = "dev.envbuild."
+LABEL = "dev.envbuild."
 _READ = 1 << 20
 
 
-def verify_image(builder: Builder, image: str, *, deep: bool = True) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Inspected:
+    """An image of ours: what its labels say, and the variant of the lock that it is of."""
+
+    image: str
+    id: str
+    stack: str
+    profile: str
+    environment: str
+    variant: Variant
+
+    def named(self) -> dict[str, str]:
+        """What every answer has."""
+        return {"image": self.image, "id": self.id, "stack": self.stack, "profile": self.profile}
+
+
+def inspect_image(builder: Builder, image: str, stack: str | None = None) -> Inspected:
+    """Read the labels of an image, and find its variant in the lock of `stack` (None: the one that they name).
+
+    Raises EnvbuildError: `image-not-ours`, `image-unknown` (exit 2), `image-of-another-lock` (7), those of
+    `locked_stack`.
+    """
+    found = builder.inspect(image)
+    about = _about(image, found["config"])
+    lock = locked_stack(stack or about["stack"], about["profile"]).lock
+    variant = variant_of(lock, found["config"])
+    if variant is None:
+        raise of_another_lock(image, lock, about)
+    named = {key: about[key] for key in ("stack", "profile", "environment")}
+    return Inspected(image, str(found["id"]).removeprefix("sha256:"), variant=variant, **named)
+
+
+def variant_of(lock: Lock, config: Mapping[str, Any]) -> Variant | None:
+    """The variant of a lock that an image is of, by the digest in its labels and the GPUs that it compiled for."""
+    environ = dict(str(each).partition("=")[::2] for each in config.get("Env") or ())
+    archs = environ.get("TORCH_CUDA_ARCH_LIST")
+    for locked in lock.variants:
+        for bound in (None, tuple(archs.split(";")) if archs else ()):
+            variant = locked.with_arch_list(lock.stack, lock.profile, bound)
+            if f"sha256:{variant.digest}" == (config.get("Labels") or {}).get(f"{LABEL}lock"):
+                return variant
+    return None
+
+
+def of_another_lock(image: str, lock: Lock, about: Mapping[str, str]) -> EnvbuildError:
+    """The error (exit 7) for an image that no variant of `lock` gives."""
+    return EnvbuildError(
+        "image-of-another-lock",
+        f"{image} is of no variant of the lock of {lock.stack} ({lock.profile})",
+        why=f"its labels say {about['stack']} ({about['profile']}), {about['lock'][:19] or 'no lock'}",
+        hint="build it again from this lock, or name its own stack with `--stack`",
+    )
+
+
+def verify_image(builder: Builder, image: Inspected) -> dict[str, Any]:
     """The node program's `verify`, run in a container as the image's own user; its result, and `image`, `id`.
 
-    Raises EnvbuildError `image-not-ours` (exit 2), and what the node program reports.
+    Packages are compared with the lock, files with their RECORD; the root is measured. Raises what the node program
+    reports.
     """
-    about = _about(builder, image)
-    args = {"stack": about["stack"], "deep": deep, "limit": 20}
-    return {**_ask(builder, image, about, "verify", args), **_named(about, image)}
+    args = {"stack": image.stack, "limit": 20, **asked_of_image(image.environment, image.variant)}
+    return {**_ask(builder, image, "verify", args), **image.named()}
 
 
-def smoke_image(builder: Builder, image: str, *, gpus: bool, only: str | None = None) -> dict[str, Any]:
-    """The smoke test of the lock, or `only` one item of it, run in a container; its result, and `image`, `id`."""
-    about = _about(builder, image)
-    prefix = _prefix(about["environment"])
-    done = builder.run(image, ["cat", f"{prefix}/image/variant.json"])
-    if not done.ok or not done.out.strip():
-        raise _no_answer(image, f"{prefix}/image/variant.json cannot be read", done)
-    variant = json.loads(done.out)
-    items = [item for item in variant.get("smoke", []) if only in (None, item["name"])]
+def asked_of_image(environment: str, variant: Variant) -> dict[str, Any]:
+    """The arguments with which the verbs `verify` and `smoke` look at an environment in an image."""
+    return {"image": True, "environment": environment, "variant": variant.to_json_dict()}
+
+
+def smoke_image(builder: Builder, image: Inspected, *, gpus: bool) -> dict[str, Any]:
+    """The smoke test of the lock, run in a container; its result, and `image`, `id`."""
     args = {
-        "environment": about["environment"], "variant": variant, "items": items, "cuda": gpus,
+        **asked_of_image(image.environment, image.variant), "cuda": gpus,
+        "items": [each.to_json_dict() for each in image.variant.smoke],
         "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
     }  # fmt: skip
-    return {**_ask(builder, image, about, "smoke", args, gpus=gpus), **_named(about, image)}
+    return {**_ask(builder, image, "smoke", args, gpus=gpus), **image.named()}
 
 
 def as_junit(image: str, found: dict[str, Any]) -> str:
@@ -62,40 +123,30 @@ def as_junit(image: str, found: dict[str, Any]) -> str:
     return ElementTree.tostring(suite(found["stack"], image, checks, started), encoding="unicode") + "\n"
 
 
-def _named(about: dict[str, str], image: str) -> dict[str, str]:
-    return {"image": image, "id": about["id"], "stack": about["stack"], "profile": about["profile"]}
-
-
-def _about(builder: Builder, image: str) -> dict[str, str]:
+def _about(image: str, config: Mapping[str, Any]) -> dict[str, str]:
     """What the labels of an image of ours say."""
-    found = builder.inspect(image)
-    labels = found["config"].get("Labels") or {}
-    about = {name: str(labels.get(_LABEL + name, "")) for name in ("stack", "profile", "lock", "environment")}
+    labels = config.get("Labels") or {}
+    about = {name: str(labels.get(LABEL + name, "")) for name in ("stack", "profile", "lock", "environment")}
     if not about["stack"] or not about["environment"].startswith("/"):
         raise EnvbuildError(
             "image-not-ours", f"{image} was not built by envbuild", why="it has no labels that name a stack"
         )
-    return {**about, "id": str(found["id"]).removeprefix("sha256:")}
+    return about
 
 
-def _prefix(environment: str) -> str:
-    return environment.rpartition("/envs/")[0]
-
-
-def _ask(
-    builder: Builder, image: str, about: dict[str, str], verb: str, args: dict[str, Any], *, gpus: bool = False
-) -> dict[str, Any]:
-    prefix = _prefix(about["environment"])
+def _ask(builder: Builder, image: Inspected, verb: str, args: dict[str, Any], *, gpus: bool = False) -> dict[str, Any]:
+    prefix, program = image.environment.rpartition("/envs/")[0], node_pyz()
     request = {"protocol": PROTOCOL, "verb": verb, "run": "image-check", "prefix": prefix, "args": args}
-    command = [*(same_gpus(os.environ) if gpus else ()), *node_command(prefix, about["environment"], verb)]
-    done = builder.run(image, command, json.dumps(request).encode(), gpus=gpus)
+    python = carried(f"{image.environment}/bin/python", len(program), verb)
+    command = [*(same_gpus(os.environ) if gpus else ()), *python]
+    done = builder.run(image.image, command, program + json.dumps(request).encode(), gpus=gpus)
     for line in reversed(done.out.splitlines()):
         if line.startswith('{"protocol":'):
             answer = json.loads(line)
             if answer["ok"]:
                 return dict(answer["result"])
             raise EnvbuildError.from_dict(answer["error"])
-    raise _no_answer(image, "the node program gave no answer", done)
+    raise _no_answer(image.image, "the node program gave no answer", done)
 
 
 def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
@@ -121,7 +172,8 @@ def diff_images(builder: Builder, one: str, other: str, *, environment: bool = F
     config = [] if environment else _config_diff(first, second)
     listings = [] if same else [_listing(builder, name) for name in (one, other)]
     if environment:
-        places = [_about(builder, name)["environment"].lstrip("/") + "/" for name in (one, other)]
+        places = [_about(name, each["config"])["environment"].lstrip("/") + "/"
+                  for name, each in ((one, first), (other, second))]  # fmt: skip
         listings = [_below(place, found) for place, found in zip(places, listings, strict=False)]
     files = _file_diff(*listings) if listings else []
     same = same or (environment and not files)

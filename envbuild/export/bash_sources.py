@@ -69,7 +69,11 @@ def needs_of(variants: Sequence[Variant]) -> tuple[str, str, list[str]]:
     every = [source for variant in variants for source in variant.sources]
     trees = [tree for variant in variants for tree in variant.trees]
     patched = any(source.patches for source in every)
-    compiled = any(source.install == "wheel" or steps.extensions(source) for source in every)
+    compiled = any(
+        isinstance(step, steps.Prove) or (isinstance(step, steps.Install) and step.how == "wheel")
+        for source in every
+        for step in steps.source_steps(source)
+    )
     needs = ", and envbuild for the patches of its sources" if patched else ", and nothing of envbuild"
     return needs, _CHECK if patched else "", [_WHEEL] * compiled + _editable([*every, *trees])
 
@@ -120,13 +124,40 @@ def _tree(tree: LockedTree) -> list[str]:
 
 def _source(stack: str, source: LockedSource, bundles: Mapping[str, str]) -> list[str]:
     above = '"$work"' if source.install == "wheel" else '"$environment"/src'
-    folder = f"{above}/{quote(source.name)}"
     lines = [
         "",
         f"  # {source.name} at {source.commit[:12]}" + (f" ({visible(source.ref)})" if source.ref else ""),
-        f"  local folder={folder}",
+        f"  local folder={above}/{quote(source.name)}",
     ]
-    for tree in steps.trees(source):
+    for step in steps.source_steps(source):
+        match step:
+            case steps.Fetch(trees):
+                lines += _checkouts(stack, source, trees, bundles)
+            case steps.Edit(patches):
+                lines += _patches(source, patches)
+            case steps.Compile(flags):
+                words = "".join(f" {quote(flag)}" for flag in flags)
+                command = f'"$environment/bin/python" setup.py build_ext --inplace{words}'
+                lines.append(f"  ({_exports(source)}cd -- {_project(source)} && {command})")
+            case steps.Install(how, flags):
+                lines += _usable(source, how, flags)
+            case steps.Prove(modules):
+                lines.append(f"  imports {quote(source.name)} {' '.join(modules)}")
+    return lines
+
+
+def _project(source: LockedSource) -> str:
+    return f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
+
+
+def _exports(source: LockedSource) -> str:
+    own = (source.build.environment if source.build else None) or {}
+    return "".join(f"export {name}={quote(value)}; " for name, value in sorted(own.items()))
+
+
+def _checkouts(stack: str, source: LockedSource, trees: Sequence[steps.Tree], bundles: Mapping[str, str]) -> list[str]:
+    lines = []
+    for tree in trees:
         where = f'"$folder"/{quote(tree.path)}' if tree.path else '"$folder"'
         lines.append(f"  checkout {quote(bundles.get(tree.name, tree.git))} {tree.commit} {tree.tree} {where}")
     lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
@@ -134,39 +165,33 @@ def _source(stack: str, source: LockedSource, bundles: Mapping[str, str]) -> lis
         kept = f'"$prefix"/outputs/{quote(f"{stack}/{source.name}/{output}")}'
         place = f'"$folder"/{quote(output)}'
         lines.append(f'  mkdir -p -- {kept} "$(dirname -- {place})" && ln -sr -- {kept} {place}')
-    lines += _patches(source)
-    project = f'"$folder"/{quote(source.path)}' if source.path else '"$folder"'
-    words = "".join(f" {quote(flag)}" for flag in steps.flags(source))
-    own = (source.build.environment if source.build else None) or {}
-    exports = "".join(f"export {name}={quote(value)}; " for name, value in sorted(own.items()))
-    if source.build is not None and source.build.kind == "inplace":
-        lines.append(f'  ({exports}cd -- {project} && "$environment/bin/python" setup.py build_ext --inplace{words})')
-    return lines + _usable(source, project, words, exports)
+    return lines
 
 
-def _patches(source: LockedSource) -> list[str]:
+def _patches(source: LockedSource, names: Sequence[str]) -> list[str]:
     """One line a patch; envbuild refuses one that is not the locked one any more."""
     pins = {pin.name: f" --digest {pin.digest}" for pin in source.patch_pins}
     return [
         f'  envbuild patch apply {quote(name)} "$folder" --commit {source.commit}{pins.get(name, "")} || exit'
-        for name in source.patches
+        for name in names
     ]
 
 
-def _usable(source: LockedSource, project: str, words: str, exports: str) -> list[str]:
+def _usable(source: LockedSource, how: str, flags: Sequence[str]) -> list[str]:
     """How a checked tree becomes importable: a line in a .pth file, an editable install or a wheel."""
-    python = '--python "$environment/bin/python"'
-    if source.install == "path":
-        return [*_kernels(source), *_on_path(source.name, project), *_extensions(source)]
-    if source.install == "editable":
-        words = f"editable {project}"
-        return [*_kernels(source), f"  ({exports}{words})" if exports else f"  {words}", *_extensions(source)]
+    project, exports, python = _project(source), _exports(source), '--python "$environment/bin/python"'
+    kernels = ", ".join(steps.kernels(source))
+    later = [f"  # envbuild would compile {kernels} now; after this script they are compiled at the first start."]
+    if how == "path":
+        return [*later * bool(kernels), *_on_path(source.name, project)]
+    if how == "editable":
+        command = f"editable {project}"
+        return [*later * bool(kernels), f"  ({exports}{command})" if exports else f"  {command}"]
     wheels = f'"$work"/{quote(source.name + "-wheel")}'
-    build = f"wheel {project} {wheels}{words}"
+    build = f"wheel {project} {wheels}{''.join(f' {quote(flag)}' for flag in flags)}"
     return [
         f"  ({exports}{build})" if exports else f"  {build}",
         f"  uv pip install {python} --no-deps --no-index --no-cache --reinstall {wheels}/*.whl",
-        *_extensions(source),
     ]
 
 
@@ -175,16 +200,3 @@ def _on_path(name: str, project: str) -> list[str]:
         '  site=$("$environment/bin/python" -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')',
         f"  printf '%s\\n' {project} > \"$site\"/{quote(f'envbuild-source-{name}.pth')}",
     ]
-
-
-def _extensions(source: LockedSource) -> list[str]:
-    """The line that imports what the stack names, wherever it was compiled."""
-    names = steps.extensions(source)
-    return [f"  imports {quote(source.name)} {' '.join(names)}"] if names else []
-
-
-def _kernels(source: LockedSource) -> list[str]:
-    names = ", ".join(steps.kernels(source))
-    return [f"  # envbuild would compile {names} now; after this script they are compiled at the first start."] * bool(
-        names
-    )

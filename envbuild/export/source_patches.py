@@ -1,18 +1,14 @@
-"""The edits of sources as unified diffs of the pinned trees. They have lines of the sources, so none is committed.
-
-Which tree they give is recorded beside the lock: whoever applies a diff can compare what comes of it.
-"""
+"""Which tree a source has after our patches, recorded beside the lock: who edits it can compare what comes of it."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError
@@ -22,9 +18,8 @@ from envbuild.node import git_source, paths
 from envbuild.node.patch.apply import apply
 from envbuild.node.protocol import NodeError
 
-PATCHES = "patches"
 FILE = "patched.toml"
-_HEAD = "# Trees of sources after our patches; `envbuild image dockerfile STACK --plain -o DIR` records them.\n"
+_HEAD = "# Trees of sources after our patches; `envbuild image dockerfile STACK -o DIR` records them.\n"
 
 
 class PatchedTree(StrictModel):
@@ -40,14 +35,6 @@ class PatchedTree(StrictModel):
         return (
             self.source == source.name and self.before == source.tree and list(self.patches.items()) == _digests(source)
         )
-
-
-class Diffs(NamedTuple):
-    """`files`: diffs by path in the context; `trees`: source -> tree after them; `failed`: why a diff is missing."""
-
-    files: dict[str, bytes]
-    trees: dict[str, str]
-    failed: list[str]
 
 
 def _digests(source: LockedSource) -> list[tuple[str, str]]:
@@ -66,7 +53,7 @@ def read_trees(folder: Path) -> list[PatchedTree]:
             "patched-trees-unreadable",
             f"{path} cannot be read",
             why=str(error)[:300],
-            hint="take it from version control, or remove it: `image dockerfile STACK --plain -o DIR` records anew",
+            hint="take it from version control, or remove it: `image dockerfile STACK -o DIR` records anew",
         ) from None
 
 
@@ -96,32 +83,30 @@ def record_trees(folder: Path, variant: Variant, trees: Mapping[str, str]) -> No
                 "patched-trees-unwritable",
                 f"{path} cannot be written",
                 why=error.strerror or str(error),
-                hint="make the folder writable; diffs are written once their trees are recorded",
+                hint="make the folder writable",
             ) from error
 
 
 def patched(variant: Variant) -> list[LockedSource]:
-    """The sources that get edits, each from one file `patches/NAME.patch` of the context."""
+    """The sources that get edits."""
     return [source for source in variant.sources if source.patches]
 
 
-def make_patches(variant: Variant, known: Mapping[str, str]) -> Diffs:
-    """Our edits as unified diffs of the pinned trees, which are fetched with git as it is configured here.
+def make_trees(variant: Variant, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Source -> tree after its patches, of those that `known` lacks, fetched with git as it is configured here.
 
-    A diff that gives another tree than `known` says is not written.
+    And why one is missing. There is none where an edit is in a submodule, which has a tree of its own.
     """
-    files, trees, failed = {}, {}, []
+    trees, failed = {}, []
     for source in patched(variant):
-        name = f"{PATCHES}/{source.name}.patch"
-        try:
-            made, tree = _diff(source, known.get(source.name))
-        except NodeError as error:
-            failed.append(f"{name} is not written: {error.what}" + (f" ({error.why})" if error.why else ""))
+        if source.name in known:
             continue
-        files[name] = made
-        if tree is not None:
-            trees[source.name] = tree
-    return Diffs(files, trees, failed)
+        try:
+            trees[source.name] = _tree(source)
+        except NodeError as error:
+            why = f" ({error.why})" if error.why else ""
+            failed.append(f"the tree of {source.name} after its patches is not recorded: {error.what}{why}")
+    return trees, failed
 
 
 def _edited(source: LockedSource) -> dict[str, Any]:
@@ -136,31 +121,25 @@ def _edited(source: LockedSource) -> dict[str, Any]:
     return {**source.to_json_dict(), "submodules": within}
 
 
-def _diff(source: LockedSource, known: str | None) -> tuple[bytes, str | None]:
-    """What the patches of a source change, as `git apply` takes it, and the tree after them. Raises NodeError.
-
-    There is no tree where an edit is in a submodule, which has a tree of its own.
-    """
+def _tree(source: LockedSource) -> str:
+    """The tree of a source after its patches. Raises NodeError."""
     with tempfile.TemporaryDirectory(prefix="envbuild-patches-") as top:
         git_source.mirror(source.to_json_dict(), f"{top}/git", source.name)
-        git_source.fetch(_edited(source), f"{top}/a", f"{top}/git")
-        for folder in Path(top, "a").rglob(".git"):
-            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
-        shutil.copytree(f"{top}/a", f"{top}/b", symlinks=True)
+        git_source.fetch(_edited(source), f"{top}/tree", f"{top}/git")
         for name in source.patches:
-            apply(f"{top}/b", load_patch(name).spec(source.commit))
-        made = _git(top, "diff", "--no-index", "--no-prefix", "--binary", "--no-color", "--no-ext-diff", "a", "b")
-        if made.returncode != 1 or not made.stdout:  # 1: they differ
-            why = made.stderr.decode("utf-8", "replace").strip()[-300:] or "the patches change nothing"
-            raise NodeError("patch-failed", f"git could not say what the patches of {source.name} change", why=why)
-        _git(f"{top}/git", "read-tree", source.commit)
-        applied = _git(f"{top}/git", "apply", "--cached", given=made.stdout)
-        tree = None if applied.returncode else _git(f"{top}/git", "write-tree").stdout.decode().strip()
-    if known not in (None, tree):
-        raise NodeError("patch-failed", f"it gives tree {tree}, and {FILE} has {known}")
-    return made.stdout, tree
+            apply(f"{top}/tree", load_patch(name).spec(source.commit))
+        words = ("--git-dir", f"{top}/git", "--work-tree", f"{top}/tree")
+        _git(*words, "read-tree", source.commit)
+        _git(*words, "add", "--update")
+        tree = _git(*words, "write-tree")
+    if tree == source.tree:
+        raise NodeError("patch-failed", "the patches change nothing in it")
+    return tree
 
 
-def _git(folder: str, *words: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+def _git(*words: str) -> str:
     env = {name: value for name, value in os.environ.items() if name not in git_source.REPOSITORY_VARIABLES}
-    return subprocess.run(["git", *words], cwd=folder, env=env, input=given, capture_output=True, check=False)
+    done = subprocess.run(["git", *words], env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NodeError("patch-failed", "git could not say what the patches change", why=done.stderr.strip()[-300:])
+    return done.stdout.strip()

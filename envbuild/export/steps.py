@@ -1,6 +1,6 @@
-"""What a variant is installed from, step by step: the bash script and the plain Dockerfile say it in their own words.
+"""What a variant is installed from, step by step: the bash script and the Dockerfile say it in their own words.
 
-Packages by requirement and index; sources as trees, patches, builds and the imports that prove them. Pure.
+Packages by requirement and index; sources as trees, edits, builds and the imports that prove them. Pure.
 """
 
 from __future__ import annotations
@@ -76,9 +76,57 @@ def trees(source: LockedSource) -> list[Tree]:
     return found + [Tree(f"{source.name}/{one.path}", one.git, one.commit, one.tree, one.path) for one in inner]
 
 
-def flags(source: LockedSource) -> list[str]:
-    """The flags of the source's build, as setup.py takes them."""
-    return [flag if flag.startswith("-") else f"--{flag}" for flag in (source.build.flags if source.build else ())]
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The trees of a source, outer ones first, each compared with its hash."""
+
+    trees: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Our patches of a source, by name, in their order."""
+
+    patches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Extensions compiled in the source's own folder: `setup.py build_ext --inplace` with these flags."""
+
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """A source made importable: a `wheel` of it (setup.py gets the flags), `editable`, or its `path` on Python's."""
+
+    how: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Modules that the build must have compiled are imported."""
+
+    modules: tuple[str, ...]
+
+
+SourceStep = Fetch | Edit | Compile | Install | Prove
+
+
+def source_steps(source: LockedSource) -> list[SourceStep]:
+    """From an address to modules that can be imported."""
+    build = source.build
+    flags = tuple(flag if flag.startswith("-") else f"--{flag}" for flag in (build.flags if build else ()))
+    found: list[SourceStep] = [Fetch(tuple(trees(source)))]
+    if source.patches:
+        found.append(Edit(source.patches))
+    if build is not None and build.kind == "inplace":
+        found.append(Compile(flags))
+    found.append(Install(source.install, flags if source.install == "wheel" else ()))
+    extensions = (build.extensions if build else None) or ()
+    return [*found, Prove(extensions)] if extensions else found
 
 
 def variables(variant: Variant, build: Mapping[str, Any]) -> dict[str, str]:
@@ -91,11 +139,6 @@ def variables(variant: Variant, build: Mapping[str, Any]) -> dict[str, str]:
     if build.get("jobs"):
         found["MAX_JOBS"] = str(int(build["jobs"]))
     return found | {name: value for name, value in sorted(variant.environment.items()) if isinstance(value, str)}
-
-
-def extensions(source: LockedSource) -> tuple[str, ...]:
-    """The modules that the build must have compiled."""
-    return (source.build.extensions if source.build else None) or ()
 
 
 def kernels(source: LockedSource) -> list[str]:

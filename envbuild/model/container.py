@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from envbuild.model.common import Public, StrictModel, Text
 
 RuntimeName = Literal["podman", "docker", "apptainer", "enroot", "pyxis"]
+_PATH = re.compile(r"(?:/[A-Za-z0-9._+-]+)+")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
@@ -47,6 +48,13 @@ def not_option(value: str) -> str:
     return value
 
 
+def program_path(value: str) -> str:
+    """A path of a program that nothing takes for more than that, in a shell or a Dockerfile."""
+    if not _PATH.fullmatch(value) or ".." in value.split("/"):
+        raise ValueError("must be an absolute path of letters, digits and ._+-")
+    return value
+
+
 def _device(value: str) -> str:
     if not value.startswith("/dev/") or ".." in value.split("/") or ":" in value:
         raise ValueError("must be a path below /dev")
@@ -54,7 +62,7 @@ def _device(value: str) -> str:
 
 
 Word = Annotated[Text, AfterValidator(_word)]
-File = Annotated[Text, AfterValidator(not_option)]
+ProgramPath = Annotated[Text, AfterValidator(program_path)]
 Here = Annotated[Text, Field(pattern=r"^(/|~/)")]
 Mount = Annotated[Text, AfterValidator(_mount)]
 Device = Annotated[Text, AfterValidator(_device)]
@@ -63,16 +71,15 @@ Device = Annotated[Text, AfterValidator(_device)]
 class ContainerSettings(StrictModel):
     """How images reach the nodes of a target and run there.
 
-    `engine`: what makes the environment inside the image. `image`: pulled by the nodes, and nothing is built.
+    `image`: pulled by the nodes, and nothing is built.
     `registry`: what is built is pushed to this repository and pulled by digest; without one a file is sent over SSH.
     `build`: where images may be built. `base`, `runtime_image`, `fetch_image`, `python`, `glibc`, `wheelhouse`,
-    `gitconfig`, `slim` and `builder` are those of `image build`. `ipc: host` or `shm_size` (`16g`), the first where
+    `gitconfig` and `builder` are those of `image build`. `ipc: host` or `shm_size` (`16g`), the first where
     neither is said. `gpus: auto`: where the node has some. `devices` are added to those of InfiniBand, `mounts` are
     `/from:/to:ro`, `options` go to the runtime as they are.
     """
 
     runtime: Literal["auto"] | RuntimeName = "auto"
-    engine: Literal["venv", "conda"] = "venv"
     image: Annotated[Text, AfterValidator(_pinned)] | None = None
     registry: Word | None = None
     insecure: bool = False
@@ -81,11 +88,10 @@ class ContainerSettings(StrictModel):
     base: Word | None = None
     runtime_image: Word | None = None
     fetch_image: Word | None = None
-    python: File | None = None
+    python: ProgramPath | None = None
     glibc: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")] | None = None
     wheelhouse: tuple[Here, ...] = ()
     gitconfig: Here | None = None
-    slim: bool = False
     ipc: Literal["host", "private"] | None = None
     shm_size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[mg]$")] | None = None
     gpus: Literal["auto", "all", "none"] = "auto"
@@ -97,8 +103,6 @@ class ContainerSettings(StrictModel):
     def _one_kind_of_memory(self) -> Self:
         if self.shm_size is not None and self.ipc == "host":
             raise ValueError("`shm_size` and `ipc: host` exclude each other: the node's own /dev/shm has its own size")
-        if self.image is not None and self.slim:
-            raise ValueError("`image` is pulled as it is and `slim` is how one is built: say one of them")
         if self.image is not None and self.registry is not None:
             raise ValueError("`image` is pulled and `registry` is pushed to: say one of them")
         return self

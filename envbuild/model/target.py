@@ -222,9 +222,7 @@ class Target(StrictModel):
     @property
     def installer(self) -> Literal["venv", "conda"]:
         """The engine of the lock's variants that fit: what makes an environment, on a node or inside an image."""
-        if self.engine != "container":
-            return self.engine
-        return self.container.engine if self.container is not None else "venv"
+        return "venv" if self.engine == "container" else self.engine
 
     @property
     def node_floors(self) -> dict[str, float]:

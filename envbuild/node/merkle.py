@@ -284,20 +284,16 @@ def scan(
     generated: "Iterable[Generated]" = (),
     known: "dict[str, Entry] | None" = None,
     threads: "int | None" = None,
-    settled: "dict[str, Entry] | None" = None,
-    seen: "Iterable[tuple[str, os.stat_result]] | None" = None,
 ) -> "dict[str, Entry]":
     """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
 
-    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. `settled`:
-    those of them whose RECORDs have their normal form as long as all of them are as they were. `seen`: what `walk`
-    gives, where somebody has walked just now. Memory is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a
-    file that may be text. Raises OSError.
+    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. Memory is
+    bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may be text. Raises OSError.
     """
     made_by_runs = list(generated)
     entries: dict[str, Entry] = {}
     work: list[tuple[str, os.stat_result]] = []
-    for path, facts in walk(root) if seen is None else seen:
+    for path, facts in walk(root):
         earlier = known.get(path) if known else None
         # What an earlier scan covered is left out by a source's patterns alone.
         if (earlier is None or made_by_runs) and is_left_out(path, made_by_runs):
@@ -310,13 +306,8 @@ def scan(
     entries.update(_hash_all(root, places, work, threads))
     for path in {each.top + name for each in made_by_runs for name in each.compiled} & entries.keys():
         entries[path].tag = COMPILED if entries[path].raw else entries[path].tag
-    _normalise_records(root, entries, settled if settled and untouched(settled, entries) else {})
+    _normalise_records(root, entries)
     return entries
-
-
-def untouched(known: "dict[str, Entry]", entries: "dict[str, Entry]") -> bool:
-    """Whether a scan with `known` found each of them there and taken as it was."""
-    return all(entries.get(path) is entry for path, entry in known.items())
 
 
 def _hash_all(
@@ -387,15 +378,10 @@ def _rows(root: str, site: str, data: bytes) -> "list[tuple[str, str, str]]":
     return rows
 
 
-def _normalise_records(root: str, entries: "dict[str, Entry]", settled: "dict[str, Entry]") -> None:
-    """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files.
-
-    Those of `settled` have it.
-    """
+def _normalise_records(root: str, entries: "dict[str, Entry]") -> None:
+    """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files."""
     # Of installed packages; those that a package vendors are plain files.
     for record in sorted(filter(_RECORD.match, entries)):
-        if record in settled:
-            continue
         lines = []
         for path, digest, size in read_record(root, record):
             if is_left_out(path):

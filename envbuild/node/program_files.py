@@ -1,19 +1,62 @@
-"""Modules of this package as files: what runs inside an environment cannot import them out of a zip file."""
+"""This program as files: modules for what runs inside an environment, and all of it for a container."""
 
 import importlib
-import importlib.util
 import io
-import marshal
 import os
 import pkgutil
 import sys
 import zipfile
 from collections.abc import Iterable
 
-from envbuild.node import paths
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have
+_MAIN = "import sys\nfrom envbuild.node.__main__ import main\n\nsys.exit(main())\n"
+_PACKAGE = '"""The part of envbuild that runs on nodes."""\n'
+# Reads the program from its standard input, as many bytes as it is told, and leaves it the rest.
+_CARRIED = (
+    "import os, runpy, sys, tempfile; top = tempfile.TemporaryDirectory(prefix='envbuild-'); "
+    "sys.argv[0] = os.path.join(top.name, 'envbuild-node.pyz'); size = int(sys.argv.pop(1)); "
+    "open(sys.argv[0], 'wb').write(sys.stdin.buffer.read(size)); runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
-# Of byte code that its source is not compared with; then eight bytes for the hash of the source.
-_HEADER = importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + bytes(8)
+
+def zipped(folder: str) -> bytes:
+    """Zipapp of the node package in `folder`, importable as `envbuild.node`; only its `.py` files.
+
+    Not compressed: the same bytes whatever zlib is there, and made in an instant; what sends it compresses it.
+    """
+    contents = {"__main__.py": _MAIN.encode("utf-8"), "envbuild/__init__.py": _PACKAGE.encode("utf-8")}
+    for top, _folders, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.join(top, name)
+                with open(path, "rb") as stream:
+                    below = os.path.relpath(path, folder).replace(os.sep, "/")
+                    contents["envbuild/node/" + below] = stream.read()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, contents[name])
+    return buffer.getvalue()
+
+
+def archive() -> bytes:
+    """This program as one zip file, wherever it runs from."""
+    place = getattr(getattr(sys.modules[__name__], "__loader__", None), "archive", None)
+    if place is None:
+        return zipped(os.path.dirname(os.path.abspath(__file__)))
+    with open(place, "rb") as stream:
+        return stream.read()
+
+
+def carried(python: str, size: int, verb: str) -> "list[str]":
+    """The command that runs a verb in a container, whose standard input has the program (`size` bytes), then a request.
+
+    Nothing of envbuild is in an image, and no folder of the machine has to be one of the container's.
+    """
+    return [python, "-I", "-S", "-c", _CARRIED, str(size), verb]
 
 
 def write(package: str, folder: str, names: "Iterable[str] | None" = None) -> None:
@@ -31,22 +74,3 @@ def text(package: str, name: str) -> str:
     if data is None:
         raise OSError("the node program has no module %s.%s" % (package, name))
     return data.decode("utf-8")
-
-
-def keep_byte_code() -> None:
-    """Put beside every module of the zip file that this runs from its byte code, so that no later run compiles it.
-
-    For a copy that is run by this interpreter alone; nothing where it runs from no zip file, or has it. Raises OSError.
-    """
-    place = getattr(getattr(sys.modules[__name__], "__loader__", None), "archive", None)
-    if place is None:
-        return
-    with open(place, "rb") as stream:
-        buffer = io.BytesIO(stream.read())
-    # Appended: what this process still imports lies where it was.
-    with zipfile.ZipFile(buffer, "a") as archive:
-        names = set(archive.namelist())
-        for name in sorted(name for name in names if name.endswith(".py") and name + "c" not in names):
-            code = compile(archive.read(name), os.path.join(place, name), "exec", dont_inherit=True)
-            archive.writestr(zipfile.ZipInfo(name + "c"), _HEADER + marshal.dumps(code))
-    paths.write_atomic(place, buffer.getvalue())

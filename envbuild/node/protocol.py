@@ -60,13 +60,13 @@ _CODES = {
     """,
     Exit.BUILD_FAILED: """
         arch-missing build-failed conda-install-failed conda-script-failed download-refused extension-broken
-        extensions-missing image-build-failed image-export-failed image-layer index-not-an-index index-refused
+        extensions-missing image-build-failed image-export-failed index-not-an-index index-refused
         install-failed kernel-sources-missing package-not-found patch-no-hits patch-not-written
         patch-postcondition patch-precondition patch-too-few-hits patch-too-many-hits playbook-deadline
         registry-not-a-registry registry-refused tls-failed
     """,
     Exit.INTEGRITY: """
-        address-mismatch ancestor-missing archive-leads-out artifact-damaged commit-missing conda-package-unsafe
+        address-mismatch ancestor-missing artifact-damaged commit-missing conda-package-unsafe
         conda-record-invalid conda-unrecorded document-changed document-missing download-too-large
         first-use-unreadable hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
         image-archive-damaged image-file-damaged image-id-differs kit-invalid kit-missing kit-too-large
@@ -78,12 +78,12 @@ _CODES = {
         base-changed base-lacks base-lacks-package build-not-allowed cache-not-writable channel-not-a-channel
         channel-refused conda-and-wheel conda-clobber conda-defaults-refused conda-in-a-script
         conda-prefix-too-long conda-unsatisfiable container-needs-job container-needs-registry
-        container-no-gpu-access container-no-runtime container-option context-too-large data-not-made
+        container-no-gpu-access container-no-runtime container-option data-not-made
         delivery-unfit environment-in-use environment-not-stamped environment-of-another-stack
         environments-differ first-use-through-jobs git-missing image-base-unfit image-base-unknown
-        image-no-builder image-no-file image-of-another-lock image-without-glibc image-without-ids
+        image-no-builder image-no-file image-of-another-lock image-without-ids
         image-without-python interpreter-mismatch interpreter-missing interpreter-unavailable
-        job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit network-there
+        job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit
         no-acceptable-file node-class-differs
         node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
         pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-foreign prefix-not-shared
@@ -102,7 +102,7 @@ _CODES = {
     """,
     Exit.TRY_AGAIN: """
         address-missing build-busy channel-unreachable disk-full download-failed download-timeout
-        image-fetch-failed image-in-use image-load-failed image-pull-failed image-push-failed image-save-failed
+        image-in-use image-load-failed image-pull-failed image-push-failed image-save-failed
         index-unreachable inodes-full job-not-started job-preempted journal-unwritable lease-lost
         network-unreachable not-begun object-missing partition-out-of-service prefix-busy queue-closed
         registry-busy registry-unreachable run-directory-unwritable scheduler-silent source-unreachable

@@ -28,7 +28,6 @@ VERBS = {
     "remove": "env.remove",
     "wheels": "wheels.manage",
     "cache": "env.caches",
-    "image": "image.build_stage",
     "container": "image.container",
 }
 

@@ -23,10 +23,7 @@ def engine_rule(variant: Variant, target: Target) -> Decisions:
     compared = (f"engine {engine}", f"{variant.engine} on {standing}")
     if variant.engine != target.installer:
         what = f"the variant is made by {variant.engine}, and the target asks for {target.installer}"
-        instead = (
-            f"`container: {{engine: {variant.engine}}}`" if engine == "container" else f"`--engine {variant.engine}`"
-        )
-        return (decision("engine-fits", "refuse", what, compared, TARGET, instead),)
+        return (decision("engine-fits", "refuse", what, compared, TARGET, f"`--engine {variant.engine}`"),)
     if engine == "container" and variant.outside:
         what = f"the source {variant.outside} uses folders of a node (`path:` or `outputs:`), which no image has"
         instead = "a target with `engine: venv`, or `git:` and `commit:` for the source, without `outputs:`"

@@ -58,11 +58,26 @@ class Storage:
 
 
 def _fetch_uv(folder: Path) -> None:
-    requirements = Path(__file__).parents[2] / "lockfiles" / "uv.txt"
-    words = ["pip", "download", "-q", "--no-deps", "-d", str(folder), "-r", str(requirements)]
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    _download(folder, "-r", str(Path(__file__).parents[2] / "lockfiles" / "uv.txt"))
+
+
+def _download(folder: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"uv's wheel is not available here: {done.stderr[-200:]}")
+        raise UnavailableError(f"{words[-1]} is not available here: {done.stderr[-200:]}")
+
+
+def _add_pip(root: Path, folder: Path) -> None:
+    """As the official images of Python have it."""
+    _download(folder, "pip")
+    (wheel,) = folder.glob("pip-*.whl")
+    shutil.copy(wheel, root)
+    for path in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
+        path.unlink()
+    line = f"PYTHONPATH=/{wheel.name} python3 -m pip install -q --no-index --no-compile --root-user-action ignore"
+    subprocess.run(["chroot", str(root), "sh", "-c", f"{line} /{wheel.name}"], check=True, capture_output=True)
+    (root / wheel.name).unlink()
 
 
 @contextmanager
@@ -120,6 +135,7 @@ def _make_base(top: Path, packages: tuple[str, ...]) -> None:
             container = storage.buildah("from", "scratch")
             root = storage.buildah("mount", container)
             unpack_debian(packages, SUITE, Path(root), _LEFT_OUT)
+            _add_pip(Path(root), top / "pip")
             storage.buildah("umount", container)
             storage.buildah("commit", "-q", "--timestamp", "0", container, BASE)
             storage.buildah("rm", container)

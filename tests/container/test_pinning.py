@@ -89,7 +89,7 @@ def test_recorded_digests_are_in_the_dockerfile(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("envbuild.container.select.read_digests", lambda *_path: asked(NGC, fetch))
     recipe = recipe_for(Choice("megatron-deepspeed-slurm"))
     text = render(recipe)
-    assert f"# digest: sha256:{DIGEST}\nFROM {fetch}@sha256:{DIGEST} AS fetch\n" in text
+    assert f"# digest: sha256:{DIGEST}\nFROM {fetch}@sha256:{DIGEST} AS tools\n" in text
     assert text.count(f"FROM {NGC}@sha256:{DIGEST} AS ") == 2
     assert f'org.opencontainers.image.base.digest="sha256:{DIGEST}"' in text
     assert not [each for each in recipe.warnings if "digest" in each]
@@ -118,7 +118,7 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
         load_containers().fetch: AskedDigest(digest=DIGEST, asked=date.today().isoformat())
     }
     text = render(recipe_for(Choice(str(stack))))
-    assert f"FROM {load_containers().fetch}@sha256:{DIGEST} AS fetch" in text
+    assert f"FROM {load_containers().fetch}@sha256:{DIGEST} AS tools" in text
 
 
 INDEX = {

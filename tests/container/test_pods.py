@@ -98,7 +98,7 @@ def test_the_printed_text_is_what_was_made(recipe: ImageRecipe) -> None:
 
 
 def test_a_worker_starts_when_the_masters_port_answers(recipe: ImageRecipe, tmp_path: Path) -> None:
-    script = documents(recipe)[1]["spec"]["template"]["spec"]["containers"][0]["command"][4]
+    script = documents(recipe)[1]["spec"]["template"]["spec"]["containers"][0]["command"][2]
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]

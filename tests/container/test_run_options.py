@@ -15,7 +15,6 @@ from envbuild.container.run_options import CALLER, NODE, ContainerFacts, choose,
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 
-ENTRY = "/opt/envbuild/image/entrypoint.sh"
 WORKS = {"works": True, "version": "4.3.1"}
 
 
@@ -25,7 +24,7 @@ def _facts(*names: str, **more: Any) -> ContainerFacts:
 
 def _command(runtime: str, facts: ContainerFacts | None = None, image: str = "0123abcd", **settings: Any) -> str:
     given = ContainerSettings.from_plain({"runtime": runtime, **settings})
-    return " ".join(choose("gpu01", given, facts or _facts(runtime)).command(image, ENTRY))
+    return " ".join(choose("gpu01", given, facts or _facts(runtime)).command(image))
 
 
 def test_podman_shares_network_and_memory_and_never_pulls_by_itself() -> None:
@@ -66,11 +65,10 @@ def test_docker_gives_gpus_by_its_own_option() -> None:
     )
 
 
-def test_apptainer_runs_the_entry_point_itself_and_nothing_of_the_home_folder() -> None:
+def test_apptainer_takes_nothing_of_the_home_folder() -> None:
     facts = _facts("apptainer", gpus=4)
     assert _command("apptainer", facts, "/p/images/x.sif", mounts=["/eagle:/mnt:ro"]) == (
-        "/usr/bin/apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/mnt:ro /p/images/x.sif "
-        f"/bin/sh {ENTRY}"
+        "/usr/bin/apptainer exec --cleanenv --no-home --nv --writable-tmpfs --bind /eagle:/mnt:ro /p/images/x.sif"
     )
 
 
@@ -96,7 +94,7 @@ def test_pyxis_is_one_process_of_a_step_on_this_node_with_nothing_of_the_home_fo
     same = (
         "/usr/bin/srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --nodelist {node} %s"
         "--no-container-mount-home --no-container-entrypoint --no-container-remap-root --container-writable %s"
-        f"--container-image /shared/x.sqsh /bin/sh {ENTRY}"
+        "--container-image /shared/x.sqsh"
     )
     mounted = "--container-mounts=/eagle:/mnt:ro,/data:/data --mem=0 "
     assert _command("pyxis", facts, "/shared/x.sqsh", **more) == same % ("", mounted)
@@ -217,7 +215,7 @@ def test_the_launcher_is_of_who_calls_it_and_of_the_gpus_given_to_them(tmp_path:
 
 
 def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:
-    assert "--tty" not in launcher("tiny", ["/usr/bin/apptainer", "exec", "/p/x.sif", "/bin/sh", ENTRY])
+    assert "--tty" not in launcher("tiny", ["/usr/bin/apptainer", "exec", "/p/x.sif"])
 
 
 def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_job(tmp_path: Path) -> None:

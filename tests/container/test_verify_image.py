@@ -7,42 +7,65 @@ from typing import Any, cast
 import pytest
 
 from envbuild.container.builders import Builder
-from envbuild.container.verify_image import smoke_image, verify_image
+from envbuild.container.select import locked_stack
+from envbuild.container.verify_image import Inspected, inspect_image, smoke_image, verify_image
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
 
-LABELS = {"stack": "s", "profile": "p", "lock": "sha256:0", "environment": "/opt/envbuild/envs/s-1"}
+VARIANT = next(each for each in locked_stack("torch-smoke").lock.variants if each.base.kind == "none")
+LABELS = {
+    "stack": "torch-smoke", "profile": "exact", "lock": f"sha256:{VARIANT.digest}",
+    "environment": "/opt/envbuild/envs/s-1",
+}  # fmt: skip
 
 
 class Silent:
     """A builder whose containers end with `rc` and print nothing."""
 
-    def __init__(self, rc: int, err: str = "no such file") -> None:
-        self.rc, self.err = rc, err
+    def __init__(self, rc: int, err: str = "no such file", **labels: str) -> None:
+        self.rc, self.err, self.labels = rc, err, {**LABELS, **labels}
 
     def inspect(self, _image: str) -> dict[str, Any]:
-        return {"id": "1", "config": {"Labels": {f"dev.envbuild.{name}": value for name, value in LABELS.items()}}}
+        return {"id": "1", "config": {"Labels": {f"dev.envbuild.{key}": value for key, value in self.labels.items()}}}
 
     def run(self, _image: str, _argv: list[str], _stdin: bytes = b"", **_more: Any) -> proc.Finished:
         return proc.Finished(self.rc, err=self.err)
 
 
+def image(builder: Silent) -> Inspected:
+    return inspect_image(cast(Builder, builder), "team/image:1")
+
+
 @pytest.mark.parametrize("rc", [0, 1])
-def test_an_image_whose_smoke_list_cannot_be_read_is_not_called_tested(rc: int) -> None:
+def test_an_image_whose_containers_say_nothing_is_not_called_verified(rc: int) -> None:
+    silent = Silent(rc)
     with pytest.raises(EnvbuildError) as caught:
-        smoke_image(cast(Builder, Silent(rc)), "team/image:1", gpus=False)
+        verify_image(cast(Builder, silent), image(silent))
     assert (caught.value.code, caught.value.exit_code) == ("image-does-not-run", 1)
-    assert "variant.json cannot be read" in caught.value.what and caught.value.why == "no such file"
-    assert "by hand" in caught.value.hint
+    assert caught.value.why == "no such file" and "by hand" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("labels", "code", "exit_code"),
+    [
+        ({"stack": ""}, "image-not-ours", 2),
+        ({"lock": "sha256:0"}, "image-of-another-lock", 7),
+        ({"profile": "nothing"}, "profile-unknown", 2),
+    ],
+)
+def test_an_image_is_compared_with_the_lock_that_its_labels_name(
+    labels: dict[str, str], code: str, exit_code: int
+) -> None:
+    assert image(Silent(0)).variant == VARIANT
     with pytest.raises(EnvbuildError) as caught:
-        verify_image(cast(Builder, Silent(rc)), "team/image:1")
-    assert caught.value.code == "image-does-not-run"
+        image(Silent(0, **labels))
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
 
 
 @pytest.mark.parametrize(("rc", "why"), [(-9, "was killed (signal 9"), (125, "ended without an answer (exit 125)")])
 def test_a_container_that_ends_without_a_word_is_told_by_its_end(rc: int, why: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
-        smoke_image(cast(Builder, Silent(rc, "")), "team/image:1", gpus=False)
+        smoke_image(cast(Builder, Silent(rc, "")), image(Silent(rc)), gpus=False)
     assert f"it {why}" in caught.value.why
 
 
@@ -54,8 +77,8 @@ def test_the_gpus_of_an_image_that_is_tested_are_those_of_the_caller(monkeypatch
     class Telling(Silent):
         def run(self, _image: str, argv: list[str], _stdin: bytes = b"", **_more: Any) -> proc.Finished:
             calls.append(argv)
-            return proc.Finished(0, out='{"smoke": []}' if argv[0] == "cat" else "")
+            return proc.Finished(0)
 
     with pytest.raises(EnvbuildError):
-        smoke_image(cast(Builder, Telling(0)), "team/image:1", gpus=True)
+        smoke_image(cast(Builder, Telling(0)), image(Silent(0)), gpus=True)
     assert calls[-1][:2] == ["env", "CUDA_VISIBLE_DEVICES=3"]

@@ -1,19 +1,25 @@
-"""Diffs of patched sources, and the tree that each has to give."""
+"""The trees that sources have after our patches, and builds that compare them."""
 
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from envbuild.container.instructions import Comment, Folder, Run
-from envbuild.container.plain import make_plain
-from envbuild.container.select import Choice, recipe_for
+from envbuild.catalog.loader import load_target
+from envbuild.catalog.patches import load_patch
+from envbuild.container import build_context
+from envbuild.container.inside import ImageInputs
+from envbuild.container.instructions import Comment, Folder, Run, Stage
+from envbuild.container.recipe import ImageRecipe, make_recipe
+from envbuild.container.select import Choice, locked_stack, recipe_for
+from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
-from envbuild.export.source_patches import FILE, make_patches, read_trees, record_trees, trees_of
+from envbuild.export import source_patches
+from envbuild.export.source_patches import FILE, make_trees, read_trees, record_trees, trees_of
 from envbuild.model.lock import LockedSource, Variant
+from envbuild.resolve.compat_read import load_compat
 from tests.node.env_support import make_repository, redirect_git
 from tests.node.forge import FILES, PATCH
 
@@ -31,54 +37,54 @@ def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
     return recipe_for(Choice("torch-smoke")).variant.model_copy(update={"sources": (source,)})
 
 
-def test_the_plain_form_refuses_a_diff_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:
-    made = make_patches(variant, {})
-    assert (list(made.files), list(made.trees), made.failed) == (["patches/quick.patch"], ["quick"], [])
-    recipe = replace(recipe_for(Choice("torch-smoke")), variant=variant, trees=made.trees)
-    stage = make_plain(recipe).stage("sources")
-    folder, run = stage.instructions[2], stage.instructions[-1]
+def _sources(variant: Variant, trees: dict[str, str]) -> tuple[ImageRecipe, Stage]:
+    made = recipe_for(Choice("torch-smoke"))
+    lock = locked_stack("torch-smoke").lock
+    place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
+    given = ImageInputs(lock, variant, load_target("local").target, place, made.prefix, load_compat(), trees)
+    recipe = make_recipe(given, {})
+    return recipe, recipe.stage("sources")
+
+
+def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:
+    trees, failed = make_trees(variant, {})
+    assert (list(trees), failed) == (["quick"], [])
+    recipe, stage = _sources(variant, trees)
+    folder, run = stage.instructions[-2:]
     assert isinstance(folder, Folder) and folder.path == "/src/quick" and isinstance(run, Run)
 
-    def built(name: str, diff: bytes) -> int:
+    def built(name: str, old: str = "", new: str = "") -> int:
         top = tmp_path / name
-        (top / "src").mkdir(parents=True)
-        (top / "quick.patch").write_bytes(diff)
-        line = run.line.replace("/patches/", f"{top}/")
+        build_context.write(top, {file: text.replace(old, new) if old else text for file, text in recipe.files.items()})
+        (top / "src").mkdir()
+        line = " && ".join(run.commands).replace("/patches/", f"{top}/patches/")
         return subprocess.run(["sh", "-c", line], cwd=top / "src", capture_output=True, check=False).returncode
 
-    diff = made.files["patches/quick.patch"]
-    assert built("ours", diff) == 0
+    assert built("ours") == 0
     assert "np.float" not in (tmp_path / "ours" / "src" / "quick" / "old.py").read_text().replace("np.float64", "")
     assert not (tmp_path / "ours" / "src" / ".git").exists()
-    other = diff.replace(b"+KIND", b"+import os  # KIND", 1)
-    assert other != diff and built("other", other) != 0
-    assert built("none", b"") != 0
+    assert built("other", "        apply(", "        print(") != 0, "an edit that was not made"
+    assert not any("np.float" in text for name, text in recipe.files.items() if name.endswith(".json"))
 
 
-def test_a_diff_of_which_nothing_is_recorded_is_applied_and_that_is_said(variant: Variant) -> None:
-    recipe = replace(recipe_for(Choice("torch-smoke")), variant=variant)
-    instructions = make_plain(recipe).stage("sources").instructions
-    assert any(isinstance(each, Comment) and "is not compared" in each.text for each in instructions)
-    last = instructions[-1]
-    assert isinstance(last, Run) and last.line.startswith("git apply --check /patches/quick.patch && git apply ")
+def test_an_edit_of_which_nothing_is_recorded_is_made_and_that_is_said(variant: Variant) -> None:
+    _, stage = _sources(variant, {})
+    assert any(isinstance(each, Comment) and "is not compared" in each.text for each in stage.instructions)
+    last = stage.instructions[-1]
+    assert isinstance(last, Run) and last.commands == ("python3 -B /patches/edit.py /patches/quick.json",)
 
 
-def test_trees_are_recorded_once_and_another_one_is_told(variant: Variant, tmp_path: Path) -> None:
-    made = make_patches(variant, {})
-    record_trees(tmp_path, variant, made.trees)
+def test_trees_are_recorded_once(variant: Variant, tmp_path: Path) -> None:
+    trees, _ = make_trees(variant, {})
+    record_trees(tmp_path, variant, trees)
     first = (tmp_path / FILE).read_text()
-    record_trees(tmp_path, variant, made.trees)
+    record_trees(tmp_path, variant, trees)
     assert (tmp_path / FILE).read_text() == first
-    assert trees_of(variant, read_trees(tmp_path)) == made.trees
+    assert trees_of(variant, read_trees(tmp_path)) == trees
+    assert make_trees(variant, trees) == ({}, [])
     (source,) = variant.sources
     unlike = variant.model_copy(update={"sources": (source.model_copy(update={"tree": "0" * 40}),)})
     assert trees_of(unlike, read_trees(tmp_path)) == {}
-
-    again = make_patches(variant, {"quick": "0" * 40})
-    assert again.files == {} and again.trees == {}
-    assert again.failed == [
-        f"patches/quick.patch is not written: it gives tree {made.trees['quick']}, and {FILE} has {'0' * 40}"
-    ]
 
     (tmp_path / FILE).write_text("patched = 1\n")
     with pytest.raises(EnvbuildError) as caught:
@@ -88,5 +94,13 @@ def test_trees_are_recorded_once_and_another_one_is_told(variant: Variant, tmp_p
 
     (tmp_path / FILE).unlink()
     with pytest.raises(EnvbuildError) as caught:
-        record_trees(tmp_path / "gone", variant, made.trees)
+        record_trees(tmp_path / "gone", variant, trees)
     assert (caught.value.code, caught.value.exit_code) == ("patched-trees-unwritable", 2)
+
+
+def test_a_submodule_that_no_edit_is_in_is_not_fetched() -> None:
+    (apex,) = (source for source in recipe_for(Choice("opt-175b")).variant.sources if source.name == "apex")
+    assert len(apex.submodules) > 1 and source_patches._edited(apex)["submodules"] == []
+    anywhere = apex.model_copy(update={"patches": ("numpy-aliases",), "patch_pins": ()})
+    assert any("*" in path for part in load_patch("numpy-aliases").parts for path in part.files)
+    assert len(source_patches._edited(anywhere)["submodules"]) == len(apex.submodules)

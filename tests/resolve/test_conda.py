@@ -41,7 +41,7 @@ def virtual(resolution: Resolution) -> list[Decision]:
 def test_the_engine_of_the_target_picks_its_variant() -> None:
     assert decided("cpu-laptop", VENV, OLD).variant_id == "old"
     assert decided("cpu-laptop", VENV, OLD, engine="venv").variant_id == "venv"
-    assert decided("cpu-laptop", VENV, OLD, engine="container", container={"engine": "conda"}).variant_id == "old"
+    assert decided("cpu-laptop", VENV, OLD, engine="container").variant_id == "venv"
 
 
 def test_the_interpreter_comes_with_the_packages() -> None:
@@ -90,10 +90,9 @@ def test_a_driver_that_is_not_there_or_too_old_is_named() -> None:
     assert (old.verdict, old.compared) == ("refuse", ("__cuda 12.2", "__cuda >=12.4"))
 
 
-def test_inside_an_image_the_node_s_system_says_nothing() -> None:
-    got = decided("cpu-laptop", conda("v", archive("lib", "1", "__glibc >=2.99", "__cuda")), engine="container",
-                  container={"engine": "conda"})  # fmt: skip
-    assert (got.variant_id, virtual(got)) == ("v", [])
+def test_an_image_holds_no_conda_environment() -> None:
+    got = decided("cpu-laptop", conda("v", archive("lib", "1")), engine="container")
+    assert got.refused and any(d.rule == "engine-fits" and d.verdict == "refuse" for d in got.decisions)
 
 
 def test_archives_are_counted_in_what_is_fetched() -> None:

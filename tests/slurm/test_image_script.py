@@ -23,8 +23,8 @@ _APPTAINER = """#!/bin/bash
 printf '%s\\n' "$*" >> "{log}"
 case "$1" in
   build) : > "$2" ;;
-  exec) exec python3 -c 'import json, os, sys; asked = json.load(sys.stdin); print(json.dumps([asked["verb"], \
-os.environ["SLURMD_NODENAME"]]))' ;;
+  exec) exec python3 -c 'import json, os, sys; found = sys.stdin.buffer.read().rpartition(b"{{\\"args\\"")
+print(json.dumps([json.loads(b"".join(found[1:]))["verb"], os.environ["SLURMD_NODENAME"]]))' ;;
 esac
 """
 
@@ -64,4 +64,4 @@ def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> Non
     assert [line.split()[0] for line in words] == ["build", *["exec"] * 4]
     (file,) = (world.prefix / "images").iterdir()
     assert file.name.startswith("tiny-") and file.suffix == ".sif"
-    assert all(line.startswith(f"exec --cleanenv --no-home --writable-tmpfs {file} /bin/sh ") for line in words[1:])
+    assert all(line.startswith(f"exec --cleanenv --no-home --writable-tmpfs {file} ") for line in words[1:])

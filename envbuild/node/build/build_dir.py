@@ -124,28 +124,13 @@ def copy(tree: str, to: str) -> None:
     set_dates(to)
 
 
-def give_name(environment: str, link: str, dated: bool = False) -> None:
-    """Make `link` a second name of the environment, the same on every node, and date its headers 1980, unless `dated`.
+def give_name(environment: str, link: str) -> None:
+    """Make `link` a second name of the environment, the same on every node, and date its headers 1980.
 
     An interpreter that is started by that name hands it to compilers as the folder of headers, and nvcc writes both the
     folder and the dates into device code (-lineinfo), where no option maps them. Headers of a base keep their own.
     """
     os.symlink(environment, link)
-    if not dated:
-        date_headers(environment)
-
-
-def name_byte_code(kept: str, environment: str, link: str) -> None:
-    """Let an interpreter that is started by the second name `link` find the byte code that is `kept` for the first."""
-    at = kept + link
-    os.makedirs(os.path.dirname(at), exist_ok=True)
-    if os.path.lexists(at):
-        os.unlink(at)
-    os.symlink(kept + environment, at)
-
-
-def date_headers(environment: str) -> None:
-    """Date the headers of its packages 1980."""
     for site in installed.site_packages(environment):
         for pattern in ("*/include", "*/*/include"):
             for folder in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):
@@ -153,11 +138,7 @@ def date_headers(environment: str) -> None:
 
 
 def set_dates(tree: str) -> None:
-    """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo).
-
-    One that has this date is not touched: in a layer of an image it would become a file of the next.
-    """
+    """Date every file of a tree 1980: nvcc writes the dates of sources and headers into device code (-lineinfo)."""
     for folder, _, files in os.walk(tree):
         for path in (os.path.join(folder, name) for name in files):
-            if os.lstat(path).st_mtime != paths.EPOCH:
-                os.utime(path, (paths.EPOCH, paths.EPOCH), follow_symlinks=False)
+            os.utime(path, (paths.EPOCH, paths.EPOCH), follow_symlinks=False)

@@ -328,8 +328,6 @@ class Builder:
             cuda_home=self.cuda_home,
             check_rebuild=again,
             budget=budget,
-            byte_code=self.options.get("byte_code"),
-            dated=bool(self.options.get("dated")),
         )
         facts = build_wheel.build_wheel(self.python, source, project, out, options)
         return dict(facts, route="kernels") if kernels else facts

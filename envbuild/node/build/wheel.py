@@ -34,8 +34,7 @@ class Options(NamedTuple):
     `tool`: uv with its caches and folders. `variables`: the variant's environment. `build`: the source's `build`
     (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST as a list. `cuda_home`: the toolkit.
     `jobs`: compile jobs at once (default: from cores and memory). `budget`: one that is open already, for several
-    sources; then `jobs` is its business. `check_rebuild`: build twice and compare. Of a layer of an image:
-    `byte_code`, a folder with what is kept of it; `dated`: the headers of packages have their date.
+    sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
     """
 
     tool: "uv.Uv"
@@ -46,8 +45,6 @@ class Options(NamedTuple):
     jobs: "int | None" = None
     check_rebuild: bool = False
     budget: "job_server.Budget | None" = None
-    byte_code: "str | None" = None
-    dated: bool = False
 
 
 def build_wheel(python: str, source: Json, project: str, out: str, options: "Options") -> Json:
@@ -159,9 +156,7 @@ class _Build:
         with build_dir.Folder(name, paths.size_of(self.tree), self.options.tool.tmp) as folder:
             work = _Work(folder.path)
             build_dir.copy(self.tree, work.tree)
-            build_dir.give_name(self.environment, work.environment, self.options.dated)
-            if self.options.byte_code:
-                build_dir.name_byte_code(self.options.byte_code, self.environment, work.environment)
+            build_dir.give_name(self.environment, work.environment)
             env = self._environ(work, again)
             done = self._run(work, env)
             if not done.ok and self._killed(done, work):
@@ -215,7 +210,6 @@ class _Build:
             "jobs": jobs,
             "logs": work.logs,
             "source": self.name,
-            "byte_code": self.options.byte_code,
         }
         file = os.path.join(work.path, "request.json")
         paths.write_json(file, request)

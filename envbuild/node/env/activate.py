@@ -72,10 +72,8 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
     """Hash, check against RECORD, write what activates it and `files.json`, and the stamp as the last thing."""
     args = request["args"]
     built = _built(environment, request)
-    # Of an image within one process, else from the verb `install`.
-    before = args.get("scan") or contents.Scan(contents.kept(paths.meta(environment, stamp.SCAN)))
-    entries = before.again(prefix, environment, built)
-    _check_record(environment, entries, built.get("archived"), before.agreed(entries))
+    entries = contents.scan(prefix, environment, built, contents.kept(paths.meta(environment, stamp.SCAN)))
+    _check_record(environment, entries, built.get("archived"))
     files = {path: entry.as_list() for path, entry in entries.items()}
     data = _stamp(environment, request, built, files)
     _check_root(environment, data["root"], args.get("root"))
@@ -123,16 +121,14 @@ def _stamp(environment: str, request: Json, built: Json, files: Json) -> Json:
         "files": len(files),
         "bytes": sum(size for _tag, _sha256, size, _executable in files.values()),
         "run": request["run"],
-        "stamped_at": utc_time(args.get("stamped_at")),
+        "stamped_at": utc_time(),
         "evidence": args.get("evidence") or {},
     }
 
 
-def _check_record(
-    environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None", agreed: "frozenset[str]"
-) -> None:
+def _check_record(environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> None:
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
-    _checked, wrong = contents.check(environment, entries, known, agreed)
+    _checked, wrong = contents.check(environment, entries, known)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
     if wrong or special:
         path = wrong[0]["path"] if wrong else special[0]

@@ -28,10 +28,6 @@ class Foundation:
         """Make it; returns the interpreter that packages are installed for. Raises NodeError."""
         raise NotImplementedError
 
-    def begun(self) -> "base.Interpreter":
-        """The same for what an earlier step has made. Raises NodeError `environment-not-installed` (exit 2)."""
-        raise NotImplementedError
-
     def check_added(self, added: "dict[str, str]") -> None:
         """See that no distribution of `added` (name -> version) is there already. Raises NodeError (exit 7)."""
         raise NotImplementedError
@@ -67,12 +63,6 @@ class Venv(Foundation):
                 file.writelines(lines)
         return found
 
-    def begun(self) -> "base.Interpreter":
-        """The interpreter of an environment that an earlier step made; raises `environment-not-installed` (exit 2)."""
-        if os.path.realpath(os.path.join(self.environment, "bin", "python")) != self._interpreter.path:
-            raise _not_begun(self.environment, "on the interpreter %s" % self._interpreter.path)
-        return self._interpreter
-
     def check_added(self, added: "dict[str, str]") -> None:
         """Raise `replaces-base-package` (exit 7) where one of `added` (name -> version) would hide one of the base."""
         base.check_replaces(added, self._interpreter.packages)
@@ -103,12 +93,6 @@ class Conda(Foundation):
         self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
         return self._examined()
 
-    def begun(self) -> "base.Interpreter":
-        """As of a virtual environment."""
-        if meta.lacking(self.environment, self.variant):
-            raise _not_begun(self.environment, "of conda")
-        return self._examined()
-
     def check_added(self, added: "dict[str, str]") -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
         there = meta.distributions(self.environment)
@@ -129,14 +113,6 @@ class Conda(Foundation):
         """Its own interpreter, whose path counts as part of the environment."""
         found = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
         return base.Interpreter("", found.version, {})
-
-
-def _not_begun(environment: str, what: str) -> "NodeError":
-    return NodeError(
-        "environment-not-installed",
-        "%s has no packages %s" % (environment, what),
-        hint="build the image with all of its stages, from one context",
-    )
 
 
 BY_ENGINE: "dict[str, type[Foundation]]" = {"venv": Venv, "conda": Conda}

@@ -31,7 +31,6 @@ class _Job:
         self.variant = args["variant"]
         self.locked: list[Json] = args["variant"].get("packages", [])
         self.artifacts = args.get("artifacts") or {}
-        self.part = args.get("part")
         self.seconds: dict[str, float] = {}
         self._begun = time.monotonic()
 
@@ -46,8 +45,7 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment
     that passes the fast check is left alone. With `repair` (or `rebuild`) a stamped one is set aside, built again, and
-    put back should that fail. Nothing of a failed build stays. With `part` (images only) `packages` ends after the
-    locked packages, without the lease, and `rest` goes on from there. Raises NodeError.
+    put back should that fail. Nothing of a failed build stays. Raises NodeError.
     """
     for name in ("variant", "tools"):
         argument(request["args"], name, "an object")
@@ -77,15 +75,12 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     if found is not None:
         backup.set_aside(job.environment, job.run)
     try:
-        if found is None and job.part != "rest":
+        if found is None:
             paths.discard(job.environment)
         result = _build(job, tool, stands_on)
         held.check()
-        if job.part == "packages":
-            held.release()
     except BaseException:
-        # Else another run builds there now, or a stage of an image that failed, of which nothing is kept anyway.
-        if held.held() and job.part != "rest":
+        if held.held():  # else another run builds there now
             paths.discard(job.environment)
         raise
     finally:
@@ -134,15 +129,15 @@ def _sweep(environment: str, own: str) -> None:
 def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Json:
     """The order of a build, from the interpreter to the notes that `activate` makes the stamp of."""
     job.phase("checks")
-    interpreter = _begin(job, tool, stands_on)
-    if job.part == "packages":
-        return _end_with_packages(job, tool, stands_on, interpreter)
+    progress("making the environment's interpreter")
+    interpreter = stands_on.make(tool)
+    job.phase(stands_on.phase)
     sources = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     sources.fetch()
     job.phase("sources")
-    if job.part is None:
-        _install_packages(job, tool)
-        sources.look_again()
+    packages.install(tool, job.environment, job.locked, job.artifacts)
+    job.phase("packages")
+    sources.look_again()
     required = _required(job, interpreter)
     if sources.pins or sources.working_trees:
         sources.patch_and_build()
@@ -173,28 +168,6 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
     }
     _note(job, result, interpreter.path, compared["archived"])
     return result
-
-
-def _begin(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> "base.Interpreter":
-    progress("making the environment's interpreter")
-    interpreter = stands_on.begun() if job.part == "rest" else stands_on.make(tool)
-    job.phase(stands_on.phase)
-    return interpreter
-
-
-def _install_packages(job: "_Job", tool: "uv.Uv") -> None:
-    packages.install(tool, job.environment, job.locked, job.artifacts)
-    job.phase("packages")
-
-
-def _end_with_packages(
-    job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation", interpreter: "base.Interpreter"
-) -> Json:
-    """What the part `packages` of an image is: no sources, no notes."""
-    _install_packages(job, tool)
-    _required(job, interpreter)
-    done = {"environment": job.environment, "packages": record.installed(job.environment), "seconds": job.seconds}
-    return dict(done, interpreter=interpreter.path, **stands_on.told)
 
 
 def _note(job: "_Job", result: Json, interpreter: str, archived: Json) -> None:
@@ -230,18 +203,12 @@ def _check_set(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, str]"
 
 
 def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, merkle.Entry], Json]":
-    """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there.
-
-    The layer of packages that `rest` goes on from has been read and compared before: `scan` in the request has what
-    that gave (see `image/packages_layer.py`), and gets what this gives.
-    """
-    before = job.args.get("scan") or contents.Scan({})
-    entries = before.again(job.prefix, job.environment, told)
-    known = dict.fromkeys(job.args.get("left_out") or (), "")
-    checked, doubtful = contents.check(job.environment, entries, known, before.agreed(entries))
-    wrong = doubtful
+    """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
+    entries = contents.scan(job.prefix, job.environment, told)
+    checked, doubtful = contents.check(job.environment, entries)
+    known, wrong = {}, doubtful
     if doubtful:
-        known.update(packages.archived(tool, job.environment, job.locked, job.artifacts, doubtful))
+        known = packages.archived(tool, job.environment, job.locked, job.artifacts, doubtful)
         checked, wrong = contents.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
@@ -256,7 +223,5 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
             details={"files": wrong[:20]},
             changed=True,
         )
-    before.entries = entries
-    if "scan" not in job.args:
-        contents.keep(paths.meta(job.environment, stamp.SCAN), entries)
+    contents.keep(paths.meta(job.environment, stamp.SCAN), entries)
     return entries, {"checked": checked, "wrong": doubtful, "archived": known}

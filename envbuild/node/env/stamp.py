@@ -36,6 +36,28 @@ def write(environment: str, data: Json) -> None:
     paths.write_json(paths.meta(environment, STAMP), dict(data, version=STAMP_VERSION))
 
 
+def of_image(environment: str, variant: Json) -> Json:
+    """What a stamp would say of an environment in an image, which has none: the Dockerfile is not ours to trust.
+
+    `evidence.kept_of_base`: packages of the lock in whose place the image has its base's. Raises NodeError
+    `interpreter-missing`, `interpreter-mismatch` (exit 7).
+    """
+    from envbuild.node.env import interpreter
+
+    found = interpreter.examine(os.path.realpath(os.path.join(environment, "bin", "python")), variant)
+    packages = installed.installed(environment)
+    locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
+    kept = {name: [locked[name], found.packages[name]] for name in locked if name in found.packages}
+    return {
+        "variant_digest": variant.get("digest") or "",
+        "packages": packages,
+        "base_packages": found.packages,
+        "sources": [],  # a fresh container has no files that runs made
+        "interpreter": found.path,
+        "evidence": {"kept_of_base": {name: both for name, both in kept.items() if name not in packages}},
+    }
+
+
 def last_read(environment: str, found: Json) -> "tuple[str | None, int]":
     """When the contents were last read, and how many files differed from the stamp `found` then.
 

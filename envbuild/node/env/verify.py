@@ -21,33 +21,23 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     `deep`: every file against the Merkle root and every `.pyc` against its source, and `root` is the one measured now
     (`level` says so). Else stamp, variant digest, package set and versions, link; the check `files` is `not-run` and
-    says when the contents were last read. `base`: its packages are told, as stamped. `result.ok` is False on drift.
-    Raises NodeError `environment-unknown` (2).
+    says when the contents were last read. `base`: its packages are told, as stamped. `image`: the environment
+    `args.environment` of an image, which has no stamp: packages are compared with `variant`, files with RECORD.
+    `result.ok` is False on drift. Raises NodeError `environment-unknown` (2), those of `stamp.of_image`.
     """
     args, prefix = request["args"], request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
     environment = _environment(prefix, stack, args.get("environment"))
     checks: list[Json] = []
-    found = stamp.read(environment)
-    _check_stamp(checks, environment, found, args.get("variant"))
-    drift: list[dict[str, str]] = []
-    root: str | None = None
-    if found is not None:
-        _check_packages(checks, environment, found, args.get("variant"))
-        _say_left_out(checks, found)
-        _check_trees(checks, environment, found)
-        _check_link(checks, prefix, stack, environment, bool(args.get("environment")))
-        if args.get("deep"):
-            drift, root = _check_contents(checks, prefix, environment, found)
-        else:
-            checks.append(_unread(environment, found))
+    look = _look_at_image if args.get("image") else _look_at_stamped
+    found, drift, root = look(checks, prefix, environment, args)
     drift.sort(key=lambda each: each["path"])
     limit = int(args.get("limit", 20))
     told = {"base_packages": (found or {}).get("base_packages") or {}} if args.get("base") else {}
     return False, {
         **told,
         "environment": environment,
-        "root": root or (found["root"] if found else None),
+        "root": root or (found or {}).get("root"),
         "level": "measured" if root else "stamped",
         "ok": all(check["status"] != "failed" for check in checks),
         "checks": checks,
@@ -55,6 +45,54 @@ def run(request: Json) -> "tuple[bool, Json]":
         "drift_count": len(drift),
         "log": logs.digest(prefix, request.get("run")),
     }
+
+
+def _look_at_stamped(
+    checks: "list[Json]", prefix: str, environment: str, args: Json
+) -> "tuple[Json | None, list[dict[str, str]], str | None]":
+    """The stamp, drift from it, and the root where every file was read."""
+    found = stamp.read(environment)
+    _check_stamp(checks, environment, found, args.get("variant"))
+    if found is None:
+        return None, [], None
+    _check_packages(checks, environment, found, args.get("variant"))
+    _check_trees(checks, environment, found)
+    _check_link(checks, prefix, str(args["stack"]), environment, bool(args.get("environment")))
+    if args.get("deep"):
+        drift, root = _check_contents(checks, prefix, environment, found)
+        return found, drift, root
+    checks.append(_unread(environment, found))
+    return found, [], None
+
+
+def _look_at_image(
+    checks: "list[Json]", prefix: str, environment: str, args: Json
+) -> "tuple[Json | None, list[dict[str, str]], str | None]":
+    """The same of an image: what a stamp would say, drift from RECORD, the root."""
+    found = stamp.of_image(environment, args["variant"])
+    _check_packages(checks, environment, found, args["variant"])
+    drift, root = _check_record(checks, prefix, environment, found)
+    return found, drift + _check_pyc(checks, environment, found), root
+
+
+def _check_record(
+    checks: "list[Json]", prefix: str, environment: str, found: Json
+) -> "tuple[list[dict[str, str]], str | None]":
+    from envbuild.node import merkle
+    from envbuild.node.env import contents
+
+    begun = time.monotonic()
+    try:
+        entries = contents.scan(prefix, environment, found)
+        checked, wrong = contents.check(environment, entries)
+    except OSError as error:
+        _add(checks, "files", ["cannot be read: %s" % error], "", begun)
+        return [{"path": os.path.relpath(str(error.filename or environment), environment), "kind": "unreadable"}], None
+    root = merkle.root_of({path: entry.as_list() for path, entry in entries.items()})
+    problems = ["%d of %d files differ from RECORD" % (len(wrong), checked + len(wrong))] if wrong else []
+    says = "%s read, %d compared with RECORD, root %.12s measured" % (plural(len(entries), "file"), checked, root)
+    _add(checks, "files", problems, says, begun)
+    return [{key: str(each[key]) for key in ("path", "kind", "package")} for each in wrong], root
 
 
 def _environment(prefix: str, stack: str, given: object) -> str:
@@ -104,18 +142,11 @@ def _check_stamp(checks: "list[Json]", environment: str, found: "Json | None", v
 def _check_packages(checks: "list[Json]", environment: str, found: Json, variant: "Json | None") -> None:
     begun = time.monotonic()
     problems = stamp.package_problems(environment, found, variant)
-    good = "%s as stamped, by name and version" % plural(len(found["packages"]), "package")
+    good = "%s as %s, by name and version" % (
+        plural(len(found["packages"]), "package"),
+        "stamped" if "root" in found else "locked",
+    )
     _add(checks, "packages", problems, good, begun, "stamped")
-
-
-def _say_left_out(checks: "list[Json]", found: Json) -> None:
-    """A deviation: files that an image was asked to have without; those of the stamp are all the others."""
-    left_out = (found.get("evidence") or {}).get("left_out")
-    if left_out:
-        counts = (plural(left_out["files"], "file"), left_out["bytes"] / 1e6)
-        says = "%s of tests of packages (%.1f MB) left out on purpose, though their RECORD names them" % counts
-        _add(checks, "left-out", [], says, time.monotonic(), "stamped")
-        checks[-1]["details"] = {"deviation": "slim", **left_out}
 
 
 def _check_trees(checks: "list[Json]", environment: str, found: Json) -> None:
@@ -152,11 +183,6 @@ def _unread(environment: str, found: Json) -> Json:
     then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
     says = "contents not read; last read on %s%s" % (at or "an unknown date", then)
     details = {"read_at": at, "differed": differed}
-    layers = (found.get("evidence") or {}).get("layers")
-    if layers and at == found.get("stamped_at"):  # nobody has read it since
-        details["layers"] = layers
-        counts = [plural(layers[name]["files"], "file") for name in ("added", "packages")]
-        says += " (%s; the root takes %s from the stamp of the layer of packages)" % tuple(counts)
     return {"name": "files", "status": "not-run", "says": says, "level": "not-checked", "details": details}
 
 

@@ -1,8 +1,8 @@
 """The verb `container`: an image on this node instead of an environment.
 
-`look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of the node
-program that the image carries, `meet` that of the joint test. Nodes of jobs share a prefix: there one host does `take`
-or `build`, each node `try` and `meet`, one `accept`.
+`look` says what is there, `install` takes an image in, tests it and writes the launcher, `ask` runs a verb of this
+program inside the image in use, `meet` that of the joint test. No image has this program: it goes in by standard input.
+Nodes of jobs share a prefix: there one host does `take` or `build`, each node `try` and `meet`, one `accept`.
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
@@ -14,7 +14,7 @@ import sys
 import uuid
 
 from envbuild.node import facts as probe
-from envbuild.node import hashing, lease, paths, proc, protocol, variables
+from envbuild.node import hashing, lease, paths, proc, program_files, protocol, variables
 from envbuild.node.image import apptainer_build, load, runtimes
 from envbuild.node.protocol import Exit, Json, NodeError, utc_time
 from envbuild.node.smoke import rendezvous
@@ -160,7 +160,7 @@ def _meet(args: Json, prefix: str) -> Json:
     request.update(place=place, environment=meant["environment"])
     most = float(request["deadline"]) + float(request["wait"]) + _START
     command = _named(meant["command"], _called(meant))
-    return _ask(command, dict(args, inside=meant["inside"]), "meet", request, most)
+    return _ask(command, dict(args, inside=meant["inside"], environment=meant["environment"]), "meet", request, most)
 
 
 def _called(args: Json) -> str:
@@ -191,7 +191,6 @@ def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Js
         called=None if file else image,
         root=verify.get("root"),
         base_packages=verify.get("base_packages") or {},
-        sources=verify.get("sources") or [],
         launcher={"path": path, "sha256": hashing.digest_of(path)},
         installed_at=utc_time(),
     )
@@ -219,12 +218,15 @@ def _ask_recorded(args: Json, prefix: str) -> Json:
     checks = [_image_check(record), _launcher_check(record)]
     result: Json = {"record": record, "checks": checks}
     if checks[0]["status"] == "passed":
-        request = dict(args["request"])
+        request = dict(args["request"], environment=record.get("environment"))
         if args["verb"] == "smoke":
-            request.update(cuda=bool(record.get("cuda")), environment=record.get("environment"))
-        asked = _ask(record["command"], dict(args, inside=record["inside"]), args["verb"], request)
+            request.update(cuda=bool(record.get("cuda")))
+        within = dict(args, inside=record["inside"], environment=record["environment"])
+        asked = _ask(record["command"], within, args["verb"], request)
         result.update({key: value for key, value in asked.items() if key != "checks"})
         result["checks"] = checks + list(asked.get("checks") or ())
+        if args["verb"] == "verify":
+            result["checks"].append(_root_check(record, asked.get("root")))
     result["ok"] = all(check["status"] != "failed" for check in result["checks"])
     if not result["ok"]:
         result.setdefault("exit", Exit.CHECK_FAILED)
@@ -241,6 +243,15 @@ def _image_check(record: Json) -> Json:
         says = "%s has the image %s" if good else "%s has no image %s any more"
         says %= (record["runtime"], record["id"][:12])
     return {"name": "image/id", "status": "passed" if good else "failed", "says": says}
+
+
+def _root_check(record: Json, root: "str | None") -> Json:
+    """RECORD says nothing of the tree of a source; the root of when the image was brought does."""
+    good = root is not None and root == record.get("root")
+    says = "root %.12s, as when the image was brought" % root
+    if not good:
+        says = "root %.12s, %.12s when the image was brought" % (root, record.get("root"))
+    return {"name": "image/root", "status": "passed" if good else "failed", "says": says}
 
 
 def _launcher_check(record: Json) -> Json:
@@ -270,18 +281,18 @@ def _end(command: "list[str]") -> None:
 
 def _ask(command: "list[str]", args: Json, verb: str, asked: Json, timeout: float = TIMEOUT) -> Json:
     """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
-    inside = args["inside"]
+    inside, program = args["inside"], program_files.archive()
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
-    python = "%s/current/%s/bin/python" % (inside, args["stack"])
-    words = [python, "%s/image/envbuild-node.pyz" % inside, verb]
+    words = program_files.carried("%s/bin/python" % args["environment"], len(program), verb)
     if "{node}" not in command:  # what a step of Slurm has, Slurm says
         words = variables.same_gpus(os.environ) + words
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer
     command, end = _endable(_here(command))
     try:
         done = proc.run(
-            command + words, timeout=timeout, env=env, stdin=json.dumps(request).encode("utf-8"), grace=_GRACE
-        )
+            command + words, timeout=timeout, env=env, stdin=program + json.dumps(request).encode("utf-8"),
+            grace=_GRACE
+        )  # fmt: skip
     except BaseException:
         if end:
             _end(end)

@@ -1,13 +1,12 @@
 """An image comes to this node: a file that the controller sent, or a registry; its id is compared before it is used."""
 
-import contextlib
 import hashlib
 import json
 import os
 import tarfile
 
 from envbuild.node import hashing, paths, proc
-from envbuild.node.image import image_file, local_registry, runtimes, unpacking
+from envbuild.node.image import image_file, runtimes, unpacking
 from envbuild.node.protocol import Json, NodeError
 
 TIMEOUT = 2 * 3600.0
@@ -96,7 +95,7 @@ def _bring(args: Json, program: str) -> str:
 
 def _make_file(args: Json, runtime: str, program: str, path: str, env: "dict[str, str | None]") -> None:
     """A SIF or a .sqsh file of the image."""
-    pull = args.get("pull")
+    pull = str(args.get("pull") or "")
     if runtime == "apptainer":
         if pull:
             words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
@@ -104,11 +103,8 @@ def _make_file(args: Json, runtime: str, program: str, path: str, env: "dict[str
             words = [path, "docker-archive://" + args["archive"]]
         _run([program, "build", "--force"] + words, "image-pull-failed" if pull else "image-load-failed", args, env)
         return
-    if pull:
-        env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
-        _run([program, "import", "--output", path, enroot_uri(pull)], "image-pull-failed", args, env)
-        return
-    _import_archive(args, program, path, env)
+    env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
+    _run([program, "import", "--output", path, enroot_uri(pull)], "image-pull-failed", args, env)
 
 
 def enroot_uri(reference: str) -> str:
@@ -122,18 +118,6 @@ def enroot_uri(reference: str) -> str:
     if host in ("docker.io", "index.docker.io"):
         host, path = "registry-1.docker.io", path if "/" in path else "library/" + path
     return "docker://%s#%s" % (host, path)
-
-
-def _import_archive(args: Json, program: str, path: str, env: "dict[str, str | None]") -> None:
-    """enroot imports from registries, so there is one as long as it reads. Raises NodeError `image-archive-damaged`."""
-    with contextlib.ExitStack() as stack:
-        try:
-            here = stack.enter_context(local_registry.serving(args["archive"]))
-        except (tarfile.TarError, OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(args["archive"], "its layers cannot be read (%s)" % str(error)[:200]) from error
-        env.update(ENROOT_ALLOW_HTTP="yes", no_proxy="127.0.0.1", NO_PROXY="127.0.0.1")
-        uri = "docker://%s#%s:latest" % (here, local_registry.NAME)
-        _run([program, "import", "--output", path, uri], "image-load-failed", args, env)
 
 
 def check_archive(args: Json) -> None:

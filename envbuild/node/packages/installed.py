@@ -130,8 +130,7 @@ def check(
 ) -> "tuple[int, list[Json]]":
     """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
 
-    `known`: path to the sha256 (hex) that stands in the place of RECORD's, empty where the file was left out on
-    purpose. `others`: distributions (normal names) that
+    `known`: path to the sha256 (hex) that stands in the place of RECORD's. `others`: distributions (normal names) that
     somebody else answers for.
 
     `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
@@ -151,8 +150,6 @@ def check(
             wrong.append(_mismatch(environment, folder, record, "no-record"))
             continue
         for path, digest, _size in merkle.read_record(environment, record):
-            if path not in entries and known.get(path) == "":
-                continue
             truth = merkle.record_digest(known[path]) if known.get(path) else digest
             kind = _compare(environment, path, truth, entries)
             checked += 1 if digest and kind is None else 0

@@ -23,8 +23,7 @@ class Spec:
         self.variant = variant
         self.cuda = cuda
         self.variables = dict(variant.get("environment") or {})
-        # What was imported well in the layer that an image is built on, and is not imported again.
-        self.imported: tuple[str, ...] = ()
+        self.image = False  # the environment is one of an image, which has no stamp
         self.in_use: list[Json] = []  # GPUs that others use, as `gpu_state.occupied` has them
         self.base = str((variant.get("base") or {}).get("kind", "none"))
 

@@ -40,7 +40,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     def work() -> Json:
         check_there(environment)
         spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
-        spec.imported = tuple(args.get("imported") or ())
+        spec.image = bool(args.get("image"))
         spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
         spec.peaks, spec.links = dict(args.get("peaks") or {}), dict(args.get("links") or {})
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
@@ -179,11 +179,9 @@ def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     packages = {str(each["name"]): str(each["version"]) for each in variant.get("packages") or []}
     if (variant.get("torch") or "torch" in packages) and "torch" not in imports:
         imports.insert(0, "torch")
-    kept = stamp.kept_of_base(stamp.read(spec.environment))
+    kept = stamp.kept_of_base(stamp.of_image(spec.environment, variant) if spec.image else None)
     packages = {name: version for name, version in packages.items() if installed.normal_name(name) not in kept}
     provided = dict({str(name): str(version) for name, version in (variant.get("provided") or {}).items()}, **kept)
-    before = [name for name in imports if name in spec.imported]
-    imports = [name for name in imports if name not in before]
     todo, first = list(imports), True
     modules: list[Json] = []
     while first or todo:
@@ -214,9 +212,6 @@ def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
         part.details["not_run"] = todo
     counts = (plural(len(imports), "module"), plural(len(packages) + len(provided), "package"))
     part.says = "%s imported from the locked place, %s found at the locked version" % counts
-    if before:
-        part.details["imported_before"] = before
-        part.says += "; %s imported only when the layer of the packages was made" % ", ".join(before)
     return part.stop()
 
 

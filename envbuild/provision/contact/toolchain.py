@@ -168,7 +168,7 @@ def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_fi
 def bootstrap_python(arch: str, libc: str, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
     """The pinned Python that runs the node program where the node has none that can."""
     build = load_toolchain(toolchain_file).find_python(BOOTSTRAP_PYTHON, arch, libc)
-    return _python(build) if fetch else _planned(build)
+    return fetched_python(build) if fetch else _planned(build)
 
 
 def _planned(build: ToolchainPython) -> Tool:
@@ -185,11 +185,11 @@ def _locked_python(variant: Variant, toolchain_file: Path | None, *, fetch: bool
             hint="use the toolchain file that the lock was made with, or make the lock again",
             exit_code=ExitCode.INTEGRITY,
         )
-    return _python(build) if fetch else _planned(build)
+    return fetched_python(build) if fetch else _planned(build)
 
 
 @cache
-def _python(build: ToolchainPython) -> Tool:
+def fetched_python(build: ToolchainPython) -> Tool:
     """The build's archive on the controller, fetched once and checked."""
     import platformdirs
 

@@ -1,37 +1,38 @@
 """An image that is built in a job (`build: job`): what it needs is fetched here, one node makes the file from it.
 
-No builder of this machine takes part: the definition of `image apptainer` is built by the Apptainer of a compute node.
+No builder of this machine takes part: the definition of `image dockerfile --apptainer` is built by the Apptainer of a
+compute node.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
-import sys
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container import apptainer, build_context
+from envbuild.container.build import Options, fill_wheelhouse, link
 from envbuild.container.builders import find_builder
-from envbuild.container.recipe import INDEXES, NODE, ImageRecipe
-from envbuild.errors import EnvbuildError
+from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
 from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
-from envbuild.node import proc
+from envbuild.model.lock import ArtifactFile, LockedPackage
+from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.contact.first_contact import node_request
+from envbuild.provision.contact.toolchain import fetched_python
+from envbuild.provision.delivery.artifacts import artifact_cache, fetch_delivery
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.jobs.ask import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
 
-# Seconds that fetching here and building there may take; the first is for the whole of a stack.
-FETCH_DEADLINE = 4 * 3600.0
 LIMIT = 4 * 3600
 
 
@@ -44,17 +45,17 @@ def builds_in_job(prepared: Prepared) -> bool:
 def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Obtained:
     """One file in `folder` with everything that a build without a network needs, as something that is carried.
 
-    Its id is not known before a node has built it. Raises EnvbuildError: what `context.check`, fetching, `find_builder`
-    and `Builder.save` raise.
+    Its id is not known before a node has built it. Raises EnvbuildError: what `fetch_delivery`, `find_builder` and
+    `Builder.save` raise.
     """
     assert image.recipe is not None  # noqa: S101 - see `builds_in_job`
     recipe, settings = image.recipe, settings_of(prepared)
     made = folder / f"context-{image.key[:12]}"
     try:
-        build_context.write(recipe, made, more=apptainer.files(recipe, carried=True))
-        build_context.check(made)
+        definition = {apptainer.FILE: apptainer.render(recipe, carried=True)}
+        build_context.write(made, build_context.texts(recipe) | definition)
         say("fetching what the image is made from")
-        _fetch(recipe, settings, made)
+        _fetch(recipe, settings, made / WHEELHOUSE)
         for name, file in apptainer.archives(recipe).items():
             say(f"writing {name} to a file")
             find_builder(settings.builder).save(name, made / file)
@@ -66,53 +67,41 @@ def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[
     return Obtained("", "apptainer", path, sha256_of(path), built=True)
 
 
-def _fetch(recipe: ImageRecipe, settings: ContainerSettings, folder: Path) -> None:
-    """Everything of the fetch stages into the wheelhouse of the context, by the same requests.
+def _fetch(recipe: ImageRecipe, settings: ContainerSettings, house: Path) -> None:
+    """All that the build would download into the wheelhouse of the context; from the user's own folders first.
 
     The user's indexes, logins, certificates and git configuration are used here, so that none of them leaves.
     """
-    git: dict[str, str | None] = (
-        {"GIT_CONFIG_GLOBAL": str(Path(settings.gitconfig).expanduser())} if settings.gitconfig else {}
-    )
-    own = {
-        "find_links": [str(Path(each).expanduser()) for each in settings.wheelhouse],
-        "cache": str(platformdirs.user_cache_path("envbuild") / "artifacts" / "images"),
-        "indexes": json.loads(recipe.uncommitted[INDEXES]),
-        "out": str(folder / "fetched"),
-        "addresses": None,
-        "tools": [],  # unpacked where they are used
-    }
-    for name in ("fetch.json", "sources.json"):
-        if name not in recipe.files:
-            continue
-        request = json.loads(recipe.files[name])
-        request["args"] |= own
-        done = proc.run(
-            [sys.executable, "-I", str(folder / NODE), "image"],
-            timeout=FETCH_DEADLINE, env=proc.clean_env(git), stdin=json.dumps(request).encode(),
-        )  # fmt: skip
-        _raise_for(done)
-    house = folder / apptainer.WHEELHOUSE
-    (folder / "fetched" / "wheels").rename(house)
-    if (folder / "fetched" / "sources").exists():
-        (folder / "fetched" / "sources").rename(house / "sources")
-    (folder / "fetched").rmdir()
+    variant, folders = recipe.variant, tuple(Path(each).expanduser() for each in settings.wheelhouse)
+    lacking = set(fill_wheelhouse(recipe, Options(folders), house))
+    uv = next(each for each in load_toolchain().uv if each.arch == variant.machine)
+    packages = [each for each in variant.packages if each.name in lacking]
+    if not (house / uv.file).exists():
+        file = ArtifactFile(file=uv.file, sha256=uv.sha256)
+        packages.append(LockedPackage(name="uv", version=uv.version, index="pypi", files=(file,)))
+    lacking = {name for name, each in bundles(variant).items() if not (house / bundle_name(name, each)).exists()}
+    sources = tuple(each for each in variant.sources if {name.partition("/")[0] for name in lacking} & {each.name})
+    wanted = variant.model_copy(update={"packages": tuple(packages), "sources": sources})
+    with _git_configuration(settings.gitconfig):
+        delivery = fetch_delivery(wanted, cache=artifact_cache(), glibc=recipe.inside.glibc)
+    for path in (*delivery.packages, *delivery.sources.values()):
+        link(path, house / path.name)
+    if (build := recipe.inside.python_build) is not None:
+        link(fetched_python(build).source, house / build.name)
 
 
-def _raise_for(done: proc.Finished) -> None:
+@contextmanager
+def _git_configuration(path: str | None) -> Iterator[None]:
+    before = os.environ.get("GIT_CONFIG_GLOBAL")
+    if path is not None:
+        os.environ["GIT_CONFIG_GLOBAL"] = str(Path(path).expanduser())
     try:
-        answer = json.loads(done.out)
-    except ValueError:
-        answer = {"ok": False}
-    if answer.get("ok"):
-        return
-    if "error" in answer:
-        raise EnvbuildError.from_dict(answer["error"])
-    why = "no end in time" if done.timed_out else done.err.strip()[-800:]
-    raise EnvbuildError(
-        "image-fetch-failed", "what the image is made from could not be fetched here", why=why,
-        hint="the same command tries again"
-    )  # fmt: skip
+        yield
+    finally:
+        if path is not None and before is not None:
+            os.environ["GIT_CONFIG_GLOBAL"] = before
+        elif path is not None:
+            del os.environ["GIT_CONFIG_GLOBAL"]
 
 
 def build_in_job(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import posixpath
 import re
@@ -13,10 +15,12 @@ from envbuild.container.run_options import SAME_GPUS, ContainerFacts, choose, py
 from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
 from envbuild.node.image.load import enroot_uri
+from envbuild.node.program_files import carried
 from envbuild.node.protocol import PROTOCOL
+from envbuild.node_program import node_pyz
 from envbuild.provision.images.build_in_job import builds_in_job
-from envbuild.provision.images.obtain import Wanted, settings_of, wanted
-from envbuild.provision.images.plan import FILES, smoke_args
+from envbuild.provision.images.obtain import Wanted, needs_registry, settings_of, wanted
+from envbuild.provision.images.plan import FILES, smoke_args, verify_args
 from envbuild.provision.jobs.site import JobSite, proxies
 from envbuild.provision.run.findings import Prepared
 from envbuild.schedule.job import JobStep
@@ -33,29 +37,23 @@ _LABELLED = 'n=$(uname -n); "$@" < "$0" | sed "s/^/${n%%.*}: /"; exit "${PIPESTA
 class _Words:
     """How a scheduler's script says it: the number of the job, what comes first, and the runtimes that it can start.
 
-    `run`: the lines that run a command on every node with a text on its standard input, both words of the shell.
+    `run`: the lines that run a command on every node, where the file `$request` is its standard input.
     """
 
     number: str
     runtimes: tuple[str, ...]
-    run: Callable[[str, str], list[str]]
+    run: Callable[[str], list[str]]
     first: tuple[str, ...] = ()
 
 
-def _srun(command: str, text: str) -> list[str]:
+def _srun(command: str) -> list[str]:
     """Slurm hands standard input to all."""
-    return [f"srun {_NODES} --kill-on-bad-exit=0 --cpu-bind=none --label {command} <<< {text} || code=$?"]
+    return [f'srun {_NODES} --kill-on-bad-exit=0 --cpu-bind=none --label {command} < "$request" || code=$?']
 
 
-def _mpiexec(command: str, text: str) -> list[str]:
-    request = '"$file.$number.json"'
+def _mpiexec(command: str) -> list[str]:
     where = mpiexec('"$nodes"')
-    return [
-        f"printf %s {text} > {request}",
-        f"{where} \\",
-        f"  bash -c {shlex.quote(_LABELLED)} {request} {command} || code=$?",
-        f"rm -f -- {request}",
-    ]
+    return [f"{where} \\", f'  bash -c {shlex.quote(_LABELLED)} "$request" {command} || code=$?']
 
 
 _WORDS = {
@@ -93,12 +91,7 @@ def image_body(prepared: Prepared) -> str:
     image = wanted(prepared)
     reference = settings.image or (settings.registry and f"{settings.registry}:{image.name.rpartition(':')[2]}")
     if reference is None and not builds_in_job(prepared):
-        raise EnvbuildError(
-            "container-needs-registry",
-            "the nodes of a job need an image from a registry",
-            why="a local tag is known on the machine that built it and nowhere else",
-            hint="say `registry:` or `image:` in the `container:` section of the target; or `build: job`",
-        )
+        raise needs_registry("a local tag is known on the machine that built it and nowhere else")
     return "\n".join([*_head(prepared, settings, reference, words), *_file(prepared, settings, reference, image, words),
                       *_tests(prepared, settings, image)])  # fmt: skip
 
@@ -139,7 +132,7 @@ def _file(
     unpack = f"ENROOT_TEMP_PATH={tmp} " if target.tmp else ""
     first: list[str] = []
     if reference is None:
-        write = f'envbuild image apptainer {shlex.quote(prepared.reference)} -o "$context"'
+        write = f'envbuild image dockerfile {shlex.quote(prepared.reference)} --apptainer -o "$context"'
         first = [f"# It has to be there before: {write}", f"context={_path(folder, name + '.context')}"]
         make = f'(cd -- "$context" && {build} {half} apptainer.def)'
     elif settings.runtime == "apptainer":
@@ -161,26 +154,34 @@ def _file(
 
 
 def _tests(prepared: Prepared, settings: ContainerSettings, image: Wanted) -> list[str]:
-    """`verify` and `smoke` of the node program in the image, on every node."""
+    """`verify` and `smoke` of the node program in the image, on every node; the program is in the script."""
     cuda = settings.gpus != "none" and bool(prepared.target.expects.gpus_per_node)
-    verify = {"stack": prepared.stack.name, "deep": True, "variant": image.variant.to_json_dict(), "limit": 20}
-    asked = {"verify": verify, "smoke": {**smoke_args(prepared, image), "cuda": cuda}}
-    entry = f"{image.prefix}/image/entrypoint.sh"
-    program = [f"{image.environment}/bin/python", f"{image.prefix}/image/envbuild-node.pyz"]
-    lines = ["code=0"]
+    asked = {"verify": verify_args(prepared, image), "smoke": {**smoke_args(prepared, image), "cuda": cuda}}
+    program, words = node_pyz(), _WORDS[prepared.target.scheduler.kind]
+    packed = base64.encodebytes(gzip.compress(program, mtime=0)).decode().splitlines()
+    lines = [
+        "code=0",
+        f'request="$file.{words.number}.request" program="$file.{words.number}.pyz"',
+        'trap \'rm -f -- "$request" "$program"\' EXIT',
+        "# envbuild's node program, which tests inside and leaves nothing there; it goes in by standard input.",
+        "base64 -d << 'EOF' | gzip -d > \"$program\"",
+        *packed,
+        "EOF",
+    ]
     if settings.runtime == "pyxis":
-        command = f'--container-image="$file" {shlex.join([*pyxis_options(settings, gpus=cuda), "/bin/sh", entry])}'
+        command = f'--container-image="$file" {shlex.join(pyxis_options(settings, gpus=cuda))}'
     else:
         facts = ContainerFacts({settings.runtime: {"works": True}}, gpus=int(cuda))
-        begins = shlex.join(choose("the nodes of the job", settings, facts).command("@FILE@", entry))
+        begins = shlex.join(choose("the nodes of the job", settings, facts).command("@FILE@"))
         inside = "\n".join([*SAME_GPUS, f'exec {begins} "$@"']).replace("@FILE@", '"$0"')
         lines += ["# On each node, with the GPUs that the scheduler gives there; its $0 is the file.",
                   f"inside={shlex.quote(inside)}"]  # fmt: skip
         command = 'sh -c "$inside" "$file"'
-    command += f" {shlex.join(program)}"
+    python = f"{image.environment}/bin/python"
     for verb, args in asked.items():
         request = {"protocol": PROTOCOL, "verb": verb, "run": "script", "prefix": image.prefix, "args": args}
         text = shlex.quote(json.dumps(request, sort_keys=True, allow_nan=False, separators=(",", ":")))
-        run = _WORDS[prepared.target.scheduler.kind].run
-        lines += [f"# {verb}: every node prints one line of JSON.", *run(f"{command} {verb}", text)]
+        lines += [f"# {verb}: every node prints one line of JSON.", 'cp -- "$program" "$request"',
+                  f'printf %s {text} >> "$request"',
+                  *words.run(f"{command} {shlex.join(carried(python, len(program), verb))}")]  # fmt: skip
     return [*lines, 'exit "$code"', ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,18 @@ import platformdirs
 
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
-from envbuild.container.dockerfile import render
-from envbuild.container.recipe import SLIM, ImageRecipe
+from envbuild.container.recipe import ImageRecipe
 from envbuild.container.stage_images import Given
+from envbuild.container.verify_image import LABEL, of_another_lock, variant_of
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
 from envbuild.node.image.load import archive_id
-from envbuild.node_program import node_pyz_digest
 from envbuild.provision.run.between_runs import keep
 from envbuild.provision.run.findings import Prepared
 
 PREFIX = "/opt/envbuild"
-_LABEL = "dev.envbuild."
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class Obtained:
     sha256: str | None = None
     pull: str | None = None
     built: bool = False
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def digest(self) -> str | None:
@@ -78,30 +75,31 @@ def wanted(prepared: Prepared) -> Wanted:
     settings = settings_of(prepared)
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
-    from envbuild.container import apptainer
+    from envbuild.container import apptainer, build_context
     from envbuild.container.select import Choice, recipe_for
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
     recipe = recipe_for(
-        Choice(
-            prepared.reference,
-            prepared.profile,
-            prepared.choice.variant,
-            prepared.choice.target,
-            given,
-            prepared.target.installer,
-            settings.slim,
-        )
+        Choice(prepared.reference, prepared.profile, prepared.choice.variant, prepared.choice.target, given)
     )
-    total = hashlib.sha256(node_pyz_digest().encode())
-    in_job = settings.build == "job"
-    made_by = apptainer.files(recipe, carried=True) if in_job else {"Dockerfile": render(recipe)}
-    for name, text in sorted({**recipe.files, **made_by}.items()):
+    total = hashlib.sha256()
+    made_by = {apptainer.FILE: apptainer.render(recipe, carried=True)} if settings.build == "job" else {}
+    for name, text in sorted({**build_context.texts(recipe), **made_by}.items()):
         total.update(f"{name}\0{len(text)}\0{text}".encode())
     return Wanted(
         total.hexdigest(), recipe.tag, recipe.prefix, recipe.environment, recipe.variant, recipe,
-        warnings=((SLIM, *recipe.warnings) if recipe.slim else recipe.warnings),
+        warnings=recipe.warnings,
     )  # fmt: skip
+
+
+def needs_registry(why: str) -> EnvbuildError:
+    """The error (exit 7) where nodes can take an image from a registry alone, and the target names none."""
+    return EnvbuildError(
+        "container-needs-registry",
+        "the nodes need an image from a registry",
+        why=why,
+        hint="say `registry:` or `image:` in the `container:` section of the target; with apptainer also `build: job`",
+    )
 
 
 def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> Wanted:
@@ -113,7 +111,7 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
 
     found, config = ask_config(reference, plain_http=settings.insecure)
     labels = {key: str(value) for key, value in dict(config.get("Labels") or {}).items()}
-    environment = labels.get(_LABEL + "environment", "")
+    environment = labels.get(LABEL + "environment", "")
     if not environment.startswith(f"{PREFIX}/envs/"):
         raise EnvbuildError(
             "image-not-ours",
@@ -122,20 +120,11 @@ def _pulled(prepared: Prepared, settings: ContainerSettings, reference: str) -> 
             hint="`envbuild image build STACK --push REF` makes one",
             exit_code=ExitCode.REFUSED,
         )
-    environ = dict(str(each).partition("=")[::2] for each in config.get("Env") or ())
-    archs = environ.get("TORCH_CUDA_ARCH_LIST")
-    lock = prepared.lock
-    for locked in lock.variants:
-        for bound in (None, tuple(archs.split(";")) if archs else ()):
-            variant = locked.with_arch_list(lock.stack, lock.profile, bound)
-            if f"sha256:{variant.digest}" == labels.get(_LABEL + "lock"):
-                return Wanted(reference, reference, PREFIX, environment, variant, id=found)
-    raise EnvbuildError(
-        "image-of-another-lock",
-        f"{reference} is of no variant of {prepared.lock_file.name}",
-        why=f"its labels say {labels.get(_LABEL + 'stack')} ({labels.get(_LABEL + 'profile')}), "
-        f"{labels.get(_LABEL + 'lock', 'no lock')[:19]}",
-    )
+    variant = variant_of(prepared.lock, config)
+    if variant is None:
+        about = {name: labels.get(LABEL + name, "") for name in ("stack", "profile", "lock")}
+        raise of_another_lock(reference, prepared.lock, about)
+    return Wanted(reference, reference, PREFIX, environment, variant, id=found)
 
 
 def known_id(image: Wanted) -> str | None:
@@ -156,7 +145,7 @@ def obtain(
         assert image.id is not None and settings.image is not None  # noqa: S101 - see `_pulled`
         return Obtained(image.id, pull=settings.image)
     builder = find_builder(settings.builder, builds=True)
-    found, built, seconds = _remembered(image.key), False, dict[str, float]()
+    found, built = _remembered(image.key), False
     if _id(builder, image.name) is None or _id(builder, image.name) != found.get("id"):
         options = Options(
             wheelhouses=tuple(Path(each).expanduser() for each in settings.wheelhouse),
@@ -165,7 +154,7 @@ def obtain(
         )
         say(f"building the image with {builder.name}")
         made = build_image(image.recipe, builder, options)
-        found, built, seconds = {"id": made["id"], "name": image.name, "builder": builder.name}, True, made["seconds"]
+        found, built = {"id": made["id"], "name": image.name, "builder": builder.name}, True
         keep(_memory(image.key), found)
     known = str(found.get("carried") or found["id"])
     path: Path | None = None
@@ -182,7 +171,7 @@ def obtain(
         # Docker's id of an image in containerd's store is that of its manifest; ours is that of its configuration.
         keep(_memory(image.key), {**found, "carried": known})
     sha256 = sha256_of(path) if path else None
-    return Obtained(known, builder.name, path, sha256, pull, built=built, seconds=seconds)
+    return Obtained(known, builder.name, path, sha256, pull, built=built)
 
 
 def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> tuple[str, str]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envbuild.container.run_options import Chosen, ContainerFacts, choose, launcher
+from envbuild.container.verify_image import asked_of_image
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution
 from envbuild.plan.node_steps import smoke_items, uses_cuda
-from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
+from envbuild.provision.images.obtain import Obtained, Wanted, needs_registry, settings_of
 from envbuild.provision.run.findings import Prepared
 from envbuild.resolve.request import visible_gpus
 from envbuild.text import plural
@@ -56,13 +57,16 @@ def container_facts(told: Mapping[str, Any], facts: NodeFacts) -> ContainerFacts
 def node_image(
     node: str, prepared: Prepared, image: Wanted, told: Mapping[str, Any], facts: NodeFacts, *, repair: bool
 ) -> NodeImage:
-    """Decide for one node. Raises what `engine.choose` raises."""
-    chosen = choose(node, settings_of(prepared), container_facts(told, facts))
-    command = tuple(chosen.command(IMAGE, f"{image.prefix}/image/entrypoint.sh"))
+    """Decide for one node. Raises what `choose` raises, `container-needs-registry` (exit 7)."""
+    settings = settings_of(prepared)
+    chosen = choose(node, settings, container_facts(told, facts))
+    if chosen.runtime in ("enroot", "pyxis") and settings.image is None and settings.registry is None:
+        raise needs_registry(f"{chosen.runtime} on {node} takes images from registries alone")
+    command = tuple(chosen.command(IMAGE))
     record: Mapping[str, Any] = told.get("record") or {}
     has = bool(told.get("present"))
     needs = _needs(record, image, command, told, repair=repair)
-    cuda = settings_of(prepared).gpus != "none" and uses_cuda(image.variant, facts)
+    cuda = settings.gpus != "none" and uses_cuda(image.variant, facts)
     return NodeImage(chosen, command, cuda, record, has, needs, visible_gpus(facts) if cuda else 0)
 
 
@@ -145,8 +149,6 @@ def install_args(
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments of the verb `container`, action `install`."""
     settings, stack, runtime = settings_of(prepared), prepared.stack.name, node.chosen.runtime
-    variant = image.variant.to_json_dict()
-    smoke = {**smoke_args(prepared, image), "cuda": node.cuda}
     args: dict[str, Any] = {
         "action": "install",
         "stack": stack,
@@ -165,8 +167,8 @@ def install_args(
         "gpus": node.gpus,
         "launcher": launcher(stack, list(node.command)),
         "asks": {
-            "verify": {"stack": stack, "deep": True, "variant": variant, "limit": 20, "base": True},
-            "smoke": smoke,
+            "verify": {**verify_args(prepared, image), "base": True},
+            "smoke": {**smoke_args(prepared, image), "cuda": node.cuda},
         },
         "controller": dict(controller),
         "wait": wait,
@@ -181,11 +183,15 @@ def install_args(
     return args
 
 
+def verify_args(prepared: Prepared, image: Wanted) -> dict[str, Any]:
+    """The arguments of `verify` inside an image."""
+    return {"stack": prepared.stack.name, "limit": 20, **asked_of_image(image.environment, image.variant)}
+
+
 def smoke_args(prepared: Prepared, image: Wanted) -> dict[str, Any]:
     """The arguments of `smoke` inside an image, all but `cuda`."""
     return {
-        "environment": image.environment,
-        "variant": image.variant.to_json_dict(),
+        **asked_of_image(image.environment, image.variant),
         "items": smoke_items(image.variant, prepared.target),
         "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
     }

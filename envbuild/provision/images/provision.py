@@ -247,8 +247,7 @@ def asks_of(work: Work, verb: str) -> dict[str, Any]:
     """The arguments of a verb inside the image that the target asks for."""
     prepared = work.prepared
     image = wanted(prepared)
-    variant = image.variant.to_json_dict()
     if verb == "verify":
-        return {"stack": prepared.stack.name, "deep": True, "variant": variant, "limit": 20}
+        return container_plan.verify_args(prepared, image)
     # The node knows whether its containers have GPUs.
     return as_asked(prepared, work.settings, container_plan.smoke_args(prepared, image))

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild import resources
 from envbuild.node.patch import apply, registry, source_text
 from envbuild.node.protocol import NodeError
-from envbuild.node_program import build_pyz
+from envbuild.node_program import node_pyz
 
 ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
 
@@ -276,7 +275,7 @@ def test_the_digest_is_of_the_edit_not_of_the_place_or_the_expected_hits(tmp_pat
     assert digest != apply.digest(spec("numpy-aliases", "a.py"))
     assert digest != apply.digest({**spec(), "name": "other"})
     program = tmp_path / "node.pyz"
-    program.write_bytes(build_pyz(resources.node_package()))
+    program.write_bytes(node_pyz())
     code = "import json, sys; sys.path.insert(0, sys.argv[1]); from envbuild.node.patch import apply as p"
     code += "; print(p.digest(json.loads(sys.argv[2])))"
     done = subprocess.run(

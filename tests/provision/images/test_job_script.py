@@ -17,11 +17,13 @@ import pytest
 import yaml
 
 from envbuild.errors import EnvbuildError
+from envbuild.node_program import node_pyz
 from envbuild.provision.images.job_script import image_body
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 
-ENTRY = "/opt/envbuild/image/entrypoint.sh"
+# What a program on standard input is followed by.
+_REQUEST = 'sys.stdin.buffer.read().rpartition(b"{\\"args\\"")'
 
 
 def _prepared(top: Path, **container: Any) -> Prepared:
@@ -35,7 +37,10 @@ def _words(top: Path, text: str) -> list[list[str]]:
     """Run the body with programs that record their arguments and standard input, one JSON line a call."""
     folder = top / "bin"
     folder.mkdir()
-    record = 'import json, sys; print(json.dumps([sys.argv[1:], "" if sys.stdin.isatty() else sys.stdin.read()]))'
+    record = (
+        'import json, sys; found = sys.stdin.buffer.read().rpartition(b"{\\"args\\""); '
+        'print(json.dumps([sys.argv[1:], b"".join(found[1:]).decode() if found[1] else ""]))'
+    )
     for name in ("srun", "enroot", "apptainer"):
         program = folder / name
         made = '[ "$1" != import ] && [ "$1" != build ] || { : > "${@: -2:1}"; }\n' if name != "srun" else ""
@@ -72,8 +77,8 @@ def test_pyxis_imports_once_and_tests_on_every_node(tmp_path: Path) -> None:
             "--no-container-remap-root",
             "--container-writable",
         ]
-        assert words[at + 1 : at + 7] == [*same, "--container-mounts=/data:/d:ro", "/bin/sh"]
-        assert words[at + 7] == ENTRY and words[-1] == verb
+        assert words[at + 1 : at + 6] == [*same, "--container-mounts=/data:/d:ro"]
+        assert words[at + 6].endswith("/bin/python") and words[-1] == verb
         request = json.loads(stdin)
         assert (request["verb"], request["prefix"]) == (verb, "/opt/envbuild")
 
@@ -84,7 +89,7 @@ def test_pyxis_imports_once_and_tests_on_every_node(tmp_path: Path) -> None:
         ("enroot", ["enroot", "start", "--rw", "FILE"]),
         (
             "apptainer",
-            ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "--writable-tmpfs", "FILE", "/bin/sh", ENTRY],
+            ["apptainer", "exec", "--cleanenv", "--no-home", "--nv", "--writable-tmpfs", "FILE"],
         ),
     ],
 )
@@ -103,7 +108,7 @@ def test_other_runtimes_are_started_by_srun(runtime: str, wanted: list[str], tmp
     assert begun[: len(expected)] == expected
     # The runtime takes no variable with it; the GPUs are those that the scheduler has given on that node.
     assert begun[len(expected) :][:2] == ["env", "CUDA_VISIBLE_DEVICES=2,GPU-1f"]
-    assert (begun[-3].endswith("/bin/python"), begun[-1]) == (True, "verify")
+    assert (begun[-7].endswith("/bin/python"), begun[-1]) == (True, "verify")
 
 
 def _polaris(top: Path, **container: Any) -> Prepared:
@@ -124,9 +129,10 @@ def _polaris(top: Path, **container: Any) -> Prepared:
 def test_the_qsub_file_is_the_recorded_one(name: str, container: dict[str, Any], tmp_path: Path) -> None:
     text = image_body(_polaris(tmp_path, **container))
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    requests = [json.loads(each) for each in re.findall(r"^printf %s '(.*)' >", text, re.MULTILINE)]
+    requests = [json.loads(each) for each in re.findall(r"^printf %s '(.*)' >>", text, re.MULTILINE)]
     assert [each["verb"] for each in requests] == ["verify", "smoke"]
-    text = re.sub(r"(?m)^printf %s '.*' >", "printf %s 'REQUEST' >", text)
+    text = re.sub(r"(?m)^printf %s '.*' >>", "printf %s 'REQUEST' >>", text)
+    text = re.sub(r"(?ms)^(base64 .*?\n).*?^EOF$", r"\1PROGRAM\nEOF", text).replace(str(len(node_pyz())), "SIZE")
     text = re.sub(r"[0-9a-f]{12}", "0" * 12, text)
     golden = Path(__file__).parents[2] / "schedule" / "golden" / f"{name}.sh"
     if os.environ.get("ENVBUILD_WRITE_GOLDEN"):
@@ -141,7 +147,8 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
     programs = {
         "mpiexec": 'while [ "$1" != bash ]; do printf "%s\\n" "$1" >> "$CALLS"; shift; done; "$@" && "$@"',
         "apptainer": 'echo "$@" >> "$CALLS"\n[ "$1" = exec ] || { : > "$2"; exit; }\n'
-        'cat; echo; [ "${@: -1}" != "$FAIL" ]',
+        f"python3 -c 'import sys; print(b\"\".join({_REQUEST}[1:]).decode())'\n"
+        '[ "${@: -1}" != "$FAIL" ]',
     }
     for program, code in programs.items():
         (folder / program).write_text(f"#!/bin/bash\n{code}\n")
@@ -168,7 +175,7 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
     calls = (tmp_path / "calls").read_text()
     assert f"build {file}.12 docker://registry.example.org/team/smoke:exact-" in calls
     assert calls.split("build ")[1].split("\n")[1:5] == ["--envall", "-n", "2", "--ppn"]
-    assert f"exec --cleanenv --no-home --nv --writable-tmpfs {file} /bin/sh {ENTRY} " in calls
+    assert f"exec --cleanenv --no-home --nv --writable-tmpfs {file} " in calls
     # A check that fails is the exit code, after the others; the file is there and is not made again.
     failed = submit(FAIL="verify")
     assert (failed.returncode, len(failed.stdout.splitlines())) == (1, 3)

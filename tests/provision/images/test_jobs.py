@@ -51,7 +51,7 @@ def test_what_podman_has_on_a_node_is_known_from_its_last_job() -> None:
 def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
     def image(*options: str) -> NodeImage:
         chosen = Chosen("apptainer", "/usr/bin/apptainer", options)
-        return NodeImage(chosen, tuple(chosen.command("{image}", "/entry")), False)
+        return NodeImage(chosen, tuple(chosen.command("{image}")), False)
 
     nodes, errors = {"gpu1": image(), "gpu2": image("--nv"), "gpu3": image()}, dict[str, EnvbuildError]()
     jobs.one_kind(nodes, errors)

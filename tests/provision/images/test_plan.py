@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from envbuild.container.builders import Buildah, Builder, Docker
-from envbuild.container.recipe import SLIM
+from envbuild.errors import EnvbuildError
 from envbuild.model.container import ContainerSettings
-from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
 from envbuild.provision.images import plan
-from envbuild.provision.images.obtain import Obtained, Wanted, wanted
+from envbuild.provision.images.obtain import Obtained, Wanted
 from envbuild.provision.images.plan import NodeImage, node_image
-from envbuild.provision.run.evidence import deviations
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 from tests.report.samples import facts
@@ -54,23 +52,6 @@ def test_nothing_is_needed_where_all_is_as_recorded(prepared: Prepared, image: W
     assert (node.needs, " ".join(node.command), node.cuda) == ("", COMMAND, False)
     made = plan.make_plan(prepared, image, {"gpu1": node}, {}, {"gpu1": _resolution("gpu1")}, delivery="take in")
     assert made.nothing_to_do
-
-
-def test_slim_is_told_as_a_deviation_by_plan_and_report(prepared: Prepared) -> None:
-    slim = prepared.target.model_copy(update={"container": ContainerSettings(slim=True)})
-    whole, wished = wanted(prepared), wanted(prepared._replace(target=slim))
-    assert wished.name == f"{whole.name}-slim" and wished.key != whole.key
-    made = plan.make_plan(prepared, wished, {}, {}, {}, delivery="take in")
-    assert made.warnings[0] == SLIM and SLIM.startswith("Slim, a deviation: ")
-    assert SLIM not in plan.make_plan(prepared, whole, {}, {}, {}, delivery="take in").warnings
-
-    says = "2 files of tests of packages (0.1 MB) left out on purpose, though their RECORD names them"
-    left_out = Check(name="left-out", status="passed", says=says, details={"deviation": "slim", "files": 2})
-    nodes = [NodeEvidence(node=name, status="unchanged", exit=0, checks=(left_out,)) for name in ("gpu1", "gpu2")]
-    assert deviations(nodes) == (says,)
-
-    with pytest.raises(ValueError, match="`image` is pulled as it is"):
-        ContainerSettings(slim=True, image=f"registry.example.org/x@sha256:{ONE}")
 
 
 def _resolution(node: str) -> Resolution:
@@ -115,7 +96,7 @@ def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
     )  # fmt: skip
     assert (args["archive"], args["sha256"], "pull" in args) == ("/opt/envbuild/images/image.tar", OTHER, False)
     assert args["command"] == args["planned"] == COMMAND.split()
-    assert args["asks"]["verify"]["deep"] is True
+    assert all(args["asks"][verb]["image"] is True for verb in ("verify", "smoke"))
     assert [item["name"] for item in args["asks"]["smoke"]["items"]] == [i.name for i in image.variant.smoke]
     pulled = Obtained(ONE, pull=f"registry.example.org/x@sha256:{OTHER}")
     args = plan.install_args(prepared, image, pulled, node, _told(), archive=None, **words)
@@ -125,7 +106,9 @@ def test_what_a_node_is_asked(prepared: Prepared, image: Wanted) -> None:
 
 
 def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: Wanted) -> None:
-    target = prepared.target.model_copy(update={"container": ContainerSettings(runtime="pyxis")})
+    target = prepared.target.model_copy(
+        update={"container": ContainerSettings(runtime="pyxis", registry="r.example.org/x")}
+    )
     runtimes = {name: {"works": True, "path": f"/usr/bin/{name}"} for name in ("enroot", "pyxis")}
     runtimes["pyxis"]["path"] = "/usr/bin/srun"
     told = _told(runtimes=runtimes)
@@ -134,6 +117,12 @@ def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: W
     words: dict[str, Any] = {"controller": {}, "wait": 0.0, "force": False}
     args = plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
     assert (args["program"], args["maker"], args["runtime"]) == ("/usr/bin/srun", "/usr/bin/enroot", "pyxis")
+    alone = prepared.target.model_copy(update={"container": ContainerSettings(runtime="enroot")})
+    with pytest.raises(EnvbuildError, match="from a registry") as caught:
+        node_image(
+            "gpu1", prepared._replace(target=alone), image, told, NodeFacts.from_plain(facts("gpu1")), repair=False
+        )
+    assert (caught.value.code, caught.value.exit_code) == ("container-needs-registry", 7)
 
 
 def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepared, image: Wanted) -> None:

@@ -3,8 +3,7 @@
     setup_py.py REQUEST       a JSON file; the current folder is that of the project
 
 Request: `flags` (for setup.py), `out` (folder for the wheel), `report` (file to write), `gate` (path of job_client.py),
-`socket`, `memory` (GB a job), `jobs`, `logs` (an empty folder), `source` (its name), `byte_code` (a folder of it, or
-None). Report: see `State`.
+`socket`, `memory` (GB a job), `jobs`, `logs` (an empty folder), `source` (its name). Report: see `State`.
 
 Runs under any Python >= 3.6 and any setuptools (distutils where there is none), and imports nothing else of the node
 program. Each extension is built in a forked process with its own temporary folder: torch's BuildExtension writes one
@@ -307,8 +306,6 @@ def main(path: str) -> None:
     own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [os.getcwd()] + [each for each in sys.path if each != own]
     state = State(request)
-    # In this process alone: what it starts may be another Python, or make byte code on purpose.
-    setattr(sys, "pycache_prefix", request.get("byte_code"))  # noqa: B010 - Python 3.8 or newer
     sys.argv = ["setup.py"] + request["flags"] + ["bdist_wheel", "--dist-dir", request["out"]]
     hook(state)
     try:

@@ -1,8 +1,0 @@
-#!/bin/sh
-# Loads the environment, with the variables that depend on what is there, and becomes the command.
-set -eu
-# A user whom the image does not know has no home and no name in it.
-[ -n "${HOME-}" ] && [ -w "$HOME" ] || export HOME=/home/envbuild
-id -un > /dev/null 2>&1 || export USER=envbuild
-. /opt/envbuild/current/megatron-deepspeed-slurm/.envbuild/activate.sh
-exec "$@"
