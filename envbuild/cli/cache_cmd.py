@@ -56,6 +56,7 @@ def _tidy(ui: Ui, flags: dict[str, Any], days: float | None, *, dry_run: bool) -
         if days is not None:
             rows = [row for item in good.values() for row in item["places"]]
             taken = size(sum(row["old_bytes"] for row in rows))
+            lines += [note for item in good.values() for note in item["notes"]]
             lines.append(pruned(sum(len(row["old"]) for row in rows), "item", taken, yes=not dry_run))
         return "\n".join([*lines, *failures(errors)])
 

@@ -166,11 +166,12 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
     """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine.
 
-    One that a process runs from stays. Only processes of yours are seen, unless envbuild runs as root.
+    Files in it that envbuild did not make are moved to PREFIX/kept. An environment that a process runs from stays.
+    Only processes of yours are seen, unless envbuild runs as root.
     """
     item = _named(ui, flags, environment)
     result = _change(ui, "remove", flags, {"environment": item["path"], "force": force})
-    ui.result(result, lambda: f"removed {result['removed']}")
+    ui.result(result, lambda: "\n".join([f"removed {result['removed']}", *result["notes"]]))
 
 
 @env.command("prune")
@@ -179,19 +180,19 @@ def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
 def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
     """Remove environments that are not in use and were stamped long ago, and half-built ones, on every node.
 
-    Without `--yes` it only says which. One that a process of its node runs from stays. Only processes of
-    yours are seen, unless envbuild runs there as root.
+    Files in them that envbuild did not make are moved to PREFIX/kept. Without `--yes` it only says which. One that a
+    process of its node runs from stays. Only processes of yours are seen, unless envbuild runs there as root.
     """
     from envbuild.text import size
 
     good, errors = sort_out(_environments(ui, flags))
     many = len(good) + len(errors) > 1
     rows = [(node, item) for node, items in good.items() for item in items if _is_old(item, keep_days)]
-    gone = []
+    gone, notes = [], list[str]()
     for node, item in rows:
         try:
             if yes:
-                _change(ui, "remove", flags, {"environment": item["path"]}, node)
+                notes += _change(ui, "remove", flags, {"environment": item["path"]}, node)["notes"]
             gone.append((node, item))
         except EnvbuildError as error:
             errors[f"{node} {item['path']}"] = error
@@ -199,10 +200,11 @@ def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
 
     def human() -> str:
         table = [_table(gone, many=many)] if gone else []
-        return "\n".join([*table, *failures(errors), pruned(len(gone), "environment", size(taken), yes=yes)])
+        return "\n".join([*table, *notes, *failures(errors), pruned(len(gone), "environment", size(taken), yes=yes)])
 
     shown = [{"node": node, **item} for node, item in gone]
-    ui.result({"environments": shown, "bytes": taken, "removed": yes, "errors": as_dicts(errors)}, human)
+    told = {"environments": shown, "bytes": taken, "removed": yes, "notes": notes}
+    ui.result({**told, "errors": as_dicts(errors)}, human)
     return ui.exit_of(errors)
 
 
@@ -293,7 +295,8 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
 
     items = _one_node(ui, flags)
     folder = PurePosixPath(name).name if "/" in name else name
-    exact = [item for item in items if name == item["path"]]
+    # The name of a first generation is the beginning of those of the others.
+    exact = [item for item in items if name == item["path"] or name == PurePosixPath(item["path"]).name]
     matches = exact or [item for item in items if PurePosixPath(item["path"]).name.startswith(folder)]
     if len(matches) == 1:
         return matches[0]
@@ -308,11 +311,14 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any], node: str | None = None) -> dict[str, Any]:
     """Ask `node`, or the only one, to change something."""
+    from uuid import uuid4
+
     from envbuild.hostlist import expand_hosts
     from envbuild.provision.contact.first_contact import node_request, run_node
 
     target = _target(ui, flags)
     node = node or expand_hosts(target.hosts)[0]
     wait = configured(flags).wait
-    sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}")
+    # A run gets its own lease again, so each command is a run.
+    sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}-{uuid4().hex[:12]}")
     return run_node(node, sent, target.connection, 3600.0).result()

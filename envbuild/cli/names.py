@@ -43,11 +43,12 @@ def prefix() -> str:
 
 def in_use() -> list[str]:
     """The stacks with an environment in use on this machine, the last switched first."""
-    from envbuild.node.paths import is_name
+    from envbuild.node.paths import current_link
+    from envbuild.node.probe.inventory import links
 
-    folder = os.path.join(prefix(), "current")
-    there = [name for name in _listed(folder) if is_name(name) and os.path.exists(os.path.join(folder, name))]
-    return sorted(there, key=lambda name: -os.lstat(os.path.join(folder, name)).st_mtime)
+    top = prefix()
+    there = [stack for stack, place in links(top).items() if os.path.exists(place)]
+    return sorted(there, key=lambda stack: -os.lstat(current_link(top, stack)).st_mtime)
 
 
 def shipped(folder: str) -> list[str]:
@@ -120,10 +121,10 @@ def runs(_: click.Context) -> Iterable[str]:
 @_offered
 def environments(ctx: click.Context) -> Iterable[str]:
     """Folders of environments on this machine."""
-    from envbuild.node.paths import is_name
 
-    folder = os.path.join(str(ctx.params.get("prefix") or prefix()), "envs")
-    return (name for name in _listed(folder) if is_name(name) and ".trash-" not in name and ".old-" not in name)
+    from envbuild.node.probe import inventory
+
+    return map(os.path.basename, inventory.environments(str(ctx.params.get("prefix") or prefix())))
 
 
 @_offered

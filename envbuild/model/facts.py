@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import ConfigDict
 
 from envbuild.model.common import NodeName, Public, StrictModel
+from envbuild.node.probe.inventory import parse
 from envbuild.node.variables import VISIBLE
 from envbuild.text import visible_data
 
@@ -167,6 +168,11 @@ class StampFacts(_Fact):
     current: bool = False
     stamp: dict[str, Any] | None = None
     checks: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def generation(self) -> int:
+        """How often it was built: 1 for the first; see `node/probe/inventory.py`."""
+        return parse(self.path)[1]
 
 
 class NodeFacts(_Fact):

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from envbuild.node import paths, pip_config, proc, protocol, trust
-from envbuild.node.probe import disks, gpus, system
+from envbuild.node import lease, paths, pip_config, proc, protocol, trust
+from envbuild.node.probe import disks, gpus, inventory, system
 from envbuild.node.probe import prefix as probe_prefix
 from envbuild.node.protocol import Json, NodeError, argument, utc_time
 from envbuild.node.read_text import search_path
@@ -102,7 +102,7 @@ def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", f
         "environments": _environments(args, prefix),
         "toolchain": probe_prefix.toolchain_names(prefix),
         "files_found": probe_prefix.files_found(files),
-        "busy": probe_prefix.lease(prefix),
+        "busy": lease.read(prefix),
     }
 
 
@@ -123,7 +123,7 @@ def _environments(args: Json, prefix: str) -> "list[Json]":
         from envbuild.node.packs import published
 
         return published.facts(prefix, str(args.get("stack")))
-    found = probe_prefix.environment_facts(prefix)
+    found = inventory.facts(prefix)
     if not args.get("verify") or sys.version_info < (3, 8):
         return found
     from envbuild.node.env import verify

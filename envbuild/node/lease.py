@@ -17,12 +17,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from envbuild.node import identity, paths
-from envbuild.node.protocol import Json, NodeError, log
+from envbuild.node.protocol import Json, NodeError, has_fields, log
 
 BEAT = 5.0
 STALE_AFTER = 120.0
 # Of a run that has ended, on a machine of this name: it was started again, or is a container that was.
 RESTARTED_AFTER = 30.0
+# A lease is linked into its place whole: one that cannot be read was damaged, and its owner does not find itself in it.
+DAMAGED_AFTER = 5.0
 # Seconds that an earlier step has to put away what it began.
 _GRACE = 30.0
 _POLL = 0.2
@@ -31,8 +33,11 @@ _POLL = 0.2
 def is_abandoned(owner: Json, age: float, ended: "Sequence[str]" = ()) -> bool:
     """True when nobody can be working under this lease any more; `age` is that of its heartbeat in seconds.
 
-    `ended`: runs whose controller is known to be gone; what it started may still be at work.
+    `ended`: runs whose controller is known to be gone; what it started may still be at work. An empty `owner` is a
+    damaged lease.
     """
+    if not owner:
+        return age > DAMAGED_AFTER
     parties = [owner]
     over = owner.get("run") in ended
     if not over and isinstance(owner.get("controller"), dict) and owner["controller"].get("pid"):
@@ -46,7 +51,7 @@ def is_abandoned(owner: Json, age: float, ended: "Sequence[str]" = ()) -> bool:
 
 
 class Lease:
-    """A held lease; as a context manager it keeps the heartbeat going. From `acquire`, `resume` or `attempt`."""
+    """A held lease; as a context manager it keeps the heartbeat going. From `acquire` or `attempt`."""
 
     def __init__(self, path: str, owner: Json) -> None:
         """`path` of the file and `owner` as written in it."""
@@ -81,7 +86,13 @@ class Lease:
     def check(self) -> None:
         """Raise NodeError `lease-lost` (exit 75) when another run has taken over; call before what cannot be undone."""
         if not self.held():
-            raise lost(self.owner["run"], read_at(self.path))
+            owner = read_at(self.path)
+            raise NodeError(
+                "lease-lost",
+                "run %s no longer holds the prefix" % self.owner["run"],
+                why="its lease was released or removed" if owner is None else "held by %s" % describe(owner),
+                hint="run the same command again",
+            )
 
     def release(self) -> None:
         """Give the lease back; another run's lease is left alone."""
@@ -102,7 +113,7 @@ def of_prefix(prefix: str) -> str:
 
 
 def read(prefix: str) -> "Json | None":
-    """The owner of `prefix` now, None when nobody holds it; an unreadable lease is an owner without a name."""
+    """The owner of `prefix` now, None when nobody holds it; empty where the lease is damaged."""
     return read_at(of_prefix(prefix))
 
 
@@ -110,22 +121,18 @@ def read_at(path: str) -> "Json | None":
     """As `read`, for a lease at any path."""
     if not os.path.lexists(path):
         return None
-    found = paths.read_json(path)
-    return found if found is not None or not os.path.lexists(path) else {}
-
-
-def lost(run: str, owner: "Json | None") -> "NodeError":
-    """The error of a step whose run no longer holds the lease."""
-    return NodeError(
-        "lease-lost",
-        "run %s no longer holds the prefix" % run,
-        why="held by %s" % describe(owner) if owner is not None else "its lease was released or removed",
-        hint="run the same command again",
-    )
+    owner = paths.read_json(path)
+    if owner is None and not os.path.lexists(path):
+        return None
+    return owner if owner is not None and has_fields(owner, token=str) else {}
 
 
 def describe(owner: Json) -> str:
     """The owner in words."""
+    if not owner:
+        return "nobody that can be read: the lease is damaged, and is taken over %d seconds after its last change" % (
+            DAMAGED_AFTER
+        )
     return "run %s on %s, process %s" % (owner.get("run", "?"), owner.get("host", "?"), owner.get("pid", "?"))
 
 
@@ -187,8 +194,10 @@ def _take_over(path: str, judged: Json) -> bool:
     if moved is not None and moved.get("token") != judged.get("token"):
         with contextlib.suppress(OSError):
             os.link(aside, path)
-    else:
+    elif judged:
         log("took over the lease of %s, which is gone" % describe(judged))
+    else:
+        log("took over a lease that was damaged")
     os.unlink(aside)
     return True
 
@@ -199,7 +208,8 @@ def attempt(
     """Try once to take the lease at `path`: (the lease, None), or (None, the owner who is at work).
 
     `mine`: the owner to write, with a `token` of its own; what nobody can be working under is taken over. `again`: the
-    run that gets its own lease again; `ended` as in `is_abandoned`. Raises OSError where the folder cannot be written.
+    run that gets its own lease again, its earlier step ended; `ended` as in `is_abandoned`. Raises OSError where the
+    folder cannot be written.
     """
     while True:
         now = _create(path, mine, replace=False)
@@ -209,9 +219,9 @@ def attempt(
         if owner is None:
             continue
         if again is not None and owner.get("run") == again:
-            if mine.get("controller") and owner.get("controller") == mine["controller"] and _end_earlier(owner):
+            if _end_earlier(owner):
                 continue
-            mine["token"] = owner.get("token", mine["token"])
+            mine.update(token=owner["token"], controller=mine.get("controller") or owner.get("controller") or {})
             _create(path, mine, replace=True)
             return Lease(path, mine), None
         try:
@@ -240,13 +250,14 @@ def during(request: Json) -> "Iterator[Lease]":
 
 
 def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "Lease":
-    """Take the lease for `run`, waiting at most `wait` seconds; the same run gets its own lease again.
+    """Take the lease for `run`, waiting at most `wait` seconds; each step of one run gets the lease of that run again.
 
     `controller`: who provisions, and in `ended` the runs of the same machine that have ended without giving back what
     they held. Raises NodeError `prefix-busy` (exit 75), which names the owner.
     """
     deadline = time.monotonic() + wait
-    party, ended = _parted(controller)
+    party = dict(controller or {})
+    ended = [str(each) for each in party.pop("ended", ())]
     mine = dict(identity.here(), run=run, controller=party, token=uuid.uuid4().hex)
     said = False
     while True:
@@ -267,33 +278,6 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
             log("waiting for %s" % describe(owner))
             said = True
         time.sleep(min(_POLL, max(0.01, deadline - time.monotonic())))
-
-
-def resume(prefix: str, run: str, controller: "Json | None" = None) -> "Lease":
-    """The lease that an earlier step of `run` took, or gave back because its connection broke: then it is taken again.
-
-    Raises NodeError `lease-lost` (exit 75) when another run has it.
-    """
-    path = of_prefix(prefix)
-    owner = read_at(path)
-    if owner is not None and owner.get("run") == run and _end_earlier(owner):
-        owner = read_at(path)
-    mine = dict(identity.here(), run=run, controller=_parted(controller)[0], token=uuid.uuid4().hex)
-    if owner is None:
-        if _create(path, mine, replace=False) is None:
-            return Lease(path, mine)
-        owner = read_at(path)
-    if owner is None or owner.get("run") != run:
-        raise lost(run, owner)
-    mine.update(token=owner.get("token", ""), controller=mine["controller"] or owner.get("controller", {}))
-    _create(path, mine, replace=True)
-    return Lease(path, mine)
-
-
-def _parted(controller: "Json | None") -> "tuple[Json, list[str]]":
-    """Who provisions, as it is written into a lease, and the runs that it says have ended."""
-    party = dict(controller or {})
-    return party, [str(run) for run in party.pop("ended", ())]
 
 
 def _end_earlier(owner: Json) -> bool:

@@ -19,7 +19,7 @@ import queue
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Json
@@ -284,16 +284,20 @@ def scan(
     generated: "Iterable[Generated]" = (),
     known: "dict[str, Entry] | None" = None,
     threads: "int | None" = None,
+    only: "Container[str] | None" = None,
 ) -> "dict[str, Entry]":
     """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
 
-    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. Memory is
-    bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may be text. Raises OSError.
+    `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. `only`:
+    other paths are not looked at. Memory is bounded: one buffer of 1 MiB a thread and at most 4 MiB for a file that may
+    be text. Raises OSError.
     """
     made_by_runs = list(generated)
     entries: dict[str, Entry] = {}
     work: list[tuple[str, os.stat_result]] = []
     for path, facts in walk(root):
+        if only is not None and path not in only:
+            continue
         earlier = known.get(path) if known else None
         # What an earlier scan covered is left out by a source's patterns alone.
         if (earlier is None or made_by_runs) and is_left_out(path, made_by_runs):

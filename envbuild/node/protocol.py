@@ -90,7 +90,7 @@ _CODES = {
         prefix-not-writable project-foreign python-too-old rattler-unfit replaces-base-package resolution-failed
         run-elsewhere scheduler-missing script-of-image script-of-node-local ssh-keygen-missing
         store-not-writable strategy-not-here target-untrusted toolchain-python-broken transfer-too-large
-        variable-refused
+        user-files-blocked variable-refused
     """,
     Exit.JOB_FAILED: """
         job-boot-fail job-cancelled job-deadline job-failed job-launch-failed job-lost job-node-fail

@@ -12,7 +12,6 @@ VERBS = {
     "install": "packs.provide",  # a pack that is there, else `env/install.py`: `_build` is the order of a build
     "smoke": "smoke.smoke",  # what fails here is never stamped
     "activate": "env.activate",  # `_finish` compares all with RECORD and stamps; `switch` points `current` at it
-    "settle": "env.backup",  # where one of these failed, what was in use gets its place back
     # All others.
     "doctor": "doctor",
     "meet": "smoke.multi_node",

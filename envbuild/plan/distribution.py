@@ -20,7 +20,7 @@ from envbuild.text import grouped
 # Reading and writing a pack on a disk, in bytes a second; what the network takes is not known here.
 UNPACK_BYTES_PER_SECOND = 80e6
 # Of an install request, what `unpack` reads too.
-_KEPT = ("environment", "stack", "profile", "variant", "controller", "wait", "repair")
+_KEPT = ("environment", "stack", "profile", "variant", "controller", "wait")
 
 
 class Sharing(NamedTuple):

@@ -111,7 +111,10 @@ def environment_path(prefix: str, stack: str, profile: str, digest: str) -> str:
 
 
 class NodeSteps(NamedTuple):
-    """One node while its steps are made; `plain` is the variant as requests carry it, `cost` what building it takes."""
+    """One node while its steps are made; `plain` is the variant as requests carry it, `cost` what building it takes.
+
+    `environment` is its folder (`plan/generations.py`).
+    """
 
     facts: NodeFacts
     target: Target
@@ -121,16 +124,12 @@ class NodeSteps(NamedTuple):
     cost: Estimate
     inputs: Inputs
     resolution: Resolution
+    environment: str
 
     @property
     def prefix(self) -> str:
         """Where environments live on the node."""
         return self.facts.prefix.path
-
-    @property
-    def environment(self) -> str:
-        """The folder of the environment."""
-        return environment_path(self.prefix, self.lock.stack, self.lock.profile, self.variant.digest)
 
     @property
     def tools(self) -> NodeTools:
@@ -152,12 +151,13 @@ class NodeSteps(NamedTuple):
             return (*self._toolchain(), self._activate(f"the environment is there; {reason}", 0))
         if in_image(self.variant, self.target):
             return self._image()
-        why = "it is built again as asked" if repaired else "no finished environment with this digest is there"
+        again = "it is built again as asked, beside the one in use"
+        why = again if repaired and stamp is not None else "no finished environment with this digest is there"
         return (
             *self._toolchain(),
             *self._fetch(),
             *self._deliver(),
-            self._install(why, repaired),
+            self._install(why),
             self._smoke(),
             self._activate("stamped last, so that a half-built environment is never used", self.cost.disk_bytes),
         )
@@ -269,7 +269,7 @@ class NodeSteps(NamedTuple):
         digest = {"uv_sha256": self.tools.uv_sha256} if self.tools.uv_sha256 else {}
         return {"uv": self.tools.uv} | digest | self._rattler()
 
-    def _install(self, why: str, repaired: bool) -> Step:
+    def _install(self, why: str) -> Step:
         args: dict[str, Any] = {
             "stack": self.lock.stack,
             "profile": self.lock.profile,
@@ -282,8 +282,6 @@ class NodeSteps(NamedTuple):
             "controller": dict(self.inputs.controller),
             "wait": self.inputs.wait,
         }
-        if repaired:
-            args["repair"] = True
         if self.inputs.asked is not None:
             args["asked"] = list(self.inputs.asked)
         if not self.cost.rough:
@@ -377,9 +375,14 @@ class NodeSteps(NamedTuple):
                     "hardware": self.facts.hardware(),
                     **({"first_use": trusted} if trusted else {}),
                 },
+                **({"shared": True} if self._others_have_the_prefix else {}),
             ),
             seconds=round(read_bytes / HASH_BYTES_PER_SECOND, 1),
         )
+
+    @property
+    def _others_have_the_prefix(self) -> bool:
+        return self.target.placement == "shared" and self.target.connection.kind != "local"
 
     def _variables(self) -> dict[str, Any]:
         return self.variant.variables(self.target.environment)

@@ -10,6 +10,7 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
+from envbuild.plan.generations import Generations
 from envbuild.plan.node_steps import Inputs, NodeSteps
 from envbuild.redact import looks_secret
 from envbuild.resolve.estimate import Estimate, estimate
@@ -22,9 +23,9 @@ def make_plan(
     target: Target, lock: Lock, facts: Mapping[str, NodeFacts], resolutions: Mapping[str, Resolution], inputs: Inputs
 ) -> Plan:
     """Steps for every node that a variant was chosen for, which has its tools; errors say why others have none."""
-    chosen = ChosenVariants(lock)
+    chosen, generations = ChosenVariants(lock), Generations(lock, facts, inputs.repair)
     nodes = tuple(
-        _node_plan(facts[node], resolution, target, lock, inputs, chosen)
+        _node_plan(facts[node], resolution, target, lock, inputs, chosen, generations)
         for node, resolution in resolutions.items()
         if not resolution.refused and node in facts
     )
@@ -68,14 +69,21 @@ class ChosenVariants:
 
 
 def _node_plan(
-    facts: NodeFacts, resolution: Resolution, target: Target, lock: Lock, inputs: Inputs, chosen: ChosenVariants
+    facts: NodeFacts,
+    resolution: Resolution,
+    target: Target,
+    lock: Lock,
+    inputs: Inputs,
+    chosen: ChosenVariants,
+    generations: Generations,
 ) -> NodePlan:
     variant, plain = chosen.with_plain(resolution, facts)
-    node = NodeSteps(facts, target, lock, variant, plain, chosen.cost(variant, facts), inputs, resolution)
     stamp = stamp_of(facts, lock, variant.digest)
+    environment = generations.folder(facts, variant.digest, stamp)
+    node = NodeSteps(facts, target, lock, variant, plain, chosen.cost(variant, facts), inputs, resolution, environment)
     return NodePlan(
         node=facts.node,
-        environment=node.environment,
+        environment=environment,
         variant_digest=variant.digest,
         python=node.interpreter,
         steps=node.steps(stamp),

@@ -177,6 +177,12 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
 
 def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
     survey = work.survey
+    work.notes += [
+        f"{node}: {note}"
+        for node, answers in outcome.responses.items()
+        for answer in answers.values()
+        for note in (answer.get("result") or {}).get("notes", ())
+    ]
     out = [
         collect.node_evidence(
             node, survey.facts[node.node], outcome.responses.get(node.node, {}), outcome.errors.get(node.node)

@@ -396,9 +396,12 @@ def bound_variant(
 
 
 def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:
-    """The finished environment of that digest, None when there is none (half built ones have no stamp)."""
-    for found in facts.environments:
-        same = (found.stack, found.profile, found.variant_digest) == (lock.stack, lock.profile, digest)
-        if same and found.stamp is not None:
-            return found
-    return None
+    """The finished environment of that digest: the one in use, else the newest; None without (half built: no stamp)."""
+    return max(stamps_of(facts, lock, digest), key=lambda each: (each.current, each.generation), default=None)
+
+
+def stamps_of(facts: NodeFacts, lock: Lock, digest: str) -> list[StampFacts]:
+    """All finished generations of the environment with that digest."""
+    wanted = (lock.stack, lock.profile, digest)
+    finished = (each for each in facts.environments if each.stamp is not None)
+    return [each for each in finished if (each.stack, each.profile, each.variant_digest) == wanted]

@@ -53,14 +53,15 @@ def test_files_of_a_user_are_offered_with_their_profiles_and_hosts(world: World)
 def test_runs_and_environments_are_offered_and_a_broken_file_writes_nothing(world: World) -> None:
     for name in ("20260101T000000Z-aaaa", "20260102T000000Z-bbbb"):
         (world.runs / name).mkdir(parents=True)
+    one = "tiny-exact-000000000001"
     (world.runs / "durations.json").write_text("{}")
-    for name in ("tiny-exact-1", "tiny-exact-2", "tiny-exact-2.trash-5", "tiny-`id`"):
+    for name in (one, f"{one}.2", f"{one}.trash-5", f"{one}.old-x", "tiny-`id`-000000000000", "notes"):
         (world.prefix / "envs" / name).mkdir(parents=True)
     (world.prefix / "current").mkdir()
     for name in ("tiny", "tiny$(touch pwned)"):
-        (world.prefix / "current" / name).symlink_to("../envs/tiny-exact-1")
+        (world.prefix / "current" / name).symlink_to(f"../envs/{one}")
     assert offered(world, "envbuild run show ") == ["last", "20260102T000000Z-bbbb", "20260101T000000Z-aaaa"]
-    assert offered(world, "envbuild env use ") == ["tiny-exact-1", "tiny-exact-2"]
+    assert offered(world, "envbuild env use ") == [one, f"{one}.2"]
     assert offered(world, "envbuild env activate ") == ["tiny"]
     (world.work / "envbuild.toml").write_text("not toml")
     env = {"_ENVBUILD_COMPLETE": "bash_complete", "COMP_WORDS": "envbuild run show ", "COMP_CWORD": "3"}

@@ -266,14 +266,18 @@ def test_missing_tools_are_facts(node: Node) -> None:
 
 def test_environments_links_and_lease_under_the_prefix(node: Node) -> None:
     stamp = {"stack": "s", "profile": "exact", "variant_digest": "d" * 64, "root": "r" * 64, "packages": {"a": "1"}}
-    whole, half, broken = (node.prefix / "envs" / name for name in ("s-exact-1", "s-exact-2", "s-exact-3"))
-    for folder in (whole, half, broken):
+    stamp.update(version=1, sources=[])
+    whole, half, broken = (node.prefix / "envs" / name for name in ("s-exact-" + each * 12 for each in "123"))
+    # What is no environment by its name is none by its stamp.
+    others = [node.prefix / "envs" / f"{whole.name}.{each}" for each in ("trash-123", "old-20260101T000000Z-a", "0")]
+    for folder in (whole, half, broken, *others):
         (folder / ".envbuild").mkdir(parents=True)
-    (whole / ".envbuild/stamp.json").write_text(json.dumps(stamp))
+    for folder in (whole, *others):
+        (folder / ".envbuild/stamp.json").write_text(json.dumps(stamp))
     (broken / ".envbuild/stamp.json").write_text('{"stack": ')
     (node.prefix / "current").mkdir()
-    (node.prefix / "current/s").symlink_to("../envs/s-exact-1")
-    (node.prefix / "lease.json").write_text('{"run": "r9", "host": "h"}')
+    (node.prefix / "current/s").symlink_to(f"../envs/{whole.name}")
+    (node.prefix / "lease.json").write_text('{"run": "r9", "token": "t"}')
     facts = node.probe(pythons=["3.99"])
     assert [(each.stack, each.current, each.stamp is None) for each in facts.environments] == [
         ("s", True, False),
@@ -281,7 +285,7 @@ def test_environments_links_and_lease_under_the_prefix(node: Node) -> None:
         (None, False, True),
     ]
     assert facts.environments[0].variant_digest == "d" * 64
-    assert facts.busy == {"run": "r9", "host": "h"}
+    assert facts.busy == {"run": "r9", "token": "t"}
     assert facts.warnings == ("2 environment(s) without a stamp under the prefix",)
 
 

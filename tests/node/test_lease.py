@@ -78,7 +78,7 @@ def test_d41_a_lost_reply_to_a_rename_is_no_failure(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["lease.json"]
     monkeypatch.undo()
     entering_again = lost_reply(monkeypatch, "rename", FileNotFoundError(2, "No such file or directory"))
-    assert lease.resume(str(tmp_path), "mine").held()
+    assert lease.acquire(str(tmp_path), "mine", None, 0).held()
     assert entering_again == [lease.of_prefix(str(tmp_path))]
 
 
@@ -91,13 +91,18 @@ def test_a_waiting_run_gets_the_lease_when_it_is_released(tmp_path: Path) -> Non
     assert second.held()
 
 
-def test_the_same_run_enters_again_and_resumes(tmp_path: Path) -> None:
+def test_the_same_run_enters_again(tmp_path: Path) -> None:
     first = lease.acquire(str(tmp_path), "one", None, 0)
     assert lease.acquire(str(tmp_path), "one", None, 0).owner["token"] == first.owner["token"]
-    assert lease.resume(str(tmp_path), "one").held()
     with pytest.raises(NodeError) as found:
-        lease.resume(str(tmp_path), "two")
-    assert (found.value.code, found.value.exit_code) == ("lease-lost", 75)
+        lease.acquire(str(tmp_path), "two", None, 0)
+    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
+
+
+def test_a_later_step_that_does_not_say_who_provisions_keeps_what_the_lease_says(tmp_path: Path) -> None:
+    controller = {**identity.here(), "pid": 7}
+    lease.acquire(str(tmp_path), "one", controller, 0)
+    assert lease.acquire(str(tmp_path), "one", None, 0).owner["controller"] == controller
 
 
 def test_a_dead_owner_is_replaced_at_once(tmp_path: Path) -> None:
@@ -129,16 +134,21 @@ def test_an_owner_on_another_machine_counts_by_its_heartbeat(tmp_path: Path, age
             lease.acquire(str(tmp_path), "mine", None, 0)
 
 
-@pytest.mark.parametrize(("age", "taken"), [(60, False), (130, True)])
-def test_a_damaged_lease_counts_by_its_age(tmp_path: Path, age: float, taken: bool) -> None:
-    (tmp_path / "lease.json").write_text("{")
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"run": "other", "pid": 1}'])
+@pytest.mark.parametrize(("age", "taken"), [(1, False), (6, True)])
+def test_d104_a_damaged_lease_is_called_so_and_taken_over_soon(
+    tmp_path: Path, content: str, age: float, taken: bool
+) -> None:
+    (tmp_path / "lease.json").write_text(content)
     then = time.time() - age
     os.utime(tmp_path / "lease.json", (then, then))
+    assert lease.read(str(tmp_path)) == {}
     if taken:
         assert lease.acquire(str(tmp_path), "mine", None, 0).held()
     else:
-        with pytest.raises(NodeError, match="another envbuild"):
+        with pytest.raises(NodeError) as caught:
             lease.acquire(str(tmp_path), "mine", None, 0)
+        assert (caught.value.code, "the lease is damaged" in caught.value.why) == ("prefix-busy", True)
 
 
 def test_an_owner_that_lost_its_lease_is_fenced_off_and_does_not_release_the_others(tmp_path: Path) -> None:
@@ -216,13 +226,12 @@ def test_of_a_run_that_is_over_a_machine_that_was_restarted_is_waited_for_shortl
 def test_what_a_controller_knows_is_not_written_into_the_lease(tmp_path: Path) -> None:
     held = lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]}, 0)
     assert "ended" not in json.dumps(lease.read(str(tmp_path)))
-    again = lease.resume(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]})
+    again = lease.acquire(str(tmp_path), "mine", {**identity.here(), "ended": ["other"]}, 0)
     assert again.owner["token"] == held.owner["token"]
     assert "ended" not in json.dumps(lease.read(str(tmp_path)))
 
 
-@pytest.mark.parametrize("how", ["acquire", "resume"])
-def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path: Path, how: str) -> None:
+def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path: Path) -> None:
     me = identity.here()
     code = "import time; print(flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as earlier:
@@ -231,21 +240,8 @@ def test_a_step_whose_connection_broke_is_ended_before_it_is_done_again(tmp_path
         reaper = threading.Thread(target=earlier.wait)
         reaper.start()
         write(tmp_path, pid=earlier.pid, started=identity.start_time(earlier.pid), run="mine", controller=me)
-        if how == "acquire":
-            held = lease.acquire(str(tmp_path), "mine", me, 0)
-        else:
-            held = lease.resume(str(tmp_path), "mine", me)
+        held = lease.acquire(str(tmp_path), "mine", me, 0)
         reaper.join(PATIENCE)
         assert earlier.returncode == -15
     assert held.held()
     assert held.owner["pid"] == os.getpid()
-
-
-def test_a_lease_that_an_ended_step_gave_back_is_taken_again(tmp_path: Path) -> None:
-    held = lease.resume(str(tmp_path), "mine", identity.here())
-    assert held.held()
-    held.release()
-    write(tmp_path, run="quicker")
-    with pytest.raises(NodeError) as found:
-        lease.resume(str(tmp_path), "mine", identity.here())
-    assert found.value.code == "lease-lost"

@@ -168,7 +168,17 @@ def test_a_repair_is_made_once_too() -> None:
     assert classes(plan) == [("a", ("b",))]
     unpack = of(plan, "b").steps[1].request
     assert unpack is not None
-    assert unpack["args"]["repair"] is True
+    assert unpack["args"]["environment"] == f"{finished('a').environments[0].path}.2"
+
+
+def test_d101_all_nodes_that_build_again_do_so_under_one_path_and_new_ones_join_those_in_use() -> None:
+    second = finished("b").environments[0].model_copy(update={"path": finished("b").environments[0].path + ".2"})
+    newer = finished("b").model_copy(update={"environments": (second,)})
+    plan = spread_over(finished("a"), newer, repair={"a", "b"})
+    assert {each.environment for each in plan.nodes} == {second.path[:-1] + "3"}
+    plan = spread_over(newer, machine("c"))
+    assert of(plan, "c").environment == second.path
+    assert classes(plan) == [("b", ("c",))]
 
 
 def test_a_target_can_have_each_node_install_for_itself() -> None:

@@ -132,7 +132,42 @@ def test_repair_builds_a_finished_environment_again() -> None:
     facts = stamped(node_facts("cpu-laptop"), lock, lock.variants[0].digest)
     plan = planned(facts, lock, repair=(facts.node,))
     assert kinds(plan) == ["toolchain", "install", "smoke", "activate"]
-    assert request(plan, "install")["args"]["repair"] is True
+    assert plan.nodes[0].environment == f"{facts.environments[0].path}.2"
+    assert {request(plan, verb)["args"]["environment"] for verb in kinds(plan)[1:]} == {plan.nodes[0].environment}
+
+
+def generations(lock: Lock, *found: tuple[str, bool, bool]) -> NodeFacts:
+    """A node with environments of a lock: what follows on the name, whether it is in use, whether it is stamped."""
+    facts = stamped(node_facts("cpu-laptop"), lock, lock.variants[0].digest)
+    first = facts.environments[0]
+    made = [
+        first.model_copy(update={"path": first.path + end, "current": current, "stamp": first.stamp if good else None})
+        for end, current, good in found
+    ]
+    return facts.model_copy(update={"environments": tuple(made)})
+
+
+@pytest.mark.parametrize(
+    ("found", "kept", "again"),
+    [
+        ([], "", ""),
+        ([("", True, True)], "", ".2"),
+        ([("", False, True), (".2", True, True)], ".2", ".3"),
+        ([("", True, True), (".2", False, True)], "", ".3"),
+        ([("", False, True), (".2", False, True)], ".2", ".3"),
+        ([("", True, True), (".2", False, False)], "", ".2"),
+        ([(".10", True, True), (".9", False, True)], ".10", ".11"),
+        ([("", True, False)], ".2", ".2"),
+    ],
+)
+def test_d101_an_environment_is_built_again_in_a_folder_of_its_own(
+    found: list[tuple[str, bool, bool]], kept: str, again: str
+) -> None:
+    lock = torch_lock()
+    facts = generations(lock, *found)
+    plain = f"/data/envbuild/envs/{lock.stack}-{lock.profile}-{lock.variants[0].digest[:12]}"
+    assert planned(facts, lock).nodes[0].environment == plain + kept
+    assert planned(facts, lock, repair=(facts.node,)).nodes[0].environment == plain + again
 
 
 def test_a_half_built_environment_is_built() -> None:

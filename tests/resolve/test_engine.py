@@ -48,7 +48,7 @@ def with_site(facts: NodeFacts, packages: dict[str, str] | None, **python: Any) 
 
 def stamped(facts: NodeFacts, lock: Lock, digest: str, *, current: bool = True, **stamp: Any) -> NodeFacts:
     found = {
-        "path": "/data/envbuild/envs/x",
+        "path": f"/data/envbuild/envs/{lock.stack}-{lock.profile}-{digest[:12]}",
         "stack": lock.stack,
         "profile": lock.profile,
         "variant_digest": digest,

@@ -4,7 +4,7 @@ import os
 import time
 
 from envbuild.node import git_source, lease, merkle, paths
-from envbuild.node.env import activation_files, backup, contents, stamp, switch
+from envbuild.node.env import activation_files, contents, remove, stamp, switch, user_files
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json, NodeError, log, plural, utc_time
 from envbuild.node.read_text import names
@@ -16,6 +16,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
 
     An environment that is stamped already is only switched to: `level` is `stamped`, not `measured`.
+    Its other generations go then; `notes` say what stays, and where files of users are now.
     Raises NodeError: `lease-lost`, `prefix-busy` (75),
     `environment-not-installed` (2), `record-mismatch` (5), `environment-drifted` (1).
     """
@@ -26,9 +27,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     variables = activation_files.checked_variables(args.get("variables") or {})
     paths.set_umask(prefix)
     found = stamp.read(environment)
-    # A build's stamp needs the lease it was built under; a switch alone may take a fresh one.
     new = found is None
-    held = lease.resume(prefix, request["run"], args.get("controller")) if new else lease.of_request(request)
+    held = lease.of_request(request)
     try:
         with held, paths.coded_errors(environment):
             if found is None:
@@ -36,14 +36,13 @@ def run(request: Json) -> "tuple[bool, Json]":
             changed = new or _update(environment, found, args.get("variant"), variables)
             held.check()
             changed = switch.switch(prefix, stack, environment, variables) or changed
-            for old in backup.copies(environment):
-                paths.discard(old)
+            notes = remove.retire(prefix, environment, bool(args.get("shared")))
             _drop_delivered(paths.delivered(prefix, found["variant_digest"]), request["run"])
     finally:
-        backup.give_up(environment, held)
+        held.release()
     result = {key: found[key] for key in ("root", "files", "bytes")}
     result.update(level="measured" if new else "stamped", environment=environment)
-    return changed, dict(result, current=paths.current_link(prefix, stack))
+    return changed, dict(result, current=paths.current_link(prefix, stack), notes=notes)
 
 
 def _drop_delivered(folder: str, run: str) -> None:
@@ -78,6 +77,7 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
     data = _stamp(environment, request, built, files)
     _check_root(environment, data["root"], args.get("root"))
     activation_files.write(environment, data["stack"], data["variables"])
+    user_files.note_made(environment, built["sources"])
     paths.write_json(paths.meta(environment, stamp.FILES), files)
     held.check()
     stamp.write(environment, data)

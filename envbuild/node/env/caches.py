@@ -3,13 +3,17 @@
 `tidy` does the same for the controller's own caches.
 """
 
+import functools
 import os
 import re
 import stat
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from envbuild.node import lease, paths, protocol
+from envbuild.node.env import user_files
+from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, argument
 from envbuild.node.read_text import names
 from envbuild.node.wheels import store as wheel_store
@@ -20,12 +24,16 @@ _DAY = 86400.0
 
 
 class Place(NamedTuple):
-    """The entries of the folder `path` whose names match; a `note` says why none of them is removed here."""
+    """The entries of the folder `path` whose names match; a `note` says why none of them is removed here.
+
+    `remove`: how one of them goes; what it returns is told.
+    """
 
     kind: str
     path: str
     names: str = ".*"  # a regular expression for whole names
     note: str = ""
+    remove: "Callable[[str], str | None]" = paths.discard
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -46,7 +54,10 @@ def run(request: Json) -> "tuple[bool, Json]":
 
 def _places(prefix: str, args: Json) -> "list[Place]":
     cache, wheels = (protocol.expand_prefix(args[key]) if args.get(key) else "" for key in ("cache", "store"))
+    left = "|".join(re.escape(os.path.basename(path)) for path in inventory.leftovers(prefix))
     return [
+        Place("leftovers", paths.envs_dir(prefix), left, remove=functools.partial(user_files.discard, prefix)),
+        Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
         Place("delivered", os.path.join(prefix, "store"), r"[0-9a-f]{12}(\.trash-\d+)?"),
         Place("packs", os.path.join(prefix, paths.PACKS)),
         Place("temporary", os.path.join(prefix, "tmp")),
@@ -61,14 +72,14 @@ def tidy(places: "list[Place]", keep_days: float, dry_run: bool) -> Json:
     """What lies in each place, and the removal of what was neither changed nor read for `keep_days` (at least one).
 
     Result: `places` [{`kind`, `path`, `note`, `items`, `bytes`, `old` (paths that go), `old_bytes`}], empty ones left
-    out, `removed` (paths) and their `bytes`. Raises OSError.
+    out, `removed` (paths), their `bytes`, and `notes`: where files of users are now. Raises OSError.
     """
     before = time.time() - max(keep_days, _LEAST_DAYS) * _DAY
     rows = [row for row in (_look(place, before) for place in places) if row["items"]]
-    removed = [] if dry_run else [path for row in rows for path in row["old"]]
-    for path in removed:
-        paths.discard(path)
-    return {"places": rows, "removed": removed, "bytes": sum(row["old_bytes"] for row in rows if not dry_run)}
+    ways = {place.kind: place.remove for place in places}
+    removed = {} if dry_run else {path: ways[row["kind"]](path) for row in rows for path in row["old"]}
+    freed = sum(row["old_bytes"] for row in rows if not dry_run)
+    return {"places": rows, "removed": list(removed), "bytes": freed, "notes": list(filter(None, removed.values()))}
 
 
 def _look(place: "Place", before: float) -> Json:

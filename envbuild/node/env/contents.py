@@ -16,9 +16,15 @@ def scan(
 
     `known`: see `merkle.scan`. Raises OSError.
     """
+    made_by_runs = merkle.generated_of(told["sources"])
+    where = places(prefix, environment, environment, told)
+    return merkle.scan(environment, where, made_by_runs, known)
+
+
+def places(prefix: str, environment: str, built_at: str, told: Json) -> "merkle.Places":
+    """The places that files of an environment may name; `told` as of `scan`."""
     trees = {tree["name"]: tree["at"] for tree in told.get("trees") or ()}
-    places = merkle.Places(environment, prefix, told.get("interpreter") or "", meta.replaced(environment), trees)
-    return merkle.scan(environment, places, merkle.generated_of(told["sources"]), known)
+    return merkle.Places(built_at, prefix, told.get("interpreter") or "", meta.replaced(environment), trees)
 
 
 def keep(path: str, entries: "dict[str, merkle.Entry]") -> None:

@@ -7,7 +7,7 @@ import time
 
 from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
-from envbuild.node.env import backup, contents, foundation, packages, stamp
+from envbuild.node.env import contents, foundation, packages, stamp, user_files
 from envbuild.node.env import interpreter as base
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed as record
@@ -44,8 +44,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     """Build `args.environment`; returns (changed, result of the contract).
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment
-    that passes the fast check is left alone. With `repair` (or `rebuild`) a stamped one is set aside, built again, and
-    put back should that fail. Nothing of a failed build stays. Raises NodeError.
+    that passes the fast check is left alone: one that is built again is another generation, in a folder of its own.
+    Nothing of a failed build stays. Raises NodeError.
     """
     for name in ("variant", "tools"):
         argument(request["args"], name, "an object")
@@ -56,27 +56,24 @@ def run(request: Json) -> "tuple[bool, Json]":
         with held:
             return _install(job, held)
     except BaseException as error:
-        backup.give_up(job.environment, held)
+        held.release()
         raise (paths.os_error(error, job.environment) if isinstance(error, OSError) else None) or error from error
 
 
 def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
-    again = bool(job.args.get("repair") or job.args.get("rebuild"))
     found = stamp.read(job.environment)
-    if found is not None and not again:
+    if found is not None:
         return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
     stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.locked)
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     own = os.path.join(job.prefix, "tmp")
-    _sweep(job.environment, own)
+    _sweep(own)
     _check_space(job)
+    # Not in the block below, which deletes what is there: files of a user may be, that cannot be moved.
+    user_files.discard(job.prefix, job.environment)
     tool = _tool(job, own)
-    if found is not None:
-        backup.set_aside(job.environment, job.run)
     try:
-        if found is None:
-            paths.discard(job.environment)
         result = _build(job, tool, stands_on)
         held.check()
     except BaseException:
@@ -116,13 +113,11 @@ def _check_space(job: "_Job") -> None:
     paths.check_room(paths.envs_dir(job.prefix), job.prefix, size, inodes)
 
 
-def _sweep(environment: str, own: str) -> None:
-    """Delete what killed runs left beside the environment and in `own`: under the lease nobody else builds here."""
-    folder, name = os.path.split(environment)
-    for top, beginning in ((folder, name + ".trash-"), (own, "install-")):
-        for each in names(top):
-            if each.startswith(beginning):
-                paths.remove_tree(os.path.join(top, each))
+def _sweep(own: str) -> None:
+    """Delete what killed runs left in `own`: under the lease nobody else builds here."""
+    for name in names(own):
+        if name.startswith("install-"):
+            paths.remove_tree(os.path.join(own, name))
     build_dir.sweep(own, "smoke-")  # an environment in use is tested without the lease
 
 

@@ -1,11 +1,14 @@
-"""The verb `remove`: deletes an environment, by renaming it away first, so that none is ever half there."""
+"""The verb `remove`: deletes an environment, by renaming it away first, so that none is ever half there.
+
+Files of users that are in it are moved to `<prefix>/kept` before (`user_files.py`).
+"""
 
 import os
 
 from envbuild.node import lease, paths
-from envbuild.node.env import backup, stamp
-from envbuild.node.protocol import Json, NodeError
-from envbuild.node.read_text import names
+from envbuild.node.env import user_files
+from envbuild.node.probe import inventory
+from envbuild.node.protocol import Json, NodeError, log
 
 
 def run(request: Json) -> "tuple[bool, Json]":
@@ -13,7 +16,7 @@ def run(request: Json) -> "tuple[bool, Json]":
 
     In use is also one from which a process of this machine runs, as far as its owner lets us see.
 
-    Raises NodeError `environment-in-use` (exit 7), `environment-unknown` (2), `prefix-busy` (75).
+    Raises NodeError `environment-in-use`, `user-files-blocked` (exit 7), `environment-unknown` (2), `prefix-busy` (75).
     """
     args, prefix = request["args"], request["prefix"]
     environment = paths.checked_environment(prefix, args.get("environment"))
@@ -24,8 +27,8 @@ def run(request: Json) -> "tuple[bool, Json]":
             hint="`envbuild env list` shows those that are there",
         )
     with lease.during(request):
-        links = [name for name in names(os.path.join(prefix, "current")) if not name.startswith(".")]
-        users = [name for name in links if stamp.is_current(prefix, name, environment)]
+        place = os.path.realpath(environment)
+        users = [stack for stack, target in inventory.links(prefix).items() if target == place]
         if not args.get("force"):
             if users:
                 raise NodeError(
@@ -41,12 +44,40 @@ def run(request: Json) -> "tuple[bool, Json]":
                     why="pid %s" % ", ".join(running[:10]),
                     hint="end them first, or remove it with --force",
                 )
+        user_files.check(prefix, environment)
         for stack in users:
             paths.remove_tree(paths.current_link(prefix, stack))
             paths.remove_tree(paths.modulefile(prefix, stack))
-        for each in [environment] + backup.copies(environment):
-            paths.discard(each)
-    return True, {"removed": environment}
+        says = user_files.discard(prefix, environment)
+    return True, {"removed": environment, "notes": [says] if says else []}
+
+
+def retire(prefix: str, environment: str, shared: bool = False) -> "list[str]":
+    """Delete the other generations of an environment that is in use now; needs the lease.
+
+    Returns, in words, what stays and why, and where a user's files are now. Nothing goes that a link names, or that a
+    process of this machine runs from; nor, where other machines have the prefix too (`shared`), what was finished.
+    """
+    in_use, notes = set(inventory.links(prefix).values()), []
+    others = [path for path in inventory.siblings(environment) if os.path.realpath(path) not in in_use]
+    others += filter(inventory.is_trash, inventory.leftovers(prefix))
+    running = processes(others)
+    for path in others:
+        try:
+            if running[path]:
+                why = "processes run from it (pid %s)" % ", ".join(running[path][:10])
+            elif shared and inventory.parse(path)[1] and inventory.read_stamp(path) is not None:
+                why = "processes of other nodes may run from it"
+            else:
+                says, why = user_files.discard(prefix, path), ""
+                notes += [says] if says else []
+        except NodeError as error:
+            why = "%s (%s)" % (error.what, error.why)
+        if why:
+            remove = "`envbuild env remove %s` removes it" % os.path.basename(path)
+            notes.append("%s was replaced and stays, because %s; %s" % (path, why, remove))
+            log(notes[-1])
+    return notes
 
 
 def processes(environments: "list[str]") -> "dict[str, list[str]]":
@@ -55,6 +86,8 @@ def processes(environments: "list[str]") -> "dict[str, list[str]]":
     Linux shows other users' processes to root alone.
     """
     found: "dict[str, list[str]]" = {each: [] for each in environments}
+    if not found:
+        return found
     for pid in filter(str.isdigit, os.listdir("/proc")):
         environ, maps = (_told(pid, name) for name in ("environ", "maps"))
         for each in environments:

@@ -12,28 +12,24 @@ import re
 from envbuild.node import paths
 from envbuild.node.conda import meta
 from envbuild.node.packages import installed
-from envbuild.node.protocol import Json, NodeError, has_fields, log
-from envbuild.node.read_text import names
+from envbuild.node.probe import inventory
+from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import read as read_text
 
-STAMP_VERSION = 1
-STAMP = "stamp.json"
+STAMP = inventory.STAMP
 FILES = "files.json"
+MADE = "made.json"  # sha256 of what builds and tests had made of `generated:` by then; not part of the root
 INSTALLED = "installed.json"
 SCAN = "scan.json"
 READ = "read.json"  # when the contents were last read; not part of the root
 
 
-def read(environment: str) -> "Json | None":
-    """The stamp of an environment, None when it is half built or the stamp is damaged."""
-    found = paths.read_json(paths.meta(environment, STAMP)) or {}
-    whole = has_fields(found, variant_digest=str, root=str, packages=dict, sources=list, stack=str)
-    return found if found.get("version") == STAMP_VERSION and whole else None
+read = inventory.read_stamp
 
 
 def write(environment: str, data: Json) -> None:
     """Write the stamp durably; after this the environment exists."""
-    paths.write_json(paths.meta(environment, STAMP), dict(data, version=STAMP_VERSION))
+    paths.write_json(paths.meta(environment, STAMP), dict(data, version=inventory.STAMP_VERSION))
 
 
 def of_image(environment: str, variant: Json) -> Json:
@@ -71,8 +67,7 @@ def last_read(environment: str, found: Json) -> "tuple[str | None, int]":
 
 def is_current(prefix: str, stack: str, environment: str) -> bool:
     """True when `current/<stack>` names this environment."""
-    link = paths.current_link(prefix, stack)
-    return os.path.islink(link) and os.path.realpath(link) == os.path.realpath(environment)
+    return inventory.links(prefix).get(stack) == os.path.realpath(environment)
 
 
 def kept_of_base(found: "Json | None") -> "dict[str, str]":
@@ -119,29 +114,6 @@ def fast_problems(environment: str, variant: "Json | None") -> "list[str]":
     if not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
         problems.append("its interpreter is gone: %s" % os.path.realpath(os.path.join(environment, "bin", "python")))
     return problems + package_problems(environment, found, variant)
-
-
-def facts(prefix: str, environment: str) -> Json:
-    """StampFacts of one environment (see the controller's facts model)."""
-    found = read(environment)
-    if found is None:
-        return {"path": environment, "stamp": None, "current": False}
-    return {
-        "path": environment,
-        "stack": found["stack"],
-        "profile": found.get("profile"),
-        "variant_digest": found["variant_digest"],
-        "root": found["root"],
-        "current": is_current(prefix, found["stack"], environment),
-        "stamp": found,
-    }
-
-
-def list_environments(prefix: str) -> "list[str]":
-    """Paths of the environments under a prefix, stamped or half built, without trash and set-aside ones."""
-    folder = paths.envs_dir(prefix)
-    kept = [name for name in names(folder) if ".trash-" not in name and ".old-" not in name and name[0] != "."]
-    return [path for path in (os.path.join(folder, name) for name in kept) if os.path.isdir(path)]
 
 
 def python_version(environment: str) -> str:

@@ -29,8 +29,9 @@ def switch(prefix: str, stack: str, environment: str, variables: Json) -> bool:
     """
     target = os.path.join("..", "envs", os.path.basename(environment))
     changed = activation_files.write(environment, stack, variables)
-    changed = paths.switch_link(paths.current_link(prefix, stack), target) or changed
-    return activation_files.write_modulefile(prefix, environment, stack, variables) or changed
+    changed = activation_files.write_modulefile(prefix, environment, stack, variables) or changed
+    # Last: a run that is killed before has not switched, and is taken up by the next.
+    return paths.switch_link(paths.current_link(prefix, stack), target) or changed
 
 
 def _stamped(environment: str, stack: str) -> Json:

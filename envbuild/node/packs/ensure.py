@@ -65,19 +65,20 @@ def _bring(request: Json, environment: str, near: "str | None") -> "tuple[str, s
     from envbuild.node.packs import unpack
 
     args, says = request["args"], "it was there, and is in use now"
+    notes: list[str] = []
     found = stamp.read(environment)
     good = found is not None and found["root"] == args["root"]
     if not good or stamp.fast_problems(environment, args["variant"]):
         pack = args["pack"]
-        told = dict(args, file=near or pack["file"], sha256=pack["sha256"], format=pack["format"], repair=True)
+        told = dict(args, file=near or pack["file"], sha256=pack["sha256"], format=pack["format"], anew=True)
         if near and not _whole(near, pack["sha256"]):
             told["file"] = pack["file"]
         says = "unpacked from %s" % told["file"]
         log("%s: %s" % (os.path.basename(environment), says))
-        unpack.run(dict(request, verb="unpack", args=told))
-    level = activate.run(dict(request, verb="activate"))[1]["level"]
+        notes += unpack.run(dict(request, verb="unpack", args=told))[1]["notes"]
+    activated = activate.run(dict(request, verb="activate"))[1]
     _sweep(near)
-    return says, level
+    return "; ".join([says, *notes, *activated["notes"]]), activated["level"]
 
 
 def _sweep(near: "str | None") -> None:

@@ -2,6 +2,7 @@
 
 from envbuild.node.env import remove, stamp
 from envbuild.node.packs import published
+from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json
 
 
@@ -12,7 +13,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     contents were last `read`, how many files `differed` then, and the `processes` of this node that run from there.
     """
     prefix = request["prefix"]
-    found = [stamp.facts(prefix, path) for path in stamp.list_environments(prefix)]
+    found = inventory.facts(prefix)
     if request["args"].get("detailed"):
         running = remove.processes([each["path"] for each in found])
         for each in found:

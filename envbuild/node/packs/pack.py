@@ -22,7 +22,8 @@ from envbuild.node.protocol import Json, NodeError, argument, log, plural
 
 # What `activate` writes anew, and what belongs to a build that is not finished.
 _OF_ONE_NODE = (
-    stamp.STAMP, stamp.FILES, stamp.INSTALLED, stamp.SCAN, stamp.READ, "variables.json", *activation_files.FILES,
+    stamp.STAMP, stamp.FILES, stamp.MADE, stamp.INSTALLED, stamp.SCAN, stamp.READ, "variables.json",
+    *activation_files.FILES,
 )  # fmt: skip
 
 

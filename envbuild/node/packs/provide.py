@@ -18,7 +18,7 @@ def _take(request: Json) -> "Json | None":
     """
     args = request["args"]
     found = published.read(args["packed"], str(args.get("stack"))) if args.get("packed") else None
-    if found is None or args.get("repair"):
+    if found is None:
         return None
     record = found[1]
     same = (record["environment"], record["variant_digest"]) == (args["environment"], args["variant"].get("digest"))

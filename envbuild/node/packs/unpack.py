@@ -14,10 +14,10 @@ import time
 from functools import partial
 
 from envbuild.node import hashing, lease, paths, proc
-from envbuild.node.env import backup, stamp
 from envbuild.node.env import interpreter as base
+from envbuild.node.env import stamp, user_files
 from envbuild.node.packs import pack_format
-from envbuild.node.probe import system
+from envbuild.node.probe import inventory, system
 from envbuild.node.protocol import Json, NodeError, argument, has_fields, log, plural
 
 TYPE_CHECKING = False
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _BLOCK = 1024 * 1024
-_STAGING = ".unpack-"
 
 
 def run(request: Json) -> "tuple[bool, Json]":
     """Unpack `args.file` (`args.sha256`) as `args.environment`; returns (changed, the result of an install).
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment is
-    left alone unless `args.repair`; with `args.remove` the pack goes once it is unpacked. Raises NodeError:
+    left alone unless `args.anew`: then the pack takes its place, and files of users are moved aside (`notes`). With
+    `args.remove` the pack goes once it is unpacked. Raises NodeError:
     `pack-damaged` (exit 5), `pack-missing` (2), `pack-does-not-fit`, `pack-leads-out`, `pack-format-unknown`,
     `interpreter-missing`, `interpreter-mismatch`, `base-changed` (7), `disk-full`, `inodes-full`, `prefix-busy` (75).
     """
@@ -45,14 +45,14 @@ def run(request: Json) -> "tuple[bool, Json]":
     try:
         with held:
             found = stamp.read(environment)
-            if found is not None and not args.get("repair"):
+            if found is not None and not args.get("anew"):
                 return False, stamp.unchanged(environment, args["variant"], found)
             result = _unpack(request, environment, held)
             if args.get("remove"):
                 os.unlink(args["file"])
             return True, result
     except BaseException as error:
-        backup.give_up(environment, held)
+        held.release()
         raise (paths.os_error(error, environment) if isinstance(error, OSError) else None) or error from error
 
 
@@ -61,9 +61,9 @@ def _unpack(request: Json, environment: str, held: "lease.Lease") -> Json:
     begun = time.monotonic()
     kind = args.get("format") or _format_of(args["file"])
     for each in os.listdir(paths.envs_dir(prefix)):
-        if each.startswith(_STAGING):  # of runs that were killed: under the lease nobody else unpacks here
+        if each.startswith(inventory.STAGING):  # of runs that were killed: under the lease nobody else unpacks here
             paths.remove_tree(os.path.join(paths.envs_dir(prefix), each))
-    staging = os.path.join(paths.envs_dir(prefix), _STAGING + paths.checked_name(request["run"], "run"))
+    staging = os.path.join(paths.envs_dir(prefix), inventory.STAGING + paths.checked_name(request["run"], "run"))
     with pack_format.open_pack(args["file"]) as pack:
         found = hashing.digest_of_stream(pack)
         if found != args["sha256"].lower():
@@ -79,12 +79,7 @@ def _unpack(request: Json, environment: str, held: "lease.Lease") -> Json:
                 if not os.path.isdir(os.path.join(prefix, name)):
                     os.rename(os.path.join(staging, name), os.path.join(prefix, name))
             interpreter = _interpreter(manifest, args["variant"])
-            # A stamped environment that is repaired is set aside until the new one is stamped.
-            if stamp.read(environment) is not None:
-                backup.set_aside(environment, request["run"])
-            else:
-                paths.discard(environment)
-            os.rename(os.path.join(staging, manifest["folders"][0]), environment)
+            moved = user_files.discard(prefix, environment, os.path.join(staging, manifest["folders"][0]))
             paths.sync_dir(paths.envs_dir(request["prefix"]))
         finally:
             paths.remove_tree(staging)
@@ -93,6 +88,7 @@ def _unpack(request: Json, environment: str, held: "lease.Lease") -> Json:
     told = dict(notes, run=request["run"], interpreter=interpreter, variant_digest=manifest["variant_digest"])
     paths.write_json(paths.meta(environment, stamp.INSTALLED), told)
     log("unpacked %s: %s" % (environment, plural(manifest["inodes"], "path")))
+    notes["notes"] = [moved] if moved else []
     return dict(notes, pack={"file": args["file"], "sha256": args["sha256"], "format": kind, "root": manifest["root"]})
 
 

@@ -1,12 +1,11 @@
-"""What is under the prefix already, and which wanted files, indexes and repositories this node can get at."""
+"""Which tools are under the prefix already, and which wanted files, indexes and repositories this node can get at."""
 
 import os
 import re
 from collections.abc import Sequence
 from functools import partial
 
-from envbuild.node import hashing, paths, proc
-from envbuild.node.protocol import Json
+from envbuild.node import hashing, proc
 from envbuild.node.read_text import names, read
 
 REACH_DEADLINE = 3.0
@@ -16,25 +15,6 @@ _SCP = re.compile(r"\A([^/:]+):")
 _PORTS = {"http": 80, "https": 443, "ssh": 22}
 # What uv.toml says of the default index; one that is switched off has no address.
 _UV_INDEX = re.compile(r"^\s*(?:(?:index-url|url)\s*=\s*\"([^\"]*)\"|no-index\s*=\s*true)", re.MULTILINE)
-
-
-def environment_facts(prefix: str) -> "list[Json]":
-    """`StampFacts` of every folder under `<prefix>/envs`; `current` where a link in `<prefix>/current` leads to it."""
-    links = os.path.join(prefix, "current")
-    # What begins with a dot is the half of a switch that was killed.
-    in_use = {os.path.realpath(os.path.join(links, name)) for name in names(links) if not name.startswith(".")}
-    found = []
-    for name in names(os.path.join(prefix, "envs")):
-        path = os.path.join(prefix, "envs", name)
-        if not os.path.isdir(path):
-            continue
-        stamp = paths.read_json(paths.meta(path, "stamp.json"))
-        fact: Json = {"path": path, "current": os.path.realpath(path) in in_use, "stamp": stamp}
-        for key in ("stack", "profile", "variant_digest", "root"):
-            value = (stamp or {}).get(key)
-            fact[key] = value if isinstance(value, str) else None
-        found.append(fact)
-    return found
 
 
 def toolchain_names(prefix: str) -> "list[str]":
@@ -47,12 +27,6 @@ def toolchain_names(prefix: str) -> "list[str]":
 def _is_program(folder: str) -> bool:
     digest = hashing.digest_if_readable(os.path.join(folder, _PROGRAM + ".pyz"))
     return digest is not None and folder.endswith("-" + digest[:12])
-
-
-def lease(prefix: str) -> "Json | None":
-    """Who is changing the prefix now: the content of `<prefix>/lease.json`, empty when it is there and unreadable."""
-    path = os.path.join(prefix, "lease.json")
-    return (paths.read_json(path) or {}) if os.path.lexists(path) else None
 
 
 def files_found(wanted: "list[str]") -> "dict[str, str]":

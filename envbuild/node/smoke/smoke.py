@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent import futures
 
 from envbuild.node import lease, paths, proc
-from envbuild.node.env import backup, stamp
+from envbuild.node.env import stamp
 from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
@@ -52,7 +52,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         own = [address for nic in system.nic_facts() for address in nic.get("addresses", ())]
         return False, dict(work(), addresses=own)
     environment = paths.checked_environment(prefix, environment)
-    return False, _under_lease(lease.resume(prefix, str(name)), environment, work)
+    return False, _under_lease(lease.acquire(prefix, str(name), None, 0), work)
 
 
 def check_there(environment: str) -> None:
@@ -66,7 +66,7 @@ def check_there(environment: str) -> None:
         )
 
 
-def _under_lease(held: "lease.Lease", environment: str, work: "Callable[[], Json]") -> Json:
+def _under_lease(held: "lease.Lease", work: "Callable[[], Json]") -> Json:
     """Keep the heartbeat of the run's lease going; where the test fails, no step follows and the run ends here."""
     good = False
     try:
@@ -76,7 +76,7 @@ def _under_lease(held: "lease.Lease", environment: str, work: "Callable[[], Json
         return result
     finally:
         if not good:
-            backup.give_up(environment, held)
+            held.release()
 
 
 def summary(checks: "list[Json]") -> Json:

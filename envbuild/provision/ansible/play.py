@@ -65,10 +65,6 @@ def run_hosts(
         end_overdue(requests, watcher.running, outcome, work)
         return outcome
     finally:
-        if work.settings.repair:
-            from envbuild.provision.ansible.settle import settle_play
-
-            settle_play(requests, watcher.running, outcome, work)
         # What the nodes had to be told, a target's variables say, does not stay in a run directory.
         for host in hosts:
             for verb, path in host.requests.items():

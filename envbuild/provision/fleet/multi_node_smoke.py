@@ -59,9 +59,9 @@ def wants_to_meet(variant: Variant, target: Target) -> bool:
 
 
 def groups(members: Sequence[Member], target: Target) -> list[tuple[Member, ...]]:
-    """Who meets whom: nodes with one environment, two at least, at most as many as the target says."""
+    """Who meets whom: nodes with one environment, whichever generation; two at least, at most as the target says."""
     wanting = [member for member in members if wants_to_meet(member.variant, target)]
-    found = grouped(wanting, lambda member: (member.environment, member.variant.digest))
+    found = grouped(wanting, lambda member: member.variant.digest)
     return [tuple(each[: target.smoke_nodes]) for each in found.values() if len(each) > 1]
 
 
@@ -92,7 +92,12 @@ def requests(group: Sequence[Member], target: Target, run: str, number: int = 0)
     place = {"nodes": len(group), "addresses": list(first.addresses), "ports": ports}
     names = [member.node for member in group]
     return {
-        member.node: node_request(VERB, target.prefix, {**args, "place": {**place, "rank": rank, "names": names}}, run)
+        member.node: node_request(
+            VERB,
+            target.prefix,
+            {**args, "environment": member.environment, "place": {**place, "rank": rank, "names": names}},
+            run,
+        )
         for rank, member in enumerate(group)
     }
 

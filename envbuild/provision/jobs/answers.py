@@ -7,7 +7,7 @@ import binascii
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from envbuild.errors import EnvbuildError
@@ -157,8 +157,3 @@ def _how_it_died(data: bytes) -> tuple[str, bool]:
     if kills > 0:
         return "the kernel killed because memory ran out", True
     return how_it_ended(code) if data else "", False
-
-
-def unfinished(answers: Mapping[str, Mapping[str, Any]]) -> bool:
-    """No node has stamped what was to be built."""
-    return not any(verbs.get("activate", {}).get("ok") for verbs in answers.values())

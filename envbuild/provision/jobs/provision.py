@@ -14,7 +14,6 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.shared_prefix import builder_of, other_steps, pinned
-from envbuild.provision.ansible.settle import settle
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet.multi_node_smoke import job_request, note_floors
@@ -27,7 +26,6 @@ from envbuild.provision.jobs.answers import (
     progress_of,
     read_answers,
     tell_phases,
-    unfinished,
 )
 from envbuild.provision.jobs.ask import not_shared
 from envbuild.provision.jobs.facts_cache import facts_file, write_facts
@@ -62,8 +60,6 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     number, state = _followed(work, site, job, folder)
     attempt = last_attempt(site.runner, folder, site.scheduler.attempt(state))
     answers = read_answers(site.runner, attempt)
-    if work.settings.repair and not is_local(work.prepared.target) and unfinished(answers):
-        settle({site.login: _request(builder, "activate")}, site.connection, work)
     if not answers and not state.good:
         last = site.scheduler.logs(job, number, 4096)
         error = first_death(job_error(number, state, last), state.nodes, site.runner, attempt)
@@ -122,11 +118,6 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
         if each.python.startswith(below) and each.python.removeprefix(below).partition("/")[0] in there:
             return tools._replace(python=each.python)
     return tools
-
-
-def _request(builder: NodePlan, verb: str) -> dict[str, Any]:
-    """What the builder is to be told for one of its steps."""
-    return next(step.request for step in builder.steps if step.kind == verb and step.request is not None)
 
 
 def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any] | None) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, as_dicts
 from envbuild.hostlist import expand_hosts
+from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
@@ -88,7 +89,10 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         for node, item in survey.resolutions.items()
         if (node in work.tools or item.refused) and (work.only is None or node in work.only)
     }
-    made = make_plan(prepared.target, prepared.lock, survey.facts, chosen, inputs)
+    facts: Mapping[str, NodeFacts] = survey.facts
+    if work.settings.script:  # it builds everything, also what is there already
+        facts = {node: each.model_copy(update={"environments": ()}) for node, each in facts.items()}
+    made = make_plan(prepared.target, prepared.lock, facts, chosen, inputs)
     made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
     least = {node: each.least(survey.facts[node].prefix.path) for node, each in work.tools.items()}
     given = Sharing(

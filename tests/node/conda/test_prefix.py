@@ -128,10 +128,14 @@ def test_a_repair_builds_again_and_a_removal_leaves_nothing(conda_node: CondaNod
     environment = conda_node.build(variant)
     root = conda_node.verify()["root"]
     (environment / "etc" / "tool.conf").write_text("other")
-    conda_node.install(variant, repair=True)
-    assert conda_node.activate(variant)[1]["root"] == root
-    remove.run(conda_node.request("remove", environment=str(environment), force=True))
-    assert not environment.exists()
+    again = f"{environment}.2"
+    conda_node.install(variant, environment=again)
+    told = conda_node.activate(variant, environment=again)[1]
+    assert told["root"] == root
+    (note,) = told["notes"]
+    assert note.endswith(": etc/tool.conf") and not environment.exists(), "what the user wrote there is kept"
+    assert remove.run(conda_node.request("remove", environment=again, force=True))[1]["notes"] == []
+    assert list((conda_node.prefix / "envs").iterdir()) == []
 
 
 def test_a_file_changed_between_install_and_stamp_is_refused(conda_node: CondaNode) -> None:

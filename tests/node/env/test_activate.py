@@ -302,7 +302,7 @@ install.run(first); activate.run(second)
 
 
 def test_a_folder_in_the_place_of_the_link_is_named_and_half_a_switch_is_not_the_link(node: Node) -> None:
-    from envbuild.node.probe.prefix import environment_facts
+    from envbuild.node.probe.inventory import facts
 
     blocked = node.prefix / "current" / "demo" / "in-the-way"
     blocked.mkdir(parents=True)
@@ -314,6 +314,6 @@ def test_a_folder_in_the_place_of_the_link_is_named_and_half_a_switch_is_not_the
     assert os.listdir(node.prefix / "current") == []
     # What a kill between link and rename leaves.
     (node.prefix / "current" / ".demo.4711").symlink_to(node.environment(variant))
-    assert [each["current"] for each in environment_facts(str(node.prefix))] == [False]
+    assert [each["current"] for each in facts(str(node.prefix))] == [False]
     environment = node.build(variant)
     assert (node.prefix / "current" / "demo").resolve() == environment

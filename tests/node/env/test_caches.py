@@ -70,6 +70,26 @@ def test_d11_what_is_old_goes_and_environments_and_tools_stay(prefix: Path) -> N
     assert not (prefix / "lease.json").exists()
 
 
+def test_d100_what_is_left_of_environments_is_told_and_goes_and_what_a_user_wrote_there_is_kept(prefix: Path) -> None:
+    name = f"demo-exact-{'a' * 12}"
+    left_behind = [f"{name}.old-20260101T000000Z-dead", f"{name}.trash-123", ".unpack-r1"]
+    for each in (*left_behind, name, f"{name}.2"):
+        (prefix / "envs" / each / ".envbuild").mkdir(parents=True)
+        (prefix / "envs" / each / ".envbuild" / "files.json").write_text("{}")
+        (prefix / "envs" / each / "checkpoint.pt").write_text(each)
+    aged(prefix, 40)
+    (row,) = (row for row in ask(prefix)["places"] if row["kind"] == "leftovers")
+    assert sorted(os.path.basename(path) for path in row["old"]) == sorted(left_behind)
+    result = ask(prefix, dry_run=False)
+    assert sorted(path.name for path in (prefix / "envs").iterdir()) == sorted([name, f"{name}.2", "mine"])
+    kept = [path.read_text() for path in (prefix / "kept").rglob("checkpoint.pt")]
+    assert sorted(kept) == sorted(left_behind)
+    assert len(result["notes"]) == 3 and all(str(prefix / "kept") in note for note in result["notes"])
+    aged(prefix, 40)
+    (row,) = (row for row in ask(prefix, dry_run=False)["places"] if row["kind"] == "kept")
+    assert (row["items"], row["old"]) == (3, [])
+
+
 @pytest.mark.parametrize("moment", ["changed", "read"])
 def test_d11_what_was_used_lately_stays_however_short_the_time_asked_for(prefix: Path, moment: str) -> None:
     then, now = time.time() - 40 * DAY, time.time() - 0.5 * DAY

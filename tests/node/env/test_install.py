@@ -274,7 +274,12 @@ def test_a_virtual_environment_is_a_base_with_its_own_packages_only(node: Node, 
     assert node.verify(deep=True, variant=variant)["ok"]
 
 
-def test_repair_builds_again_and_a_failed_repair_puts_the_old_one_back(node: Node) -> None:
+def again(node: Node, variant: dict[str, Any]) -> dict[str, str]:
+    """Arguments that build an environment beside the one that is there, as the planner gives them."""
+    return {"environment": f"{node.environment(variant)}.2"}
+
+
+def test_d101_an_environment_is_built_again_beside_the_one_in_use_which_goes_when_it_is_replaced(node: Node) -> None:
     package = make_wheel(node.wheels)
     variant = make_variant([package])
     environment = node.build(variant)
@@ -284,13 +289,15 @@ def test_repair_builds_again_and_a_failed_repair_puts_the_old_one_back(node: Nod
     data = wheel.read_bytes()
     wheel.unlink()
     node.cache = node.top / "empty-cache"
-    fail(node, variant, "package-not-found", 4, repair=True)
-    assert (environment / ".envbuild" / "stamp.json").exists(), "the old one is back"
-    wheel.write_bytes(data)
-    assert node.install(variant, repair=True)[0]
-    node.activate(variant)
-    assert node.verify(deep=True)["ok"]
+    fail(node, variant, "package-not-found", 4, **again(node, variant))
     assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
+    wheel.write_bytes(data)
+    assert node.install(variant, **again(node, variant))[0]
+    assert (node.prefix / "current" / "demo").resolve() == environment
+    before = json.loads((environment / ".envbuild" / "stamp.json").read_text())["root"]
+    assert node.activate(variant, **again(node, variant))[1]["root"] == before, "the root does not depend on the path"
+    assert node.verify(deep=True)["ok"]
+    assert [path.name for path in (node.prefix / "envs").iterdir()] == [f"{environment.name}.2"]
 
 
 def test_a_half_built_environment_is_removed_and_built_again(node: Node) -> None:
@@ -332,8 +339,20 @@ def test_activate_under_the_lease_of_another_run_is_refused(node: Node) -> None:
     held.write_text(json.dumps({**json.loads(held.read_text()), "run": "another"}))
     with pytest.raises(NodeError) as found:
         node.activate(variant)
-    assert (found.value.code, found.value.exit_code) == ("lease-lost", 75)
+    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
     assert not (node.environment(variant) / ".envbuild" / "stamp.json").exists()
+
+
+def test_d100_the_lease_of_a_run_that_is_dead_is_taken_over_by_activate_too(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    node.build(variant)
+    (node.prefix / "current" / "demo").unlink()
+    dead = {"boot_id": "0", "controller": {}, "host": "vm", "pid": 99, "pidns": "x", "run": "gone", "started": "1"}
+    (node.prefix / "lease.json").write_text(json.dumps({**dead, "token": "aa"}))
+    os.utime(node.prefix / "lease.json", (0, 0))
+    node.activate(variant)
+    assert (node.prefix / "current" / "demo").resolve() == node.environment(variant)
+    assert not (node.prefix / "lease.json").exists()
 
 
 def test_activate_stamps_only_what_its_own_run_built(node: Node) -> None:
@@ -502,7 +521,7 @@ def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
     assert lease.read(str(node.prefix))["run"] == "the-other"  # type: ignore[index]
 
 
-def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
+def test_d100_a_kill_of_a_second_build_leaves_the_first_in_use_and_the_next_takes_it_up(node: Node) -> None:
     variant = make_variant([make_wheel(node.wheels)])
     environment = node.build(variant)
     node.run = "run-killed"
@@ -510,14 +529,16 @@ def test_a_kill_during_repair_is_taken_up_by_the_next_run(node: Node) -> None:
         "import json, os, signal, sys\nfrom envbuild.node.env import install, packages\n"
         "packages.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
     )
-    request = json.dumps(node.install_request(variant, repair=True))
+    request = json.dumps(node.install_request(variant, **again(node, variant)))
     done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)
     assert done.returncode == -9
-    assert not (environment / ".envbuild" / "stamp.json").exists()
+    assert node.verify(deep=True)["environment"] == str(environment)
+    assert Path(again(node, variant)["environment"]).is_dir()
     node.run = "run-after"
-    node.build(variant)
+    node.install(variant, **again(node, variant))
+    node.activate(variant, **again(node, variant))
     assert node.verify(deep=True)["ok"]
-    assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
+    assert [path.name for path in (node.prefix / "envs").iterdir()] == [f"{environment.name}.2"]
 
 
 @pytest.mark.parametrize("name", ["install-of-a-killed-run", "smoke-of-a-killed-run"])

@@ -43,7 +43,7 @@ def members(count: int, **more: Any) -> list[Member]:
 
 
 def test_nodes_with_one_environment_meet_and_a_node_alone_meets_nobody() -> None:
-    both = groups([*members(3), *members(1, environment="/p/envs/other")], target())
+    both = groups([*members(3), *members(1, variant=variant(digest="d" * 64))], target())
     assert [[member.node for member in group] for group in both] == [["n0", "n1", "n2"]]
     assert groups(members(1), target()) == []
 

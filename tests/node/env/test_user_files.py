@@ -1,0 +1,315 @@
+"""D89: no verb deletes a file that envbuild did not make; what was moved is at the place that was said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node.env import remove, user_files
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import Node, make_repository, make_variant, make_wheel, node, redirect_git, site
+from tests.node.packs.test_pack import Packed
+
+__all__ = ["node"]
+FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n", "run.sh": "#!/bin/sh\nexec true\n"}
+# What a user's scripts write: into a folder of the source, into one of their own, an edit, and into the environment.
+WRITTEN = {
+    "src/nano/data/train.bin": "tokens",
+    "src/nano/out/run1/ckpt.pt": "weights",
+    "src/nano/train.py": "print('mine')\n",
+    "notes.txt": "notes",
+}
+
+
+@pytest.fixture(params=[[], ["data/**", "out*/**"]], ids=["undeclared", "generated"])
+def variant(node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> dict[str, Any]:
+    redirect_git(monkeypatch, node.top / "hub")
+    commit, tree = make_repository(node.top / "hub" / "nano", FILES)
+    source = {"name": "nano", "git": "https://git.example.org/nano", "commit": commit, "tree": tree, "install": "path"}
+    return make_variant([make_wheel(node.wheels)], sources=[{**source, "generated": request.param}])
+
+
+def write(environment: Path) -> None:
+    for name, content in WRITTEN.items():
+        (environment / name).parent.mkdir(parents=True, exist_ok=True)
+        (environment / name).write_text(content)
+    # Byte code is nobody's.
+    cache = environment / "src" / "nano" / "__pycache__"
+    cache.mkdir()
+    (cache / "train.cpython-311.pyc").write_bytes(b"x")
+
+
+def kept(node: Node, environment: Path) -> dict[str, str]:
+    """The files in the one folder of what was kept of an environment."""
+    (folder,) = (node.prefix / "kept").glob(f"{environment.name}-*Z*")
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text(errors="replace") for path in files}
+
+
+def test_d89_files_of_a_user_survive_the_environment_that_replaces_theirs(node: Node, variant: dict[str, Any]) -> None:
+    environment = node.build(variant)
+    write(environment)
+    again = {"environment": f"{environment}.2"}
+    node.install(variant, **again)
+    assert (environment / "src/nano/out/run1/ckpt.pt").exists(), "nothing moves before the new one is in use"
+    (note,) = node.activate(variant, **again)[1]["notes"]
+    assert kept(node, environment) == WRITTEN
+    assert str(node.prefix / "kept") in note and "src/nano/out" in note and "notes.txt" in note
+    assert [path.name for path in (node.prefix / "envs").iterdir()] == [f"{environment.name}.2"]
+    assert node.verify(deep=True)["ok"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_d89_files_of_a_user_survive_remove(node: Node, variant: dict[str, Any], force: bool) -> None:
+    environment = node.build(variant)
+    write(environment)
+    if not force:
+        (node.prefix / "current" / "demo").unlink()
+    _, told = remove.run(node.request("remove", environment=str(environment), force=force))
+    assert kept(node, environment) == WRITTEN
+    assert "notes.txt" in told["notes"][0]
+    assert list((node.prefix / "envs").iterdir()) == []
+    assert not os.path.lexists(node.prefix / "current" / "demo")
+
+
+def test_an_environment_that_nobody_wrote_into_leaves_nothing(node: Node, variant: dict[str, Any]) -> None:
+    environment = node.build(variant)
+    os.utime(site(environment) / "alpha" / "__init__.py")
+    python = str(environment / "bin" / "python")
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([python, "-c", "import alpha, train"], check=True, cwd=node.top, env=env)
+    assert any((environment / "src" / "nano").glob("__pycache__/*.pyc"))
+    assert remove.run(node.request("remove", environment=str(environment), force=True))[1]["notes"] == []
+    assert not (node.prefix / "kept").exists()
+
+
+def test_what_a_build_had_generated_before_the_stamp_is_not_a_user_s(node: Node, variant: dict[str, Any]) -> None:
+    node.install(variant)
+    environment = node.environment(variant)
+    if not variant["sources"][0]["generated"]:
+        pytest.skip("the source declares nothing")
+    out = environment / "src" / "nano" / "out"
+    out.mkdir()
+    (out / "helpers.so").write_text("compiled")
+    (out / "version.py").write_text("1")
+    node.activate(variant)
+    (out / "version.py").write_text("2")
+    assert user_files.check(str(node.prefix), str(environment)) == ["src/nano/out/version.py"]
+    (out / "version.py").write_text("1")
+    assert user_files.check(str(node.prefix), str(environment)) == []
+
+
+def test_a_package_that_a_user_installed_and_a_file_that_was_changed_anywhere_are_kept(node: Node) -> None:
+    environment = node.build(make_variant([make_wheel(node.wheels)]))
+    packages = site(environment)
+    (packages / "mine").mkdir()
+    (packages / "mine" / "__init__.py").write_text("mine")
+    (packages / "alpha" / "__init__.py").write_text("changed")
+    found = user_files.check(str(node.prefix), str(environment))
+    assert found == sorted(str((packages / each).relative_to(environment)) for each in ("mine", "alpha/__init__.py"))
+
+
+def test_without_a_list_of_files_everything_is_kept_and_what_was_never_stamped_is_not(node: Node) -> None:
+    environment = node.build(make_variant([make_wheel(node.wheels)]))
+    (environment / ".envbuild" / "files.json").write_text("torn")
+    remove.run(node.request("remove", environment=str(environment), force=True))
+    assert "pyvenv.cfg" in kept(node, environment)
+    shutil.rmtree(node.prefix / "kept")
+    half = node.prefix / "envs" / f"demo-exact-{'0' * 12}"
+    (half / "lib").mkdir(parents=True)
+    (half / "lib" / "file").write_text("half built")
+    assert remove.run(node.request("remove", environment=str(half)))[1]["notes"] == []
+    assert not (node.prefix / "kept").exists()
+
+
+def test_where_files_cannot_be_moved_the_environment_stays(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    environment = node.build(variant)
+    (environment / "notes.txt").write_text("notes")
+    (node.prefix / "kept").write_text("a file in the place of the folder")
+    again = {"environment": f"{environment}.2"}
+    node.install(variant, **again)
+    (note,) = node.activate(variant, **again)[1]["notes"]
+    assert "was replaced and stays" in note and "cannot be moved" in note
+    with pytest.raises(NodeError) as caught:
+        remove.run(node.request("remove", environment=str(environment), force=True))
+    assert (caught.value.code, caught.value.exit_code) == ("user-files-blocked", 7)
+    assert (environment / "notes.txt").read_text() == "notes"
+    assert (environment / ".envbuild" / "stamp.json").exists()
+
+
+def test_an_environment_that_a_process_runs_from_stays_and_is_named(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    environment = node.build(variant)
+    again = {"environment": f"{environment}.2"}
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    argv = [str(environment / "bin" / "python"), "-c", code]
+    env = {**os.environ, "VIRTUAL_ENV": str(environment)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        node.install(variant, **again)
+        (note,) = node.activate(variant, **again)[1]["notes"]
+        process.stdin.close()
+    assert f"pid {process.pid}" in note and f"`envbuild env remove {environment.name}`" in note
+    assert (node.prefix / "current" / "demo").resolve() == Path(again["environment"])
+    assert environment.exists()
+    remove.run(node.request("remove", environment=str(environment)))
+    assert node.verify(deep=True)["ok"]
+
+
+def test_d89_a_pack_that_takes_the_place_of_a_drifted_environment_keeps_what_a_user_wrote(node: Node) -> None:
+    packed = Packed(node)
+    (packed.environment / "notes.txt").write_text("notes")
+    shutil.rmtree(next(site(packed.environment).glob("alpha-*.dist-info")))
+    changed, told = packed.ensure()
+    assert changed and "notes.txt" in told["checks"][0]["says"]
+    assert kept(node, packed.environment) == {"notes.txt": "notes"}
+    assert node.verify(deep=True)["ok"]
+
+
+def test_on_a_prefix_that_nodes_share_the_generation_that_was_replaced_stays(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    environment = node.build(variant)
+    (environment / "notes.txt").write_text("notes")
+    half = environment.with_name(f"{environment.name}.3")
+    half.mkdir()
+    again = {"environment": f"{environment}.2"}
+    node.install(variant, **again)
+    (note,) = node.activate(variant, shared=True, **again)[1]["notes"]
+    assert "other nodes may run from it" in note and f"`envbuild env remove {environment.name}`" in note
+    assert (environment / "notes.txt").exists() and not half.exists()
+
+
+KILLED = """
+import importlib, json, os, signal, sys
+number = int(sys.argv[1])
+verb = importlib.import_module("envbuild.node.env." + sys.argv[2])
+for name in ("rename", "unlink", "symlink", "rmdir"):
+    def counted(*args, _real=getattr(os, name), **more):
+        global number
+        number -= 1
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _real(*args, **more)
+    setattr(os, name, counted)
+verb.run(json.load(sys.stdin))
+"""
+
+
+def killed(request: dict[str, Any], module: str, number: int) -> bool:
+    """Whether a verb was killed before its n-th change of a name on the disk; else it has ended well."""
+    argv = [sys.executable, "-c", KILLED, str(number), module]
+    done = subprocess.run(argv, input=json.dumps(request), text=True, capture_output=True, check=False)
+    assert done.returncode in (0, -9), done.stderr
+    return done.returncode == -9
+
+
+def moments() -> Iterator[int]:
+    """The first changes one by one, then some: most of them delete one file more."""
+    yield from range(1, 15)
+    yield from range(15, 1000, 30)
+
+
+@contextlib.contextmanager
+def as_it_was(node: Node) -> Iterator[Callable[[], None]]:
+    """What gives the prefix back the state that it has now."""
+    saved = node.top / "saved"
+    shutil.copytree(node.prefix, saved, symlinks=True)
+
+    def restore() -> None:
+        shutil.rmtree(node.prefix)
+        shutil.copytree(saved, node.prefix, symlinks=True)
+
+    yield restore
+    shutil.rmtree(saved)
+
+
+def imports(node: Node) -> None:
+    python = node.prefix / "current" / "demo" / "bin" / "python"
+    subprocess.run([str(python), "-I", "-c", "import alpha"], check=True)
+
+
+@pytest.mark.slow
+def test_d100_a_removal_that_is_killed_anywhere_leaves_no_dangling_link_and_loses_nothing(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    environment = node.build(variant)
+    (environment / "notes.txt").write_text("notes")
+    request = node.request("remove", environment=str(environment), force=True)
+    with as_it_was(node) as restore:
+        for number in moments():
+            restore()
+            going_on = killed(request, "remove", number)
+            link = node.prefix / "current" / "demo"
+            assert link.exists() or not link.is_symlink()
+            assert [path.read_text() for path in node.prefix.rglob("notes.txt")] == ["notes"]
+            if not going_on:
+                break
+    assert number > 10 and not environment.exists()
+
+
+@pytest.mark.slow
+def test_d100_a_second_build_whose_end_is_killed_anywhere_is_taken_up_and_the_one_in_use_imports(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    again = {"environment": f"{node.environment(variant)}.2"}
+    args = {**again, "stack": "demo", "profile": "exact", "variant": variant}
+    environment = node.build(variant)
+    (environment / "notes.txt").write_text("notes")
+    node.run = "run-2"
+    node.install(variant, **again)
+    # The next step of a run ends the process that holds its lease, which is this test here.
+    (node.prefix / "lease.json").unlink()
+    request = node.request("activate", **args)
+    node.run = "run-3"
+    with as_it_was(node) as restore:
+        for number in moments():
+            restore()
+            going_on = killed(request, "activate", number)
+            imports(node)
+            assert [path.read_text() for path in node.prefix.rglob("notes.txt")] == ["notes"]
+            # What a later run does: it builds where nothing is finished, and switches.
+            node.install(variant, **again)
+            node.activate(variant, **again)
+            imports(node)
+            assert node.verify(deep=True)["ok"]
+            assert [path.name for path in (node.prefix / "envs").iterdir()] == [f"{environment.name}.2"]
+            if not going_on:
+                break
+    assert number > 14
+
+
+@pytest.mark.slow
+def test_d100_a_switch_that_is_killed_anywhere_leaves_one_of_both_in_use(node: Node) -> None:
+    first, second = (make_variant([make_wheel(node.wheels, version=each)]) for each in ("1.0", "2.0"))
+    node.build(first)
+    node.build(second)
+    request = node.request("use", environment=str(node.environment(first)), stack="demo")
+    for number in moments():
+        node.activate(second)
+        going_on = killed(request, "switch", number)
+        imports(node)
+        if not going_on:
+            break
+    assert number > 2
+    assert (node.prefix / "current" / "demo").resolve() == node.environment(first)
+
+
+def test_d89_a_build_in_the_place_of_an_environment_whose_files_cannot_be_moved_deletes_nothing(node: Node) -> None:
+    variant = make_variant([make_wheel(node.wheels)])
+    environment = node.build(variant)
+    (environment / "notes.txt").write_text("notes")
+    (environment / ".envbuild" / "stamp.json").write_text("torn")
+    (node.prefix / "kept").write_text("a file in the place of the folder")
+    with pytest.raises(NodeError) as caught:
+        node.install(variant)
+    assert caught.value.code == "user-files-blocked"
+    assert (environment / "notes.txt").read_text() == "notes"
