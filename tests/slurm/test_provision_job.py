@@ -16,7 +16,7 @@ from tests.e2e.world import snapshot
 from tests.node.test_git_source import PROJECT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -155,7 +155,40 @@ def test_d38_d40_a_repair_whose_step_is_killed_is_told_and_the_environment_in_us
     assert done.rc == 9, done.err
     assert "was in `smoke`, which was killed (signal 9" in done.node["error"]["what"]
     assert (world.prefix / "current" / "tiny" / ".envbuild" / "stamp.json").read_bytes() == stamp
+    bad.unlink()
+    # The one in use is whole, so there is nothing to do; the next repair takes up what the killed one left.
+    before = world.current
+    assert world.job().node["status"] == "unchanged"
+    repaired = world.job("--repair")
+    assert repaired.rc == 0, repaired.err
+    assert repaired.node["root"] == json.loads(stamp)["root"]
+    assert world.current == before.with_name(f"{before.name}.2")
+    assert any("other nodes may run from it" in text for text in repaired.json["warnings"])
     assert not (world.prefix / "lease.json").exists()
+
+
+def test_d100_controller_and_job_that_die_together_in_a_repair_leave_the_environment_in_use(world: JobWorld) -> None:
+    gate = world.cluster.shared / f"gate of {world.top.name}"
+    code = f"import os, time\nwhile os.path.exists({str(gate)!r}):\n    open({str(gate)!r} + '.seen', 'a').close()\n"
+    world.wheel(files={"alpha/__init__.py": f"{code}    time.sleep(0.05)\n".encode()})
+    world.target(scheduler={"nodes": 1})
+    world.tiny(imports=["alpha"], smoke=[{"name": "sound"}])
+    root = world.job().node["root"]
+    gate.touch()
+    process = world.start("provision", "--target", "./cluster.yaml", "--repair")
+    until(gate.with_name(f"{gate.name}.seen").exists)
+    number = world.wait_for_job("envbuild-provision")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    world.cluster.run("scancel", "--signal=KILL", "--full", number)
+    world.wait_for_state(number, "CANCELLED", "FAILED", "COMPLETED")
+    gate.unlink()
+    assert world.python("import alpha; print('good')") == "good"
+    again = world.job()
+    assert (again.rc, again.node["root"], again.node["status"]) == (0, root, "unchanged"), again.err
+    repaired = world.job("--repair")
+    assert (repaired.rc, repaired.node["root"]) == (0, root), repaired.err
+    assert world.python("import alpha; print('good')") == "good"
 
 
 def test_a_plan_asks_and_changes_nothing_on_the_prefix(world: JobWorld) -> None:
