@@ -30,6 +30,13 @@ def lockfiles() -> Path:
     return _shipped("lockfiles")
 
 
+def user_locks() -> Path:
+    """This user's copies of shipped locks, with the hashes that `lock record` added."""
+    import platformdirs
+
+    return platformdirs.user_data_path("envbuild") / "locks"
+
+
 def containers() -> Path:
     """Generated Dockerfiles and build contexts of the shipped stacks."""
     return _shipped("containers")

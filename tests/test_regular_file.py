@@ -111,10 +111,3 @@ def test_d72_options_and_fields_that_name_no_regular_file_are_refused(
             done.stderr[-500:],
         )
         assert "internal" not in done.stderr and "Traceback" not in done.stderr
-
-
-def test_d72_a_record_of_first_uses_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "data" / "envbuild").mkdir(parents=True)
-    os.mkfifo(tmp_path / "data" / "envbuild" / "first-use.toml")
-    done = _run(tmp_path, "plan", "--stack", "torch-smoke", "--facts", "azure-nd96")
-    assert (done.returncode, "error[first-use-unreadable]" in done.stderr) == (5, True), done.stderr

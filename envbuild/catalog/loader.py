@@ -146,13 +146,20 @@ def pick_profile(loaded: LoadedStack, profile: str | None) -> str:
 
 
 def lock_path(loaded: LoadedStack, profile: str) -> Path:
-    """Where the lock of a stack and profile lies, whether it exists or not."""
+    """Where the lock of a stack and profile lies, whether it exists or not; of a shipped one the user's copy first."""
     if loaded.shipped:
-        return resources.lockfiles() / f"{loaded.stack.name}.{profile}.lock.toml"
+        shipped, users = shipped_lock(loaded, profile)
+        return users if users.is_file() else shipped
     named = loaded.path.with_name(f"{loaded.path.stem}.{profile}.lock.toml")
     if profile == loaded.stack.default_profile and not named.is_file():
         return loaded.path.with_name(f"{loaded.path.stem}.lock.toml")
     return named
+
+
+def shipped_lock(loaded: LoadedStack, profile: str) -> tuple[Path, Path]:
+    """The lock of a shipped stack, and where this user's copy of it lies, whether they exist or not."""
+    name = f"{loaded.stack.name}.{profile}.lock.toml"
+    return resources.lockfiles() / name, resources.user_locks() / name
 
 
 def lock_command(loaded: LoadedStack, profile: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import Amount, choice_of, configured, place_options, settings_of
+from envbuild.cli.choose import Amount, configured, place_options, prepared_of, settings_of
 from envbuild.cli.launch_cmd import absolute, launch_place, launch_settings
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
@@ -51,11 +51,10 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
     from envbuild.cli.launch_run import asked_of
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.bench import Asked, bench
-    from envbuild.provision.survey.prepare import prepare
 
     flags["stack"] = flags.get("stack") or stack_name
     config = configured(flags)
-    prepared = prepare(choice_of(ui, flags, config), locked=False, jobs=True, ahead=False)
+    prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")

@@ -13,11 +13,13 @@ import click
 from envbuild.cli import names
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from envbuild.cli.output import Ui
     from envbuild.config import Config
     from envbuild.model.target import Target
     from envbuild.provision.run.context import Settings
-    from envbuild.provision.run.findings import Choice, Narrowing
+    from envbuild.provision.run.findings import Choice, Narrowing, Prepared
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,11 +116,6 @@ build_options = options(
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
     click.option(
-        "--trust-first-use",
-        is_flag=True,
-        help="Take a file whose hash the lock lacks as it is now, record its sha256, and hold to it.",
-    ),
-    click.option(
         "--trust-environment",
         is_flag=True,
         help="Set every variable that the stack names, not only those that stacks usually set.",
@@ -205,10 +202,26 @@ def choice_of(ui: Ui, flags: dict[str, Any], config: Config) -> Choice:
         engine=flags.get("engine"),
         cache=config.cache,
         hosts=tuple(flags.get("hosts") or ()),
-        trust_first_use=bool(flags.get("trust_first_use")),
         trust_environment=bool(flags.get("trust_environment", True)),
         narrowing=narrowing_of(flags),
     )
+
+
+def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> Prepared:
+    """Stack, profile, target and lock, as `prepare` has them with `more`; a lock of this user's own is told."""
+    from envbuild.provision.survey.prepare import prepare
+
+    prepared = prepare(choice_of(ui, flags, config), **more)
+    tell_lock(ui, prepared.lock_file)
+    return prepared
+
+
+def tell_lock(ui: Ui, path: Path) -> None:
+    """Say that a lock is this user's copy of a shipped one."""
+    from envbuild import resources
+
+    if path.is_relative_to(resources.user_locks()):
+        ui.note(f"lock: {path} (recorded by you)")
 
 
 def narrowing_of(flags: dict[str, Any]) -> Narrowing:

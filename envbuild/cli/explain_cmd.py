@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import engine_option
+from envbuild.cli.choose import engine_option, tell_lock
 from envbuild.cli.output import Ui, common_options, text_width
 from envbuild.errors import ExitCode, writing
 
@@ -64,7 +64,7 @@ def explain(
     other_text: bool,
 ) -> int:
     """Explain STACK (a shipped name or a path): what its document gets wrong, and what envbuild does instead."""
-    from envbuild.catalog.loader import load_stack, load_target
+    from envbuild.catalog.loader import load_stack, load_target, lock_path
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.profile import choose_profile
@@ -77,6 +77,7 @@ def explain(
     where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
     chosen = choose_profile(loaded, profile, where if target else None)
     name = chosen.name
+    tell_lock(ui, lock_path(loaded, name))
     compat = _compat() if facts or run_checks else None
     decided = _decided(loaded, name, where, facts, compat)
     results, recipes = _checked(ui, loaded, name, compat if run_checks else None)

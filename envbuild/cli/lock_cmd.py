@@ -1,7 +1,8 @@
-"""`envbuild lock`: create, sizes, check, diff, export."""
+"""`envbuild lock`: create, record, sizes, check, diff, export."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import configured
+from envbuild.cli.choose import configured, tell_lock
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, gravest, writing
 
@@ -84,7 +85,6 @@ def create(
     from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
-    from envbuild.lock.first_use import read_first_uses
     from envbuild.lock.packages import sdists
     from envbuild.lock.restate import restated
     from envbuild.resolve.compat_read import load_compat
@@ -110,7 +110,6 @@ def create(
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
-        first_uses=read_first_uses(),
         conda=CondaAsked(_virtual(facts), conda_unrecorded),
         say=ui.warn,
     )
@@ -131,6 +130,63 @@ def create(
     ui.result(data, lambda: _created(path, rows, changed=changed, changes=diff.text() if diff and diff.changes else ""))
 
 
+@lock.command("record")
+@click.argument("stack", shell_complete=names.stacks)
+@_profile
+@click.option(
+    "--from", "folders", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False),
+    help="Take the files from this folder, and ask no index. Repeatable.",
+)  # fmt: skip
+@click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
+@click.option("--output", "-o", type=_FILE, help="Where to write (default: your lock of this stack).")
+@common_options
+def record(
+    ui: Ui,
+    stack: str,
+    profile: str | None,
+    folders: tuple[str, ...],
+    indexes: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """Fetch the files of STACK whose hash its lock lacks, and record their sha256 and sizes.
+
+    Of a shipped stack this writes your own copy of the lock, which every verb then takes; of a stack file, the lock
+    beside it. Files come from find-links folders of pip, else from the index that the lock names.
+    """
+    from envbuild.catalog.loader import load_stack, lock_path, pick_profile, shipped_lock
+    from envbuild.lock.files import read_lock
+    from envbuild.lock.record import Origin, fetch, filled, recorded, unrecorded
+    from envbuild.node import pip_config
+    from envbuild.provision.delivery.artifacts import artifact_cache
+
+    loaded = load_stack(stack)
+    name = pick_profile(loaded, profile)
+    base, users = shipped_lock(loaded, name) if loaded.shipped else (lock_path(loaded, name),) * 2
+    path = output or users
+    before, lacking = _previous(ui, path), read_lock(base)
+    made = filled(lacking, recorded(before) if before else {})
+    links = pip_config.folders(pip_config.alive(pip_config.read(os.environ).find_links))
+    origin = Origin(folders or links, artifact_cache() / "packages", _named_urls(indexes), only_folders=bool(folders))
+    rows: list[dict[str, Any]] = []
+    for package, file in unrecorded(made):
+        found = fetch(package, file, origin, ui.note)
+        made = filled(made, {(package.index, file.file): found})
+        _write(path, made)  # each at once: what an interrupted run has recorded stays
+        rows.append({"file": found.file, "sha256": found.sha256, "size": found.size})
+    changed = made != (before or lacking)
+    if changed and not rows:
+        _write(path, made)
+    data = {"lock": str(path if path.is_file() else base), "changed": changed, "recorded": rows}
+
+    def human() -> str:
+        if not changed:
+            return f"unchanged: {data['lock']}; every file has its hash"
+        lines = [f"  {row['file']}  sha256 {row['sha256']}  {row['size'] / 1e6:,.1f} MB" for row in rows]
+        return "\n".join([f"wrote {path}", *lines])
+
+    ui.result(data, human)
+
+
 @lock.command("sizes")
 @click.argument("stack", required=False, shell_complete=names.stacks)
 @_profile
@@ -147,7 +203,7 @@ def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
 
     rows = []
     for name, each in _all_locks() if stack is None else [(stack, profile)]:
-        loaded, made, path = _read(name, each, lock_file)
+        loaded, made, path = _read(ui, name, each, lock_file)
         ui.note(f"measuring {path.name}")
         places = [_places(variant, find_links) for variant in made.variants]
         indexes = {name: index for place in places for name, index in (place.indexes or {}).items()}
@@ -175,11 +231,11 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
     if stack is None:
         if profile or lock_file:
             raise click.UsageError("--profile and --lock are about one STACK: name it")
-        found = [_check_one(name, profile, None, offline=offline) for name, profile in _all_locks()]
+        found = [_check_one(ui, name, profile, None, offline=offline) for name, profile in _all_locks()]
         data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
         ui.result(data, lambda: "\n".join(text for _, _, text in found), wrapped=True)
         return gravest(code for code, _, _ in found)
-    code, data, text = _check_one(stack, profile, lock_file, offline=offline)
+    code, data, text = _check_one(ui, stack, profile, lock_file, offline=offline)
     ui.result(data, lambda: text, wrapped=True)
     return code
 
@@ -194,14 +250,14 @@ def _all_locks() -> list[tuple[str, str]]:
 
 
 def _check_one(
-    stack: str, profile: str | None, lock_file: Path | None, *, offline: bool
+    ui: Ui, stack: str, profile: str | None, lock_file: Path | None, *, offline: bool
 ) -> tuple[ExitCode, dict[str, Any], str]:
     """Exit code, data and text of one lock."""
     from envbuild.container.pin_digests import moved
     from envbuild.lock.check import check_lock
     from envbuild.lock.create import default_supply
 
-    loaded, made, path = _read(stack, profile, lock_file)
+    loaded, made, path = _read(ui, stack, profile, lock_file)
     findings = check_lock(made, loaded.stack, online=not offline, supply=default_supply())
     findings += [] if offline else moved(made, path, shipped=loaded.shipped)
     problems = [finding for finding in findings if finding.kind == "problem"]
@@ -267,7 +323,7 @@ def export(
     """
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
-    loaded, made, _ = _read(stack, profile, lock_file)
+    loaded, made, _ = _read(ui, stack, profile, lock_file)
     variant = find_variant(made, variant_id)
     if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
@@ -298,13 +354,22 @@ def _with_images(ui: Ui, loaded: LoadedStack, made: Lock, path: Path, *, upgrade
     return made
 
 
-def _read(stack: str, profile: str | None, lock_file: Path | None) -> tuple[LoadedStack, Lock, Path]:
+def _read(ui: Ui, stack: str, profile: str | None, lock_file: Path | None) -> tuple[LoadedStack, Lock, Path]:
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.files import read_lock
 
     loaded = load_stack(stack)
     path = lock_file or lock_path(loaded, pick_profile(loaded, profile))
+    tell_lock(ui, path)
     return loaded, read_lock(path), path
+
+
+def _write(path: Path, made: Lock) -> None:
+    from envbuild.lock.files import write_lock
+
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_lock(path, made)
 
 
 def _previous(ui: Ui, path: Path) -> Lock | None:
@@ -358,8 +423,6 @@ def _channels(loaded: LoadedStack, made: Lock, variant: Variant) -> dict[str, tu
 
 
 def _row(variant: Variant) -> dict[str, Any]:
-    from envbuild.model.first_use import is_trusted
-
     files, archives = list(variant.files), variant.archives
     return {
         "id": variant.id,
@@ -369,7 +432,6 @@ def _row(variant: Variant) -> dict[str, Any]:
         "sources": len(variant.sources) + len(variant.trees),
         "bytes": sum(item.size or 0 for item in files) + sum(item.size or 0 for item in archives),
         "unrecorded": [item.file for item in files if item.sha256 == "unrecorded"],
-        "first_use": [f"{item.file}: {item.witness}" for item in files if is_trusted(item)],
     }
 
 
@@ -382,7 +444,6 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
         conda = f"  {row['conda_packages']} of conda" if row["conda_packages"] else ""
         lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}{conda}")
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
-        lines += [f"    only recorded by yourself: {text}" for text in row["first_use"]]
     return "\n".join([*lines, *([changes] if changes else [])])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import Amount, choice_of, configured, engine_option, place_options, settings_of, target_of
+from envbuild.cli.choose import Amount, configured, engine_option, place_options, prepared_of, settings_of, target_of
 from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.errors import EnvbuildError, as_dicts, exit_of, gravest
 
@@ -197,10 +197,8 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
 
 def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, Settings]:
     """What is asked about, as `prepare` has it, and how; nodes that were left out are told."""
-    from envbuild.provision.survey.prepare import prepare
-
     config = configured(flags)
-    prepared = prepare(choice_of(ui, flags, config), locked=False, jobs=True, ahead=ahead)
+    prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=ahead)
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
     return prepared, settings_of(config)

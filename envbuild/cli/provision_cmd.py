@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.begin import off_path
-from envbuild.cli.choose import Amount, build_options, choice_of, configured, settings_of
+from envbuild.cli.choose import Amount, build_options, configured, prepared_of, settings_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
 from envbuild.text import few, grouped
@@ -52,15 +52,9 @@ def provision(
     check_rebuild: bool, no_locked: bool, connection: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
-    from envbuild.provision.survey.prepare import prepare
-
     config = configured(flags)
-    prepared = prepare(
-        choice_of(ui, flags, config),
-        locked=not no_locked,
-        jobs=True,
-        script=print_script and not fetch_only,
-        ahead=True,
+    prepared = prepared_of(
+        ui, flags, config, locked=not no_locked, jobs=True, script=print_script and not fetch_only, ahead=True
     )
     if print_prolog:
         return _print_prolog(ui, prepared)
@@ -130,12 +124,10 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Say what would run where, and why; the same as `provision --dry-run`."""
-    from envbuild.provision.survey.prepare import prepare
-
     config = configured(flags)
     if facts is not None:
-        return _plan_recorded(ui, prepare(choice_of(ui, flags, config), recorded=True), facts, config.toolchain)
-    prepared = prepare(choice_of(ui, flags, config), jobs=True, ahead=True)
+        return _plan_recorded(ui, prepared_of(ui, flags, config, recorded=True), facts, config.toolchain)
+    prepared = prepared_of(ui, flags, config, jobs=True, ahead=True)
     return _plan_only(ui, prepared, replace(settings_of(config), jobs=flags.get("jobs")), script=False)
 
 
@@ -172,7 +164,9 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
         data["selection"] = prepared.selection.as_dict()
     if script:
         from envbuild.export.bash_script import render_script
+        from envbuild.provision.provision import refuse_unrecorded
 
+        refuse_unrecorded(prepared, made, survey)
         text = render_script(made, prepared.lock)
         if prepared.target.connection.kind == "job" and not made.nothing_to_do:
             from envbuild.provision.jobs.provision import job_script

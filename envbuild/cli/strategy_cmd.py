@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import Amount, choice_of, configured, place_options, settings_of
+from envbuild.cli.choose import Amount, configured, place_options, prepared_of, settings_of
 from envbuild.cli.launch_cmd import place_here
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options, fitted
@@ -129,10 +129,9 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
     from envbuild.launch.recipes import launch
     from envbuild.provision.strategy import Asked
     from envbuild.provision.strategy import strategy as search
-    from envbuild.provision.survey.prepare import prepare
 
     config = configured(flags)
-    prepared = prepare(choice_of(ui, flags, config), locked=False, jobs=True, ahead=False)
+    prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=False)
     if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
         raise EnvbuildError(

@@ -29,7 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "trace": ("trace_cmd", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
     "stack": ("stack_cmd", "Stacks: list, show, validate"),
     "target": ("target_cmd", "Targets: list, show, validate, init"),
-    "lock": ("lock_cmd", "Locks: create, sizes, check, diff, export"),
+    "lock": ("lock_cmd", "Locks: create, record, sizes, check, diff, export"),
     "patch": ("patch_cmd", "Patches: list, apply"),
     "env": ("env_cmd", "Environments: list, activate, exec, shell, kernel, use, prune"),
     "wheels": ("wheels_cmd", "Wheels built from source: list, verify, prune, pack, unpack"),

@@ -15,7 +15,6 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.export.source_patches import read_trees, trees_of
 from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
-from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.named_variant import named_variant

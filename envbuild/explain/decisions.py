@@ -57,10 +57,8 @@ def _resolve(
     path = lock_path(loaded, profile)
     if path.is_file():
         from envbuild.lock.files import read_lock
-        from envbuild.lock.first_use import fill, read_first_uses
 
-        lock = fill(read_lock(path), read_first_uses())
-        return tuple(Resolver(lock, target, compat).fleet(facts).values())
+        return tuple(Resolver(read_lock(path), target, compat, reference=loaded.ref).fleet(facts).values())
     from envbuild.explain.draft import outline, without_prices
 
     found = Resolver(outline(loaded.stack, profile), target, compat).fleet(facts)

@@ -12,9 +12,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.export import bash_required, steps
 from envbuild.export.bash_sources import needs_of, quote, sources
-from envbuild.lock.unpinned import CODE
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.plan import NodePlan, Plan, Step
+from envbuild.model.plan import NodePlan, Plan
 from envbuild.node.paths import EPOCH
 from envbuild.redact import looks_secret
 from envbuild.text import comment, grouped, plural, visible
@@ -119,9 +118,6 @@ def _dispatch(groups: Sequence[Sequence[NodePlan]]) -> str:
 
 def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
     first = _first(nodes)
-    for step in first.steps:
-        if step.kind == "fetch":
-            raise _first_use(step)
     requests = {step.kind: step.request for step in first.steps if step.request is not None}
     lines = [comment(f"For {', '.join(node.node for node in nodes)}"), f"{name}() {{"]
     if first.nothing_to_do:
@@ -154,16 +150,6 @@ def _delivered(folders: Sequence[str]) -> list[str]:
         "  export UV_OFFLINE=1",
         *(f"  [ -d {quote(folder)} ] || fail {quote(f'{folder}: {lacking}')} 7" for folder in folders),
     ]
-
-
-def _first_use(step: Step) -> EnvbuildError:
-    """A script cannot hold to a hash that is known only once it has run."""
-    return EnvbuildError(
-        CODE,
-        "a script cannot trust a file on first use",
-        why=f"it would have to {step.what}",
-        hint="provision once with `--trust-first-use`; with the recorded hash there can be a script",
-    )
 
 
 def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str]:

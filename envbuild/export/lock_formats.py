@@ -21,6 +21,7 @@ from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.resolve.named_variant import named_variant
+from envbuild.resolve.variant_checks import record_command
 from envbuild.text import comment, visible
 
 FORMATS: tuple[str, ...] = ("pylock", "requirements", "conda-explicit", "conda-lock", "cyclonedx")
@@ -68,7 +69,7 @@ def export_lock(
     for package in variant.packages:
         for item in package.files:
             if item.sha256 == "unrecorded":
-                raise hash_unrecorded(item)
+                raise hash_unrecorded(item, record_command(lock.stack, lock.profile))
     places = places or Places()
     if format == "requirements":
         lines = [comment(line) for line in _header(lock, variant)]

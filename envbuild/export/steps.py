@@ -59,7 +59,7 @@ def requirement(package: LockedPackage, between: str = " \\\n    ") -> str:
     """
     hashes = sorted({file.sha256 for file in package.files} - {"unrecorded"})
     if not hashes:
-        raise hash_unrecorded(package.files[0])
+        raise hash_unrecorded(package.files[0], "envbuild lock record STACK")
     try:
         Version(package.version)
     except InvalidVersion as error:

@@ -13,7 +13,6 @@ from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.restate import changed_fields
 from envbuild.lock.sources import pin_patches
 from envbuild.lock.unpinned import CODE
-from envbuild.model.first_use import trusted_files
 from envbuild.model.lock import Lock, LockedSource
 from envbuild.model.stack import Profile, Stack
 
@@ -92,11 +91,6 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
         )
         for variant in lock.variants
         if variant.conda is not None and variant.conda.unrecorded is not None
-    ]
-    notes += [
-        LockFinding("hash-first-use", "note", variant.id, f"{file.file} is of the {file.witness}; no other record")
-        for variant in lock.variants
-        for file in trusted_files(variant)
     ]
     return notes + [
         LockFinding(CODE, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")

@@ -23,7 +23,6 @@ from envbuild.lock.conda_part import (
     solver_version,
 )
 from envbuild.lock.files import field_digests
-from envbuild.lock.first_use import check_against_uses
 from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists, yanked_sentences
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
@@ -44,7 +43,6 @@ from envbuild.lock.sources import lock_source
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name
-from envbuild.model.first_use import FirstUse, fill_package
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.node import pip_config
@@ -86,17 +84,14 @@ def create_lock(
     previous: Lock | None = None,
     upgrade: bool = False,
     standalone: Mapping[str, LockedInterpreter] | None = None,
-    first_uses: Mapping[str, FirstUse] | None = None,
     conda: CondaAsked = AS_THE_PROFILE_SAYS,
     say: Callable[[str], None] = lambda _: None,
 ) -> Lock:
     """Resolve every variant of a profile. Without `as_of` and `upgrade`, versions of `previous` are kept.
 
-    `first_uses` stand in, by file name, where no hash is on record, with their witness. `conda`: for which
-    nodes conda solves, and whether it is asked. `say` gets a sentence for what builds want and the lock has not, for
-    each newcomer, for each tree that could not be looked at and for what conda had to choose. Raises EnvbuildError:
-    `profile-unknown` (exit 2), `hash-mismatch` (exit 5) where one of them was another file, and what resolution,
-    sources, bases, records and conda raise.
+    `conda`: for which nodes conda solves, and whether it is asked. `say` gets a sentence for what builds want and the
+    lock has not, for each newcomer, for each tree that could not be looked at and for what conda had to choose. Raises
+    EnvbuildError: `profile-unknown` (exit 2), and what resolution, sources, bases, records and conda raise.
     """
     profile = _profile(stack, profile_name)
     base = read_base(base_python) if base_python else None
@@ -107,9 +102,8 @@ def create_lock(
     needs = read_needs(profile.pinned_sources)
     sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None
-    uses = dict(first_uses or {})
     said: dict[str, None] = {}
-    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, uses, needs, said, conda)
+    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, needs, said, conda)
     pinned = standalone_interpreters() if standalone is None else standalone
     plans = variant_plans(profile, pinned, conda.virtual)
     lock = Lock(
@@ -149,7 +143,7 @@ def added_names(
     needs, locked = read_needs(profile.pinned_sources), {variant.id: variant for variant in lock.variants}
     said: dict[str, None] = {}
     maker = _Maker(
-        stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), {}, needs, said, AS_THE_PROFILE_SAYS
+        stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), needs, said, AS_THE_PROFILE_SAYS
     )
     solved: list[Virtual] = [
         {str(name): value for name, value in variant.conda.solved_for.items()}
@@ -213,7 +207,6 @@ class _Maker:
     as_of: str | None
     upgrade: bool
     sources: tuple[LockedSource, ...]
-    first_uses: dict[str, FirstUse]
     needs: tuple[Needs, ...]
     said: dict[str, None]
     conda: CondaAsked
@@ -236,7 +229,6 @@ class _Maker:
         packages = self._packages(request, choice, previous)
         refuse_both(conda, packages)
         check_against_records(packages, self.supply.records)
-        check_against_uses(packages, self.first_uses)
         there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
         there |= {item.name: item.version for item in (conda.packages if conda else ())}
         provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
@@ -318,5 +310,4 @@ class _Maker:
             packages = (*packages, choice.package)
         origin = choice.origin if choice else PYPI
         locked = [named(item, origin) if item.name == "torch" else item for item in packages]
-        kept = [carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name)]
-        return tuple(fill_package(item, self.first_uses) for item in kept)
+        return tuple(carry_over(item, previous.get(item.name)) for item in sorted(locked, key=lambda item: item.name))

@@ -245,11 +245,12 @@ def _artifact(item: OfferedFile) -> ArtifactFile:
 
 
 def carry_over(new: LockedPackage, old: LockedPackage | None) -> LockedPackage:
-    """The old entry when both name the same contents: where a record was witnessed must not change the bytes."""
+    """The old entry when both name the same contents, as far as hashes are known: a recorded one stays recorded."""
     if old is None or (old.version, old.index) != (new.version, new.index):
         return new
-    same = [(f.file, f.sha256) for f in old.files] == [(f.file, f.sha256) for f in new.files]
-    return old if same else new
+    known = {file.file: file.sha256 for file in old.files}
+    same = len(known) == len(new.files) and all(f.sha256 in (known.get(f.file), "unrecorded") for f in new.files)
+    return old if same and {f.file for f in new.files} == set(known) else new
 
 
 def offered_files(

@@ -8,14 +8,13 @@ from envbuild.model.lock import ArtifactFile, Variant
 CODE = "hash-unrecorded"
 
 
-def hash_unrecorded(file: ArtifactFile) -> EnvbuildError:
-    """`hash-unrecorded` (exit 5) for one file, with the reason that the lock gives."""
+def hash_unrecorded(file: ArtifactFile, command: str) -> EnvbuildError:
+    """`hash-unrecorded` (exit 5) for one file, with the reason that the lock gives; `command` records it."""
     return EnvbuildError(
         CODE,
         f"{file.file} has no recorded sha256",
         why=file.reason or "",
-        hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256; or create the lock "
-        "again where its index can be reached",
+        hint=f"`{command}`, where its index is reached, or with `--from DIR` for a folder that has the file",
     )
 
 

@@ -124,8 +124,8 @@ def _https_url(value: str) -> str:
     return value
 
 
-Level = Literal["measured", "stamped", "trusted", "not-checked"]
-"""How sure a statement is: read in this run, taken from the stamp, taken on first use, or not looked at."""
+Level = Literal["measured", "stamped", "not-checked"]
+"""How sure a statement is: read in this run, taken from the stamp, or not looked at."""
 
 
 def settable(name: str, *, site: bool = False) -> str:

@@ -12,7 +12,6 @@ from envbuild.model.common import Level, NodeName, NodeNames, Public, RelPath, S
 from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Severity
-from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Resolution
 
 EVIDENCE_VERSION = "2.0"
@@ -112,8 +111,8 @@ class StepTime(StrictModel):
 class NodeEvidence(StrictModel):
     """What was observed on one node. `drift` names at most 20 files (path and kind), `drift_count` counts all.
 
-    `first_use` are files of its environment that nobody but a first user vouches for. `image`: what it runs instead
-    of an environment of its own. `root_level`: `root` was measured in this run, or is what the stamp says.
+    `image`: what it runs instead of an environment of its own. `root_level`: `root` was measured in this run, or is
+    what the stamp says.
     """
 
     node: NodeName
@@ -131,7 +130,6 @@ class NodeEvidence(StrictModel):
     checks: Public[tuple[Check, ...]] = ()
     drift: tuple[dict[str, str], ...] = ()
     drift_count: Public[int] = 0
-    first_use: Public[tuple[TrustedFile, ...]] = ()
     error: Annotated[dict[str, Any] | None, Field(json_schema_extra={"public": ["code", "exit"]})] = None
     files: Public[int | None] = None
     bytes: Public[int | None] = None

@@ -8,7 +8,7 @@ from pydantic import computed_field
 from envbuild.model.common import StrictModel
 from envbuild.model.resolution import Resolution
 
-StepKind = Literal["toolchain", "fetch", "deliver", "install", "unpack", "smoke", "activate", "container"]
+StepKind = Literal["toolchain", "deliver", "install", "unpack", "smoke", "activate", "container"]
 
 
 class Step(StrictModel):

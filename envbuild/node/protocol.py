@@ -68,7 +68,7 @@ _CODES = {
     Exit.INTEGRITY: """
         address-mismatch ancestor-missing artifact-damaged commit-missing conda-package-unsafe
         conda-record-invalid conda-unrecorded document-changed document-missing download-too-large
-        first-use-unreadable hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
+        hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
         image-archive-damaged image-file-damaged image-id-differs kit-invalid kit-missing kit-too-large
         kit-unsafe kit-version lock-digest-mismatch lock-edited pack-damaged package-not-required patch-changed
         record-mismatch registry-digest-mismatch report-not-holding report-page-invalid root-differs
@@ -80,7 +80,7 @@ _CODES = {
         conda-prefix-too-long conda-unsatisfiable container-needs-job container-needs-registry
         container-no-gpu-access container-no-runtime container-option data-not-made
         delivery-unfit environment-in-use environment-not-stamped environment-of-another-stack
-        environments-differ first-use-through-jobs git-missing image-base-unfit image-base-unknown
+        environments-differ git-missing image-base-unfit image-base-unknown
         image-no-builder image-no-file image-of-another-lock image-without-ids
         image-without-python interpreter-mismatch interpreter-missing interpreter-unavailable
         job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit

@@ -8,7 +8,6 @@ from envbuild.node.protocol import Json
 VERBS = {
     # A provisioned node, in this order (`NodeSteps.steps` of `plan/node_steps.py`), from `install` on under one lease:
     "probe": "facts",
-    "fetch": "packages.fetch_unpinned",  # once, what a lock has no hash of
     "install": "packs.provide",  # a pack that is there, else `env/install.py`: `_build` is the order of a build
     "smoke": "smoke.smoke",  # what fails here is never stamped
     "activate": "env.activate",  # `_finish` compares all with RECORD and stamps; `switch` points `current` at it

@@ -65,7 +65,7 @@ def _on_own_disks(plan: Plan, by: Sharing) -> list[SpreadClass]:
     given = [node for node in plan.nodes if node.node not in by.tried]
     # A pack holds no link to folders outside the environment.
     alone = {name for name, variant in by.variants.items() if variant.outside}
-    takers = [node for node in given if _would_build(node) and node.node not in alone]
+    takers = [node for node in given if install_args(node) is not None and node.node not in alone]
     donors = [node for node in given if not by.rebuild and _is_finished(node, by.facts[node.node])]
     names = {node.node for node in donors}
     groups = _groups([*donors, *takers], by.facts)
@@ -89,11 +89,6 @@ def _on_one_prefix(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
         for environment, group in grouped(working, lambda node: node.environment).items()
         if environment in builders
     ]
-
-
-def _would_build(node: NodePlan) -> bool:
-    """The node would install everything itself; not one that has to fetch a file whose hash the lock lacks."""
-    return install_args(node) is not None and all(step.kind != "fetch" for step in node.steps)
 
 
 def _is_finished(node: NodePlan, facts: NodeFacts) -> bool:

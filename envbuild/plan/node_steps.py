@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from envbuild.model.facts import NodeFacts, StampFacts
-from envbuild.model.first_use import fetch_row, trusted_files
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.patch import Patch
 from envbuild.model.plan import Step
@@ -21,7 +20,6 @@ from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate
 from envbuild.resolve.inside_image import in_image
 from envbuild.resolve.reachability import indexes_of
-from envbuild.resolve.variant_checks import unrecorded_files
 from envbuild.text import plural
 
 # Rough seconds of the smoke tests and of reading an environment once: between what two idle CPU cores took (sound 5,
@@ -155,7 +153,6 @@ class NodeSteps(NamedTuple):
         why = again if repaired and stamp is not None else "no finished environment with this digest is there"
         return (
             *self._toolchain(),
-            *self._fetch(),
             *self._deliver(),
             self._install(why),
             self._smoke(),
@@ -199,29 +196,6 @@ class NodeSteps(NamedTuple):
             disk_bytes=amount,
             inodes=2 * len(missing),
             seconds=TOOLCHAIN_SECONDS,
-        )
-        return (step,)
-
-    def _fetch(self) -> tuple[Step, ...]:
-        """What has no hash in the lock; the rules let it through only when the user trusts its first use."""
-        files = unrecorded_files(self.variant, self.facts)
-        if not files:
-            return ()
-        names = ", ".join(file.file for _, file in files)
-        here = self._is_delivered
-        request = self._request(
-            "fetch",
-            files=[fetch_row(package, file) for package, file in files],
-            artifacts=self._artifacts(),
-            controller=dict(self.inputs.controller),
-            wait=self.inputs.wait,
-        )
-        step = Step(
-            kind="fetch",
-            what=f"fetch {names} once{' on this machine' if here else ''}, check it against its own RECORD and record "
-            "its sha256",
-            why="the lock lacks its hash and its first use is trusted; the environment is named by what comes",
-            request=None if here else request,
         )
         return (step,)
 
@@ -356,7 +330,6 @@ class NodeSteps(NamedTuple):
 
     def _activate(self, why: str, read_bytes: int) -> Step:
         link = posixpath.join(self.prefix, "current", self.lock.stack)
-        trusted = [file.to_json_dict() for file in trusted_files(self.variant)]
         return Step(
             kind="activate",
             what=f"point {link} at {posixpath.basename(self.environment)}",
@@ -373,7 +346,6 @@ class NodeSteps(NamedTuple):
                     "target": self.target.name,
                     "not_plain": sorted({d.rule for d in self.resolution.decisions if d.verdict in ("patch", "warn")}),
                     "hardware": self.facts.hardware(),
-                    **({"first_use": trusted} if trusted else {}),
                 },
                 **({"shared": True} if self._others_have_the_prefix else {}),
             ),

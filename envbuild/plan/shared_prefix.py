@@ -26,12 +26,6 @@ def share(plan: Plan, variants: Mapping[str, Variant] | None = None, *, local: b
     (exit 7) for what only nodes without a job can do, and that of a rule where no node can build.
     """
     working = [node for node in plan.nodes if node.steps]
-    if any(step.kind == "fetch" and step.request is not None for node in working for step in node.steps):
-        raise EnvbuildError(
-            "not-yet-supported",
-            "nodes of a job cannot fetch files whose hash the lock lacks",
-            hint="let this machine fetch them: take `delivery: node` out of the target",
-        )
     _refuse_different(working, variants or {})
     first = _builder(working, pins=pins)
     return plan.model_copy(update={"nodes": tuple(_shared(node, first, local) for node in plan.nodes)})

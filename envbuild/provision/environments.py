@@ -11,8 +11,6 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
-from envbuild.model.first_use import trusted_files
-from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.provision.ansible.play import following, telling
@@ -43,8 +41,6 @@ class Environments:
     def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
         """Do what the plan says, then verify what is there; the plan as it was carried out, and the evidence."""
         outcome = Outcome()
-        if any(step.kind == "fetch" for node in plan.nodes for step in node.steps):
-            plan = first_use(work, plan)
         if plan.nothing_to_do:
             with work.phase("verify", ""):
                 _verify(work, plan, outcome)
@@ -83,14 +79,6 @@ def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
     plan, files = stage(work, plan)
     with work.phase("provision", "provisioning"):
         return execute_spread(plan, files, work, stage)
-
-
-def first_use(work: Work, plan: Plan) -> Plan:
-    """Fetch files whose hash the lock lacks and record them; then the plan with names that follow from those hashes."""
-    from envbuild.provision.delivery.first_use import settle
-
-    settle(work, plan)
-    return work.planned(plan_run.plan_of(work))
 
 
 def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeFiles]]:
@@ -186,16 +174,10 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
     out = [
         collect.node_evidence(
             node, survey.facts[node.node], outcome.responses.get(node.node, {}), outcome.errors.get(node.node)
-        ).model_copy(update={"first_use": trusted_files(_variant(work, node))})
+        )
         for node in plan.nodes
     ]
     return out + work.unplanned(plan)
-
-
-def _variant(work: Work, node: NodePlan) -> Variant | None:
-    """The variant of a planned node; of one that is kept, the variant of the lock with that digest."""
-    same = (item for item in work.prepared.lock.variants if item.digest == node.variant_digest)
-    return work.survey.variants.get(node.node) or next(same, None)
 
 
 def environments(
@@ -286,6 +268,5 @@ def asked_evidence(
             "packages": dict(stamp.get("packages") or {}),
             "base_packages": dict(stamp.get("base_packages") or {}),
             "sources": tuple(stamp.get("sources") or ()),
-            "first_use": trusted_files(variant),
         }
     )

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 
 from envbuild.errors import EnvbuildError
+from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.evidence import Evidence
 from envbuild.model.plan import Plan
 from envbuild.provision.routes import route_of
@@ -17,6 +18,7 @@ from envbuild.provision.run.journal import EventKind, read_journal
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.resolve.variant_checks import record_command, unrecorded_files
 
 
 def provision(
@@ -30,6 +32,7 @@ def provision(
         work, route = Work(prepared, settings, run.run, run.journal, run.progress), route_of(prepared.target)
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
+        refuse_unrecorded(prepared, plan, work.survey)
         plan, nodes = route.carry_out(work, plan)
         for node in nodes:
             told = {"status": node.status, "exit": node.exit, "error": node.error}
@@ -72,6 +75,18 @@ def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tu
         work = Work(prepared, settings, run.run, run.journal, run.progress)
         route = InJobs()
         plan = route.look_and_plan(work, bring_python=True)
+        refuse_unrecorded(prepared, plan, work.survey)
         if not plan.nothing_to_do:
             plan = route.stage(work, plan)
     return plan, work.survey
+
+
+def refuse_unrecorded(prepared: Prepared, plan: Plan, survey: Survey) -> None:
+    """Raise EnvbuildError `hash-unrecorded` (exit 5) where a node would install a file whose hash the lock lacks.
+
+    Nothing is done on any node then: the hash decides what an environment is called.
+    """
+    for node in plan.nodes:
+        if not node.nothing_to_do:
+            for file in unrecorded_files(survey.variants[node.node], survey.facts[node.node]):
+                raise hash_unrecorded(file, record_command(prepared.reference, plan.profile))

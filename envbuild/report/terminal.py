@@ -24,7 +24,6 @@ _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
 _MAX_NODES = 3
 _MAX_CHECKS = 6
 _MAX_WARNINGS = 2
-_MAX_TRUSTED = 2
 _MAX_BUILT = 3
 _MAX_WHY = 4
 _MAX_HINT = 4
@@ -56,7 +55,6 @@ def closing_lines(view: View, report: str = "", *, width: int = WIDTH) -> list[L
     lines.append((f"  {verdict.detail}", ""))
     lines.append(("", ""))
     lines += _what(view)
-    lines += _trusted(view)
     lines += _nodes(view, width)
     lines += _warnings(evidence)
     tail = [(f"  log     {path}", "cyan") for path in _logs(view)[:1]]
@@ -152,19 +150,6 @@ def _what(view: View) -> list[Line]:
     return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
         (f"  {'run':<15} {evidence.run}{took}", "dim")
     ]
-
-
-def _trusted(view: View) -> list[Line]:
-    """The files that nobody but a first user vouches for, with their whole hashes."""
-    files = view.trusted
-    if not files:
-        return []
-    lines: list[Line] = [("", ""), (f"  ! {plural(len(files), 'file')} trusted on first use", "bold yellow")]
-    for file in files[:_MAX_TRUSTED]:
-        lines += [(f"    {file.file}", "yellow"), (f"      sha256 {file.sha256}", "yellow")]
-    if len(files) > _MAX_TRUSTED:
-        lines.append((f"    and {len(files) - _MAX_TRUSTED} more in the report", "yellow"))
-    return lines
 
 
 def _reason(node: NodeEvidence, width: int) -> list[Line]:

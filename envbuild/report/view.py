@@ -12,7 +12,6 @@ from typing import Any
 
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
-from envbuild.model.first_use import TrustedFile
 from envbuild.model.resolution import Decision
 from envbuild.report.equality import sentence
 from envbuild.report.machines import NodeClass, classes, gibibytes, image_rows
@@ -142,11 +141,6 @@ class View:
         return _commands(self.evidence)
 
     @cached_property
-    def trusted(self) -> tuple[TrustedFile, ...]:
-        """Files whose hashes rest on a first use, each once."""
-        return trusted_files(self.evidence)
-
-    @cached_property
     def sources(self) -> list[tuple[str, str]]:
         """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
         return summary(self.evidence)
@@ -165,12 +159,6 @@ def _error(node: NodeEvidence) -> Hashable:
     text, name = json.dumps(node.error, sort_keys=True, ensure_ascii=False), re.escape(node.node)
     # `\n` before a name is the end of a line in JSON.
     return text if node.node.isdigit() else re.sub(rf"(?:(?<![\w-])|(?<=\\n)){name}(?![\w-])", "", text)
-
-
-def trusted_files(evidence: Evidence) -> tuple[TrustedFile, ...]:
-    """The files of all nodes whose hashes rest on a first use, each once, by name."""
-    found = {(file.file, file.sha256): file for node in evidence.nodes for file in node.first_use}
-    return tuple(found[key] for key in sorted(found))
 
 
 def _need(node: NodeEvidence) -> tuple[bool, bool, bool]:

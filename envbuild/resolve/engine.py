@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 from envbuild.model.facts import NodeFacts, PythonFacts
-from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
@@ -34,10 +33,10 @@ from envbuild.resolve.variant_checks import (
     interpreter_rule,
     platform_of,
     platform_rules,
+    record_command,
     recorded_rule,
     request_for,
     stamp_of,
-    unrecorded_files,
 )
 from envbuild.resolve.wheel_providers import borrow
 from envbuild.text import few
@@ -61,8 +60,8 @@ class Resolver:
     """A lock and a target, ready to judge nodes.
 
     `supply`: what this machine could deliver; `variant`: the id that the user asked for, `interpreter` a path or a
-    version; `trust_first_use`: files whose hash the lock lacks are let through with a warning; `tool_bytes`: what
-    tools that a node may lack take on its disk, by folder.
+    version; `reference`: the stack as commands name it; `tool_bytes`: what tools that a node may lack take on its
+    disk, by folder.
     """
 
     def __init__(
@@ -74,16 +73,15 @@ class Resolver:
         *,
         variant: str | None = None,
         interpreter: str | None = None,
-        trust_first_use: bool = False,
+        reference: str = "",
         tool_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """Keep the inputs; raises EnvbuildError `variant-unknown` (exit 2) for one that the lock does not have."""
         self.lock, self.target, self.compat = lock, target, compat
         self.supply = supply or Supply()
-        self.interpreter, self.trust_first_use = interpreter, trust_first_use
+        self.interpreter, self.reference = interpreter, reference or lock.stack
         self.tool_bytes = tool_bytes or {}
         self.variants = lock.variants if variant is None else (named_variant(lock, variant),)
-        self._unrecorded = {v.id for v in self.variants if _has_unrecorded(v)}
         self._flavours = _first_places(v.flavour for v in self.variants)
         self._pythons = _first_places(v.python for v in self.variants)
         self._known: dict[Hashable, Decisions] = {}
@@ -138,15 +136,14 @@ class Resolver:
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
         built = stamp is not None
-        found_at = self._supplied(bound, facts, platform)
+        found_at = supplied(bound, facts, self.target, self.supply, platform)
         if built:
             # It needs neither its files nor room for them; who would fetch them matters for a repair.
             found_at = Supplied(found_at.choice)
         ruled = self._shared(variant, found.python, facts, shared)
         decisions = found.decisions + (tuple(item for item in ruled if item.rule not in without) if without else ruled)
         if not built:
-            if variant.id in self._unrecorded:
-                decisions += recorded_rule(bound, facts, self.trust_first_use)
+            decisions += recorded_rule(bound, facts, record_command(self.reference, self.lock.profile))
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
             if not refused(decisions):
                 beside = cost.beside_bytes(delivered=found_at.choice.by == "controller") + self._tools(variant, facts)
@@ -167,15 +164,6 @@ class Resolver:
             place,
         )
         return _Judged(bound, found.python, decisions, rank, found_at.choice)
-
-    def _supplied(self, variant: Variant, facts: NodeFacts, platform: Platform) -> Supplied:
-        """Who fetches; nodes of jobs can take no file whose hash is missing from the lock, so this machine does."""
-        found = supplied(variant, facts, self.target, self.supply, platform)
-        left = self.target.connection.kind == "job" and self.target.delivery == "auto" and found.choice.by == "node"
-        if left and variant.id in self._unrecorded and unrecorded_files(variant, facts):
-            why = "a first use is settled before a job is submitted"
-            return found._replace(choice=DeliveryChoice(by="controller", why=why))
-        return found
 
     def _bound(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Interpreter, Variant]:
         """The interpreter of a variant on a node, and the variant with what its base provides and its GPUs."""
@@ -257,10 +245,6 @@ def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
     for place, value in enumerate(values):
         places.setdefault(value, place)
     return places
-
-
-def _has_unrecorded(variant: Variant) -> bool:
-    return any(file.sha256 == "unrecorded" or is_trusted(file) for file in variant.files)
 
 
 def gpu_usable(facts: NodeFacts) -> bool:

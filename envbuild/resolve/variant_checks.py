@@ -11,7 +11,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.model.facts import NodeFacts, PythonFacts, StampFacts
-from envbuild.model.first_use import is_trusted
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.resolution import Decision
 from envbuild.model.stack import Build, Training
@@ -169,48 +168,37 @@ def _glibc_only(file: str) -> bool:
     return file.endswith(".whl") and ("manylinux" in file or "-linux_" in file)
 
 
-def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[tuple[LockedPackage, ArtifactFile], ...]:
-    """The files that the node would install and whose hash is missing from the lock, each with its package."""
-    return tuple((p, file) for p, file in _doubtful(variant, facts) if file.sha256 == "unrecorded")
-
-
-def _doubtful(variant: Variant, facts: NodeFacts) -> list[tuple[LockedPackage, ArtifactFile]]:
-    """The file of each package that the node would install, of those without a hash that others vouch for."""
+def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[ArtifactFile, ...]:
+    """The files that the node would install and whose hash is missing from the lock."""
     platform = platform_of(variant, facts)
-    found = ((package, fitting_file(package, platform)) for package in _unvouched(variant))
-    return [(package, file) for package, file in found if file is not None]
+    chosen = (fitting_file(package, platform) for package in _without_hashes(variant))
+    return tuple(file for file in chosen if file is not None and file.sha256 == "unrecorded")
 
 
 @lru_cache
-def _unvouched(variant: Variant) -> tuple[LockedPackage, ...]:
-    """The packages with a file whose hash is missing from the lock, or recorded by a first user alone."""
-    some = (each for each in variant.packages if any(f.sha256 == "unrecorded" or is_trusted(f) for f in each.files))
-    return tuple(some)
+def _without_hashes(variant: Variant) -> tuple[LockedPackage, ...]:
+    """The packages with a file whose hash is missing from the lock."""
+    return tuple(each for each in variant.packages if any(file.sha256 == "unrecorded" for file in each.files))
 
 
-def recorded_rule(variant: Variant, facts: NodeFacts, trust: bool = False) -> Decisions:
-    """`hash-unrecorded`: a file that nobody has hashed is not installed unless the user said so (`trust`)."""
-    out = []
-    for package, file in _doubtful(variant, facts):
-        if file.sha256 == "unrecorded":
-            out.append(_unrecorded(package, file, trust))
-        elif is_trusted(file):
-            what = f"the hash of {file.file} has no other record; it has to be that of the {file.witness}"
-            out.append(decision("hash-unrecorded", "allow", what, (file.file, f"sha256 {file.sha256}"), LOCKED))
-    return tuple(out)
+def record_command(reference: str, profile: str) -> str:
+    """The command that records the hashes that the lock of a stack lacks; `reference`: its name or its file."""
+    return f"envbuild lock record {reference}" + ("" if profile == "exact" else f" --profile {profile}")
 
 
-def _unrecorded(package: LockedPackage, file: ArtifactFile, trust: bool) -> Decision:
-    compared = (file.file, "sha256 unrecorded")
-    if not trust:
-        what = f"the lock lacks the hash of {file.file}" + (f": {file.reason}" if file.reason else "")
-        instead = "`--trust-first-use` takes it once as it is and records its hash; or a variant with recorded files"
-        return decision("hash-unrecorded", "refuse", what, compared, LOCKED, instead)
-    what = (
-        f"trusted on first use: the lock lacks the hash of {file.file}, so it is taken as the index "
-        f"{package.index} gives it now, and has to be that very file from then on"
+def recorded_rule(variant: Variant, facts: NodeFacts, command: str) -> Decisions:
+    """`hash-unrecorded`: a file without a hash can be planned; `provision` refuses it until `command` recorded it."""
+    return tuple(
+        decision(
+            "hash-unrecorded",
+            "warn",
+            f"the lock lacks the hash of {file.file}: {file.reason or 'no record of it is there'}",
+            (file.file, "sha256 unrecorded"),
+            LOCKED,
+            f"`{command}` records it; `provision` refuses it until then",
+        )
+        for file in unrecorded_files(variant, facts)
     )
-    return decision("hash-unrecorded", "warn", what, compared, LOCKED)
 
 
 def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:

@@ -26,7 +26,6 @@ DURING_WORK = (EventKind.STEP_STARTED, EventKind.STEP_FINISHED)
 ELSEWHERE = (
     EventKind.INTERRUPTED,
     EventKind.FAILED,
-    EventKind.FIRST_USE,
     EventKind.WAVE_STARTED,
     EventKind.NOT_BEGUN,
     EventKind.HANDED_OVER,

@@ -212,15 +212,6 @@ def test_d06_a_source_that_the_node_cannot_reach_is_delivered_though_its_base_ha
     assert (got.variant_id, got.delivery.by) == ("v", "controller")
 
 
-def test_d12_a_first_use_of_nodes_behind_a_scheduler_is_fetched_by_the_controller() -> None:
-    unhashed = package("a", "1")
-    unhashed["files"][0].update(sha256="unrecorded", reason="out of reach")
-    lock = make_lock({"id": "v", "python": "3.11", "packages": [unhashed]})
-    job = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
-    got = decided(reaching(pypi=True), lock, target=job, trust_first_use=True)
-    assert (got.delivery.by, got.delivery.why) == ("controller", "a first use is settled before a job is submitted")
-
-
 def test_base_system_only_when_asked() -> None:
     facts = with_site(node_facts("cpu-laptop"), TORCH_SITE)
     assert decided(facts).variant_id == "cpu-py3.11"
@@ -373,7 +364,7 @@ def test_a_standalone_interpreter_needs_none_on_the_node() -> None:
     assert (got.variant_id, got.interpreter) == ("s", None)
 
 
-def test_an_unrecorded_hash_is_refused_and_another_variant_taken() -> None:
+def test_d78_an_unrecorded_hash_changes_no_choice_and_names_the_command_that_records_it() -> None:
     file = {"reason": "out of reach"}
     bad = torch_package("1.11.0+cu113", "3.9", index="pytorch-cu113", **file)
     bad["files"][0]["sha256"] = "unrecorded"
@@ -383,10 +374,10 @@ def test_an_unrecorded_hash_is_refused_and_another_variant_taken() -> None:
         {"id": "good", "python": "3.9", "torch": "1.10.0", "flavour": "cu113", "packages": [good]},
     ]
     got = decided(node_facts("a100-azure"), make_lock(*rows))
-    assert got.variant_id == "good"
-    refusals = [d for c in got.candidates if c.variant_id == "bad" for d in c.decisions if d.verdict == "refuse"]
-    assert [d.rule for d in refusals] == ["hash-unrecorded"]
-    assert "out of reach" in refusals[0].what
+    assert got.variant_id == "bad"
+    [told] = [d for d in got.decisions if d.rule == "hash-unrecorded"]
+    assert (told.verdict, "out of reach" in told.what) == ("warn", True)
+    assert told.instead is not None and told.instead.startswith("`envbuild lock record test` records it")
 
 
 def test_another_architecture_is_refused() -> None:

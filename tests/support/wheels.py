@@ -53,3 +53,12 @@ def sha256(path: Path) -> str:
 
 def _digest(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def tampered(wheel: Path, member: str = "__init__.py", new: bytes = b"import os\n") -> None:
+    """Change a member of a wheel, a module say, and leave its RECORD as it was."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, new if name.endswith(member) else data)

@@ -61,7 +61,6 @@ def _places(prefix: str, args: Json) -> "list[Place]":
         Place("delivered", os.path.join(prefix, "store"), r"[0-9a-f]{12}(\.trash-\d+)?"),
         Place("packs", os.path.join(prefix, paths.PACKS)),
         Place("temporary", os.path.join(prefix, "tmp")),
-        Place("first-use", os.path.join(prefix, paths.FIRST_USE), note="a repair installs them again"),
         Place("wheels", wheels or wheel_store.default_path(prefix), "[0-9a-f]{64}.*", "`envbuild wheels prune`"),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),

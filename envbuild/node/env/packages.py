@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 UNRECORDED = "unrecorded"
 BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
-FIRST_USE = "first use on "  # how the witness of such a hash begins
 HERE = ("local", "offline")  # groups whose files lie on this machine
 FETCHED = "envbuild: fetched, to be built without a network"
 _STOP = "import os\nos.write(2, b%r)\nos._exit(1)\n" % (FETCHED + "\n")
@@ -45,7 +44,7 @@ def check_recorded(packages: "list[Json]") -> None:
                 "hash-unrecorded",
                 "the lock lacks a hash of %s %s" % (package["name"], package["version"]),
                 why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
-                hint="`envbuild provision --trust-first-use` takes it once as it is and records its sha256",
+                hint="`envbuild lock record STACK` records it, on a machine that reaches its index",
             )
 
 
@@ -315,8 +314,6 @@ def _failure(environment: str, group: "Group", done: "proc.Finished") -> "NodeEr
     error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
     if error.code in ("package-not-found", "install-failed"):
         _check_index(group, error)
-    if error.code == "hash-mismatch":
-        _name_first_use(group, error)
     return error
 
 
@@ -351,17 +348,6 @@ def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> Non
 
 def _files(packages: "list[Json]") -> "list[str]":
     return [each["file"] for package in packages for each in package["files"]]
-
-
-def _name_first_use(group: "Group", error: "NodeError") -> None:
-    """Say so where the expected hash is no more than what this user, or who made the lock, first saw."""
-    for package in group.packages:
-        said = next((f["witness"] for f in package["files"] if str(f.get("witness")).startswith(FIRST_USE)), None)
-        ours = tuple(["%s==" % package["name"]] + _files([package]))
-        if said and error.what.startswith(ours):
-            error.what = "%s %s is not the file that was trusted on first use" % (package["name"], package["version"])
-            error.hint = "%s; find out why it changed; if the new one is right, remove its entry from " % said
-            error.hint += "first-use.toml in the controller's data folder"
 
 
 def _check_index(group: "Group", error: "NodeError") -> None:

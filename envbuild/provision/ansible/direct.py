@@ -24,14 +24,13 @@ from envbuild.transport.processes import GRACE, end_marked, end_orphans, marker_
 
 # The roles of each playbook in order, and the sentence of each role's last task.
 STEPS = {
-    "provision.yml": ("toolchain", "deliver", "fetch", "install", "unpack", "smoke", "activate"),
+    "provision.yml": ("toolchain", "deliver", "install", "unpack", "smoke", "activate"),
     "image.yml": ("toolchain", "carry", "container"),
 }
 SENTENCES = {
     "toolchain": "Put the toolchain in place",
     "deliver": "Deliver packages and sources",
     "carry": "Send the image",
-    "fetch": "Fetch files without a recorded hash",
     "install": "Build the environment",
     "unpack": "Unpack the environment that another node has built",
     "smoke": "Run the smoke tests in the environment",

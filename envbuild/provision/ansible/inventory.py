@@ -20,7 +20,7 @@ from envbuild.transport.ssh_config import arguments
 if TYPE_CHECKING:
     from envbuild.model.target import Connection
 
-VERBS = ("fetch", "install", "unpack", "smoke", "activate")
+VERBS = ("install", "unpack", "smoke", "activate")
 # What playbooks/image.yml runs.
 IMAGE_VERBS = ("container",)
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 
 _PIP_TIMEOUT_S = 3600
-# Halves of files, as a controller that was killed leaves them: of a first use, of packages and of bundles. Younger ones
-# may belong to another run of this machine.
-_HALVES = ("packages/.part-*", "packages/*/.*.tmp", "sources/.*.tmp")
+# Halves of files, as a controller that was killed leaves them: of `lock record`, of packages and of bundles. Younger
+# ones may belong to another run of this machine.
+_HALVES = ("packages/.*.part", "packages/*/.*.tmp", "sources/.*.tmp")
 _HALF_AGE_S = 86400.0
 # Settings that would contradict what is asked of pip here.
 _PIP_DROPPED = (
@@ -155,7 +155,7 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> A
             f"no file of {package.name} {package.version} in the lock fits {variant.platform}, Python {variant.python}",
         )
     if file.sha256 == "unrecorded":
-        raise hash_unrecorded(file)
+        raise hash_unrecorded(file, "envbuild lock record STACK")
     return file
 
 

@@ -13,7 +13,6 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
-from envbuild.model.first_use import trusted_files
 from envbuild.model.plan import Plan
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
@@ -178,7 +177,7 @@ def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> lis
         evidence = collect.node_evidence(node_plan, facts, parts, outcome.errors.get(node))
         result = (answer or {}).get("result") or {}
         good = (evidence.status in ("ok", "unchanged") or VERB in responses) and bool(record)
-        update: dict[str, Any] = {"first_use": trusted_files(images.wanted.variant)}
+        update: dict[str, Any] = {}
         if good:
             image = container_plan.image_evidence(record, result.get("launcher"))
             says = f"{image.runtime} runs the image {image.id[:12]}"

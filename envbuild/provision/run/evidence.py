@@ -164,14 +164,7 @@ def failed_node(
 
 def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     """What a reader has to know of how the environments came to be; the files themselves are with their nodes."""
-    nodes = list(nodes)
-    told = []
-    count = len({(file.file, file.sha256) for node in nodes for file in node.first_use})
-    if count:
-        those = "it" if count == 1 else "them"
-        told.append(f"{plural(count, 'file')} trusted on first use: the lock has no hash of {those}")
-    slim = {check.says for node in nodes for check in node.checks if check.details.get("deviation")}
-    return (*told, *sorted(slim))
+    return tuple(sorted({check.says for node in nodes for check in node.checks if check.details.get("deviation")}))
 
 
 def of_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:

@@ -62,13 +62,12 @@ class Choice(NamedTuple):
     engine: str | None = None
     cache: str | None = None
     hosts: tuple[str, ...] = ()
-    trust_first_use: bool = False
     trust_environment: bool = True
     narrowing: Narrowing = Narrowing()
 
 
 class Prepared(NamedTuple):
-    """A stack, its profile, a target and the lock that belongs to them, with the hashes of this user's first uses.
+    """A stack, its profile, a target and the lock that belongs to them.
 
     `lock_digest` is sha256 (hex) of the lock file as it is. `selection`: the target's hosts are these of more.
     `reference`: the stack as a loader finds it, a shipped name or a path. `profile_why`: why this profile, where

@@ -31,7 +31,6 @@ class EventKind(enum.StrEnum):
     CONTACTED = "contacted"
     RESOLVED = "resolved"
     PLANNED = "planned"
-    FIRST_USE = "first-use"
     WAVE_STARTED = "wave-started"
     NOT_BEGUN = "not-begun"
     PLAYBOOK_STARTED = "playbook-started"

@@ -17,7 +17,6 @@ STEPS = {
     "deliver": "delivering files",
     "carry": "sending the image",
     "container": "testing inside the image",
-    "fetch": "fetching files without a recorded hash",
     "install": "building the environment",
     "unpack": "taking over the environment",
     "smoke": "smoke test",

@@ -177,7 +177,7 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
         survey.supply,
         variant=prepared.choice.variant,
         interpreter=prepared.choice.interpreter or prepared.target.interpreter,
-        trust_first_use=prepared.choice.trust_first_use,
+        reference=prepared.reference,
         tool_bytes=bytes_before(prepared.lock) if prepared.target.engine != "container" else None,
     )
     others = {node: each for node, each in survey.facts.items() if node not in facts and node not in survey.errors}

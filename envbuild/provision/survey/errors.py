@@ -10,10 +10,7 @@ _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
 
 
 def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError:
-    """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit.
-
-    Exit 7, or 5 when nothing but unrecorded hashes is in the way.
-    """
+    """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit."""
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
     # Each of them has to go: what to do about one alone would lead to the next.
     instead = "; and ".join(dict.fromkeys(decision.instead for decision in against[:4] if decision.instead))
@@ -23,13 +20,12 @@ def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
         what = f"{resolution.node}: {against[0].what}"
         why = "; ".join([*map(_told, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"])
-    unrecorded = {decision.rule for decision in against} == {"hash-unrecorded"}
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         what,
         why=why,
         hint="; or ".join(filter(None, hints)) or "`envbuild plan --json` has every rule that was applied",
-        exit_code=ExitCode.INTEGRITY if unrecorded else ExitCode.REFUSED,
+        exit_code=ExitCode.REFUSED,
         details={"node": resolution.node},
     )
 

@@ -11,7 +11,6 @@ from envbuild.hashing import sha256_of
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
-from envbuild.lock.first_use import fill, read_first_uses
 from envbuild.lock.profile import choose_profile
 from envbuild.model.lock import Lock
 from envbuild.model.target import HostSource
@@ -37,8 +36,7 @@ def prepare(
     Raises EnvbuildError: the loaders' own, those of `settle_hosts`, `target-without-stack` (exit 2), `lock-missing`
     (exit 2); while `locked` is true, `lock-stale` (exit 2) when the stack file has changed since the lock was made and
     `lock-edited` (exit 5) when the lock holds something else than that file asks for; and
-    `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`. `hash-mismatch`
-    (exit 5): the lock has another hash than the file that this user first used.
+    `not-yet-supported` (exit 7) for a target whose nodes cannot be reached yet, unless `recorded`.
     """
     found = loader.load_target(choice.target, _overrides(choice), template=True)
     target = found.target
@@ -59,7 +57,7 @@ def prepare(
             hint="say which one: `--stack NAME`, or `stack:` in the target file",
         )
     loaded = loader.load_stack(reference)
-    chosen = choose_profile(loaded, choice.profile, target, trust_first_use=choice.trust_first_use)
+    chosen = choose_profile(loaded, choice.profile, target)
     profile = chosen.name
     path = loader.lock_path(loaded, profile)
     if not path.exists():
@@ -84,8 +82,8 @@ def prepare(
     digest = sha256_of(path)
     # Last: who names the hosts may be a program or a network away.
     target, selection = settled or ((target, None) if recorded else settle_hosts(found, choice.narrowing))
-    locked_now = _with_trees(fill(lock, read_first_uses()), loaded, profile)
-    return Prepared(loaded.stack, profile, target, locked_now, path, digest, choice, selection, reference, chosen.why)
+    lock = _with_trees(lock, loaded, profile)
+    return Prepared(loaded.stack, profile, target, lock, path, digest, choice, selection, reference, chosen.why)
 
 
 def _refuse_variables(lock: Lock, stack: Path) -> None:

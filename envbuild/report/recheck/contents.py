@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name
 from envbuild.model import file_list
 from envbuild.model.conda import CondaPackage
 from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence
-from envbuild.model.first_use import is_trusted
-from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, Variant
+from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.model.stack import Profile
 from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
@@ -127,12 +126,10 @@ def _of_node(node: NodeEvidence, variant: Variant | None) -> Iterator[Finding]:
 
 
 def _is_of(variant: Variant, lock: Lock) -> bool:
-    """Whether the lock gives this variant with that base, these GPUs, and the hashes that a first user took."""
+    """Whether the lock gives this variant with that base and these GPUs."""
     for locked in lock.variants:
         if locked.id == variant.id:
-            theirs = {package.name: package for package in variant.packages}
-            filled = tuple(_filled(package, theirs.get(package.name)) for package in locked.packages)
-            made = locked.model_copy(update={"packages": filled, "arch_list": variant.arch_list})
+            made = locked.model_copy(update={"arch_list": variant.arch_list})
             made = made.with_trees(lock.stack, lock.profile, {tree.name: tree.at for tree in variant.trees if tree.at})
             if made.base.kind != "none":
                 made = made.with_provided(lock.stack, lock.profile, variant.provided)
@@ -140,55 +137,29 @@ def _is_of(variant: Variant, lock: Lock) -> bool:
     return False
 
 
-def _filled(package: LockedPackage, theirs: LockedPackage | None) -> LockedPackage:
-    known = {file.file: file.sha256 for file in theirs.files} if theirs else {}
-    files = tuple(_with_hash(file, known.get(file.file)) for file in package.files)
-    return package.model_copy(update={"files": files})
-
-
-def _with_hash(file: ArtifactFile, sha256: str | None) -> ArtifactFile:
-    return file.model_copy(update={"sha256": sha256}) if file.sha256 == "unrecorded" and sha256 else file
-
-
 def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     known = attached.variants
-    trusted = {digest: _trusted(variant, attached.lock) for digest, variant in known.items()}
     problems = [
         found for each in evidence.variants if each.digest in known for found in _hashes(each, known[each.digest])
     ]
     nodes = [node for node in evidence.nodes if node.packages and node.variant_digest in known]
     for node in nodes:
         problems += _installed(node, known[str(node.variant_digest)])
-        problems += _unvouched(node, trusted[str(node.variant_digest)])
     if not nodes:
         yield not_checked("packages", "what is installed could be compared with no variant")
         yield from problems
         return
     rows = {(row.file, row.sha256) for each in evidence.variants if each.digest in known for row in each.packages}
     of = "the lock" if attached.lock else "the variant"
-    says = f"on {plural(len(nodes), 'node')} the locked versions; {_counted(rows, set().union(*trusted.values()), of)}"
+    says = f"on {plural(len(nodes), 'node')} the locked versions; {_counted(rows, of)}"
     yield from judged("packages", says, problems)
 
 
-def _trusted(variant: Variant, lock: Lock | None) -> set[tuple[str, str]]:
-    """Files with hashes that only a first user vouches for: the lock has none, or says so."""
-    locked = next((each for each in lock.variants if each.id == variant.id), variant) if lock else variant
-    vouched = {(file.file, file.sha256) for file in locked.files if not is_trusted(file)}
-    return {(file.file, file.sha256) for file in variant.files if file.sha256 != "unrecorded"} - vouched
-
-
-def _unvouched(node: NodeEvidence, trusted: set[tuple[str, str]]) -> Iterator[Finding]:
-    for file, sha256 in sorted(trusted - {(each.file, each.sha256) for each in node.first_use}):
-        says = f"{node.node}: {file} with {sha256[:12]} rests on a first use alone, and none is told"
-        yield problem("report-first-use-missing", "packages", says)
-
-
-def _counted(rows: set[tuple[str, str]], trusted: set[tuple[str, str]], of: str) -> str:
+def _counted(rows: set[tuple[str, str]], of: str) -> str:
     """How many hashes are whose."""
     without = {row for row in rows if row[1] == "unrecorded"}
-    count, first = len(rows - without - trusted), len(rows & trusted)
+    count = len(rows - without)
     says = [f"{count:,} {'hash is that' if count == 1 else 'hashes are those'} of {of}"]
-    says += [f"{first} {'was' if first == 1 else 'were'} trusted on first use"] if first else []
     says += [f"{plural(len(without), 'file')} {'has' if len(without) == 1 else 'have'} none"] if without else []
     return ", ".join(says)
 

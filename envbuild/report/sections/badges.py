@@ -32,13 +32,11 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     every = (source for node in evidence.nodes for source in node.sources)
     sources = {(str(each.get("name")), bool(each.get("commit")), bool(each.get("tree"))) for each in every}
     pinned = sum(commit and tree for _, commit, tree in sources)
-    trusted = {file.sha256 for node in evidence.nodes for file in node.first_use}
     due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(built_names, evidence.nodes))
-    hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in {"", "unrecorded"} | trusted}
+    hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in ("", "unrecorded")}
     says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
     says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
-    says += [f"{plural(len(trusted), 'file')} trusted on first use"] if trusted else []
-    whole = bool(hashed) and hashed == due and pinned == len(sources) and not trusted
+    whole = bool(hashed) and hashed == due and pinned == len(sources)
     return Badge(
         "Available", "green" if whole else "amber", tuple(says) or ("no hash and no commit is in the evidence",)
     )

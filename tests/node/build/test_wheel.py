@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.lock.readers import wheel_record
+from envbuild.model.lock import LockedPackage
 from envbuild.node import protocol
 from envbuild.node.build import build_dir, job_server, no_network, wheel
-from envbuild.node.packages import wheel_file
 from envbuild.node.protocol import Exit, NodeError
 from tests.node import build_projects
 from tests.node.build_projects import EXTENSIONS, PYPROJECT, SETUP, options, shape_project, source, unpack_run, write
@@ -24,6 +25,7 @@ from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 
 FLAGS = ["cpp_ext", "cuda_ext"]
+SHAPE = {"name": "shape", "version": "1.0", "files": [{"file": "shape-1.0.tar.gz", "sha256": "unrecorded"}]}
 IMPORT = "import shape_C, shape.sub.amp_C as a; print(shape_C.value() + a.value())"
 
 
@@ -39,7 +41,7 @@ def test_flags_arrive_and_everything_else_of_the_package_is_kept(
     assert result["extensions"] == EXTENSIONS
     assert result["sha256"] == hashlib.sha256(Path(result["wheel"]).read_bytes()).hexdigest()
     assert result["rebuild"] is None and not result["retried"]
-    assert wheel_file.check(result["wheel"], {"package": "shape", "version": "1.0", "file": "shape"}) > 5
+    assert wheel_record.check(Path(result["wheel"]), "shape", LockedPackage.from_plain(SHAPE), print) > 5
     with zipfile.ZipFile(result["wheel"]) as archive:
         names = archive.namelist()
         assert archive.read("shape/data.txt") == b"data\n"

@@ -18,7 +18,6 @@ FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
     "packs": "store/packs/pack.tar.gz",
     "temporary": "tmp/install-x/file",
-    "first-use": f"store/first-use/{'b' * 64}/y.whl",
     "wheels": f"store/wheels/{'c' * 64}/z.whl",
     "tools": "tools/uv-1/uv",
 }

@@ -22,7 +22,7 @@ from envbuild.node.env import remove, switch
 from envbuild.node.packs import listing
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
-from tests.node.packages.test_fetch_unpinned import tampered
+from tests.support.wheels import tampered
 
 __all__ = ["node"]
 

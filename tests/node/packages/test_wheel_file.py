@@ -12,9 +12,7 @@ from threading import Thread
 
 import pytest
 
-from envbuild.node import pip_config
 from envbuild.node.packages import wheel_file
-from envbuild.node.packages.fetch_unpinned import fetch_file
 from envbuild.node.protocol import NodeError
 from tests.e2e.world import World, snapshot
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node
@@ -58,18 +56,6 @@ def test_what_is_no_zip_file_is_left_to_who_reads_it(tmp_path: Path) -> None:
     (tmp_path / "alpha.whl").write_bytes(b"PK\x05\x06")
     wheel_file.refuse_unsafe(str(tmp_path / "alpha.whl"))
     wheel_file.refuse_unsafe(str(tmp_path / "nowhere.whl"))
-
-
-def test_d28_a_first_use_refuses_it_too_and_keeps_nothing(tmp_path: Path) -> None:
-    path = wheel(tmp_path / "links", "../evil.py")
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    wanted = {"file": path.name, "package": "alpha", "version": "1.0", "index": "pypi"}
-    config = pip_config.PipConfig("", [], [str(path.parent)], "")
-    with pytest.raises(NodeError) as caught:
-        fetch_file(wanted, {}, config, str(kept))
-    assert caught.value.code == "wheel-unsafe"
-    assert os.listdir(kept) == []
 
 
 class _Quiet(SimpleHTTPRequestHandler):

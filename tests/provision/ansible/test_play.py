@@ -10,7 +10,6 @@ import pytest
 
 from envbuild.errors import ExitCode
 from envbuild.model.lock import Lock, Variant
-from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
 from envbuild.provision.ansible.play import _parts, run_hosts
@@ -20,7 +19,6 @@ from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress, tmp_folder
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.errors import refusal
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"
@@ -123,13 +121,3 @@ def test_d40_a_step_that_says_nothing_is_told_by_how_it_ended(
 )
 def test_a_tmp_that_only_the_node_can_know_is_not_guessed(template: str | None, home: str, folder: str | None) -> None:
     assert tmp_folder(template, "ada", home) == folder
-
-
-@pytest.mark.parametrize(
-    ("rules", "number"), [(["hash-unrecorded"], 5), (["hash-unrecorded", "platform"], 7), (["platform"], 7), ([], 7)]
-)
-def test_only_unrecorded_hashes_are_a_matter_of_integrity(rules: list[str], number: int) -> None:
-    against = tuple(Decision(rule=rule, verdict="refuse", what=f"no {rule}") for rule in rules)
-    accepted = Decision(rule="gpu-unused", verdict="warn", what="a GPU is not used")
-    resolution = Resolution(node="n1", stack="s", profile="exact", decisions=(*against, accepted), candidates=())
-    assert int(refusal(resolution).exit_code) == number

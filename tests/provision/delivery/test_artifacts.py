@@ -61,7 +61,7 @@ def _publish(links: Path) -> None:
 
 def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Path) -> None:
     kept = tmp_path / "packages" / ("a" * 64) / "alpha-1.0-py3-none-any.whl"
-    halves = ["packages/.part-x1", f"packages/{'a' * 64}/.alpha.whl.17.tmp", "sources/.lib.bundle.17.tmp"]
+    halves = ["packages/.x1.part", f"packages/{'a' * 64}/.alpha.whl.17.tmp", "sources/.lib.bundle.17.tmp"]
     old = [tmp_path / name for name in halves]
     young = [path.with_name(path.name.replace("1", "2")) for path in old]
     for path in (kept, *old, *young):

@@ -124,12 +124,6 @@ def test_nodes_whose_bases_differ_are_named_with_what_differs() -> None:
     share(plan(one, moved), dict.fromkeys(("n1", "n2"), make_variant("s", "exact", id="v", python="3.11", packages=[])))
 
 
-def test_nodes_of_a_job_do_not_fetch_what_nobody_has_hashed() -> None:
-    share(plan(node_plan("n1", "fetch", *ALL)))
-    with pytest.raises(EnvbuildError, match="the lock lacks"):
-        share(plan(node_plan("n1", "fetch", *ALL, request={"verb": "fetch"})))
-
-
 def target(**more: Any) -> Target:
     given = {"name": "hpc", "prefix": "/p", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
     return Target.from_plain({**given, "scheduler": {"kind": "slurm", **more.pop("scheduler", {})}, **more})

@@ -1,0 +1,111 @@
+"""A wheel as a file: whether it is the package that it is named after, and holds what its own RECORD says.
+
+Nothing of it is unpacked or run.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from packaging.metadata import parse_email
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.errors import EnvbuildError
+from envbuild.model.lock import LockedPackage
+from envbuild.node import hashing
+from envbuild.node.packages import wheel_file
+from envbuild.node.protocol import NodeError
+
+_ALGORITHMS = ("sha256", "sha384", "sha512")
+_TEXT_LIMIT = 64 << 20
+
+
+def check(path: Path, file: str, package: LockedPackage, say: Callable[[str], None]) -> int:
+    """Compare every member that RECORD names with its hash there; returns how many agree.
+
+    `file`: the wheel's name. `say` hears of a RECORD that is wrong about the wheel's own metadata: torch's was written
+    before its wheels were renamed. Raises EnvbuildError `artifact-damaged`, `record-mismatch`, `wheel-unsafe` (exit 5).
+    """
+    try:
+        wheel_file.refuse_unsafe(str(path))
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if len(set(names)) != len(names):
+                raise _damaged(file, "a member is in it twice")
+            records = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
+            if len(records) != 1:
+                raise _damaged(file, f"it has {len(records)} RECORD files")
+            folder = records[0].rpartition("/")[0]
+            _check_identity(archive, folder, file, package)
+            return _check_members(archive, folder, file, say)
+    except NodeError as error:
+        raise EnvbuildError.from_dict(error.as_dict()) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _text(archive: zipfile.ZipFile, name: str, file: str) -> str:
+    if archive.getinfo(name).file_size > _TEXT_LIMIT:
+        raise _damaged(file, f"{name} is larger than {_TEXT_LIMIT >> 20} MiB")
+    return archive.read(name).decode("utf-8", "replace")
+
+
+def _check_identity(archive: zipfile.ZipFile, folder: str, file: str, package: LockedPackage) -> None:
+    """METADATA names the package and the version that the lock has."""
+    metadata, _ = parse_email(_text(archive, f"{folder}/METADATA", file))
+    name, version = metadata.get("name", ""), metadata.get("version", "")
+    if canonicalize_name(name) != canonicalize_name(package.name) or not _is_equal(version, package.version):
+        raise EnvbuildError(
+            "record-mismatch",
+            f"{file} says that it is {name or 'nothing'} {version}",
+            why=f"the lock asks for {package.name} {package.version}",
+            hint="do not use this index or mirror",
+        )
+
+
+def _is_equal(one: str, other: str) -> bool:
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
+
+
+def _check_members(archive: zipfile.ZipFile, folder: str, file: str, say: Callable[[str], None]) -> int:
+    members = set(archive.namelist())
+    agree, wrong = 0, []
+    for row in csv.reader(io.StringIO(_text(archive, f"{folder}/RECORD", file))):
+        if len(row) < 2 or not row[1] or row[0].endswith(".pyc"):
+            continue
+        algorithm, _, expected = row[1].partition("=")
+        if row[0] not in members or algorithm not in _ALGORITHMS:
+            wrong.append(f"{row[0]} ({'missing' if row[0] not in members else algorithm})")
+        elif _digest(archive, row[0], algorithm) == expected.rstrip("="):
+            agree += 1
+        elif row[0].startswith(f"{folder}/"):
+            say(f"{file}: its own RECORD is wrong about {row[0]}")
+        else:
+            wrong.append(f"{row[0]} (changed)")
+    if wrong:
+        raise EnvbuildError(
+            "record-mismatch",
+            f"{file} is not what its own RECORD says: {wrong[0]}",
+            why=f"{len(wrong)} of {len(wrong) + agree} members differ",
+            hint="it was damaged or changed on its way; fetch it again, or do not use this index or mirror",
+            details={"members": wrong[:20]},
+        )
+    return agree
+
+
+def _digest(archive: zipfile.ZipFile, name: str, algorithm: str) -> str:
+    with archive.open(name) as member:
+        return hashing.for_record(hashing.digest_of_stream(member, algorithm))
+
+
+def _damaged(file: str, why: str) -> EnvbuildError:
+    return EnvbuildError("artifact-damaged", f"invalid wheel {file}", why=why, hint="fetch it again")

@@ -1,0 +1,142 @@
+"""Records the hashes that a lock lacks: each file is fetched once, compared with its own RECORD, and hashed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
+from envbuild.errors import EnvbuildError, ExitCode, writing
+from envbuild.lock.readers import wheel_record
+from envbuild.lock.readers.unpacked import of_wheel
+from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.node import pip_config
+from envbuild.node.packages import index_client
+from envbuild.node.protocol import NodeError
+from envbuild.transport.download import download
+
+Known = Mapping[tuple[str, str], ArtifactFile]
+"""files with their hashes, by the name of the index and of the file"""
+_LARGEST = 16 << 30
+_DEADLINE_S = 7200.0
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where files come from: `folders` first, then the index that the lock names, or, with `only_folders`, none.
+
+    `indexes`: other addresses of named indexes. `cache` keeps what was fetched, as `<sha256>/<file>`.
+    """
+
+    folders: Sequence[str]
+    cache: Path
+    indexes: Mapping[str, str]
+    only_folders: bool = False
+
+
+def unrecorded(lock: Lock) -> list[tuple[LockedPackage, ArtifactFile]]:
+    """The files of a lock that have no hash, each once, with their packages."""
+    files = {(package.index, file.file): (package, file)
+             for variant in lock.variants for package in variant.packages for file in package.files
+             if file.sha256 == "unrecorded"}  # fmt: skip
+    return list(files.values())
+
+
+def recorded(lock: Lock) -> Known:
+    """The files of a lock that have one."""
+    return {(package.index, file.file): file
+            for variant in lock.variants for package in variant.packages for file in package.files
+            if file.sha256 != "unrecorded"}  # fmt: skip
+
+
+def filled(lock: Lock, known: Known) -> Lock:
+    """The lock with known hashes where it has none; the digest of a variant is that of its contents with them."""
+
+    def with_hashes(package: LockedPackage) -> LockedPackage:
+        files = (known.get((package.index, each.file), each) if each.sha256 == "unrecorded" else each
+                 for each in package.files)  # fmt: skip
+        return package.model_copy(update={"files": tuple(files)})
+
+    def with_digest(variant: Variant) -> Variant:
+        made = variant.model_copy(update={"packages": tuple(map(with_hashes, variant.packages))})
+        return made.model_copy(update={"digest": made.compute_digest(lock.stack, lock.profile)})
+
+    return lock.model_copy(update={"variants": tuple(map(with_digest, lock.variants))})
+
+
+def fetch(package: LockedPackage, file: ArtifactFile, origin: Origin, say: Callable[[str], None]) -> ArtifactFile:
+    """One file as it is now, with sha256, size and what it takes unpacked; `say` hears where it comes from.
+
+    Raises EnvbuildError `hash-mismatch` (not what its index states), `record-mismatch`, `artifact-damaged`,
+    `wheel-unsafe` (exit 5), `package-not-found`, `index-refused`, `index-unknown` (4), `network-unreachable` (75),
+    and what `download` raises.
+    """
+    url, stated, words = _place(package, file, origin)
+    say(f"fetching {file.file} from {words}")
+    half = origin.cache / f".{secrets.token_hex(6)}.part"
+    with writing(origin.cache):
+        origin.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            got = download(url, half, stated or None, size_cap=_LARGEST, deadline=_DEADLINE_S)
+            if file.file.endswith(".whl"):
+                wheel_record.check(half, file.file, package, say)
+            kept = origin.cache / got.sha256 / file.file
+            kept.parent.mkdir(mode=0o700, exist_ok=True)
+            half.replace(kept)
+        finally:
+            half.unlink(missing_ok=True)
+    return ArtifactFile(file=file.file, sha256=got.sha256, size=got.size, unpacked=of_wheel(kept.as_uri()))
+
+
+def _place(package: LockedPackage, file: ArtifactFile, origin: Origin) -> tuple[str, str, str]:
+    """The address of a file, the sha256 that its index states (else empty), and in words where that is."""
+    for folder in origin.folders:
+        path = Path(folder, file.file).absolute()
+        if path.is_file():
+            return path.as_uri(), "", f"the folder {folder}"
+    config = pip_config.read(os.environ)
+    for page in () if origin.only_folders else _pages(package, file, origin, config):
+        try:
+            found = index_client.find(page, file.file, config.cert)
+        except NodeError as error:
+            if error.why == "HTTP 404":  # such an index has no project of that name
+                continue
+            if error.code == "network-unreachable":
+                error.hint = f"run it where the index is reached, or name a folder that has {file.file}: `--from DIR`"
+            raise EnvbuildError.from_dict(error.as_dict()) from error
+        if found is not None:
+            plain = ", unencrypted" if found.url.startswith("http:") else ""
+            return found.url, found.sha256, f"the index {package.index}{plain}"
+    places = [*origin.folders, *([] if origin.only_folders else [f"the index {package.index}"])]
+    raise EnvbuildError(
+        "package-not-found",
+        f"{file.file} is not available",
+        why=f"no file of that name is in {', '.join(places)}",
+        hint="`--from DIR` names a folder that has the file, `--index NAME=URL` another address of the index",
+    )
+
+
+def _pages(package: LockedPackage, file: ArtifactFile, origin: Origin, config: pip_config.PipConfig) -> Iterator[str]:
+    """The pages that may name a file: of the index that the lock names, as without a hash no other is as good."""
+    below = f"/{canonicalize_name(package.name)}/"
+    entry = load_indexes().get(package.index)
+    url = origin.indexes.get(package.index) or (entry.url if entry else "")
+    if url:
+        yield url if entry is not None and entry.kind == "find-links" else url.rstrip("/") + below
+        return
+    asked = [os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url]
+    urls = [each for each in (*asked, *config.extra_index_urls) if each and pip_config.local_path(each) is None]
+    if package.index != DEFAULT_INDEX or not urls:
+        raise EnvbuildError(
+            "index-unknown",
+            f"nothing says where the index `{package.index}` is",
+            why=f"{file.file} has no recorded hash: it is taken from the index that the lock names, no other",
+            hint=f"`--index {package.index}=URL` says it, or `--from DIR` names a folder that has the file",
+            exit_code=ExitCode.BUILD_FAILED,
+        )
+    yield from (each.rstrip("/") + below for each in urls)
