@@ -10,7 +10,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import Amount, configured, place_options, prepared_of, settings_of
-from envbuild.cli.launch_cmd import absolute, launch_place, launch_settings
+from envbuild.cli.launch_cmd import absolute, launch_place, launch_settings, profile_to_run
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
 
@@ -54,6 +54,7 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
 
     flags["stack"] = flags.get("stack") or stack_name
     config = configured(flags)
+    flags["profile"] = profile_to_run(flags, "bench", read=bool(logs))
     prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":

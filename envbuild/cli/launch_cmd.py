@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,17 +50,15 @@ if TYPE_CHECKING:
 @common_options
 def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     """Print the commands that start STACK (a shipped name or a path); with --run or --submit, start it."""
-    from envbuild.catalog.loader import load_stack, load_target
+    from envbuild.catalog.loader import load_stack
     from envbuild.launch.recipes import launch as make
     from envbuild.launch.shell import render
-    from envbuild.lock.profile import choose_profile
 
     loaded = load_stack(stack)
-    target = load_target(flags["target"], template=True).target if flags["target"] else None
-    profile = choose_profile(loaded, flags["profile"], target).name
     if flags["parameters"]:
         return _parameters(ui, loaded.stack)
     _refuse_together(flags)
+    profile = profile_to_run({**flags, "stack": stack}, "launch")
     if flags["submit"]:
         from envbuild.cli.launch_run import submit
 
@@ -119,7 +118,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         return Place(
             nodes=flags["nodes"] or 1,
             gpus_per_node=gpus,
-            environment=absolute(flags["environment"] or f"{_prefix(config.prefix or target.prefix)}/current/{stack}"),
+            environment=environment_of(stack, flags),
             output=absolute(flags["output"] or "."),
             master=flags["master"],
             port=flags["port"],
@@ -133,6 +132,40 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         raise EnvbuildError(
             "launch-place", f"{first['loc'][0]} {first['input']!r} is not possible", why=str(first["msg"])
         ) from error
+
+
+def environment_of(stack: str, flags: dict[str, Any]) -> str:
+    """The environment of a launch: the one that is named, else where the one in use lies under the prefix."""
+    from envbuild.catalog.loader import load_target
+
+    config = configured(flags)
+    prefix = config.prefix or load_target(flags["target"] or config.target, template=True).target.prefix
+    return absolute(flags.get("environment") or f"{_prefix(prefix)}/current/{stack}")
+
+
+def provision_place(stack: str, flags: dict[str, Any]) -> str:
+    """Stack, target and prefix as options of `provision`."""
+    words = ["--stack", stack, "--target", flags["target"] or configured(flags).target]
+    return shlex.join([*words, *(["--prefix", flags["prefix"]] if flags["prefix"] else [])])
+
+
+def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> str:
+    """The profile of a run: asked for, else of the environment in use where that lies here, else as `provision` has it.
+
+    Raises EnvbuildError `profile-cannot-run` (exit 7), unless logs are only `read`.
+    """
+    from envbuild.catalog.loader import load_stack, load_target
+    from envbuild.lock.profile import choose_profile, profile_in_use, refuse_unable
+
+    config, loaded = configured(flags), load_stack(flags["stack"])
+    target = load_target(flags["target"] or config.target, template=True).target
+    asked = flags["profile"] or config.profile
+    if not (asked or flags.get("image") or target.connection.kind == "ssh"):
+        asked = profile_in_use(loaded.stack, environment_of(loaded.stack.name, flags))
+    profile = choose_profile(loaded, asked, target).name
+    if not read:
+        refuse_unable(loaded.stack, profile, verb, provision_place(flags["stack"], flags))
+    return profile
 
 
 def place_here(stack: str, flags: dict[str, Any]) -> Place:

@@ -121,4 +121,5 @@ def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
         ("sources", ", ".join(sources)),
         ("variables", ", ".join(profile.environment)),
         ("smoke", ", ".join(item.name for item in profile.smoke_items)),
+        ("runs", profile.runs),
     ]

@@ -12,7 +12,7 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.choose import Amount, configured, place_options, prepared_of, settings_of
-from envbuild.cli.launch_cmd import place_here
+from envbuild.cli.launch_cmd import place_here, profile_to_run
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options, fitted
 from envbuild.errors import EnvbuildError
@@ -131,6 +131,7 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
     from envbuild.provision.strategy import strategy as search
 
     config = configured(flags)
+    flags["profile"] = profile_to_run(flags, "strategy")
     prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=False)
     if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"

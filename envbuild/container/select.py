@@ -49,7 +49,7 @@ def locked_stack(stack: str, profile: str | None = None) -> LockedStack:
     path = lock_path(loaded, profile)
     lock = read_lock(path)
     refuse_edited(lock, loaded.stack, profile, path.name)
-    return LockedStack(loaded.shipped, fill(lock, read_first_uses()), path, known)
+    return LockedStack(loaded.shipped, lock, path, known)
 
 
 def records_of(stack: str, profile: str | None) -> Path | None:

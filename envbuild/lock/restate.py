@@ -10,7 +10,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 
 # The fields of a profile that no resolution looks at; a variant says the first four again.
-_RUN = ("environment", "imports", "smoke", "training", "deviations", "system_packages")
+_RUN = ("environment", "imports", "smoke", "training", "deviations", "runs", "system_packages")
 
 
 def changed_fields(lock: Lock, stack: Stack) -> list[str]:

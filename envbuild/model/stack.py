@@ -273,8 +273,12 @@ class SystemPackage(StrictModel):
     why: Text
 
 
+Runs = Literal["imports", "first-step", "benchmark"]
+"""How far an environment goes: it imports, its own script also takes a few steps, the benchmark also runs."""
+
+
 class Profile(StrictModel, defer_build=False):  # used whole and as a part: built once for both
-    """How true to the document: everything that a lock is made from."""
+    """How true to the document: everything that a lock is made from; `runs`: how far its environments go."""
 
     python: Annotated[tuple[PythonVersion, ...], Field(min_length=1)]
     interpreters: Annotated[tuple[InterpreterKind, ...], Field(min_length=1)] = ("present",)
@@ -291,6 +295,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
     smoke: tuple[SmokeItem, ...] = (SmokeItem(name="sound"),)
     training: Training | None = None
     deviations: tuple[Text, ...] = ()
+    runs: Runs = "benchmark"
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -301,6 +306,8 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
         lost = [item.step.source for item in self.smoke if item.step and item.step.source not in trees]
         if lost:
             raise ValueError(f"the script of the smoke item `step` is in {lost[0]!r}, which is no source with a tree")
+        if self.runs == "imports" and any(item.step for item in self.smoke):
+            raise ValueError("`runs: imports` and the smoke item `step` contradict each other")
         needs_torch = any(item.name != "sound" for item in self.smoke_items)
         if needs_torch and not self._has_torch and not any(base.provides for base in self.bases):
             raise ValueError("the smoke items `machine`, `training`, `extensions` and `step` need torch")

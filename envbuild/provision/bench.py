@@ -24,7 +24,7 @@ from envbuild.provision.bench_ways import Trial, Way, narrowed, way
 from envbuild.provision.gpu_use import GIB, Taken, compared, together
 from envbuild.provision.jobs import launch as jobs
 from envbuild.provision.jobs.submit import CUT
-from envbuild.provision.own_run import Log, environments_in_use, measured_by
+from envbuild.provision.own_run import Log, environments_in_use, measured_by, refuse_without_gpus
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -91,6 +91,8 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
     with one_run("bench", settings, progress, **about(prepared)) as run:
         work = Work(prepared, settings, run.run, run.journal, run.progress)
         here = NodeEvidence(node="localhost", status="ok", exit=0)
+        if asked.place is not None and not asked.logs:
+            refuse_without_gpus(work, asked.place.gpus_per_node)
         nodes = [here] if asked.logs else environments_in_use(work)
         if all(node.exit == ExitCode.OK for node in nodes):
             trials = range(1, asked.trials + 1)

@@ -50,6 +50,7 @@ def _inspect(prepared: Prepared, settings: Settings, progress: Progress, questio
     with one_run(question.verb, settings, progress, **about(prepared)) as run:
         work = Work(prepared, settings, run.run, run.journal, run.progress)
         nodes = route_of(prepared.target).ask(work, question)
-        evidence = write_evidence(work, question.verb, nodes, warnings=tuple(work.notes))
+        limits = prepared.limits if question.verb == "smoke" else ()
+        evidence = write_evidence(work, question.verb, nodes, warnings=(*limits, *work.notes))
         run.exit = evidence.exit
     return evidence, run.run

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, writing
+from envbuild.hostlist import expand_hosts
 from envbuild.launch.job_steps import steps_of
 from envbuild.launch.topology import Place
 from envbuild.model.evidence import NodeEvidence
@@ -35,9 +36,10 @@ from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched,
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
-from envbuild.redact import redactor
+from envbuild.redact import Redactor
+from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.runner import as_login
-from envbuild.text import few, last_lines, number
+from envbuild.text import few, last_lines, number, plural
 from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, find_marked, marker_value
 
@@ -145,8 +147,29 @@ def _quick(variant: Variant, _: Mapping[str, object]) -> dict[str, object]:
 
 def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:
     """Those of a node that is asked without a job, for the name of its GPUs."""
-    ask([node], work.prepared, work.run, {"stack": work.prepared.stack.name}, work.survey)
+    if node not in work.survey.facts:
+        ask([node], work.prepared, work.run, {"stack": work.prepared.stack.name}, work.survey)
     return work.survey.facts.get(node)
+
+
+def refuse_without_gpus(work: Work, count: int) -> None:
+    """Raise EnvbuildError `launch-does-not-fit` (exit 7) where a node shows fewer GPUs than the `count` of a CUDA run.
+
+    A node that does not answer says so when its environment is asked for.
+    """
+    prepared = work.prepared
+    if not all(variant.uses_cuda for variant in prepared.lock.variants):
+        return
+    for node in expand_hosts(prepared.target.hosts):
+        facts = facts_of(work, node)
+        there = visible_gpus(facts) if facts is not None and facts.driver.problem is None else 0
+        if facts is not None and there < count:
+            raise EnvbuildError(
+                "launch-does-not-fit",
+                f"{node} has {plural(there, 'usable GPU')}, and {count} were asked for",
+                why=facts.driver.problem or "",
+                hint=f"--gpus-per-node {there}" if there else "a target whose nodes have GPUs: `-t TARGET`",
+            )
 
 
 def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:

@@ -15,7 +15,15 @@ from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
 from envbuild.provision.gpu_use import compared, in_words
-from envbuild.provision.own_run import OwnRun, carry_out, environments_in_use, facts_of, measured_by, of_trial
+from envbuild.provision.own_run import (
+    OwnRun,
+    carry_out,
+    environments_in_use,
+    facts_of,
+    measured_by,
+    of_trial,
+    refuse_without_gpus,
+)
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
@@ -131,6 +139,7 @@ def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: 
     told = measured_by(prepared)
     with one_run(CHECK, settings, progress, **about(prepared)) as run:
         work = Work(prepared, settings, run.run, run.journal, run.progress)
+        refuse_without_gpus(work, asked.place.gpus_per_node)
         (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:
             facts = facts_of(work)

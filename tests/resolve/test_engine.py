@@ -377,7 +377,7 @@ def test_d78_an_unrecorded_hash_changes_no_choice_and_names_the_command_that_rec
     assert got.variant_id == "bad"
     [told] = [d for d in got.decisions if d.rule == "hash-unrecorded"]
     assert (told.verdict, "out of reach" in told.what) == ("warn", True)
-    assert told.instead is not None and told.instead.startswith("`envbuild lock record test` records it")
+    assert told.instead is not None and told.instead.startswith("`envbuild lock record demo` records it")
 
 
 def test_another_architecture_is_refused() -> None:

@@ -100,12 +100,19 @@ class Prepared(NamedTuple):
 
         return addresses(spec)
 
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What the environments of the profile cannot do, in a sentence; nothing where they run the benchmark."""
+        runs = self.stack.profiles[self.profile].runs
+        if runs == "benchmark":
+            return ()
+        return (f"the profile {self.profile} says `runs: {runs}`: `launch`, `bench` and `strategy` refuse it",)
+
     def explained(self, plan: Plan) -> Plan:
-        """The plan with the reason for a profile that nobody asked for, and what its stack says against it."""
-        if not self.profile_why:
-            return plan
-        deviations = (f"{self.profile}: {text}" for text in self.stack.profiles[self.profile].deviations)
-        return plan.model_copy(update={"profile_why": self.profile_why, "warnings": (*deviations, *plan.warnings)})
+        """The plan with what its profile cannot do, and why it was taken and differs where nobody asked for it."""
+        deviations = self.stack.profiles[self.profile].deviations if self.profile_why else ()
+        warnings = (*self.limits, *(f"{self.profile}: {text}" for text in deviations), *plan.warnings)
+        return plan.model_copy(update={"profile_why": self.profile_why, "warnings": warnings})
 
 
 @dataclass

@@ -52,6 +52,13 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
         stamp = item.get("stamp") or {}
         variant = matching_variant(prepared.lock, stamp)
         if variant is None:
+            profile = stamp.get("profile")
+            if profile != prepared.profile:
+                return EnvbuildError(
+                    "environment-not-of-lock",
+                    f"{node}: the environment in use is of the profile {profile}, not {prepared.profile}",
+                    hint=f"`--profile {profile}` asks about the one in use; `envbuild provision` builds the other",
+                )
             return EnvbuildError(
                 "environment-not-of-lock",
                 f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
