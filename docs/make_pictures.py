@@ -30,8 +30,8 @@ PICTURES = {
     "environments-and-roots": """Built beside the one in use, tested, hashed, stamped; only then the link is switched
         install (envs/NAME-DIGEST) > smoke (does it work?) > hash (Merkle root of all files)
         stamp (last file written) > +current (one rename) > the old one (stays until pruned)""",
-    "what-a-check-says": """Four words for how sure a statement is, the surest first
-        +measured (read just now) > stamped (as built) > trusted (by somebody) > !not checked (not read)""",
+    "what-a-check-says": """Three words for how sure a statement is, the surest first
+        +measured (read just now) > stamped (as built) > !not checked (not read)""",
     "when-something-breaks": """A failure leaves the environment in use where it is; a rerun takes up what is finished
         !step fails (coded error, exit code) > +in use: unchanged (link and files) > rerun (keeps finished steps)
         !kill -9 (no stamp, or a whole one) > next run (ends what was left) > +converges (the same root)""",

@@ -54,8 +54,8 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
 
     flags["stack"] = flags.get("stack") or stack_name
     config = configured(flags)
-    flags["profile"] = profile_to_run(flags, "bench", read=bool(logs))
-    prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=False)
+    profile = profile_to_run(flags, "bench", read=bool(logs))
+    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")

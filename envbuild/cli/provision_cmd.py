@@ -11,7 +11,7 @@ import click
 from envbuild.cli import names
 from envbuild.cli.begin import off_path
 from envbuild.cli.choose import Amount, build_options, configured, prepared_of, settings_of
-from envbuild.cli.output import Ui, common_options
+from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
 from envbuild.text import few, grouped
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from envbuild.model.plan import NodePlan, Plan
     from envbuild.provision.run.context import Settings
     from envbuild.provision.run.findings import Prepared, Selection, Survey
+
+
+_facts = click.option(
+    "--facts",
+    metavar="FILE|NAME",
+    shell_complete=names.facts,
+    help="Plan for recorded facts of nodes (JSON), or a shipped example; asks no node.",
+)
 
 
 @click.command("provision")
@@ -46,13 +54,25 @@ if TYPE_CHECKING:
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
+@_facts
 @common_options
 def provision(
     ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, fetch_only: bool, cancel_job: bool, repair: bool,
-    check_rebuild: bool, no_locked: bool, connection: str | None, **flags: Any,
+    check_rebuild: bool, no_locked: bool, connection: str | None, facts: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
     config = configured(flags)
+    if facts is not None:
+        if not (dry_run or print_script) or fetch_only:
+            raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
+        prepared = prepared_of(ui, flags, config, locked=not no_locked, recorded=True)
+        if print_script:
+            from envbuild.provision.jobs.node_local import refuse_script
+
+            refuse_script(prepared.target)
+            if prepared.target.engine == "container":
+                raise click.UsageError("--facts prints no script of an image: its scheduler is asked for the nodes")
+        return _plan_recorded(ui, prepared, facts, config.toolchain, script=print_script)
     prepared = prepared_of(
         ui, flags, config, locked=not no_locked, jobs=True, script=print_script and not fetch_only, ahead=True
     )
@@ -115,12 +135,7 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 
 @click.command("plan")
 @build_options
-@click.option(
-    "--facts",
-    metavar="FILE|NAME",
-    shell_complete=names.facts,
-    help="Plan for recorded facts of nodes (JSON), or a shipped example; asks no node.",
-)
+@_facts
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Say what would run where, and why; the same as `provision --dry-run`."""
@@ -131,26 +146,12 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     return _plan_only(ui, prepared, replace(settings_of(config), jobs=flags.get("jobs")), script=False)
 
 
-def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None) -> int:
+def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None, *, script: bool = False) -> int:
     from envbuild.catalog.node_facts import load_facts
     from envbuild.provision.survey.recorded import plan_recorded
 
-    made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file)
-    _show_plan(ui, made, survey)
-    if any(resolution.refused for resolution in survey.resolutions.values()):
-        choice = prepared.choice
-        stack = choice.stack or prepared.stack.name
-        command = f"envbuild explain {stack} --target {choice.target} --facts {facts}"
-        ui.note(f"`{command}` says which other profiles of the stack would fit")
-    return exit_of(survey.errors)
-
-
-def _show_plan(ui: Ui, made: Plan, survey: Survey) -> None:
-    ui.result(
-        lambda: {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors)},
-        lambda: plan_text(made, survey),
-        wrapped=True,
-    )
+    made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file, repair=script)
+    return _show_plan(ui, prepared, made, survey, script=script)
 
 
 def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:
@@ -159,22 +160,32 @@ def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> in
 
     with RunProgress(ui) as progress:
         made, survey = dry_run(prepared, settings, progress)
-    data = {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors)}
-    if prepared.selection is not None:
-        data["selection"] = prepared.selection.as_dict()
-    if script:
-        from envbuild.export.bash_script import render_script
-        from envbuild.provision.provision import refuse_unrecorded
+    return _show_plan(ui, prepared, made, survey, script=script)
 
-        refuse_unrecorded(prepared, made, survey)
-        text = render_script(made, prepared.lock)
-        if prepared.target.connection.kind == "job" and not made.nothing_to_do:
-            from envbuild.provision.jobs.provision import job_script
 
-            text = job_script(made, prepared.target, text)
-        ui.result({**data, "script": text}, lambda: text, verbatim=True)
-    else:
+def _show_plan(ui: Ui, prepared: Prepared, made: Plan, survey: Survey, *, script: bool = False) -> int:
+    """The plan, or the script that does the same; why nodes are left out stands in both, of a script on stderr too."""
+
+    def data() -> dict[str, Any]:
+        selected = {} if prepared.selection is None else {"selection": prepared.selection.as_dict()}
+        return {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors), **selected}
+
+    if not script:
         ui.result(data, lambda: plan_text(made, survey, prepared.selection), wrapped=True)
+        return exit_of(survey.errors)
+    from envbuild.export.bash_script import render_script
+    from envbuild.provision.provision import refuse_unrecorded
+
+    refuse_unrecorded(prepared, made, survey)
+    text = render_script(made, prepared.lock, survey.errors)
+    if prepared.target.connection.kind == "job" and not made.nothing_to_do:
+        from envbuild.provision.jobs.provision import job_script
+
+        text = job_script(made, prepared.target, text)
+    ui.result({**data(), "script": text}, lambda: text, verbatim=True)
+    if not ui.json:
+        for error in survey.errors.values():
+            print_error(error)
     return exit_of(survey.errors)
 
 
@@ -184,8 +195,7 @@ def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
 
     with RunProgress(ui) as progress:
         made, survey = fetch_only(prepared, settings, progress)
-    _show_plan(ui, made, survey)
-    return exit_of(survey.errors)
+    return _show_plan(ui, prepared, made, survey)
 
 
 def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:

@@ -131,8 +131,8 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
     from envbuild.provision.strategy import strategy as search
 
     config = configured(flags)
-    flags["profile"] = profile_to_run(flags, "strategy")
-    prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=False)
+    profile = profile_to_run(flags, "strategy")
+    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)
     if prepared.target.connection.kind != "local" or flags["gpus"] != flags["gpus_per_node"]:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
         raise EnvbuildError(

@@ -35,11 +35,16 @@ def decide(
 
 
 def other_profiles(
-    loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+    loaded: LoadedStack,
+    profile: str,
+    facts: Mapping[str, NodeFacts],
+    target: Target,
+    compat: Compat,
+    interpreter: str | None = None,
 ) -> tuple[OtherProfile, ...]:
-    """Every profile but one on the same nodes: whether it fits them all, and why not."""
+    """Every profile but one on the same nodes: whether it fits them all, and why not; `interpreter` as asked for."""
     names = [name for name in loaded.stack.profiles if name != profile]
-    return tuple(_other(name, _resolve(loaded, name, facts, target, compat)) for name in names)
+    return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter)) for name in names)
 
 
 def _other(name: str, resolutions: tuple[Resolution, ...]) -> OtherProfile:
@@ -49,7 +54,12 @@ def _other(name: str, resolutions: tuple[Resolution, ...]) -> OtherProfile:
 
 
 def _resolve(
-    loaded: LoadedStack, profile: str, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+    loaded: LoadedStack,
+    profile: str,
+    facts: Mapping[str, NodeFacts],
+    target: Target,
+    compat: Compat,
+    interpreter: str | None = None,
 ) -> tuple[Resolution, ...]:
     from envbuild.catalog.loader import lock_path
     from envbuild.resolve.engine import Resolver
@@ -58,7 +68,8 @@ def _resolve(
     if path.is_file():
         from envbuild.lock.files import read_lock
 
-        return tuple(Resolver(read_lock(path), target, compat, reference=loaded.ref).fleet(facts).values())
+        resolver = Resolver(read_lock(path), target, compat, interpreter=interpreter, reference=loaded.ref)
+        return tuple(resolver.fleet(facts).values())
     from envbuild.explain.draft import outline, without_prices
 
     found = Resolver(outline(loaded.stack, profile), target, compat).fleet(facts)

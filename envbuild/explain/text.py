@@ -129,8 +129,8 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
         for decision in resolution.decisions:
             compared = f" ({decision.compared[0]} against {decision.compared[1]})" if decision.compared else ""
             yield _wrapped(f"  {decision.verdict:7} {decision.rule}: ", decision.what + compared, width)
-            if decision.instead:
-                yield _wrapped("          instead: ", decision.instead, width)
+            if decision.alternatives:
+                yield _wrapped("          instead: ", decision.alternatives, width)
     if explanation.others:
         yield ""
         yield "Other profiles"

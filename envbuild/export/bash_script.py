@@ -64,19 +64,21 @@ checkout() {
 """
 
 
-def render_script(plan: Plan, lock: Lock) -> str:
+def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | None = None) -> str:
     """The plan as bash. Nodes that get different environments become cases of its first argument, the node's name.
+
+    `errors`: why nodes are left out, in comments.
 
     Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `conda-in-a-script` (exit 7).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
     parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", visible(title))]
+    parts[0] += "".join(f"{comment(f'Left out, {_reason(error)}')}\n" for error in (errors or {}).values())
     groups = list(grouped(plan.nodes, lambda node: node.environment).values())
     if not groups:
-        return (
-            parts[0].replace("@NEEDS@", "").replace("@CHECK@", "")
-            + "\nfail 'no node of this plan has anything that fits' 7\n"
-        )
+        reasons = map(_reason, (errors or {}).values())
+        says = quote("; ".join(("no node of this plan has anything that fits", *reasons)))
+        return parts[0].replace("@NEEDS@", "").replace("@CHECK@", "") + f"\nfail {says} 7\n"
     built = [_variant(lock, _first(nodes)) for nodes in groups if _installs(_first(nodes))]
     for variant in built:
         steps.refuse_conda(variant)
@@ -87,6 +89,10 @@ def render_script(plan: Plan, lock: Lock) -> str:
         parts.append(_function(f"build_{number}", nodes, lock))
     parts.append(_dispatch(groups))
     return "\n".join(parts)
+
+
+def _reason(error: EnvbuildError) -> str:
+    return " ".join(visible(f"{error.what} ({error.code}): {error.why}").split())
 
 
 def _variant(lock: Lock, node: NodePlan) -> Variant:

@@ -12,7 +12,7 @@ class Decision(StrictModel):
 
     `compared` are the two values as text; `source` cites where the law comes from and `verified` how far its data were
     checked, each in one short line (the catalog has the whole notes); `instead` is the nearest thing that would work,
-    for a refusal.
+    for a refusal, and `torch` the nearest build of torch in the data, whether a profile has it or not.
     """
 
     rule: Public[str]
@@ -22,6 +22,12 @@ class Decision(StrictModel):
     source: Public[str] = ""
     verified: Public[str] = ""
     instead: str | None = None
+    torch: str | None = None
+
+    @property
+    def alternatives(self) -> str:
+        """Everything that would work; empty where nothing is known."""
+        return " or ".join(filter(None, (self.instead, self.torch)))
 
 
 class Candidate(StrictModel):

@@ -36,7 +36,7 @@ from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched,
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
-from envbuild.redact import Redactor
+from envbuild.redact import redactor
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.runner import as_login
 from envbuild.text import few, last_lines, number, plural

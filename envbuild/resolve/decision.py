@@ -22,6 +22,7 @@ def decision(
     compared: tuple[str, str],
     note: Note,
     instead: str | None = None,
+    torch: str | None = None,
 ) -> Decision:
     """One decision. A refusal that rests on data which are not firm becomes a warning that says so."""
     if verdict == "refuse" and not note.firm:
@@ -34,6 +35,7 @@ def decision(
         source=note.source,
         verified=note.verified,
         instead=instead,
+        torch=torch,
     )
 
 

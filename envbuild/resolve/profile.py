@@ -68,6 +68,6 @@ def _raise_first(found: Decisions) -> None:
             item.rule,
             item.what,
             why=f"{here}; {there} ({item.source})",
-            hint=item.instead or "",
+            hint=item.alternatives,
             exit_code=ExitCode.REFUSED,
         )

@@ -41,7 +41,7 @@ def test_each_kind_of_node_gets_one_variant_or_a_reason(row: dict[str, Any]) -> 
         if "refused" in kind:
             for resolution in own:
                 refusal = next(d for d in resolution.decisions if d.rule == kind["refused"])
-                assert (refusal.verdict, bool(refusal.instead)) == ("refuse", True)
+                assert (refusal.verdict, bool(refusal.alternatives)) == ("refuse", True)
     assert sorted(len(found.nodes) for found in group(fleet)) == sorted(kind["count"] for kind in row["nodes"])
 
 

@@ -110,6 +110,7 @@ RICH: dict[str, Any] = {
     "smoke": [{"name": "sound", "deadline": 60.0, "floors": {"x": 1.0}}, {"name": "step", "step": STEP}],
     "training": {"precision": "bf16", "gpus": 8, "zero_stage": 1, "pipeline": True, "peak_tflops": 989.0},
     "deviations": ["one"],
+    "runs": "benchmark",
 }
 _BUILD: Where = ("sources", 0, "build")
 _STEP: Where = ("smoke", 1, "step")
@@ -143,6 +144,7 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("Profile", "smoke"): (("smoke",), []),
     ("Profile", "training"): (("training",), None),
     ("Profile", "deviations"): (("deviations",), ["one", "two"]),
+    ("Profile", "runs"): (("runs",), "first-step"),
     ("Base", "kind"): (("bases", 1, "kind"), "image"),
     ("Base", "provides"): (("bases", 1, "provides"), ["numpy>=2"]),
     ("Base", "accepts"): (("bases", 1, "accepts"), ["alpha>=1"]),

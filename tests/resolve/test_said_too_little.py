@@ -32,7 +32,7 @@ def lock_with_apex(**source: Any) -> Any:
 
 def refusals(resolution: Resolution) -> dict[str, str]:
     """Rule to what would work, of all refusals."""
-    return {d.rule: d.instead or "" for d in resolution.decisions if d.verdict == "refuse"}
+    return {d.rule: d.alternatives for d in resolution.decisions if d.verdict == "refuse"}
 
 
 def test_d14_a_gcc_that_fits_is_given_to_the_build() -> None:

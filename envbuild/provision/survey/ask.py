@@ -192,22 +192,36 @@ def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
 
 
 def note_refusals(prepared: Prepared, survey: Survey) -> None:
-    """Make an error of every refusal that has none yet, with the profile of the stack that would fit those nodes."""
+    """Make an error of every refusal that has none yet, with what of the stack was tried and fits those nodes."""
     found = {node: each for node, each in survey.resolutions.items() if each.refused and node not in survey.errors}
     if found:
-        instead = _profile_that_fits(prepared, {node: survey.facts[node] for node in found})
-        survey.errors.update({node: refusal(resolution, instead) for node, resolution in found.items()})
+        fits = _what_fits(prepared, {node: survey.facts[node] for node in found})
+        survey.errors.update({node: refusal(resolution, fits) for node, resolution in found.items()})
 
 
-def _profile_that_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str | None:
+def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
+    """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
     from envbuild.explain.decisions import other_profiles
+    from envbuild.resolve.engine import Resolver
 
+    interpreter = prepared.choice.interpreter or prepared.target.interpreter
+    if prepared.choice.variant is not None:
+        resolver = Resolver(prepared.lock, prepared.target, rules(), interpreter=interpreter)
+        variants = {each.variant_id for each in resolver.fleet(facts).values()}
+        if len(variants) == 1 and None not in variants:
+            return f"`--variant {variants.pop()}` fits"
     if not prepared.reference:
-        return None
+        return ""
     loaded = load_stack(prepared.reference)
-    others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules())
-    return next((other.name for other in others if other.fits), None)
+    others = other_profiles(loaded, prepared.profile, facts, prepared.target, rules(), interpreter)
+    profiles = loaded.stack.profiles
+    able = sorted((each.name for each in others if each.fits), key=lambda name: profiles[name].runs != "benchmark")
+    if able:
+        runs = profiles[able[0]].runs
+        return f"`--profile {able[0]}` fits" + ("" if runs == "benchmark" else f" (it says `runs: {runs}`)")
+    nodes = "it" if len(facts) == 1 else "all of them"
+    return f"no other profile of {loaded.stack.name} fits {nodes}" if others else ""
 
 
 @cache

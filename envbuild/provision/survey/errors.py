@@ -9,22 +9,22 @@ from envbuild.model.resolution import Decision, Resolution
 _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
 
 
-def refusal(resolution: Resolution, profile: str | None = None) -> EnvbuildError:
-    """Nothing fits a node: the error carries the rules that were against it. `profile`: one that would fit."""
+def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
+    """Nothing fits a node: the error carries the rules that were against it. `fits`: what was tried, in words."""
     against = [decision for decision in resolution.decisions if decision.verdict == "refuse"]
     # Each of them has to go: what to do about one alone would lead to the next.
     instead = "; and ".join(dict.fromkeys(decision.instead for decision in against[:4] if decision.instead))
-    hints = (f"`--profile {profile}` fits" if profile else "", instead)
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
     why = "; ".join(_told(decision) for decision in against[:4])
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
         what = f"{resolution.node}: {against[0].what}"
         why = "; ".join([*map(_told, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"])
+    between = "; or " if fits.startswith("`") else "; instead: "
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
         what,
         why=why,
-        hint="; or ".join(filter(None, hints)) or "`envbuild plan --json` has every rule that was applied",
+        hint=between.join(filter(None, (fits, instead))) or "`envbuild plan --json` has every rule that was applied",
         exit_code=ExitCode.REFUSED,
         details={"node": resolution.node},
     )

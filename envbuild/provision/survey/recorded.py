@@ -25,12 +25,12 @@ RUN = "recorded-facts"
 
 
 def plan_recorded(
-    prepared: Prepared, facts: Mapping[str, NodeFacts], *, toolchain_file: Path | None = None
+    prepared: Prepared, facts: Mapping[str, NodeFacts], *, toolchain_file: Path | None = None, repair: bool = False
 ) -> tuple[Plan, Survey]:
     """What would be built on nodes with these facts, and what stands against it node by node.
 
-    The prefix is the target's, whatever the facts were recorded for. Raises EnvbuildError `facts-unknown` (exit 2) when
-    a host was asked for that has no facts.
+    The prefix is the target's, whatever the facts were recorded for. `repair`: also what they say is there already.
+    Raises EnvbuildError `facts-unknown` (exit 2) when a host was asked for that has no facts.
     """
     named = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
     wanted, _ = narrow(named, prepared.choice.narrowing, "the recorded facts")
@@ -55,6 +55,7 @@ def plan_recorded(
         controller=identity.here(),
         pyz_digest=node_pyz_digest(),
         tools=tools,
+        repair=tuple(tools) if repair else (),
         channels=prepared.channels,
         patches=patches_of(prepared.lock),
         asked=prepared.asked,

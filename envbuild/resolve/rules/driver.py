@@ -11,6 +11,8 @@ from envbuild.resolve.request import Request, capabilities
 from envbuild.resolve.rules.gpu import needs_ptx
 from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
 
+UPDATE = "a driver update"
+
 
 def shown(driver: Numbers) -> str:
     """A driver version as NVIDIA writes it: (450, 80, 2) is 450.80.02."""
@@ -43,19 +45,18 @@ def driver_floor(facts: NodeFacts, request: Request, compat: Compat) -> Decision
     if _bridged(facts, cuda, compat):
         return NOTHING
     what = f"CUDA {dotted(cuda)} needs driver {shown(floor)} or newer"
-    return (decision("driver-floor", "refuse", what, compared, note, _for_driver(request, driver, compat)),)
+    return (decision("driver-floor", "refuse", what, compared, note, UPDATE, _for_driver(request, driver, compat)),)
 
 
-def _for_driver(request: Request, driver: Numbers, compat: Compat) -> str:
-    """A newer driver, or the same torch in a flavour whose floor the driver meets."""
+def _for_driver(request: Request, driver: Numbers, compat: Compat) -> str | None:
+    """The same torch in a flavour whose floor the driver meets."""
     release = request.release(compat)
     fitting = []
     for flavour in release.builds if release else ():
         floor = _floor(flavour_cuda(flavour), compat)
         if floor is not None and driver >= floor:
             fitting.append(flavour)
-    update = "a driver update"
-    return f"{update}, or torch {request.torch}+{max(fitting, key=flavour_cuda)}" if fitting else update
+    return f"torch {request.torch}+{max(fitting, key=flavour_cuda)}" if fitting else None
 
 
 def _bridged(facts: NodeFacts, cuda: Numbers, compat: Compat) -> bool:
@@ -84,7 +85,7 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
         return (decision("driver-cuda-compat", "allow", "no compat package is needed", compared, note),)
     if not _bridged(facts, cuda, compat):
         what = "no compat package bridges this driver"
-        return (decision("driver-cuda-compat", "refuse", what, compared, note, "a driver update"),)
+        return (decision("driver-cuda-compat", "refuse", what, compared, note, UPDATE),)
     package = compat.cuda.compat_package.format(major=cuda[0], minor=cuda[1])
     if numbers(facts.driver.cuda_ceiling) >= cuda:
         what = f"a compat package is in use: with this driver nvidia-smi says CUDA {facts.driver.cuda_ceiling}"
@@ -93,13 +94,14 @@ def driver_cuda_compat(facts: NodeFacts, request: Request, compat: Compat) -> De
     given = next((folder for folder in folders if PurePosixPath(folder).name == "compat"), None)
     if given is not None:
         what = f"the driver is below the floor of CUDA {dotted(cuda)}; the target's LD_LIBRARY_PATH brings {given}"
-        return (decision("driver-cuda-compat", "patch", what, compared, note, "a driver update"),)
+        return (decision("driver-cuda-compat", "patch", what, compared, note, UPDATE),)
     what = f"the driver is below the floor of CUDA {dotted(cuda)}, and no compat package is in use"
     instead = (
         f"{package} on the node, and `environment: {{LD_LIBRARY_PATH: /usr/local/cuda-{dotted(cuda)}/compat}}` in the "
-        f"target; or {_for_driver(request, driver, compat)}"
+        f"target; or {UPDATE}"
     )
-    return (decision("driver-cuda-compat", "refuse", what, compared, note, instead),)
+    torch = _for_driver(request, driver, compat)
+    return (decision("driver-cuda-compat", "refuse", what, compared, note, instead, torch),)
 
 
 def driver_minor_compat(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

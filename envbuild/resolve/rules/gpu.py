@@ -39,13 +39,14 @@ def _gpu_arch(name: str, capability: Numbers, build: TorchBuild, request: Reques
     if code is not None:
         return decision("gpu-arch", "allow", f"{label} holds code for {dotted(code)}", compared, build.note)
     if needs_ptx(build, capability):
-        what = f"{label} runs on {dotted(capability)} through PTX only, compiled by the driver at first use"
+        what = f"{label} runs on {dotted(capability)} through PTX only, which the driver compiles when it loads"
         return decision("gpu-arch", "allow" if build.ptx_note.firm else "warn", what, compared, build.ptx_note)
     what = f"{label} has no kernel image for {dotted(capability)}"
     cannot = _cannot_compile(build, capability, compat)
     note = build.note if build.note.firm or not cannot else compat.cuda.arch_note
     what = f"{what}; {cannot}" if cannot else what
-    return decision("gpu-arch", "refuse", what, compared, note, nearest_build(request, capability, compat))
+    nearest = nearest_build(request, capability, compat)
+    return decision("gpu-arch", "refuse", what, compared, note, torch=nearest)
 
 
 def _cannot_compile(build: TorchBuild, capability: Numbers, compat: Compat) -> str:

@@ -46,9 +46,9 @@ def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
         return (decision("nvcc-major", "allow", "nvcc and torch are of one CUDA major", compared, note),)
     release = request.release(compat)
     same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == there[0]]
-    other = f" or torch {request.torch}+{max(same, key=flavour_cuda)}" if same else ""
+    torch = f"torch {request.torch}+{max(same, key=flavour_cuda)}" if same else None
     what = f"nvcc {dotted(there)} cannot compile for a torch built with CUDA {dotted(cuda)}"
-    return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit{other}"),)
+    return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit", torch),)
 
 
 def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:

@@ -24,7 +24,7 @@ def torch_release_known(_facts: NodeFacts, request: Request, compat: Compat) -> 
         return (decision("torch-release-known", "warn", what, compared, note),)
     nearest = max((v for v in known if numbers(v) < asked), key=numbers)
     what = f"there is no torch {request.torch}"
-    return (decision("torch-release-known", "refuse", what, compared, note, f"torch {nearest}"),)
+    return (decision("torch-release-known", "refuse", what, compared, note, torch=f"torch {nearest}"),)
 
 
 def torch_lts_index(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -38,8 +38,8 @@ def torch_lts_index(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
         asked = numbers(release.version)
         older = max((v for v, r in compat.torch.items() if r.on_pypi and numbers(v) < asked), key=numbers, default=None)
         what = f"torch {release.version} is a long-term release that PyPI does not have"
-        instead = f"torch {release.version} from {url}" + (f", or torch {older} from PyPI" if older else "")
-        return (decision("torch-lts-index", "refuse", what, compared, release.note, instead),)
+        torch = f"torch {release.version} from {url}" + (f", or torch {older} from PyPI" if older else "")
+        return (decision("torch-lts-index", "refuse", what, compared, release.note, torch=torch),)
     what = f"torch {release.version} comes from its long-term index"
     return (decision("torch-lts-index", "allow", what, compared, release.note),)
 
@@ -59,7 +59,8 @@ def torch_python(_facts: NodeFacts, request: Request, compat: Compat) -> Decisio
     note = release.note
     if tag in release.unverified_tags.get(request.machine, ()):
         note = note.but(f"public scripts download a {tag} wheel by name, which was not checked")
-    return (decision("torch-python", "refuse", what, compared, note, _for_python(request, release, compat)),)
+    torch = _for_python(request, release, compat)
+    return (decision("torch-python", "refuse", what, compared, note, torch=torch),)
 
 
 def _for_python(request: Request, release: TorchRelease, compat: Compat) -> str | None:
@@ -109,8 +110,8 @@ def torch_flavour_exists(_facts: NodeFacts, request: Request, compat: Compat) ->
         line = numbers(min(later, key=numbers))[:2] if later else None
         best = max((v for v in later if numbers(v)[:2] == line), key=numbers) if later else with_flavour[-1]
         parts.append(f"torch {best}+{flavour}")
-    instead = " or ".join(parts)
-    return (decision("torch-flavour-exists", "refuse", what, compared, release.note, instead),)
+    torch = " or ".join(parts)
+    return (decision("torch-flavour-exists", "refuse", what, compared, release.note, torch=torch),)
 
 
 def torch_default_flavour(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -123,8 +124,8 @@ def torch_default_flavour(_facts: NodeFacts, request: Request, compat: Compat) -
         what = f"torch {release.version} without a flavour is {release.pypi_flavour}"
         return (decision("torch-default-flavour", "allow", what, compared, release.note),)
     what = f"torch {release.version} is not on PyPI, so its flavour must be given"
-    instead = f"torch {release.version} in {', '.join(release.builds)}"
-    return (decision("torch-default-flavour", "refuse", what, compared, release.note, instead),)
+    torch = f"torch {release.version} in {', '.join(release.builds)}"
+    return (decision("torch-default-flavour", "refuse", what, compared, release.note, torch=torch),)
 
 
 def torch_locator(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -188,12 +189,13 @@ def glibc_floor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
         what = "the probe could not read the C library's version"
         return (decision("glibc-floor", "warn", what, compared, compat.glibc_note),)
     what = f"torch {release.version} needs glibc {dotted(need)} or newer"
-    return (decision("glibc-floor", "refuse", what, compared, compat.glibc_note, _for_glibc(facts, request, compat)),)
+    is_old = facts.libc.kind == "glibc"
+    instead = "a node with a newer system, or an image" if is_old else "an image or a node with glibc"
+    torch = _for_glibc(facts, request, compat) if is_old else None
+    return (decision("glibc-floor", "refuse", what, compared, compat.glibc_note, instead, torch),)
 
 
-def _for_glibc(facts: NodeFacts, request: Request, compat: Compat) -> str:
-    if facts.libc.kind != "glibc":
-        return "an image or a node with glibc"
+def _for_glibc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
     there = numbers(facts.libc.version)
     tag = python_tag(request.python or "")
     fitting = [
@@ -202,5 +204,4 @@ def _for_glibc(facts: NodeFacts, request: Request, compat: Compat) -> str:
         if compat.glibc_by_tag.get(r.platform_tag.get(request.machine, ""), there) <= there
         and (not request.python or tag in r.tags.get(request.machine, ()))
     ]
-    node = "a node with a newer system, or an image"
-    return f"torch {max(fitting, key=numbers)}, or {node}" if fitting else node
+    return f"torch {max(fitting, key=numbers)}" if fitting else None

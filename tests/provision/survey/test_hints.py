@@ -1,0 +1,154 @@
+"""D78, D79, D84: hints name what was tried on these facts and fits; a test follows each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from envbuild.catalog.loader import list_stacks, list_targets, load_stack, lock_path
+from envbuild.catalog.node_facts import list_facts
+from envbuild.cli.run import run
+from envbuild.lock.files import read_lock
+from envbuild.model.stack import Profile
+from tests.resolve.builders import compat
+
+TARGETS = sorted(set(list_targets()) & set(list_facts()))
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No configuration of this user; the compatibility data are those of the catalog, read once."""
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("ENVBUILD_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("envbuild.resolve.compat_read.load_compat", compat)
+
+
+class Done(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def ask(*words: str) -> Done:
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = run(list(words))
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def errors(result: Done) -> list[dict[str, str]]:
+    return list(json.loads(result.stdout)["errors"].values())
+
+
+@pytest.mark.parametrize("stack", list_stacks())
+@pytest.mark.parametrize("target", TARGETS)
+def test_d79_where_a_refusal_names_a_profile_that_profile_plans(stack: str, target: str) -> None:
+    place = ("plan", "--stack", stack, "--target", target, "--facts", target, "--json")
+    profiles = load_stack(stack).stack.profiles
+    for profile in profiles:
+        result = ask(*place, "--profile", profile)
+        for error in errors(result) if result.exit_code else ():
+            named = re.search(r"`--profile (\S+)` fits", error["hint"])
+            assert named or "no other profile of" in error["hint"] or len(profiles) == 1, error["hint"]
+            assert not re.search(r"torch [0-9]", error["hint"]), "no build of torch that no profile has"
+            assert named is None or ask(*place, "--profile", named[1]).exit_code == 0
+
+
+def test_d79_another_variant_of_the_lock_is_named_before_another_profile() -> None:
+    place = ("plan", "--stack", "torch-smoke", "--target", "h200", "--facts", "h200", "--json")
+    refused = 0
+    for variant in read_lock(lock_path(load_stack("torch-smoke"), "exact")).variants:
+        result = ask(*place, "--variant", variant.id)
+        for error in errors(result) if result.exit_code else ():
+            named = re.search(r"`--variant (\S+)` fits", error["hint"])
+            assert named and ask(*place, "--variant", named[1]).exit_code == 0
+            refused += 1
+    assert refused
+
+
+def test_d78_on_the_documents_hardware_its_profile_is_the_default_and_one_command_records_the_hash() -> None:
+    result = ask("plan", "-s", "megatron-alpa", "-t", "aws-p3-16xlarge", "--facts", "aws-p3-16xlarge")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "plan: megatron-alpa (exact) on aws-p3-16xlarge" in result.stdout
+    assert result.stdout.count("`envbuild lock record megatron-alpa` records it") == 1
+    launched = ask("launch", "megatron-alpa", "-t", "aws-p3-16xlarge", "--gpus-per-node", "8")
+    assert launched.exit_code == 0 and launched.stdout.startswith("# megatron-alpa, profile exact: ")
+
+
+@pytest.mark.parametrize("verb", ["launch", "bench", "strategy"])
+def test_d78_a_profile_for_imports_is_refused_with_the_command_that_helps(verb: str) -> None:
+    words = (verb, "megatron-alpa", "-t", "aws-p3-16xlarge", "--gpus-per-node", "8", "--profile", "pypi-cu102")
+    result = ask(*words, *(("--gpus", "8") if verb == "strategy" else ()))
+    assert (result.exit_code, "error[profile-cannot-run]" in result.stderr) == (7, True), result.stderr
+    command = re.search(r"`(envbuild provision [^`]*)`", result.stderr)
+    assert command
+    plan = ask(*shlex.split(command[1])[1:], "--dry-run", "--facts", "aws-p3-16xlarge")
+    assert plan.exit_code == 0 and "plan: megatron-alpa (exact) on aws-p3-16xlarge" in plan.stdout
+
+
+def test_d78_the_plan_says_what_its_profile_cannot_do() -> None:
+    place = ("plan", "-s", "megatron-alpa", "-t", "aws-p3-16xlarge", "--facts", "aws-p3-16xlarge", "--profile")
+    says = "the profile pypi-cu102 says `runs: imports`: `launch`, `bench` and `strategy` refuse it"
+    assert says in ask(*place, "pypi-cu102").stdout
+    assert "runs:" not in ask(*place, "exact").stdout
+
+
+def test_d78_a_profile_for_imports_has_no_first_step() -> None:
+    contents = load_stack("megatron-alpa").stack.profiles["exact"].to_json_dict()
+    with pytest.raises(ValueError, match="contradict"):
+        Profile.from_plain({**contents, "runs": "imports"})
+
+
+@contextmanager
+def in_use(prefix: Path, profile: str) -> Iterator[None]:
+    """A stamp of megatron-alpa in the environment in use."""
+    stamp = prefix / "current" / "megatron-alpa" / ".envbuild" / "stamp.json"
+    stamp.parent.mkdir(parents=True)
+    stamp.write_text(json.dumps({"stack": "megatron-alpa", "profile": profile}))
+    yield
+    stamp.unlink()
+    stamp.parent.rmdir()
+
+
+@pytest.mark.parametrize("verb", ["launch", "bench"])
+def test_d78_the_profile_is_that_of_the_environment_in_use(verb: str, tmp_path: Path) -> None:
+    words = ("megatron-alpa", "-t", "local", "--prefix", str(tmp_path), "--gpus-per-node", "8")
+    with in_use(tmp_path, "ported"):
+        assert ask("launch", *words).stdout.startswith("# megatron-alpa, profile ported: ")
+        assert ask("launch", *words, "--profile", "exact").stdout.startswith("# megatron-alpa, profile exact: ")
+    with in_use(tmp_path, "pypi-cu102"):
+        result = ask(verb, *words)
+        assert (result.exit_code, "error[profile-cannot-run]" in result.stderr) == (7, True)
+        assert f"--prefix {tmp_path} --profile exact`" in result.stderr
+
+
+def test_d78_bench_asks_for_the_gpus_before_anything_else(tmp_path: Path) -> None:
+    result = ask("bench", "megatron-alpa", "-t", "local", "--prefix", str(tmp_path), "--gpus-per-node", "32")
+    assert (result.exit_code, "error[launch-does-not-fit]" in result.stderr) == (7, True), result.stderr
+    assert "and 32 were asked for" in result.stderr
+
+
+def test_d84_a_script_of_what_is_refused_says_the_reason_of_the_plan() -> None:
+    place = ("-s", "megatron-alpa", "--profile", "pypi-cu102", "-t", "azure-nd96", "--facts", "azure-nd96")
+    [error] = errors(ask("plan", *place, "--json"))
+    result = ask("provision", *place, "--print-script")
+    assert result.exit_code == 7
+    assert f"error[{error['code']}]: {error['what']}" in result.stderr and f"hint: {error['hint']}" in result.stderr
+    assert f"# Left out, {error['what']}" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("fail ") and error["why"] in result.stdout.splitlines()[-1]
+
+
+def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
+    place = ("provision", "-s", "megatron-alpa", "--profile", "ported", "-t", "local", "--facts", "h200")
+    result = ask(*place, "--print-script")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("#!/usr/bin/env bash\n") and "--hash=sha256:" in result.stdout
+    assert ask(*place).exit_code == 2
