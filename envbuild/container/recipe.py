@@ -344,9 +344,12 @@ class _Maker:
         yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
         site_packages = " --system-site-packages" if self._on_base else ""
         yield Run((f"uv venv --no-project --python {python} {_HERE}{site_packages}",))
-        every = tuple(f"{_INSTALL} {self._where(each)} -r /requirements/{name}" for name, each in requirements.items())
+        every = tuple(self._installed(name, each) for name, each in requirements.items())
         if every:
-            yield Comment("The lists are complete, so uv looks for no dependencies.")
+            yield Comment(
+                "The lists are complete, so uv looks for no dependencies. A list that the wheelhouse has whole is "
+                "installed from it, and no index is asked."
+            )
         if len(every) > 1 and "requirements-archives.txt" in requirements:
             yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
         if any("--torch-backend" in each for each in every):
@@ -358,19 +361,20 @@ class _Maker:
     def _site(self) -> str:
         return f"{_HERE}/lib/python{self.variant.python}/site-packages"
 
-    def _where(self, packages: tuple[LockedPackage, ...]) -> str:
-        """Options of uv: from which index, and whether anything is built."""
-        first = packages[0]
-        if not any(file.file.endswith(".whl") for file in first.files):
-            return "--no-build-isolation --no-binary :all:"
-        index = self.inside.indexes.get(first.index)
-        if index is None:
-            return "--no-build"
-        if index["kind"] == "find-links":
-            return f"--no-build --find-links {shlex.quote(index['url'])}"
-        if first.index == f"pytorch-{self.variant.flavour}":
-            return f"--no-build --torch-backend {self.variant.flavour}"  # uv knows that address
-        return f"--no-build --default-index {shlex.quote(index['url'])}"
+    def _installed(self, name: str, packages: tuple[LockedPackage, ...]) -> str:
+        """The command that installs one list: from the wheelhouse, else from its index."""
+        first, listed = packages[0], f"-r /requirements/{name}"
+        wheels = any(file.file.endswith(".whl") for file in first.files)
+        how = "--no-build" if wheels else "--no-build-isolation --no-binary :all:"
+        index, where = self.inside.indexes.get(first.index) if wheels else None, ""
+        if index is not None and index["kind"] == "find-links":
+            where = f" --find-links {shlex.quote(index['url'])}"
+        elif index is not None and first.index == f"pytorch-{self.variant.flavour}":
+            where = f" --torch-backend {self.variant.flavour}"  # uv knows that address
+        elif index is not None:
+            where = f" --default-index {shlex.quote(index['url'])}"
+        begun = f"{_INSTALL} {how}"
+        return f"{{ {begun} --no-index {listed} 2> /dev/null || {begun}{where} {listed}; }}"
 
     def _build(self) -> Iterator[Instruction]:
         if self.variant.sources:

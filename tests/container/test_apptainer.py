@@ -59,11 +59,17 @@ Stage: build
     export VIRTUAL_ENV="{environment}"
     export PATH="$VIRTUAL_ENV/bin:$PATH"
     uv venv --no-project --python /usr/bin/python3.11 "$VIRTUAL_ENV"
-    # The lists are complete, so uv looks for no dependencies.
+    # The lists are complete, so uv looks for no dependencies. A list that the wheelhouse has whole is installed from
+    # it, and no index is asked.
     # --torch-backend: PyTorch's own index of wheels for cpu.
-    uv pip install --no-deps --require-hashes --find-links /wheelhouse --no-build -r /requirements/requirements.txt
-    uv pip install --no-deps --require-hashes --find-links /wheelhouse --no-build --torch-backend cpu \
--r /requirements/requirements-pytorch-cpu.txt
+    {{ uv pip install --no-deps --require-hashes --find-links /wheelhouse --no-build --no-index \
+-r /requirements/requirements.txt 2> /dev/null \
+|| uv pip install --no-deps --require-hashes --find-links /wheelhouse --no-build \
+-r /requirements/requirements.txt; }}
+    {{ uv pip install --no-deps --require-hashes --find-links /wheelhouse --no-build --no-index \
+-r /requirements/requirements-pytorch-cpu.txt 2> /dev/null \
+|| uv pip install --no-deps --require-hashes --find-links /wheelhouse --no-build --torch-backend cpu \
+-r /requirements/requirements-pytorch-cpu.txt; }}
     # uv_cache.json has the time of installing, so two builds differ.
     sed -i '/uv_cache.json,/d' "$VIRTUAL_ENV"/lib/python3.11/site-packages/*.dist-info/RECORD
     rm -f "$VIRTUAL_ENV"/lib/python3.11/site-packages/*.dist-info/uv_cache.json
