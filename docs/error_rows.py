@@ -220,7 +220,7 @@ def rows() -> set[Row]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in module(path).functions:
             for call in _calls(function):
-                if _called(call) in ("EnvbuildError", "NodeError") and call.args:
+                if _called(call) in ("EnvbuildError", "NodeError", "PatchError") and call.args:
                     found.update(_of_call(path, function, call))
     found |= {Row(code, str(EXITS[code]), means, HINTS.get(code, "")) for _, code, means in CAUSES}
     jobs = {f"job-{each}": hint_for(each) for each in Failure} | dict.fromkeys(

@@ -38,7 +38,7 @@ LAYERS = (
 NODE = (
     (
         "git_source", "hashing", "identity", "lease", "logs", "merkle", "paths", "pip_config", "proc", "program_files",
-        "protocol", "read_text", "redact", "session", "trust", "variables", "patch",
+        "protocol", "read_text", "redact", "session", "trust", "variables",
     ),
     ("probe", "packages"),
     ("conda",),

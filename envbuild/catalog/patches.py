@@ -14,8 +14,9 @@ from envbuild import resources
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
-from envbuild.model.lock import Lock
+from envbuild.model.lock import Lock, Variant
 from envbuild.model.patch import Patch, Recipe
+from envbuild.node.build.patch import digest
 
 _SED_TIMEOUT = 30.0
 
@@ -54,15 +55,18 @@ def load_patch(name: str) -> Patch:
 
 def patches_of(lock: Lock) -> dict[str, Patch]:
     """The patches that the sources of a lock name, by those names. Raises EnvbuildError `patch-unknown`, exit 2."""
-    names = sorted({name for variant in lock.variants for source in variant.sources for name in source.patches})
-    return {name: load_patch(name) for name in names}
+    return {name: patch for variant in lock.variants for name, patch in patches_of_variant(variant).items()}
+
+
+def patches_of_variant(variant: Variant) -> dict[str, Patch]:
+    """As `patches_of`, for one variant."""
+    return {name: load_patch(name) for source in variant.sources for name in source.patches}
 
 
 def digest_of(name: str) -> str:
-    """sha256 of a patch: its parts and the program that carries them out; for locks and build keys."""
-    from envbuild.node.patch.apply import digest
-
-    return digest(load_patch(name).spec())
+    """sha256 of what a patch does, for locks and build keys."""
+    patch = load_patch(name)
+    return digest(patch.spec(patch.expected()))
 
 
 class RecipeEffect(NamedTuple):

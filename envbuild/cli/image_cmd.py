@@ -90,29 +90,12 @@ def dockerfile(
         raise click.UsageError("--output wants one STACK")
     if every and not check and not select.in_checkout():
         raise click.UsageError("name a STACK; without one the files of a checkout are written")
-    if output is not None and not check:
-        _record_trees(ui, names[0], flags)
     recipes = [_recipe(name, flags, None if check or every else ui) for name in names]
     write = output is not None or every
     rows = [_dockerfile(recipe, output, apptainer=apptainer, check=check, write=write) for recipe in recipes]
     differ = any(row.get("diff") for row in rows)
     ui.result({"ok": not differ, "images": rows}, lambda: _shown(rows, check=check))
     return ExitCode.CHECK_FAILED if differ else ExitCode.OK
-
-
-def _record_trees(ui: Ui, stack: str, flags: dict[str, Any]) -> None:
-    """Record which trees our patches give where nobody has, so that the build compares them."""
-    from envbuild.container.select import records_of
-    from envbuild.export.source_patches import make_trees, read_trees, record_trees, trees_of
-
-    folder = records_of(stack, flags["profile"])
-    if folder is None:
-        return
-    variant = _recipe(stack, flags).variant
-    trees, failed = make_trees(variant, trees_of(variant, read_trees(folder)))
-    record_trees(folder, variant, trees)
-    for text in failed:
-        ui.warn(text)
 
 
 def _dockerfile(

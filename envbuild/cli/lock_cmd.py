@@ -78,7 +78,8 @@ def create(
     """Resolve STACK (a shipped name or a file) and write its lock.
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
-    changed only in what is run with the environment (variables, imports, smoke items, deviations), nothing is resolved.
+    changed only in what is run with the environment (variables, imports, smoke items, deviations), or patches of the
+    catalog have changed, nothing is resolved.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
     from envbuild.lock.conda_part import CondaAsked
@@ -99,7 +100,7 @@ def create(
     asked = as_of or upgrade or base_python or find_links or indexes or allow_build or facts
     unrecorded = previous and any(each.conda and each.conda.unrecorded for each in previous.variants)
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
-    same = restated(keep, loaded.stack) if keep else None
+    same = restated(keep, loaded.stack, ui.warn) if keep else None
     ui.note(f"{'resolving' if same is None else 'nothing to resolve in'} {loaded.stack.name}, profile {name}")
     made = same or create_lock(
         loaded.stack,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group("patch")
 def patch() -> None:
-    """Patches: edits of pinned sources, placed by syntax, counted and checked."""
+    """Patches: edits of pinned sources, counted and checked."""
 
 
 @patch.command("list")
@@ -53,10 +53,10 @@ def apply_(
     All files are changed or none. A patch that is applied already changes nothing and says so.
     """
     from envbuild.catalog.patches import digest_of, load_patch
-    from envbuild.node.patch.apply import apply
+    from envbuild.node.build.patch_sources import apply
     from envbuild.node.protocol import NodeError
 
-    spec = load_patch(name).spec(commit)
+    patch = load_patch(name)
     if digest is not None and digest_of(name) != digest:
         raise EnvbuildError(
             "patch-changed",
@@ -65,7 +65,7 @@ def apply_(
             hint="`envbuild lock create` locks the patch as it is now, after you know why it differs",
         )
     try:
-        result = apply(str(directory), spec, {}, check=check)
+        (result,) = apply(str(directory), [patch.spec(patch.expected(commit))], check=check)
     except NodeError as error:
         raise EnvbuildError.from_dict(error.as_dict()) from None
     ui.result({"ok": True, **result}, lambda: _said(result, diff=diff))
@@ -80,5 +80,4 @@ def _said(result: dict[str, Any], *, diff: bool) -> str:
     for each in result["files"]:
         before, after = each["sha256_before"][:12], each["sha256_after"][:12]
         lines.append(f"  {each['path']}: {each['hits']}, {before if before == after else f'{before} -> {after}'}")
-    lines += [f"  {note}" for note in result["notes"]]
     return "\n".join(lines) + "\n" + (result["diff"] if diff else "")

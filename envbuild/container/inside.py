@@ -36,7 +36,7 @@ _OF_PACKAGES = ("base", "conda", "engine", "flavour", "id", "image", "interprete
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
-    """What an image is made from. `trees`: source -> its tree after the patches, where it is known."""
+    """What an image is made from."""
 
     lock: Lock
     variant: Variant
@@ -44,7 +44,6 @@ class ImageInputs:
     place: Place
     prefix: str
     compat: Compat
-    trees: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class _Maker:
         between = " " if self._on_base else " \\\n    "
         for name, packages in self._requirements().items():
             found[name] = "".join(f"{steps.requirement(package, between)}\n" for package in packages)
-        return found | edits.edit_files(self.variant.sources)
+        return found | edits.edit_files(self.variant)
 
     def notes(self, stages: Sequence[Stage]) -> Iterator[str]:
         """What the head says; a string a paragraph."""
@@ -291,7 +291,7 @@ class _Maker:
 
     def _source(self, source: LockedSource) -> Iterator[Instruction]:
         top, mounts = f"/src/{source.name}", (_WHEELHOUSE, _GITCONFIG, _NETRC, _CERTIFICATES)
-        after, names = self.given.trees.get(source.name), bundles(self.variant)
+        after, names = source.patched_tree, bundles(self.variant)
         for tree in steps.trees(source):
             branch = f" (branch or tag {source.ref})" if source.ref else ""
             below = f"{tree.path.rpartition('/')[2]}, a submodule within {source.name}"
@@ -321,7 +321,7 @@ class _Maker:
         same = self.given.place.same_cuda
         for name in source.patches:
             patch = load_patch(name)
-            files = ", ".join(dict.fromkeys(file for part in patch.parts for file in part.files))
+            files = ", ".join(patch.files)
             idle = f" nvcc and torch are both of CUDA {same} here, so it changes nothing in this image."
             changes_nothing = same is not None and patch.idle == "same-cuda"
             yield Comment(f"Edit {name}, in {files}: {patch.summary}. {patch.why}{idle * changes_nothing}")

@@ -12,7 +12,6 @@ from envbuild.container.inside import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.export.source_patches import read_trees, trees_of
 from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
@@ -52,12 +51,6 @@ def locked_stack(stack: str, profile: str | None = None) -> LockedStack:
     return LockedStack(loaded.shipped, lock, path, known)
 
 
-def records_of(stack: str, profile: str | None) -> Path | None:
-    """The folder where what is found out about a lock is recorded; None where it is not the user's to write."""
-    found = locked_stack(stack, profile)
-    return found.path.parent if in_checkout() or not found.shipped else None
-
-
 def recipe_for(choice: Choice) -> ImageRecipe:
     """The recipe of a choice. Raises what reading stack, lock and target raises, and what `make_recipe` raises."""
     containers, found = load_containers(), locked_stack(choice.stack, choice.profile)
@@ -75,8 +68,7 @@ def recipe_for(choice: Choice) -> ImageRecipe:
             exit_code=ExitCode.REFUSED,
         )
     place = find_place(variant, containers, _about(known, usual), choice.given)
-    trees = trees_of(variant, read_trees(found.path.parent))
-    given = ImageInputs(lock, variant, target, place, containers.prefix, load_compat(), trees)
+    given = ImageInputs(lock, variant, target, place, containers.prefix, load_compat())
     return make_recipe(given, digests)
 
 

@@ -39,7 +39,7 @@ from envbuild.lock.readers.torch_wheels import (
 )
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sizes import with_trees
-from envbuild.lock.sources import lock_source
+from envbuild.lock.sources import lock_source, with_patched_trees
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name
@@ -98,7 +98,7 @@ def create_lock(
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     sources = with_uses(tuple(lock_source(source) for source in profile.pinned_sources), previous, say)
-    sources = with_trees(sources, previous, say)
+    sources = with_patched_trees(with_trees(sources, previous, say), previous, say)
     needs = read_needs(profile.pinned_sources)
     sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None

@@ -1,12 +1,16 @@
-"""A lock whose stack has changed only in what is run with the environment: nothing is resolved, nobody is asked."""
+"""A lock whose stack or patches have changed in what no package depends on: nothing is resolved."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
 
 from envbuild.catalog.loader import manifest_digest
 from envbuild.lock.agreement import contents
 from envbuild.lock.files import field_digests
+from envbuild.lock.sources import pin_patches, with_patched_trees
 from envbuild.lock.variants import run_fields
-from envbuild.model.lock import Lock
+from envbuild.model.lock import Lock, LockedSource
 from envbuild.model.stack import Stack
 
 # The fields of a profile that no resolution looks at; a variant says the first four again.
@@ -19,19 +23,29 @@ def changed_fields(lock: Lock, stack: Stack) -> list[str]:
     return sorted(name for name in now.keys() | lock.manifest_fields if now.get(name) != lock.manifest_fields.get(name))
 
 
-def restated(lock: Lock, stack: Stack) -> Lock | None:
-    """The lock with the stack's words of today; None where something has to be resolved for that, or nothing changed.
+def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | None:
+    """The lock with today's patches and the stack's words; None where that takes a resolution, or nothing changed.
 
-    Contents, versions of tools and date stay those of the resolution.
+    Packages, versions of tools and date stay those of the resolution. `say` is told of a patched tree that could not be
+    had.
     """
-    changed = changed_fields(lock, stack)
-    if not lock.manifest_fields or not changed or not set(changed) <= set(_RUN):
+    if not lock.manifest_fields or not set(changed_fields(lock, stack)) <= set(_RUN):
         return None
     profile = stack.profiles[lock.profile]
-    drafts = [variant.model_copy(update=run_fields(profile)) for variant in lock.variants]
+    sources = iter(
+        with_patched_trees([_repinned(each) for variant in lock.variants for each in variant.sources], lock, say)
+    )
+    drafts = [
+        variant.model_copy(update={**run_fields(profile), "sources": tuple(islice(sources, len(variant.sources)))})
+        for variant in lock.variants
+    ]
     variants = tuple(
         each.model_copy(update={"digest": each.compute_digest(lock.stack, lock.profile)}) for each in drafts
     )
     digests = {"manifest_digest": manifest_digest(stack, lock.profile), "manifest_fields": field_digests(profile)}
     new = lock.model_copy(update={"variants": variants, **digests})
-    return None if contents(new, profile) else new
+    return None if new == lock or contents(new, profile) else new
+
+
+def _repinned(source: LockedSource) -> LockedSource:
+    return source.model_copy(update={"patch_pins": pin_patches(source.patches, source.commit)})

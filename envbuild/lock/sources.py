@@ -1,16 +1,21 @@
-"""Pins git sources: commit to tree, ancestors proven, submodules resolved all the way down."""
+"""Pins git sources: commit to tree, ancestors proven, submodules resolved all the way down, the tree after patches."""
 
 from __future__ import annotations
 
 import posixpath
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git import Repository, fetched
-from envbuild.model.lock import TAKEN, LockedPatch, LockedSource, LockedSubmodule
+from envbuild.lock.readers.git_read import GitReader, git_reader
+from envbuild.model.lock import TAKEN, Lock, LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Source
+from envbuild.node.build import patch as node_patch
 
 _MAX_DEPTH = 10
 
@@ -69,6 +74,48 @@ def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:
         least, most = load_patch(name).expected(commit)
         pins.append(LockedPatch(name=name, digest=digest_of(name), least=least, most=most))
     return tuple(pins)
+
+
+def with_patched_trees(
+    sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
+) -> tuple[LockedSource, ...]:
+    """The sources with the trees that their patches give; `say` is told of a tree that could not be had.
+
+    What the previous lock says of the same commit and patches stays.
+    """
+    before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
+    known = {(each.git, each.commit, each.patch_pins): each.patched_tree for each in before if each.patched_tree}
+    out = []
+    with git_reader() as reader:
+        for source in sources:
+            key = (source.git, source.commit, source.patch_pins)
+            if source.patches and key not in known:
+                try:
+                    known[key] = _patched_tree(reader, source)
+                except (EnvbuildError, node_patch.PatchError) as error:
+                    say(f"the patched tree of {source.name} is not pinned: {error}")
+            out.append(source.model_copy(update={"patched_tree": known.get(key)}))
+    return tuple(out)
+
+
+def _patched_tree(reader: GitReader, source: LockedSource) -> str:
+    """The tree after the patches of a source, of which only the files that they name are fetched."""
+    from envbuild.catalog.patches import load_patch
+
+    patches = [load_patch(name) for name in source.patches]
+    tree = reader.tree(source.git, source.commit)
+    with tempfile.TemporaryDirectory(prefix="envbuild-patched-") as folder:
+        named = {path for patch in patches for path in node_patch.named(patch.files, tree)}
+        texts = reader.read_all(source.git, source.commit, named)
+        for path, text in texts.items():
+            Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, path).write_bytes(text.encode())
+        results = node_patch.apply(folder, [patch.spec(patch.expected(source.commit)) for patch in patches])
+        changed = {row["path"] for result in results for row in result["files"]}
+        after = {path: node_patch.blob_id(Path(folder, path).read_bytes()) for path in changed}
+    if odd := sorted(path for path in changed if node_patch.blob_id(texts[path].encode()) != tree[path][1]):
+        raise node_patch.PatchError("patch-precondition", f"{odd[0]} is no UTF-8 text")
+    return node_patch.tree_id({path: (mode, after.get(path, oid)) for path, (mode, oid) in tree.items()})
 
 
 def _submodules(repository: Repository, prefix: str, depth: int) -> list[LockedSubmodule]:

@@ -103,10 +103,11 @@ TAKEN = ("name", "git", "commit", "ref", "install", "path", "build", "patches", 
 class LockedSource(StrictModel):
     """A git source, pinned by commit and tree, with how it is installed.
 
-    `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `uses`: what the
-    tree does that newer packages do not take (a trait of compat/packages.yaml) and where first, as `FILE:LINE`; None:
-    its tree was not looked at. `needs`: packages that its tree says its build needs and its stack does not list
-    (None: there are none). `unpacked`: what its tree takes, those of submodules included.
+    `patch_pins` pin the contents of `patches`, in their order; empty where only the names are locked. `patched_tree`:
+    the tree after them; None: nobody could look. `uses`: what the tree does that newer packages do not take (a trait of
+    compat/packages.yaml) and where first, as `FILE:LINE`; None: its tree was not looked at. `needs`: packages that its
+    tree says its build needs and its stack does not list (None: there are none). `unpacked`: what its tree takes, those
+    of submodules included.
     """
 
     name: Name
@@ -120,6 +121,7 @@ class LockedSource(StrictModel):
     build: Build | None = None
     patches: tuple[Name, ...] = ()
     patch_pins: tuple[LockedPatch, ...] = ()
+    patched_tree: TreeHash | None = None
     generated: tuple[RelPath, ...] = ()
     outputs: tuple[RelPath, ...] = ()
     uses: dict[Name, Text] | None = None

@@ -1,5 +1,6 @@
 """What a patch is: our own edit of a pinned source, with what is expected of it before and after."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -7,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from envbuild.model.common import Commit, EnvName, GitUrl, Name, RelPath, StrictModel, Text
 
 Hits = Annotated[int, Field(ge=1, le=1000)]
+Times = Annotated[int, Field(ge=0, le=1000)]
 
 
 def _glob(value: str) -> str:
@@ -15,22 +17,37 @@ def _glob(value: str) -> str:
     return value
 
 
-class PatchPart(StrictModel):
-    """One edit and the files it may touch; `least` and `most` bound the places it finds in all of them together.
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value, re.MULTILINE)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return value
 
-    `near`: a word beside those places, to show what is there when none is found.
+
+class Edit(StrictModel):
+    """A pattern, what is written in its place, and in which files.
+
+    `find` is a regular expression of ours (MULTILINE), never lines of the source; `write` its replacement. `times`: how
+    often it matches in all of the files, or the least and the most. A `helper` is code that other edits of the patch
+    use: it counts as no hit.
     """
 
-    edit: Name
     files: Annotated[tuple[Annotated[RelPath, AfterValidator(_glob)], ...], Field(min_length=1)]
-    least: Hits = 1
-    most: Hits = 1
-    near: Text | None = None
+    find: Annotated[str, Field(min_length=1), AfterValidator(_pattern)]
+    write: str
+    times: Times | tuple[Times, Hits] = 1
+    helper: bool = False
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and most matches."""
+        return (self.times, self.times) if isinstance(self.times, int) else self.times
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> Self:
-        if self.least > self.most:
-            raise ValueError("least is more than most")
+        if self.bounds[0] > self.bounds[1] or not self.bounds[1]:
+            raise ValueError("`times` is a number from 1, or the least and the most")
         return self
 
 
@@ -63,35 +80,37 @@ class Tried(StrictModel):
 
 
 class Patch(StrictModel):
-    """One patch of the catalog. `aliases`: other names that stacks use. `variables`: what the edited source reads.
+    """One patch of the catalog. `aliases`: other names that stacks use. `after`: patches that it needs before it.
 
-    `idle`: where it changes nothing (`same-cuda`: nvcc and torch are of one release of CUDA).
+    `variables`: what the edited source reads. `idle`: where it changes nothing (`same-cuda`: nvcc and torch are of one
+    release of CUDA).
     """
 
     name: Name
     summary: Text
     why: Text
     aliases: tuple[Name, ...] = ()
-    parts: Annotated[tuple[PatchPart, ...], Field(min_length=1)]
-    precondition: Text
-    postcondition: Text
+    after: tuple[Name, ...] = ()
+    edits: Annotated[tuple[Edit, ...], Field(min_length=1)]
     variables: dict[EnvName, Text] = {}
     idle: Literal["same-cuda"] | None = None
     replaces: tuple[Recipe, ...] = ()
     tried: tuple[Tried, ...] = ()
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Patterns of the files that it edits."""
+        return tuple(dict.fromkeys(path for edit in self.edits for path in edit.files))
+
     def expected(self, commit: str | None = None) -> tuple[int, int]:
-        """Least and most hits: exact for a commit that was tried, the sum of the parts' bounds for others."""
+        """Least and most hits: exact for a commit that was tried, the sum of the edits' bounds for others."""
         for tried in self.tried:
             if tried.commit == commit:
                 return tried.hits, tried.hits
-        return sum(part.least for part in self.parts), sum(part.most for part in self.parts)
+        bounds = [edit.bounds for edit in self.edits if not edit.helper]
+        return max(1, sum(least for least, _ in bounds)), sum(most for _, most in bounds)
 
-    def spec(self, commit: str | None = None) -> dict[str, Any]:
-        """The JSON that `node/patch/apply.py` takes; `commit` makes the expected hits exact where it is known."""
-        least, most = self.expected(commit)
-        return {
-            "name": self.name,
-            "hits": {"least": least, "most": most},
-            "parts": [part.to_json_dict() for part in self.parts],
-        }
+    def spec(self, hits: tuple[int, int]) -> dict[str, Any]:
+        """The JSON that `node/build/patch.py` takes; `hits` as `expected` gives them or a lock pins them."""
+        edits = [{**edit.model_dump(mode="json"), "times": list(edit.bounds)} for edit in self.edits]
+        return {"name": self.name, "hits": list(hits), "after": list(self.after), "edits": edits}

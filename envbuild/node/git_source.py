@@ -95,8 +95,10 @@ def _checked_relative(path: str) -> str:
     return path
 
 
-def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str] | None" = None) -> None:
+def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str] | None" = None) -> "dict[str, str]":
     """Put the pinned tree of `source` into the new folder `folder`, submodules included, without `.git`.
+
+    Returns path and commit of every submodule that the tree names, checked out or not.
 
     `bundle`: a git bundle, or a repository of `mirror`, to take the commit from instead of the URL; `parts`: the same
     for submodules, by path. Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` and
@@ -110,8 +112,11 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
         _check_gitlink(source, part, repositories)
         _checkout(part, where, "%s/%s" % (source["name"], part["path"]), (parts or {}).get(part["path"]))
         repositories[part["path"]] = where
+    listed = _must(_git(folder, "ls-tree", "-r", "-z", "HEAD"), "reading a tree", source["name"])
     for where in repositories.values():
         paths.remove_tree(os.path.join(where, ".git"))
+    entries = [line.partition("\t") for line in listed.split("\0")]
+    return {path: head.split()[2] for head, _, path in entries if head.startswith("160000 ")}
 
 
 def _submodule_folder(folder: str, path: str) -> str:

@@ -87,7 +87,7 @@ _CODES = {
         no-acceptable-file node-class-differs
         node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
         pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-foreign prefix-not-shared
-        prefix-not-writable profile-cannot-run project-foreign python-too-old rattler-unfit replaces-base-package
+        prefix-not-writable profile-cannot-run project-foreign rattler-unfit replaces-base-package
         resolution-failed
         run-elsewhere scheduler-missing script-of-image script-of-node-local ssh-keygen-missing
         store-not-writable strategy-not-here target-untrusted toolchain-python-broken transfer-too-large

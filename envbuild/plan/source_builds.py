@@ -25,7 +25,7 @@ OTHER_CPU_SECONDS = 20.0
 
 
 def patch_specs(variant: Variant, patches: Mapping[str, Patch]) -> dict[str, list[dict[str, Any]]]:
-    """The patches of each source as the node program takes them, with the bounds that the lock pins.
+    """The patches of each source as JSON that `node/build/patch.py` takes, with the bounds that the lock pins.
 
     `patches` has those of the catalog by the names that sources use. Raises KeyError for one that is not there.
     """
@@ -33,14 +33,8 @@ def patch_specs(variant: Variant, patches: Mapping[str, Patch]) -> dict[str, lis
 
 
 def _specs(source: LockedSource, patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
-    pins = {pin.name: pin for pin in source.patch_pins}
-    specs = []
-    for name in source.patches:
-        spec = patches[name].spec(source.commit)
-        if name in pins:
-            spec["hits"] = {"least": pins[name].least, "most": pins[name].most}
-        specs.append(spec)
-    return specs
+    pins = {pin.name: (pin.least, pin.most) for pin in source.patch_pins}
+    return [patches[name].spec(pins.get(name) or patches[name].expected(source.commit)) for name in source.patches]
 
 
 def build_request(

@@ -15,16 +15,20 @@ from envbuild.catalog.patches import RecipeEffect, digest_of, load_patch, load_p
 from envbuild.cli.run import run
 from envbuild.errors import EnvbuildError
 from envbuild.model.patch import Patch, Recipe
-from envbuild.node.patch import registry
 from tests.node import patch_shapes
 from tests.support.stacks import shipped_stack
 
 PATCHES = load_patches()
 
 
-def test_every_edit_belongs_to_a_patch_and_every_patch_to_edits() -> None:
-    used = {part.edit for patch in PATCHES.values() for part in patch.parts}
-    assert used == set(registry.names())
+def test_d88_what_a_patch_needs_is_a_patch_and_comes_before_it_in_every_shipped_stack() -> None:
+    assert load_patch("alcf-split-tensor").after == ("alcf-transformer-comma",)
+    assert {name for patch in PATCHES.values() for name in patch.after} <= set(PATCHES)
+    for name in list_stacks():
+        for profile in shipped_stack(name).stack.profiles.values():
+            for source in profile.sources:
+                for number, patch in enumerate(source.patches):
+                    assert set(load_patch(patch).after) <= set(source.patches[:number])
 
 
 @pytest.mark.parametrize("name", PATCHES)
@@ -59,13 +63,12 @@ def test_every_patch_of_a_shipped_stack_exists_and_was_tried_at_its_commit(stack
 
 def test_a_spec_is_exact_at_a_commit_that_was_tried_and_a_range_at_others() -> None:
     patch = load_patch("numpy-aliases")
-    assert patch.spec()["hits"] == {"least": 1, "most": 40}
-    assert patch.spec("c28bbd208d16ffea61fa3c545e66b3a9d87f9d84")["hits"] == {"least": 3, "most": 3}
-    assert patch.spec("0" * 40)["hits"] == {"least": 1, "most": 40}
-    assert json.loads(json.dumps(patch.spec())) == patch.spec()
+    assert patch.expected() == patch.expected("0" * 40) == (1, 40)
+    assert patch.expected("c28bbd208d16ffea61fa3c545e66b3a9d87f9d84") == (3, 3)
+    assert json.loads(json.dumps(patch.spec((3, 3)))) == patch.spec((3, 3))
 
 
-def test_the_sum_of_the_parts_bounds_the_whole() -> None:
+def test_the_sum_of_the_edits_bounds_the_whole() -> None:
     assert load_patch("megatronapp-addresses").expected() == (21, 21)
 
 
@@ -86,21 +89,21 @@ GOOD: dict[str, Any] = {
     "name": "x",
     "summary": "s",
     "why": "w",
-    "precondition": "a",
-    "postcondition": "b",
-    "parts": [{"edit": "numpy-aliases", "files": ["**/*.py"], "least": 1, "most": 2}],
+    "edits": [{"files": ["**/*.py"], "find": "a(b)", "write": "\\1", "times": [1, 2]}],
 }
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        {"parts": []},
-        {"parts": [{"edit": "e", "files": ["../a.py"]}]},
-        {"parts": [{"edit": "e", "files": ["/a.py"]}]},
-        {"parts": [{"edit": "e", "files": ["a[b].py"]}]},
-        {"parts": [{"edit": "e", "files": ["a.py"], "least": 0}]},
-        {"parts": [{"edit": "e", "files": ["a.py"], "least": 3, "most": 2}]},
+        {"edits": []},
+        {"edits": [{"files": ["../a.py"], "find": "a", "write": "b"}]},
+        {"edits": [{"files": ["/a.py"], "find": "a", "write": "b"}]},
+        {"edits": [{"files": ["a[b].py"], "find": "a", "write": "b"}]},
+        {"edits": [{"files": ["a.py"], "find": "a", "write": "b", "times": 0}]},
+        {"edits": [{"files": ["a.py"], "find": "a", "write": "b", "times": [3, 2]}]},
+        {"edits": [{"files": ["a.py"], "find": "a(", "write": "b"}]},
+        {"edits": [{"files": ["a.py"], "find": "", "write": "b"}]},
         {"name": "A B"},
         {"unknown": 1},
         {"replaces": [{"stack": "s", "says": "x", "kind": "sed", "file": "a"}]},

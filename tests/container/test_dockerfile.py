@@ -68,7 +68,7 @@ def test_it_has_the_packages_sources_and_edits_of_the_lock_and_nothing_of_envbui
     for source in variant.sources:
         for pin in (source, *source.submodules):
             assert pin.commit in text and f"= {pin.tree}" in text
-        edited = re.search(rf"/patches/edit.py /patches/{source.name}.json .*\n.*\n.*write-tree\)\" = (.*) ", text)
+        edited = re.search(rf"/patches/patch.py /patches/{source.name}.json .*\n.*\n.*write-tree\)\" = (.*) ", text)
         assert (edited is not None) == bool(source.patches), "of every shipped one the tree after it is recorded"
         flags = source.build.flags if source.build else ()
         assert all(f"--{flag}" in text for flag in flags)

@@ -36,6 +36,7 @@ SOURCE: dict[str, Any] = {
     "name": "quick", "git": "https://git.example.org/quick", "commit": "1" * 40, "tree": "2" * 40, "ref": "main",
     "install": "path", "path": "below", "generated": ["data/*.so"],
     "submodules": [{"path": "sub", "git": "https://git.example.org/sub", "commit": "3" * 40, "tree": "4" * 40}],
+    "patches": ["numpy-aliases"], "patched_tree": "5" * 40,
     "build": {"kind": "inplace", "flags": ["cpp_ext"], "extensions": ["quick._fast"], "environment": {"CFLAG": "-O2"}},
 }  # fmt: skip
 
@@ -84,9 +85,7 @@ def recipe(plain: ImageRecipe, data: dict[str, Any]) -> ImageRecipe:
     variant = Variant.from_plain(data)
     lock = locked_stack("torch-smoke").lock
     place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
-    given = ImageInputs(
-        lock, variant, load_target("local").target, place, plain.prefix, load_compat(), {"quick": "5" * 40}
-    )
+    given = ImageInputs(lock, variant, load_target("local").target, place, plain.prefix, load_compat())
     return make_recipe(given, {})
 
 

@@ -290,6 +290,7 @@ _SAID = {
     "needs": "what the tree says of its build",
     "unpacked": "how large the tree is",
     "patch_pins": "of the catalog's patches; `patch-changed`",
+    "patched_tree": "what the patches make of the tree; the node compares it",
     "engine": "the conda part belongs to it",
     "conda": "tests/lock/test_conda.py",
     "version": "there is one",

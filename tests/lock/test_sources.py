@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from envbuild import resources
+from envbuild.catalog.loader import load_stack
 from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock import sources
+from envbuild.lock.files import read_lock
 from envbuild.lock.readers.git import fetched, resolve_ref
+from envbuild.lock.restate import restated
 from envbuild.lock.sources import absolute_url, lock_source, pin_patches
+from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Source
+from envbuild.node.build.patch import PatchError
 from tests.lock.conftest import Repos
 
 FIX = "apex-cuda-check"
@@ -187,3 +194,33 @@ def test_a_machine_without_git_is_told_so(repos: Repos, tmp_path: Path, monkeypa
     commit = repos.create("a")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refusal(source("a", commit)).code == "git-missing"
+
+
+def test_a_lock_of_other_patches_gets_todays_pins_and_trees_without_a_resolution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = read_lock(resources.lockfiles() / "megatron-alpa.exact.lock.toml")
+    stack = load_stack("megatron-alpa").stack
+    assert restated(now, stack, pytest.fail) is None
+
+    def older(source: LockedSource) -> LockedSource:
+        pins = tuple(pin.model_copy(update={"digest": "0" * 64}) for pin in source.patch_pins)
+        return source.model_copy(update={"patch_pins": pins, "patched_tree": "1" * 40 if pins else None})
+
+    variants = (each.model_copy(update={"sources": tuple(map(older, each.sources))}) for each in now.variants)
+    old = now.model_copy(update={"variants": tuple(variants)})
+    trees = {source.name: source.patched_tree for source in now.sources.values()}
+    monkeypatch.setattr(sources, "_patched_tree", lambda _reader, source: trees[source.name])
+    assert restated(old, stack, pytest.fail) == now
+
+
+def test_a_patched_tree_that_cannot_be_had_is_told_and_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> str:
+        raise PatchError("patch-no-hits", "patch x found 0 places")
+
+    monkeypatch.setattr(sources, "_patched_tree", refused)
+    told: list[str] = []
+    apex = read_lock(resources.lockfiles() / "megatron-alpa.exact.lock.toml").sources["apex"]
+    (made,) = sources.with_patched_trees([apex], None, told.append)
+    assert made.patched_tree is None
+    assert told == ["the patched tree of apex is not pinned: patch x found 0 places"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.patches import load_patch
-from envbuild.node.patch import apply
+from envbuild.node.build.patch import digest
 from tests.node.env_support import make_repository, redirect_git
 
 # A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
@@ -106,13 +106,13 @@ class Forge:
 
     def patched(self, name: str = "quick", files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
         """The same with a patch, pinned as a lock does."""
-        pin = {"name": PATCH, "digest": apply.digest(spec()), "least": 1, "most": 1}
+        pin = {"name": PATCH, "digest": digest(spec()), "least": 1, "most": 1}
         return self.source(name, files, **{"patches": [PATCH], "patch_pins": [pin], **more})
 
 
 def spec(name: str = PATCH) -> dict[str, Any]:
     """A patch as the planner puts it into a request."""
-    return load_patch(name).spec()
+    return load_patch(name).spec(load_patch(name).expected())
 
 
 def download(folder: Path, *requirements: str) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.patches import load_patch
-from envbuild.node.patch import apply as patch
+from envbuild.node.build import patch_sources
 
 _TORCH = """
 import os, sys, types
@@ -37,6 +38,12 @@ _NVCC = """#!/bin/sh
 echo 'nvcc: NVIDIA (R) Cuda compiler driver'
 echo 'Cuda compilation tools, release {version}, V{version}.48'
 """
+
+
+def samples(patch: str) -> list[dict[str, str]]:
+    """Files in the shapes that the sources of a patch had, written for these tests: `path` and text `before`."""
+    known: list[dict[str, str]] = json.loads((Path(__file__).parent / "data" / "edits" / f"{patch}.json").read_text())
+    return known
 
 
 def write(folder: Path, path: str, text: str) -> Path:
@@ -79,4 +86,6 @@ def run_setup(
 
 def apply(folder: Path, name: str, *, check: bool = False, **facts: Any) -> dict[str, Any]:
     """Apply a patch of the catalog, whatever the commit."""
-    return patch.apply(str(folder), load_patch(name).spec(), facts, check=check)
+    patch = load_patch(name)
+    (result,) = patch_sources.apply(str(folder), [patch.spec(patch.expected())], facts, check=check)
+    return result

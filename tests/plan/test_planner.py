@@ -446,9 +446,9 @@ def test_patches_come_from_the_catalog_with_the_bounds_of_the_lock() -> None:
     pinned = planned(node_facts("h100"), compiled_lock(**named, patch_pins=[pin]), patches=patches())
     ((one,), (two,)) = (request(plan, "install")["args"]["patches"]["apex"] for plan in (plain, pinned))
     exact = patches()["apex-cuda-check"].expected(digest)
-    assert one["hits"] == {"least": exact[0], "most": exact[1]}
-    assert two["hits"] == {"least": 3, "most": 4}
-    assert one["parts"] == two["parts"]
+    assert one["hits"] == list(exact)
+    assert two["hits"] == [3, 4]
+    assert one["edits"] == two["edits"]
     assert "patches" not in request(planned(node_facts("h100"), compiled_lock()), "install")["args"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,13 @@ class GitReader:
         place = self._repository(url, "files")
         self._fetch_blobs(place, url, [entry[1]])
         return _output(place, ["cat-file", "blob", entry[1]])
+
+    def read_all(self, url: str, commit: str, paths: Iterable[str]) -> dict[str, str]:
+        """The texts of files that are there, fetched together. Raises as `tree` does."""
+        oids = {path: self.tree(url, commit)[path][1] for path in paths}
+        place = self._repository(url, "files")
+        self._fetch_blobs(place, url, sorted(set(oids.values())))
+        return {path: _output(place, ["cat-file", "blob", oid]) for path, oid in oids.items()}
 
     def files_with(self, url: str, commit: str, text: str, under: str | None = None) -> list[str]:
         """Paths of the files below `under` that hold an exact text."""

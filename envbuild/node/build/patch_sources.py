@@ -1,19 +1,11 @@
-"""Patches of an install: that they are those of the lock, and how they reach the interpreter that applies them."""
+"""Patches of an install: that they are those of the lock, what they make of the CUDA here, and how they are applied."""
 
 import json
-import os
-import tempfile
 
-from envbuild.node import git_source, paths, proc, program_files
-from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node import git_source, proc
+from envbuild.node.build import patch
+from envbuild.node.protocol import Json, NodeError, log, plural
 
-_DEADLINE = 600.0
-_PACKAGE = "envbuild.node.patch"
-_NEEDED = ("protocol", "redact")  # what `envbuild.node.patch` imports
-_START = (
-    "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv[1:] = []; "
-    "runpy.run_module('envbuild.node.patch', run_name='__main__', alter_sys=True)"
-)
 # The CUDA that torch was built with, read without importing torch; nothing where torch is not there.
 _TORCH = """
 import ast, importlib.util, json, os, sys
@@ -55,7 +47,7 @@ def specs_of(source: Json, given: Json) -> "list[Json]":
         )
     for number, pin in enumerate(source.get("patch_pins") or []):
         spec = specs[number]
-        found = _digest(spec)
+        found = patch.digest(spec)
         if found != pin["digest"]:
             raise NodeError(
                 "patch-changed",
@@ -65,19 +57,8 @@ def specs_of(source: Json, given: Json) -> "list[Json]":
                 "or use the envbuild that made the lock",
                 details={"patch": spec["name"], "digest": found, "locked": pin["digest"]},
             )
-        specs[number] = dict(spec, hits={"least": pin["least"], "most": pin["most"]})
+        specs[number] = dict(spec, hits=[pin["least"], pin["most"]])
     return specs
-
-
-def digests(specs: "list[Json]") -> "list[str]":
-    """What a build key holds of patches."""
-    return [_digest(spec) for spec in specs]
-
-
-def _digest(spec: Json) -> str:
-    from envbuild.node.patch import apply as patch  # all edits: a sixth of what an installation imports, for few stacks
-
-    return patch.digest(spec)
 
 
 def facts_of(python: str, env: "dict[str, str]", nvcc: "str | None") -> Json:
@@ -91,60 +72,56 @@ def facts_of(python: str, env: "dict[str, str]", nvcc: "str | None") -> Json:
 
 
 def apply(
-    python: str, name: str, directory: str, specs: "list[Json]", facts: Json, tmp: str, env: "dict[str, str]"
+    folder: str, specs: "list[Json]", facts: "Json | None" = None, pin: "Json | None" = None, check: bool = False
 ) -> "list[Json]":
-    """Apply `specs` to the fresh tree of the source `name` under the interpreter `python`; results of `patch.apply`.
+    """As `patch.apply`, with `notes` in each result: what `facts` (of `facts_of`) say about a patch here.
 
-    `tmp`: a private folder. Raises what `patch.apply` raises, and NodeError `patch-failed` (exit 4) where the program
-    could not answer. A tree that was patched in part is not to be used.
+    Raises NodeError with the code of a PatchError, and `patch-refused` (exit 7) where a patch could not help.
     """
-    log("patching %s: %s" % (name, ", ".join(spec["name"] for spec in specs)))
-    home = _program(tmp)
+    notes = [_judge(spec["name"], facts or {}) for spec in specs]
     try:
-        request = json.dumps({"directory": directory, "specs": specs, "facts": facts}).encode("ascii")
-        argv = [python, "-I", "-B", "-c", _START, home]
-        done = proc.run(argv, timeout=_DEADLINE, env=env, cwd=home, stdin=request)
-    finally:
-        paths.remove_tree(home)
+        results = patch.apply(folder, specs, check, pin)
+    except patch.PatchError as error:
+        raise NodeError(error.code, error.what, error.why, error.hint) from None
+    for number, result in enumerate(results):
+        result["notes"] = notes[number]
+        done = "already applied" if result["already"] else "would be applied" if check else "applied"
+        log("; ".join(["patch %s %s, %s" % (result["name"], done, plural(result["hits"], "hit")), *result["notes"]]))
+    return results
+
+
+def of_source(source: Json, folder: str, links: "dict[str, str]", specs: "list[Json]", facts: Json) -> "list[Json]":
+    """Apply the patches of a locked source to its fresh tree; `links` of `git_source.fetch`. Raises as `apply`."""
+    log("patching %s: %s" % (source["name"], ", ".join(spec["name"] for spec in specs)))
+    pin = {"before": source["tree"], "after": source.get("patched_tree"), "links": links}
+    pin["outputs"] = source.get("outputs") or []
     try:
-        answer = json.loads(done.out)
-    except ValueError:
+        return apply(folder, specs, facts, pin if pin["after"] else None)
+    except NodeError as error:
+        what, details = "source %s: %s" % (source["name"], error.what), {"source": source["name"]}
+        raise NodeError(error.code, what, error.why, error.hint, details=details, changed=True) from None
+
+
+def _judge(name: str, facts: Json) -> "list[str]":
+    """What the facts say about a patch here. Raises NodeError `patch-refused`."""
+    if name != "apex-cuda-check" or "torch_cuda" not in facts:
+        return []
+    torch, nvcc = facts["torch_cuda"], facts.get("nvcc")
+    if not torch:
+        return ["torch has no CUDA: the check stays in force"]
+    if not nvcc:
+        return ["nvcc's version is not known here: decided when it is built"]
+    if str(nvcc).split(".")[0] != str(torch).split(".")[0]:
         raise NodeError(
-            "patch-failed",
-            "the patches of %s could not be applied" % name,
-            why=(done.err or done.out).strip()[-1000:],
-            exit_code=Exit.BUILD_FAILED,
-            changed=True,
-        ) from None
-    error = answer["error"]
-    if error is not None:
-        raise NodeError(
-            error["code"],
-            "source %s: %s" % (name, error["what"]),
-            why=error.get("why", ""),
-            hint=error.get("hint", ""),
-            exit_code=error["exit"],
-            details=dict(error.get("details") or {}, source=name),
-            changed=True,
+            "patch-refused",
+            "the CUDA check of Apex is not passed over across major versions",
+            why="nvcc is %s, torch was built with CUDA %s" % (nvcc, torch),
+            hint="use an nvcc of CUDA %s.x" % str(torch).split(".")[0],
         )
-    for result in answer["results"]:
-        for note in result["notes"]:
-            log("patch %s: %s" % (result["name"], note))
-    return list(answer["results"])
-
-
-def _program(tmp: str) -> str:
-    """The patch modules as files: they may lie in a zip file whose path the other interpreter cannot count on."""
-    home = tempfile.mkdtemp(prefix="patch-", dir=tmp)
-    folder = home
-    for part in _PACKAGE.split("."):
-        folder = os.path.join(folder, part)
-        os.mkdir(folder)
-        with open(os.path.join(folder, "__init__.py"), "wb"):
-            pass
-    program_files.write(_PACKAGE, folder)
-    program_files.write("envbuild.node", os.path.dirname(folder), _NEEDED)
-    return home
+    same = str(nvcc).split(".")[:2] == str(torch).split(".")[:2]
+    return [
+        "nvcc %s, torch CUDA %s: %s" % (nvcc, torch, "equal, the check runs" if same else "same major, passed over")
+    ]
 
 
 def for_stamp(told: "list[Json]") -> "list[Json]":

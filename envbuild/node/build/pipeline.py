@@ -14,7 +14,7 @@ from functools import partial
 from urllib.parse import quote
 
 from envbuild.node import git_source, merkle, paths, proc, program_files
-from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch_sources
+from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch, patch_sources
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.logs import progress
@@ -54,6 +54,7 @@ class Builder:
         given = args.get("patches") or {}
         self.specs = {source["name"]: patch_sources.specs_of(source, given) for source in self.pins}
         self.trees: dict[str, str] = {}
+        self.links: dict[str, dict[str, str]] = {}
         self.patched: dict[str, list[Json]] = {}
         self.wheels: dict[str, str] = {}
         self.built: dict[str, Json] = {}
@@ -89,7 +90,7 @@ class Builder:
     def patch_and_build(self) -> None:
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
 
-        Raises what `patch_sources.apply`, `obtain` and `wheel.build_wheel` raise.
+        Raises what `patch_sources.of_source`, `obtain` and `wheel.build_wheel` raise.
         """
         for source in self.pins:
             if not _is_wheel(source):
@@ -188,7 +189,7 @@ class Builder:
                 folder = os.path.join(self.environment, "src", name)
             above = name + "/"
             parts = {key[len(above) :]: path for key, path in self.bundles.items() if key.startswith(above)}
-            git_source.fetch(source, folder, self.bundles.get(name), parts)
+            self.links[name] = git_source.fetch(source, folder, self.bundles.get(name), parts)
             for output in source.get("outputs") or ():
                 self._link_output(name, folder, output)
             self.trees[name] = folder
@@ -237,11 +238,10 @@ class Builder:
         if not self.specs[name] or name in self._applied:
             return
         self._applied.add(name)
-        env = self.tool.environ()
         if self._facts is None:
-            self._facts = patch_sources.facts_of(self.python, env, self.options.get("nvcc"))
-        folder, facts = self.trees[name], self._facts
-        self.patched[name] = patch_sources.apply(self.python, name, folder, self.specs[name], facts, self.tool.tmp, env)
+            self._facts = patch_sources.facts_of(self.python, self.tool.environ(), self.options.get("nvcc"))
+        folder, links = self.trees[name], self.links[name]
+        self.patched[name] = patch_sources.of_source(source, folder, links, self.specs[name], self._facts)
 
     def _toolchain(self, own: "dict[str, str]") -> Json:
         """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
@@ -256,7 +256,7 @@ class Builder:
         return self._toolchains[asked]
 
     def _inputs(self, source: Json) -> Json:
-        digests = patch_sources.digests(self.specs[source["name"]])
+        digests = [patch.digest(spec) for spec in self.specs[source["name"]]]
         toolchain = self._toolchain(_own(source))
         return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.patches import load_patch
+from envbuild.node.build import patch as node_patch
 from envbuild.node.protocol import NodeError
 from tests.node import patch_shapes
-from tests.node.patch_support import apply, run_setup
+from tests.node.patch_support import apply, run_setup, write
 from tests.node.pythons import require_python
 
 FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
@@ -130,35 +131,21 @@ def test_an_apex_without_a_check_is_refused(tmp_path: Path) -> None:
     assert (apex / "setup.py").read_text() == patch_shapes.NO_CHECK
 
 
-def test_what_is_there_instead_is_shown(tmp_path: Path) -> None:
-    text = patch_shapes.RUFF.replace("    check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)", "    pass")
-    with pytest.raises(NodeError) as caught:
-        apply(_checkout(tmp_path, text), "apex-cuda-check")
-    assert caught.value.code == "patch-no-hits"
-    assert "def check_cuda_torch_binary_vs_bare_metal(cuda_dir):" in caught.value.why
-
-
 @pytest.mark.parametrize(
-    ("change", "code", "why"),
+    ("change", "code"),
     [
-        (("(CUDA_HOME)\n    ext", "(CUDA_HOME)\n    check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)\n    ext"),
-         "patch-too-many-hits", "check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)"),
-        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"), "patch-precondition", "CUDA_HOME alone"),
-        (("def check_cuda_torch", "def check_other_torch"), "patch-precondition", "is defined 0 times"),
-        (("def raise_if", "def check_cuda_torch_binary_vs_bare_metal(d): pass\ndef raise_if"), "patch-precondition",
-         "is defined 2 times"),
-        (("ext_modules = []\n", "ext_modules = [\n"), "patch-precondition", "does not parse"),
-        (("ext_modules = []\n", "ext_modules = []\nreturn\n"), "patch-postcondition", "does not compile afterwards"),
+        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"), "patch-no-hits"),
+        (("def check_cuda_torch", "def check_other_torch"), "patch-no-hits"),
+        (('if "--cuda_ext" in sys.argv', 'def later'), "patch-no-hits"),
     ],
 )  # fmt: skip
-def test_another_shape_is_refused_and_left_alone(tmp_path: Path, change: tuple[str, str], code: str, why: str) -> None:
+def test_another_shape_is_refused_and_left_alone(tmp_path: Path, change: tuple[str, str], code: str) -> None:
     text = patch_shapes.RUFF.replace(*change)
     assert text != patch_shapes.RUFF
     apex = _checkout(tmp_path, text)
     with pytest.raises(NodeError) as caught:
         apply(apex, "apex-cuda-check")
     assert (caught.value.code, caught.value.exit_code) == (code, 4)
-    assert why in caught.value.why
     assert (apex / "setup.py").read_text() == text
     assert sorted(path.name for path in apex.iterdir()) == ["setup.py"]
 
@@ -185,26 +172,22 @@ def test_facts_of_two_majors_refuse_before_anything_is_built(tmp_path: Path) -> 
     assert (apex / "setup.py").read_text() == patch_shapes.RUFF
 
 
-_PROGRAM = """
-import json, sys
-from envbuild.node.patch import apply as patch
-for spec in json.loads(sys.argv[2]):
-    patch.apply(sys.argv[1], spec)
-"""
-
-
 @pytest.mark.parametrize("version", ["3.8", "3.13"])
 @FORMS
-def test_the_edit_is_the_same_under_every_python(apex: Path, form: str, version: str) -> None:
+def test_the_program_alone_does_the_same_under_every_python(apex: Path, form: str, version: str) -> None:
     python = require_python(version)
     text, minor, _ = patch_shapes.APEX[form]
     names = ["apex-cuda-check", *(["apex-cuda-minor-parse"] if minor else [])]
-    specs = json.dumps([load_patch(name).spec() for name in names])
-    command = [python, "-c", _PROGRAM, str(apex), specs]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    patches = [load_patch(name).spec(load_patch(name).expected()) for name in names]
+    request = write(apex.parent, "patches.json", json.dumps(patches))
+    command = [python, "-I", node_patch.__file__, str(request), str(apex)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.count("applied")) == (0, len(names)), done.stderr
     there = (apex / "setup.py").read_text()
     (apex / "setup.py").write_text(text)
     for name in names:
         apply(apex, name)
     assert (apex / "setup.py").read_text() == there
+    (apex / "setup.py").write_text(patch_shapes.NO_CHECK)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4 and "error[patch-no-hits]: patch apex-cuda-check" in done.stderr

@@ -1,4 +1,4 @@
-"""The trees that sources have after our patches, and builds that compare them."""
+"""Builds that make our edits and compare the trees after them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.loader import load_target
-from envbuild.catalog.patches import load_patch
 from envbuild.container import build_context
 from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Comment, Folder, Run, Stage
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.select import Choice, locked_stack, recipe_for
 from envbuild.container.stage_images import Place
-from envbuild.errors import EnvbuildError
-from envbuild.export import source_patches
-from envbuild.export.source_patches import FILE, make_trees, read_trees, record_trees, trees_of
+from envbuild.lock.sources import with_patched_trees
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.resolve.compat_read import load_compat
 from tests.node.env_support import make_repository, redirect_git
@@ -37,19 +34,19 @@ def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
     return recipe_for(Choice("torch-smoke")).variant.model_copy(update={"sources": (source,)})
 
 
-def _sources(variant: Variant, trees: dict[str, str]) -> tuple[ImageRecipe, Stage]:
+def _sources(variant: Variant) -> tuple[ImageRecipe, Stage]:
     made = recipe_for(Choice("torch-smoke"))
     lock = locked_stack("torch-smoke").lock
     place = Place("localhost/f", "localhost/b", "localhost/r", "/usr/bin/python3.11", (2, 36))
-    given = ImageInputs(lock, variant, load_target("local").target, place, made.prefix, load_compat(), trees)
+    given = ImageInputs(lock, variant, load_target("local").target, place, made.prefix, load_compat())
     recipe = make_recipe(given, {})
     return recipe, recipe.stage("sources")
 
 
 def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:
-    trees, failed = make_trees(variant, {})
-    assert (list(trees), failed) == (["quick"], [])
-    recipe, stage = _sources(variant, trees)
+    sources = with_patched_trees(variant.sources, None, pytest.fail)
+    assert sources[0].patched_tree not in (None, sources[0].tree)
+    recipe, stage = _sources(variant.model_copy(update={"sources": sources}))
     folder, run = stage.instructions[-2:]
     assert isinstance(folder, Folder) and folder.path == "/src/quick" and isinstance(run, Run)
 
@@ -63,44 +60,12 @@ def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_p
     assert built("ours") == 0
     assert "np.float" not in (tmp_path / "ours" / "src" / "quick" / "old.py").read_text().replace("np.float64", "")
     assert not (tmp_path / "ours" / "src" / ".git").exists()
-    assert built("other", "        apply(", "        print(") != 0, "an edit that was not made"
+    assert built("other", "        tree.write()", "        pass") != 0, "an edit that was not made"
     assert not any("np.float" in text for name, text in recipe.files.items() if name.endswith(".json"))
 
 
 def test_an_edit_of_which_nothing_is_recorded_is_made_and_that_is_said(variant: Variant) -> None:
-    _, stage = _sources(variant, {})
+    _, stage = _sources(variant)
     assert any(isinstance(each, Comment) and "is not compared" in each.text for each in stage.instructions)
     last = stage.instructions[-1]
-    assert isinstance(last, Run) and last.commands == ("python3 -B /patches/edit.py /patches/quick.json",)
-
-
-def test_trees_are_recorded_once(variant: Variant, tmp_path: Path) -> None:
-    trees, _ = make_trees(variant, {})
-    record_trees(tmp_path, variant, trees)
-    first = (tmp_path / FILE).read_text()
-    record_trees(tmp_path, variant, trees)
-    assert (tmp_path / FILE).read_text() == first
-    assert trees_of(variant, read_trees(tmp_path)) == trees
-    assert make_trees(variant, trees) == ({}, [])
-    (source,) = variant.sources
-    unlike = variant.model_copy(update={"sources": (source.model_copy(update={"tree": "0" * 40}),)})
-    assert trees_of(unlike, read_trees(tmp_path)) == {}
-
-    (tmp_path / FILE).write_text("patched = 1\n")
-    with pytest.raises(EnvbuildError) as caught:
-        read_trees(tmp_path)
-    assert (caught.value.code, caught.value.exit_code) == ("patched-trees-unreadable", 2)
-    assert "records anew" in (caught.value.hint or "")
-
-    (tmp_path / FILE).unlink()
-    with pytest.raises(EnvbuildError) as caught:
-        record_trees(tmp_path / "gone", variant, trees)
-    assert (caught.value.code, caught.value.exit_code) == ("patched-trees-unwritable", 2)
-
-
-def test_a_submodule_that_no_edit_is_in_is_not_fetched() -> None:
-    (apex,) = (source for source in recipe_for(Choice("opt-175b")).variant.sources if source.name == "apex")
-    assert len(apex.submodules) > 1 and source_patches._edited(apex)["submodules"] == []
-    anywhere = apex.model_copy(update={"patches": ("numpy-aliases",), "patch_pins": ()})
-    assert any("*" in path for part in load_patch("numpy-aliases").parts for path in part.files)
-    assert len(source_patches._edited(anywhere)["submodules"]) == len(apex.submodules)
+    assert isinstance(last, Run) and last.commands == ("python3 /patches/patch.py /patches/quick.json .",)

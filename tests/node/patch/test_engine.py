@@ -1,0 +1,330 @@
+"""The patch engine: counting, all or nothing, idempotence, bytes that are kept, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.catalog.patches import load_patches
+from envbuild.node.build import patch as engine
+from envbuild.node.build import patch_sources
+from envbuild.node.build.patch import PatchError, digest
+from envbuild.node.protocol import NodeError
+from tests.node.patch_support import samples
+
+ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
+
+
+FIND = r"\bnp\.(float|int)\b"
+
+
+def spec(*files: str, least: int = 1, most: int = 9, **more: Any) -> dict[str, Any]:
+    edit = {"files": list(files) or ["**/*.py"], "find": FIND, "write": r"\1", "times": [least, most]}
+    return {"name": "the-patch", "hits": [1, 99], "after": [], "edits": [edit], **more}
+
+
+def apply(folder: Path, *specs: dict[str, Any], check: bool = False, **more: Any) -> dict[str, Any]:
+    return engine.apply(str(folder), list(specs) or [spec()], check, **more)[-1]
+
+
+def write(folder: Path, **files: str | bytes) -> None:
+    for name, text in files.items():
+        path = folder / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_result_says_what_happened(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES, b__c=ALIASES, d="x = 1\n")
+    result = apply(tmp_path, spec())
+    assert (result["changed"], result["already"], result["hits"]) == (True, False, 4)
+    assert [(each["path"], each["hits"]) for each in result["files"]] == [("a.py", 2), ("b/c.py", 2)]
+    assert (tmp_path / "a.py").read_text() == (
+        "import numpy as np\nkinds = [float, int]\n# envbuild patch the-patch: 2 hits\n"
+    )
+    assert all(each["sha256_before"] != each["sha256_after"] for each in result["files"])
+    assert (tmp_path / "d.py").read_text() == "x = 1\n"
+
+
+def test_the_diff_turns_the_old_file_into_the_new_one(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        write(folder, a=ALIASES, b__c="import numpy as np\nx = np.int")
+    diff = apply(new, spec())["diff"]
+    done = subprocess.run(["git", "apply", "-p1", "-"], cwd=old, input=diff.encode(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert contents(old) == contents(new)
+
+
+def test_a_second_application_changes_nothing_and_says_so(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    first = apply(tmp_path, spec())
+    before = contents(tmp_path)
+    again = apply(tmp_path, spec())
+    assert (again["changed"], again["already"], again["hits"], again["diff"]) == (False, True, 2, "")
+    assert again["digest"] == first["digest"] == digest(spec())
+    assert again["files"][0]["sha256_before"] == again["files"][0]["sha256_after"] == first["files"][0]["sha256_after"]
+    assert contents(tmp_path) == before
+
+
+def test_check_writes_nothing_and_gives_the_same_diff(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    before = contents(tmp_path)
+    would = apply(tmp_path, spec(), check=True)
+    assert contents(tmp_path) == before
+    assert (would["changed"], would["already"], would["check"]) == (False, False, True)
+    assert would["diff"] == apply(tmp_path, spec())["diff"] != ""
+
+
+def test_what_a_killed_run_left_half_done_is_completed(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES, b=ALIASES)
+    apply(tmp_path, spec(least=4, most=4))
+    write(tmp_path, b=ALIASES)
+    result = apply(tmp_path, spec(least=4, most=4))
+    assert (result["changed"], result["hits"]) == (True, 4)
+    assert [each["already"] for each in result["files"]] == [True, False]
+    assert (tmp_path / "a.py").read_bytes() == (tmp_path / "b.py").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds", "code"),
+    [
+        ("x = 1\n", {}, "patch-no-hits"),
+        (ALIASES, {"least": 3, "most": 3}, "patch-too-few-hits"),
+        (ALIASES, {"least": 1, "most": 1}, "patch-too-many-hits"),
+        (ALIASES, {"hits": [3, 4]}, "patch-too-few-hits"),
+        (ALIASES, {"hits": [1, 1]}, "patch-too-many-hits"),
+    ],
+)
+def test_a_wrong_number_of_places_changes_nothing(tmp_path: Path, text: str, bounds: dict[str, Any], code: str) -> None:
+    write(tmp_path, a=text)
+    with pytest.raises(NodeError) as caught:
+        patch_sources.apply(str(tmp_path), [spec(**bounds)])
+    assert (caught.value.code, caught.value.exit_code) == (code, 4)
+    assert "the-patch" in caught.value.what
+    assert "**/*.py" in caught.value.why or "a.py: 2" in caught.value.why
+    assert contents(tmp_path) == {"a.py": text.encode()}
+
+
+def test_a_missing_file_is_no_success(tmp_path: Path) -> None:
+    with pytest.raises(PatchError) as caught:
+        apply(tmp_path, spec("setup.py"))
+    assert (caught.value.code, caught.value.why) == ("patch-no-hits", f"none in setup.py; pattern {FIND}")
+
+
+def test_one_patch_that_does_not_fit_stops_all_of_them(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    with pytest.raises(PatchError):
+        apply(tmp_path, spec(), spec("b.py", name="other"))
+    assert contents(tmp_path) == {"a.py": ALIASES.encode()}
+
+
+def test_d88_a_patch_that_needs_another_is_refused_alone_with_its_name(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES + "y = 1\n")
+    second = {**spec(name="second", after=["the-patch"])}
+    second["edits"] = [{**second["edits"][0], "find": "^y = 1$", "write": "y = 2"}]
+    with pytest.raises(PatchError, match="patch second needs patch the-patch before it") as caught:
+        apply(tmp_path, second)
+    assert caught.value.code == "patch-precondition"
+    with pytest.raises(PatchError, match="needs patch the-patch"):
+        apply(tmp_path, second, spec())
+    assert apply(tmp_path, spec(), second)["hits"] == 1
+    assert (tmp_path / "a.py").read_text().splitlines()[2:] == [
+        "y = 2",
+        "# envbuild patch the-patch: 2 hits",
+        "# envbuild patch second: 1 hit",
+    ]
+
+
+def test_a_helper_counts_as_no_place_and_has_to_be_there(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    helper = {"files": ["a.py"], "find": r"\A", "write": "import os\n", "times": [1, 1], "helper": True}
+    edits = [*spec()["edits"], helper]
+    assert apply(tmp_path, spec(edits=edits))["hits"] == 2
+    assert (tmp_path / "a.py").read_text().startswith("import os\nimport numpy as np\nkinds = [float, int]\n# envbuild")
+    assert apply(tmp_path, spec(edits=edits))["already"]
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_outcome_must_be_the_pinned_tree_where_the_tree_before_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    write(folder, a=ALIASES, b__c="x = 1\n", b__x_y="")
+    (folder / "b.sh").write_text("echo\n")
+    (folder / "b.sh").chmod(0o755)
+    (folder / "b-link").symlink_to("b/c.py")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "inner.py").write_text("x = np.float\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", "-A", ":!sub")
+    git(folder, "update-index", "--add", "--cacheinfo", f"160000,{'7' * 40},sub")
+    before, links = git(folder, "write-tree"), {"sub": "7" * 40}
+    assert engine.tree_id(engine.entries(str(folder), links)) == before
+    (folder / ".git").rename(tmp_path / "git")
+    (folder / "out").symlink_to("/nowhere")
+    pin = {"before": before, "after": "1" * 40, "links": links, "outputs": ["out"]}
+    one = spec("a.py")
+    with pytest.raises(PatchError, match="the patches the-patch do not give the pinned tree") as caught:
+        apply(folder, one, pin=pin)
+    assert caught.value.code == "patch-postcondition"
+    assert (folder / "a.py").read_text() == ALIASES
+    after = caught.value.why.split(",")[0].removeprefix("tree ")
+    assert apply(folder, one, pin={**pin, "after": after})["changed"]
+    assert apply(folder, one, pin={**pin, "after": after})["already"]
+    (tmp_path / "git").rename(folder / ".git")
+    git(folder, "add", "a.py")
+    assert git(folder, "write-tree") == after
+    write(folder, b__c="another tree\n")
+    assert apply(folder, one, pin={**pin, "after": "1" * 40})["already"], "of another tree the hits decide"
+
+
+@pytest.mark.parametrize("name", load_patches())
+def test_a_patch_finds_nothing_more_in_what_it_changed(tmp_path: Path, name: str) -> None:
+    """Its places, that is; a file without the marker is then refused and not patched twice."""
+    patch = load_patches()[name]
+    loose = patch.spec((0, 999)) | {"after": []}
+    loose["edits"] = [{**edit, "times": [0, 999]} for edit in loose["edits"]]
+    changed = 0
+    for number, sample in enumerate(samples(name)):
+        folder = tmp_path / str(number)
+        file = folder / sample["path"]
+        file.parent.mkdir(parents=True)
+        file.write_bytes(sample["before"].encode())
+        try:
+            result = engine.apply(str(folder), [loose])[0]
+        except PatchError:
+            continue
+        changed += result["changed"]
+        text = file.read_bytes()
+        assert engine.apply(str(folder), [loose])[0]["already"] or not result["hits"]
+        file.write_bytes(text.replace(f"envbuild patch {name}:".encode(), b"other:"))
+        places = {**loose, "edits": [edit for edit in loose["edits"] if not edit["helper"]]}
+        assert engine.apply(str(folder), [places])[0]["hits"] == 0
+    assert changed, "no sample that it changes"
+
+
+def test_a_disk_that_fails_half_way_leaves_every_file_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, a=ALIASES, b=ALIASES)
+    before = contents(tmp_path)
+    real, calls = os.replace, []
+
+    def failing(source: str, target: str) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(PatchError) as caught:
+        apply(tmp_path, spec())
+    assert caught.value.code == "patch-not-written"
+    assert contents(tmp_path) == before
+
+
+def test_an_edit_that_breaks_the_syntax_is_not_written(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    broken = [{**spec()["edits"][0], "write": "("}]
+    with pytest.raises(PatchError, match=r"after patch the-patch a\.py does not compile") as caught:
+        apply(tmp_path, spec(edits=broken))
+    assert caught.value.code == "patch-postcondition"
+    assert contents(tmp_path) == {"a.py": ALIASES.encode()}
+
+
+def test_a_patched_file_that_was_changed_back_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    apply(tmp_path, spec())
+    path = tmp_path / "a.py"
+    path.write_text(path.read_text().replace("[float", "[np.float"))
+    with pytest.raises(PatchError, match=r"a\.py carries the marker of patch the-patch and has places left"):
+        apply(tmp_path, spec())
+
+
+def test_bytes_are_kept(tmp_path: Path) -> None:
+    text = b"\xef\xbb\xbfimport numpy as np\nx = np.float  # \xff\r\ny = 'h\xc3\xa9'"
+    write(tmp_path, a=text)
+    apply(tmp_path, spec())
+    after = text.replace(b"np.float", b"float") + b"\n# envbuild patch the-patch: 1 hit\n"
+    assert (tmp_path / "a.py").read_bytes() == after
+
+
+def test_the_mode_of_a_file_is_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
+    write(tmp_path, a=ALIASES)
+    (tmp_path / "a.py").chmod(0o754)
+    apply(tmp_path, spec())
+    assert stat.S_IMODE((tmp_path / "a.py").stat().st_mode) == 0o754
+    assert os.listdir(tmp_path) == ["a.py"]
+
+
+def test_links_are_neither_followed_nor_changed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.py"
+    outside.write_text(ALIASES)
+    folder = tmp_path / "source"
+    write(folder, a=ALIASES)
+    (folder / "link.py").symlink_to(outside)
+    (folder / "sub").symlink_to(tmp_path)
+    assert apply(folder, spec())["hits"] == 2
+    assert outside.read_text() == ALIASES
+    for name in ("link.py", "sub/outside.py"):
+        with pytest.raises(PatchError) as caught:
+            apply(folder, spec(name))
+        assert caught.value.code == "patch-precondition"
+    assert outside.read_text() == ALIASES
+
+
+def test_git_folders_are_not_searched(tmp_path: Path) -> None:
+    write(tmp_path, **{".git__hooks__a": ALIASES, "b": ALIASES})
+    assert [each["path"] for each in apply(tmp_path, spec())["files"]] == ["b.py"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": "Bad Name"},
+        {"edits": []},
+        *({"edits": spec(file)["edits"]} for file in ("/etc/x", "a/../../b.py", "-rf")),
+    ],
+)
+def test_a_bad_request_is_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
+    with pytest.raises(NodeError) as caught:
+        patch_sources.apply(str(tmp_path), [{**spec(), **bad}])
+    assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PatchError, match="not a directory"):
+        apply(tmp_path / "none", spec())
+
+
+def test_the_digest_is_of_the_name_and_the_edits_not_of_the_expected_hits() -> None:
+    assert digest(spec()) == digest(spec(hits=[2, 2]))
+    assert len({digest(spec()), digest(spec("a.py")), digest(spec(name="other")), digest(spec(most=3))}) == 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("**/*.py", "a.py", True),
+        ("**/*.py", "a/b/c.py", True),
+        ("*.py", "a/b.py", False),
+        ("a/*/c.py", "a/b/c.py", True),
+        ("a/*/c.py", "a/b/b/c.py", False),
+        ("**/a+b.py", "x/a+b.py", True),
+        ("**/a.py", "x/axpy", False),
+    ],
+)
+def test_patterns_of_files(pattern: str, path: str, fits: bool) -> None:
+    assert engine.named([pattern], [path]) == ([path] if fits else [])
