@@ -14,6 +14,10 @@ class version:  # noqa: N801 - torch's own name
     cuda = None
 
 
+class cuda:  # noqa: N801
+    is_initialized = staticmethod(lambda: False)
+
+
 class device:  # noqa: N801
     def __init__(self, type, index=None):  # noqa: A002
         self.type, self.index = type, index
