@@ -28,7 +28,7 @@ def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
     profile = stack.profiles["exact"]
     assert stack.name == "tiny-gpt"
     assert profile.python == ("3.11", "3.12")
-    assert profile.environment["NOTE"] == "$(arrives as it is written)"
+    assert profile.environment["WANDB_NOTES"] == "$(arrives as it is written)"
     assert profile.conda is not None and profile.conda.channels[0].name == "conda-forge"
     assert stack.findings[0].severity == "unpinned"
 

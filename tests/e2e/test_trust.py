@@ -30,7 +30,7 @@ VERBS = [
     ("smoke", "--stack", "./tiny.yaml"),
     ("provision", "--stack", "./tiny.yaml"),
     ("wheels", "list"),
-    ("bench", "tiny"),
+    ("bench", "megatron-alpa"),
 ]
 SOMEBODY = 4242
 

@@ -11,13 +11,11 @@ LONG = (
     "tests/fleet/test_together.py",
     "tests/fleet/test_containers.py",
     "tests/fleet/test_build_once.py",
-    "tests/container/test_two_forms.py",
     "tests/slurm/test_image_build_job.py",
     "tests/container/test_images.py",
     "tests/slurm/test_together.py",
     "tests/fleet/test_overdue.py",
     "tests/fleet/test_provision_many.py",
-    "tests/container/test_conda_image.py",
 )
 
 

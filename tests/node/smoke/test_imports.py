@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.model.evidence import Check
+from envbuild.node.env import stamp
 from envbuild.node.smoke import gaps as smoke_gaps
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
@@ -174,17 +175,20 @@ def test_a_base_serves_what_it_provides_and_nothing_else(tmp_path: Path) -> None
     assert bad.details["failures"][1].startswith("other_module comes from")
 
 
-def test_what_an_image_keeps_of_its_base_has_the_version_that_it_had_there(tmp_path: Path) -> None:
+def test_what_an_image_keeps_of_its_base_has_the_version_that_it_had_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, bare = Bare(tmp_path / "base"), Bare(tmp_path / "env")
     base.package("tqdm", "4.1")
     (bare.site / "base.pth").write_text(f"{base.site}\n")
     image: dict[str, Any] = {"base": {"kind": "image"}, "packages": packages(tqdm="4.66")}
     assert bare.sound(**image).says.startswith("tqdm is 4.1, the lock says 4.66")
-    stamp = {"version": 1, "variant_digest": "", "root": "", "packages": {}, "sources": [], "stack": "demo"}
     evidence = {"kept_of_base": {"tqdm": ["4.66", "4.1"]}}
-    (bare.path / ".envbuild").mkdir()
-    (bare.path / ".envbuild/stamp.json").write_text(json.dumps({**stamp, "evidence": evidence}))
-    assert bare.sound(**image).status == "passed"
+    monkeypatch.setattr(stamp, "of_image", lambda *_: {"evidence": evidence})
+    spec = smoke.Spec(str(bare.path), {"python": PYTHON, **image}, False)
+    spec.image = True
+    (check,) = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)
+    assert check["status"] == "passed", check
 
 
 def test_a_namespace_package_is_placed_by_its_path(bare: Bare) -> None:
