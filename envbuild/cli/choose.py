@@ -208,7 +208,7 @@ def choice_of(ui: Ui, flags: dict[str, Any], config: Config) -> Choice:
 
 
 def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> Prepared:
-    """Stack, profile, target and lock, as `prepare` has them with `more`; a lock of this user's own is told."""
+    """Stack, profile, target and lock from `prepare(…, **more)`; notes where the lock is one that the user recorded."""
     from envbuild.provision.survey.prepare import prepare
 
     prepared = prepare(choice_of(ui, flags, config), **more)

@@ -1,4 +1,4 @@
-"""How our edits of a source are applied in a Dockerfile: the patch program in the context, and what it is told. Pure.
+"""How our edits of a source are applied in a Dockerfile: the patch program in the context, and its input. Pure.
 
 No line of a source is in the context: an edit is a pattern of ours, and the tree after it is compared.
 """

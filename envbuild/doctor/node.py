@@ -315,7 +315,7 @@ def _few(names: list[str]) -> str:
 
 
 def _last(text: str) -> str:
-    """The last line that says something, visible."""
+    """The last line that is not empty, with control characters escaped."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = re.sub(r"\A\w+: (error: )?", "", lines[-1])[:300] if lines else ""
     return visible(said)

@@ -26,8 +26,8 @@ def changed_fields(lock: Lock, stack: Stack) -> list[str]:
 def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | None:
     """The lock with today's patches and the stack's words; None where that takes a resolution, or nothing changed.
 
-    Packages, versions of tools and date stay those of the resolution. `say` is told of a patched tree that could not be
-    had.
+    Packages, versions of tools and date stay those of the resolution. `say` gets a sentence for each patched
+    tree that could not be read.
     """
     if not lock.manifest_fields or not set(changed_fields(lock, stack)) <= set(_RUN):
         return None

@@ -79,7 +79,7 @@ def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:
 def with_patched_trees(
     sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
 ) -> tuple[LockedSource, ...]:
-    """The sources with the trees that their patches give; `say` is told of a tree that could not be had.
+    """The sources with the trees that their patches give; `say` gets a sentence for each tree that could not be read.
 
     What the previous lock says of the same commit and patches stays.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip entry can have
 _MAIN = "import sys\nfrom envbuild.node.__main__ import main\n\nsys.exit(main())\n"
 _PACKAGE = '"""The part of envbuild that runs on nodes."""\n'
-# Reads the program from its standard input, as many bytes as it is told, and leaves it the rest.
+# Reads the program from its standard input, as many bytes as its argument says, and leaves the rest.
 _CARRIED = (
     "import os, runpy, sys, tempfile; top = tempfile.TemporaryDirectory(prefix='envbuild-'); "
     "sys.argv[0] = os.path.join(top.name, 'envbuild-node.pyz'); size = int(sys.argv.pop(1)); "

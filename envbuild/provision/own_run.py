@@ -155,7 +155,7 @@ def facts_of(work: Work, node: str = "localhost") -> NodeFacts | None:
 def refuse_without_gpus(work: Work, count: int) -> None:
     """Raise EnvbuildError `launch-does-not-fit` (exit 7) where a node shows fewer GPUs than the `count` of a CUDA run.
 
-    A node that does not answer says so when its environment is asked for.
+    A node that does not answer is reported where its environment is looked for.
     """
     prepared = work.prepared
     if not all(variant.uses_cuda for variant in prepared.lock.variants):

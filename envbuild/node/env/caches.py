@@ -26,7 +26,7 @@ _DAY = 86400.0
 class Place(NamedTuple):
     """The entries of the folder `path` whose names match; a `note` says why none of them is removed here.
 
-    `remove`: how one of them goes; what it returns is told.
+    `remove` deletes one of them; the sentence that it returns goes into the result.
     """
 
     kind: str
