@@ -158,7 +158,7 @@ def user(world: World) -> World:
     shutil.copy(TOP / "envbuild" / "catalog" / "facts" / "azure-nd96.json", world.work / "my-nodes.json")
     (world.work / "path" / "to" / "apex").mkdir(parents=True)
     edits = json.loads((TOP / "tests" / "node" / "data" / "edits" / "apex-cuda-check.json").read_text())
-    (world.work / "path" / "to" / "apex" / "setup.py").write_text(edits["files"][0]["before"])
+    (world.work / "path" / "to" / "apex" / "setup.py").write_text(edits[0]["before"])
     (world.work / "train.py").write_text("import alpha\n")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(world.work / "key")], check=True)
     Sealed(world.top / "sealed").folder.rename(world.work / "A")

@@ -325,6 +325,7 @@ class NodeSteps(NamedTuple):
                 cuda=uses_cuda(self.variant, self.facts),
                 tmp=self._place(self.target.tmp) or posixpath.join(self.prefix, "tmp"),
             ),
+            beside_bytes=self.cost.smoke_bytes(delivered=self._is_delivered),
             seconds=sum(SMOKE_SECONDS[item.name] for item in self.variant.smoke),
         )
 

@@ -274,6 +274,8 @@ def test_a_build_that_fails_says_why(site: World, storage: Storage) -> None:
     bundle(site, house)
     done = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), timeout=LONG)
     assert (done.rc, done.code) == (4, "image-build-failed") and "found 0 places" in done.err, done.err
+    _stack(site, FILES)
+    bundle(site, house)
     # A wrong file in the wheelhouse is not taken, whatever its name says.
     (wheel,) = house.glob("alpha-*.whl")
     wheel.write_bytes(wheel.read_bytes() + b"x")

@@ -308,7 +308,7 @@ def test_nodes_meet_inside_their_images_and_a_node_that_cannot_is_named(fleet: S
 def _killed(world: World, nodes: list[Node]) -> None:
     """While nodes wait for each other, for 60 s, envbuild is killed: the containers end at once."""
     process = world.start("smoke", "--target", "./nodes.yaml", "--only", "nodes", "--json")
-    inside = rf"^ *\d+ {PREFIX}/current/tiny/bin/python \S+ meet"
+    inside = r"^ *\d+ \S+/bin/python -I -S -c .* meet$"
     # Podman forwards no signal to a container before it calls it running.
     wait_for("the joint test", lambda: all(working(node, inside) and _containers(node) for node in nodes), process)
     process.kill()

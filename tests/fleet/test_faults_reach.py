@@ -142,7 +142,7 @@ def test_facts_that_are_an_attack_act_nowhere(three: Place) -> None:
             assert "\x1b" not in path.read_text()
             assert "62773913" not in re.sub("[0-9a-f]{12,}", "", path.read_text())
         facts = world.fleet("probe").json["facts"][node.address]
-        assert facts["gpus"][0]["name"].startswith("\x1b]0;owned"), "as data it is what the node said"
+        assert facts["gpus"][0]["name"].startswith(r"\x1b]0;owned"), "what no text may hold is named, as data too"
         assert node.run(["ls", "/srv"], check=False).stdout == before
         assert (
             node.run(

@@ -464,10 +464,11 @@ def test_d11_a_plan_says_what_stays_and_the_most_that_is_there_at_once() -> None
     tools = {"tool_bytes": {"envbuild-node-1": 1_000_000, "uv-2": 40_000_000}}
     for where, delivered in ((target(), 0), (target(delivery="controller"), 6_000_000)):
         plan = planned(facts, lock, where=where, **tools)
-        node, install = only(plan), next(step for step in only(plan).steps if step.kind == "install")
-        assert node.lasting_bytes == 41_000_000 + install.disk_bytes
-        assert node.peak_bytes == node.lasting_bytes + install.beside_bytes > node.lasting_bytes + delivered
-        assert request(plan, "install")["args"]["needed"] == {"bytes": install.disk_bytes, "inodes": install.inodes}
+        node, steps = only(plan), {step.kind: step for step in only(plan).steps}
+        assert node.lasting_bytes == 41_000_000 + steps["install"].disk_bytes
+        assert steps["smoke"].beside_bytes > steps["install"].beside_bytes > delivered
+        assert node.peak_bytes == node.lasting_bytes + steps["smoke"].beside_bytes
+        assert request(plan, "install")["args"]["needed"] == {"bytes": steps["install"].disk_bytes, "inodes": steps["install"].inodes}
         plain = plan.to_json_dict()["nodes"][0]
         assert (plain["lasting_bytes"], plain["peak_bytes"]) == (node.lasting_bytes, node.peak_bytes)
         (total,) = [

@@ -49,7 +49,10 @@ def block(head, attributes):
 def run(number, text, count, variables):
     hosts = "+".join("x300%d/0*64" % i for i in range(1, count + 1))
     save(number, job_state="R", run_count=1, exec_host=hosts, comment="Job run at Sat Nov 21 at 12:00 on (x3001)")
-    job = subprocess.Popen([os.path.join({bin!r}, "on-node"), "x3001", "bash", "-c", text], env=variables,
+    spooled = os.path.join(top, number + ".SC")
+    with open(spooled, "w") as file:
+        file.write(text)
+    job = subprocess.Popen([os.path.join({bin!r}, "on-node"), "x3001", "bash", spooled], env=variables,
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            start_new_session=True)
     save(number, session_id=job.pid)
