@@ -468,7 +468,8 @@ def test_d11_a_plan_says_what_stays_and_the_most_that_is_there_at_once() -> None
         assert node.lasting_bytes == 41_000_000 + steps["install"].disk_bytes
         assert steps["smoke"].beside_bytes > steps["install"].beside_bytes > delivered
         assert node.peak_bytes == node.lasting_bytes + steps["smoke"].beside_bytes
-        assert request(plan, "install")["args"]["needed"] == {"bytes": steps["install"].disk_bytes, "inodes": steps["install"].inodes}
+        needed = {"bytes": steps["install"].disk_bytes, "inodes": steps["install"].inodes}
+        assert request(plan, "install")["args"]["needed"] == needed
         plain = plan.to_json_dict()["nodes"][0]
         assert (plain["lasting_bytes"], plain["peak_bytes"]) == (node.lasting_bytes, node.peak_bytes)
         (total,) = [
