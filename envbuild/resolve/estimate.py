@@ -22,7 +22,7 @@ STAMP_BYTES_PER_INODE = 160
 # While it is installed: uv's own folders, later the hashes once more; and of each package the page of the index.
 WORK_BYTES_PER_INODE = 380
 INDEX_BYTES_PER_PACKAGE = 280_000
-# While it is tested: the smoke programs and the byte code of what they import (measured: 30 MB for torch's 19,853 files).
+# While it is tested: the smoke programs and the byte code of what they import (30 MB for 19,853 files of torch).
 SMOKE_BYTES = 2_700_000
 SMOKE_BYTES_PER_INODE = 1_500
 # A standalone Python unpacked, where its archive is not at hand.
