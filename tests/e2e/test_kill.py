@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from envbuild.provision.ansible.steps import MARKER
 from envbuild.provision.run.journal import EventKind
+from tests.e2e.killing import descendants
 from tests.e2e.world import World, snapshot
 from tests.support.patience import PATIENCE
 
@@ -196,6 +198,40 @@ def test_d101_the_environment_in_use_imports_at_every_moment_of_its_repair(share
     assert world.current == before.with_name(f"{before.name}.2")
     assert [path.name for path in (world.prefix / "envs").iterdir()] == [world.current.name]
     check_convergence(shared)
+
+
+@pytest.mark.parametrize("scenario", ["update"], indirect=True)
+def test_d100_a_prune_that_is_killed_at_any_moment_leaves_the_environment_in_use_and_a_rerun_converges(
+    shared: Shared, scenario: str
+) -> None:
+    world = shared.world
+    world.built()
+    (world.prefix / "envs" / next(iter(unused(world))) / "notes.txt").write_text("a user's")
+    saved = shutil.copytree(world.prefix, world.top / "before-prune", symlinks=True)
+    command = ("env", "prune", "--keep-days", "0", "--yes")
+    started = time.monotonic()
+    world.good(*command)
+    whole = time.monotonic() - started
+    for share in range(1, 11):
+        shutil.rmtree(world.prefix)
+        shutil.copytree(saved, world.prefix, symlinks=True)
+        process = world.start(*command)
+        time.sleep(whole * share / 10)
+        for number in (*descendants(process.pid), process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+        assert in_use(shared) == NEW
+        world.good(*command)
+        assert unused(world) == set()
+        assert [path.read_text() for path in world.prefix.rglob("notes.txt")] == ["a user's"]
+    check_convergence(shared)
+    shutil.rmtree(saved)
+
+
+def unused(world: World) -> set[str]:
+    """Names of folders among the environments that are not the one in use."""
+    return {path.name for path in (world.prefix / "envs").iterdir()} - {world.current.name}
 
 
 def own_files(world: World) -> dict[Path, bytes]:
