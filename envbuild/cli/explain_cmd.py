@@ -15,9 +15,8 @@ from envbuild.errors import ExitCode, writing
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.explain.checks import CheckResult
-    from envbuild.explain.recipes import RecipeRun
     from envbuild.explain.source import DocumentText
-    from envbuild.explain.view import Decided, Explanation
+    from envbuild.explain.view import Decided, Explanation, RecipeRun
     from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
 
@@ -125,7 +124,7 @@ def _checked(
     ui: Ui, loaded: LoadedStack, profile: str, compat: Compat | None
 ) -> tuple[tuple[CheckResult, ...], tuple[RecipeRun, ...]]:
     """Results of the checks, and the document's own edits; both look at nothing outside without `compat`."""
-    from envbuild.explain.recipes import document_recipes
+    from envbuild.explain.view import document_recipes
 
     if compat is None:
         return (), document_recipes(loaded.stack, profile)

@@ -103,20 +103,20 @@ def _dockerfile(
 ) -> dict[str, Any]:
     """One image: compared, written or as text."""
     from envbuild.container import apptainer as definition
-    from envbuild.container import build_context, select
+    from envbuild.container import build, select
 
     folder = output or select.committed(recipe.stack)
     row: dict[str, Any] = {"stack": recipe.stack, "profile": recipe.profile, "variant": recipe.variant.id}
     row |= {"warnings": list(recipe.warnings), "folder": str(folder)}
-    texts = build_context.texts(recipe)
+    texts = build.texts(recipe)
     if apptainer:
         texts |= {definition.FILE: definition.render(recipe)}
     if check:
-        row["diff"] = build_context.compare(folder, texts)
+        row["diff"] = build.compare(folder, texts)
     elif write:
-        row["changed"] = build_context.write(folder, texts)
+        row["changed"] = build.write(folder, texts)
     else:
-        row |= {"text": texts[definition.FILE if apptainer else build_context.DOCKERFILE], "folder": None}
+        row |= {"text": texts[definition.FILE if apptainer else build.DOCKERFILE], "folder": None}
     return row
 
 

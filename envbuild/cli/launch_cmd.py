@@ -17,7 +17,7 @@ from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
-    from envbuild.launch.topology import Place
+    from envbuild.launch.command import Place
     from envbuild.model.launch import Launch
 
 
@@ -107,7 +107,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
     from pydantic import ValidationError
 
     from envbuild.catalog.loader import load_target
-    from envbuild.launch.topology import Place
+    from envbuild.launch.command import Place
 
     config = configured(flags)
     target = load_target(flags["target"] or config.target, template=True).target

@@ -18,7 +18,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
-    from envbuild.launch.topology import Place
+    from envbuild.launch.command import Place
     from envbuild.model.launch import Launch
     from envbuild.model.stack import Stack
     from envbuild.provision.jobs.launch import Asked

@@ -82,12 +82,12 @@ def create(
     catalog have changed, nothing is resolved.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.lock.check import restated
     from envbuild.lock.conda_part import CondaAsked
     from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import write_lock
     from envbuild.lock.packages import sdists
-    from envbuild.lock.restate import restated
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import refuse, refuse_locked, scan_findings
 

@@ -127,7 +127,7 @@ def verify(ui: Ui, /, quick: bool, deep: bool, since: str | None, deadline: floa
     """Compare every file of the environment in use with its stamp, and the stamp with the lock; exit 1 on drift."""
     from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
-    from envbuild.provision import inspect
+    from envbuild.provision import provision
     from envbuild.schedule.runner import as_login
 
     if quick and deep:
@@ -138,7 +138,7 @@ def verify(ui: Ui, /, quick: bool, deep: bool, since: str | None, deadline: floa
         prepared = prepared._replace(target=as_login(prepared.target))
     earlier = _earlier(since, prepared) if since else None
     with RunProgress(ui) as progress:
-        evidence, run = inspect.verify(prepared, settings, progress, deep=not quick, deadline=deadline)
+        evidence, run = provision.verify(prepared, settings, progress, deep=not quick, deadline=deadline)
         return _show_since(ui, earlier, evidence) if earlier else show_evidence(ui, evidence, run)
 
 
@@ -187,12 +187,12 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
     What --only leaves out is named as not checked.
     """
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision import inspect
+    from envbuild.provision import provision
 
     prepared, settings = _prepared(ui, flags, ahead=True)
     settings = replace(settings, only=only, full=full)
     with RunProgress(ui) as progress:
-        return show_evidence(ui, *inspect.smoke(prepared, settings, progress))
+        return show_evidence(ui, *provision.smoke(prepared, settings, progress))
 
 
 def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, Settings]:

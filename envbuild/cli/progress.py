@@ -57,9 +57,9 @@ class RunProgress(Progress):
         if self.mode == "live":
             from rich.live import Live
 
-            from envbuild.transport import questions
+            from envbuild.transport import ssh
 
-            questions.around = self.pause
+            ssh.around = self.pause
             self._live = Live(
                 get_renderable=self._screen,
                 console=self._ui.stderr_console(),
@@ -77,9 +77,9 @@ class RunProgress(Progress):
         """Take the display away; what it showed last stays as plain lines of the summary."""
         self._stop.set()
         if self._live is not None:
-            from envbuild.transport import questions
+            from envbuild.transport import ssh
 
-            questions.around = questions.at_once
+            ssh.around = ssh.at_once
             self._live.stop()
             self._live = None
 

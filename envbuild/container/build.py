@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -16,14 +17,63 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.toolchain import load_toolchain
-from envbuild.container import build_context
 from envbuild.container.builders import Build, Builder
+from envbuild.container.dockerfile import render
 from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
+from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.node import pip_config
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import utc_time
 from envbuild.plan.delivery_layout import bundle_name, bundles
+
+DOCKERFILE = "Dockerfile"
+_DIFF_LINES = 60
+
+
+def texts(recipe: ImageRecipe) -> dict[str, str]:
+    """File name -> text of all of it. Raises EnvbuildError `dockerfile-value` (exit 2)."""
+    allowed = sorted({name.partition("/")[0] for name in recipe.files})
+    ignored = "*\n" + "".join(f"!{name}\n" for name in allowed)
+    return {DOCKERFILE: render(recipe), ".dockerignore": ignored, **recipe.files}
+
+
+def write(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write into `folder` (made where missing) what differs; its names. Raises EnvbuildError `context-unwritable`."""
+    changed = []
+    try:
+        for name, text in files.items():
+            path, data = folder / name, text.encode()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or path.read_bytes() != data:
+                path.write_bytes(data)
+                changed.append(name)
+    except OSError as error:
+        raise EnvbuildError("context-unwritable", f"cannot write {error.filename or folder}", why=str(error)) from error
+    return changed
+
+
+def compare(folder: Path, wanted: Mapping[str, str]) -> str:
+    """A unified diff from what is in `folder` to the files `wanted`; empty when they agree."""
+    out: list[str] = []
+    for name, text in sorted(wanted.items()):
+        path = folder / name
+        try:
+            there = path.read_bytes().decode("utf-8", "replace")
+        except FileNotFoundError:
+            out.append(f"{path} is missing\n")
+            continue
+        if there != text:
+            out += _diff(there, text, str(path))
+    return "".join(out)
+
+
+def _diff(there: str, wanted: str, name: str) -> list[str]:
+    before, after = there.splitlines(keepends=True), wanted.splitlines(keepends=True)
+    lines = list(difflib.unified_diff(before, after, name, f"{name} (from the lock)", n=2))
+    lines = [line if line.endswith("\n") else f"{line}\n\\ no line break at the end\n" for line in lines]
+    left = len(lines) - _DIFF_LINES
+    return lines if left <= 0 else [*lines[:_DIFF_LINES], f"... {left} more lines of {name}\n"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +94,11 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
     tag, begun = options.tag or recipe.tag, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="envbuild-image-") as top:
         folder, house = Path(top, "context"), Path(top, WHEELHOUSE)
-        build_context.write(folder, build_context.texts(recipe))
+        write(folder, texts(recipe))
         lacking = fill_wheelhouse(recipe, options, house)
         with _secrets(recipe, options, offline=not lacking) as secrets:
             build = Build(
-                folder, folder / build_context.DOCKERFILE, tag, arguments={"CREATED": utc_time(epoch), **_origin()},
+                folder, folder / DOCKERFILE, tag, arguments={"CREATED": utc_time(epoch), **_origin()},
                 contexts={WHEELHOUSE: house}, secrets=secrets, cache=options.cache, epoch=epoch,
             )  # fmt: skip
             made = builder.build(build, options.on_line)

@@ -16,7 +16,7 @@ from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
 from envbuild.resolve.compat_read import load_compat
-from envbuild.resolve.named_variant import named_variant
+from envbuild.resolve.request import named_variant
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envbuild.explain.annotate import TONES, Annotated, AnnotatedRow, annotate
-from envbuild.explain.document import Row
+from envbuild.explain.annotate import TONES, Annotated, AnnotatedRow, Row, annotate
 from envbuild.explain.inline import code_html, codes_html, inline_html
 from envbuild.explain.view import Explained, Explanation
 from envbuild.model.finding import Finding

@@ -2,16 +2,114 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from envbuild.catalog.patches import RecipeEffect, load_patch, recipe_effect
+from envbuild.errors import EnvbuildError
 from envbuild.explain.checks import CheckResult, Outcome, outcome_of
-from envbuild.explain.memory import LeastNodes, least_nodes
-from envbuild.explain.recipes import RecipeRun
 from envbuild.model.finding import Finding, Severity
+from envbuild.model.patch import Patch, Recipe
+from envbuild.model.reference import ModelSize, Reference
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.model.stack import Profile, Stack
-from envbuild.text import grouped
+from envbuild.model.stack import Profile, Source, Stack
+from envbuild.text import grouped, plural
+
+if TYPE_CHECKING:
+    from envbuild.lock.readers.git_read import GitReader
+
+
+class RecipeRun(NamedTuple):
+    """One edit that the document asks for, on the source that our `patch` edits instead.
+
+    `effect` is None where nobody looked, or where the edit is told in words; `problem` says why it could not be tried.
+    """
+
+    source: str
+    commit: str
+    patch: str
+    does: str
+    says: str
+    file: str | None = None
+    effect: RecipeEffect | None = None
+    problem: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """What came of it, in words; empty where nobody looked."""
+        if self.problem:
+            return f"not tried: {self.problem}"
+        if self.effect is None or self.effect.hits is None:
+            return ""
+        if not self.effect.hits:
+            return f"changes nothing in {self.file} at {self.commit[:8]}"
+        lines = f"changes {plural(self.effect.hits, 'line')} of {self.file} at {self.commit[:8]}"
+        return (
+            lines
+            + {None: "", True: ", which still compiles", False: ", which no longer compiles"}[self.effect.compiles]
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        data = {"source": self.source, "commit": self.commit, "patch": self.patch, "says": self.says, "does": self.does}
+        effect = {"hits": self.effect.hits, "compiles": self.effect.compiles} if self.effect else None
+        more = {"file": self.file, "effect": effect, "problem": self.problem or None}
+        return data | {key: value for key, value in more.items() if value is not None}
+
+
+def document_recipes(stack: Stack, profile: str, git: GitReader | None = None) -> tuple[RecipeRun, ...]:
+    """What the document says to edit in the sources that a profile patches, tried where `git` can read the files."""
+    return tuple(
+        _run(source, patch, recipe, git)
+        for source in stack.profiles[profile].pinned_sources
+        for patch in map(load_patch, source.patches)
+        for recipe in patch.replaces
+        if recipe.stack == stack.name
+    )
+
+
+def _run(source: Source, patch: Patch, recipe: Recipe, git: GitReader | None) -> RecipeRun:
+    effect, problem = None, ""
+    if git is not None and recipe.file is not None:
+        try:
+            text = git.read(source.git, source.commit, recipe.file)
+            effect = recipe_effect(recipe, text.encode()) if text is not None else None
+            problem = "" if text is not None else f"there is no {recipe.file}"
+        except EnvbuildError as error:
+            problem = error.what
+    return RecipeRun(source.name, source.commit, patch.name, patch.summary, recipe.says, recipe.file, effect, problem)
+
+
+class LeastNodes(NamedTuple):
+    """`nodes` for `model`; `needed_gb` and `node_gb` in 10^9 bytes, `source` says what the model rests on."""
+
+    model: str
+    nodes: int
+    parameters: int
+    needed_gb: float
+    node_gb: float
+    source: str
+
+
+def parameters(size: ModelSize) -> int:
+    """Weights of a GPT of that size: 12 h² a layer with its biases and norms (13 h), embeddings and positions."""
+    hidden = size.hidden
+    layers = size.layers * (12 * hidden * hidden + 13 * hidden)
+    return layers + ((size.vocabulary or 0) + (size.sequence or 0)) * hidden + 2 * hidden
+
+
+def least_nodes(reference: Reference | None) -> LeastNodes | None:
+    """The answer for the model that the memory model names, None when the stack has no memory model."""
+    memory = reference.memory if reference else None
+    size = next((m for m in reference.models if memory and m.name == memory.model), None) if reference else None
+    if memory is None or size is None:
+        return None
+    count = parameters(size)
+    needed = count * memory.bytes_per_parameter / 1e9
+    node = memory.gpu_gb * memory.gpus_per_node * memory.usable
+    return LeastNodes(memory.model, max(1, math.ceil(needed / node)), count, needed, node, memory.source)
+
 
 SEVERITIES: tuple[Severity, ...] = ("wrong", "stale", "unpinned", "trap", "note")
 

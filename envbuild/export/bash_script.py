@@ -5,18 +5,63 @@ Every value that comes from a lock, a target or a node is quoted; here-documents
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.export import bash_required, steps
+from envbuild.export import steps
 from envbuild.export.bash_sources import needs_of, quote, sources
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
+from envbuild.node import read_text
+from envbuild.node.packages import installed
 from envbuild.node.paths import EPOCH
 from envbuild.redact import looks_secret
 from envbuild.text import comment, grouped, plural, visible
+
+_FUNCTION = """\
+# required BASE NAME...: every package is one of these, or is named by the metadata of one that is, or of the BASE.
+required() {
+  "$python" -I - "$environment" "$@" <<'EOF' || fail 'the lock has a package that nothing asks for' 5
+import os
+import re
+import sys
+
+
+@PARTS@
+
+base = set()
+if sys.argv[2] != "none":
+    from importlib import metadata
+
+    base = {required_name(each) for told in metadata.distributions() for each in told.requires or []}
+edges = requires(sys.argv[1])
+odd = unwanted(edges, edges, sys.argv[3:], base)
+if odd:
+    sys.exit("neither the stack nor the metadata of an installed package names: " + ", ".join(odd))
+EOF
+}
+"""
+_PARTS = (
+    *(read_text.names, installed.normal_name, installed.required_name, installed.site_packages, installed.dist_infos),
+    *(installed.headers, installed._metadata, installed.requires, installed.unwanted),
+)
+
+
+def function() -> str:
+    """The bash function `required`: the node program's own, run by the interpreter below the environment."""
+    return _FUNCTION.replace("@PARTS@", "\n\n".join(inspect.getsource(part) for part in _PARTS))
+
+
+def call(variant: Variant, asked: Collection[str] | None) -> list[str]:
+    """The line that calls it before anything of the packages can run; none where nobody says what is asked for."""
+    if asked is None:
+        return []
+    return ["", f"  required {shlex.join([variant.base.kind, *asked])}"]
+
 
 _HEADER = """\
 #!/usr/bin/env bash
@@ -84,7 +129,7 @@ def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | 
         steps.refuse_conda(variant)
     needs, check, helpers = needs_of(built)
     parts[0] = parts[0].replace("@NEEDS@", needs).replace("@CHECK@", check)
-    parts += [bash_required.function(), *helpers] if built else helpers
+    parts += [function(), *helpers] if built else helpers
     for number, nodes in enumerate(groups, 1):
         parts.append(_function(f"build_{number}", nodes, lock))
     parts.append(_dispatch(groups))
@@ -141,7 +186,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, args["artifacts"].get("indexes") or {})
-        lines += bash_required.call(variant, args.get("asked"))
+        lines += call(variant, args.get("asked"))
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
     return "\n".join([*lines, "}", ""])

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Sha256, StrictModel, Text, first_mistake
-from envbuild.report import strict_json
+from envbuild.report import evidence_file
 
 NAME = "kit.json"
 REPORT = "report"
@@ -56,7 +56,7 @@ def render(manifest: Manifest) -> bytes:
 def parse(data: bytes) -> Manifest:
     """The manifest. Raises EnvbuildError `kit-invalid` or, for another schema, `kit-version` (exit 5)."""
     try:
-        found = strict_json.parse(data)
+        found = evidence_file.parse(data)
     except ValueError as error:
         raise invalid(NAME, str(error)) from error
     version = found.get("schema_version") if isinstance(found, dict) else None

@@ -12,7 +12,7 @@ from envbuild.launch.recipes import launch_data
 from envbuild.model.launch import Command
 
 if TYPE_CHECKING:
-    from envbuild.launch.topology import Place
+    from envbuild.launch.command import Place
     from envbuild.model.stack import Stack
 
 _PACKED = ".xz"

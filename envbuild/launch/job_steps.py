@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from envbuild.launch.command import Place
 from envbuild.launch.shell import command_text, file_lines
-from envbuild.launch.topology import Place
 from envbuild.model.launch import Launch
 from envbuild.schedule.job import JobText
 

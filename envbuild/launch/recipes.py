@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError
 from envbuild.launch import alcf, alpa, megatronapp, metaseq, slurm
+from envbuild.launch.command import Place
 from envbuild.launch.parameters import Parameters
 from envbuild.launch.request import Order
-from envbuild.launch.topology import Place
 from envbuild.model.launch import Launch, LaunchData, RecipeName
 from envbuild.model.reference import Reference
 

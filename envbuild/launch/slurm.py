@@ -7,10 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envbuild.launch.command import Value, fill, fill_config
+from envbuild.launch.command import Place, Value, fill, fill_config
 from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
 from envbuild.launch.request import Order
-from envbuild.launch.topology import Place
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import BenchmarkCase, ModelSize

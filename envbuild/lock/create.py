@@ -12,7 +12,7 @@ from envbuild import __version__
 from envbuild.catalog.loader import manifest_digest
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
-from envbuild.lock import stand_ins
+from envbuild.lock import packages
 from envbuild.lock.base import BasePython, check_provides, on_top, read_base
 from envbuild.lock.conda_part import (
     AS_THE_PROFILE_SAYS,
@@ -23,7 +23,6 @@ from envbuild.lock.conda_part import (
     solver_version,
 )
 from envbuild.lock.files import field_digests
-from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists, yanked_sentences
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
 from envbuild.lock.readers.git import git_version
@@ -40,6 +39,7 @@ from envbuild.lock.readers.torch_wheels import (
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.sizes import with_trees
 from envbuild.lock.sources import lock_source, with_patched_trees
+from envbuild.lock.unpinned import newcomers
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name
@@ -271,7 +271,7 @@ class _Maker:
         self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage], conda: LockedConda | None
     ) -> Request:
         theirs = left_to_conda(plan, self.profile)
-        there = stand_ins.versions(conda.distributions if conda else {}, "conda")
+        there = packages.versions(conda.distributions if conda else {}, "conda")
         left = theirs | ({"torch"} if choice else set())
         wanted = tuple(text for text in self.profile.packages if package_name(text) not in left)
         excludes = tuple(package_name(text) for text in plan.base.provides) + tuple(sorted(theirs - there.keys()))

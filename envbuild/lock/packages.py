@@ -6,12 +6,14 @@ import os
 import re
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from envbuild.errors import EnvbuildError
-from envbuild.lock import stand_ins
 from envbuild.lock.readers.pylock import (
     Offer,
     OfferedFile,
@@ -23,6 +25,30 @@ from envbuild.lock.readers.pylock import (
 )
 from envbuild.lock.readers.uvtool import build_not_allowed, run_uv
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
+
+
+def versions(there: Mapping[str, str], by: str) -> dict[str, str]:
+    """The versions of stand-ins, which no index has: `1.26.4+conda`. What is no version of Python's has none."""
+    found = {}
+    for name, text in there.items():
+        try:
+            found[name] = f"{Version(text).public}+{by}"
+        except InvalidVersion:
+            continue
+    return found
+
+
+def write(folder: Path, wanted: Mapping[str, str]) -> None:
+    """One wheel a name, which needs nothing."""
+    folder.mkdir()
+    for name, version in wanted.items():
+        stem = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+            about = f"{stem}.dist-info"
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
+
 
 PYPI = "pypi"
 # uv's warning, with the reason where the index states one.
@@ -141,7 +167,7 @@ def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
 def _with_stand_ins(request: Request, folder: Path) -> Request:
     if not request.stand_ins:
         return request
-    stand_ins.write(folder, request.stand_ins)
+    write(folder, request.stand_ins)
     pinned = tuple(f"{name}=={version}" for name, version in sorted(request.stand_ins.items()))
     links = (*request.find_links, str(folder))
     return replace(request, constraints=(*request.constraints, *pinned), find_links=links)

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.lock.readers import wheel_record
-from envbuild.lock.readers.unpacked import of_wheel
+from envbuild.lock.readers.wheel_record import of_wheel
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.node import pip_config
 from envbuild.node.packages import index_client

@@ -8,7 +8,7 @@ from itertools import groupby
 from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import with_sizes
-from envbuild.lock.readers.unpacked import of_source
+from envbuild.lock.readers.wheel_record import of_source
 from envbuild.model.conda import LockedConda
 from envbuild.model.lock import Lock, LockedPackage, LockedSource, Variant
 from envbuild.model.unpacked import Unpacked

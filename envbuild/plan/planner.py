@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+import posixpath
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
-from envbuild.model.facts import NodeFacts
+from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
-from envbuild.plan.generations import Generations
-from envbuild.plan.node_steps import Inputs, NodeSteps
+from envbuild.node.probe.inventory import generation
+from envbuild.plan.node_steps import Inputs, NodeSteps, environment_path
 from envbuild.redact import looks_secret
 from envbuild.resolve.estimate import Estimate, estimate
-from envbuild.resolve.expectations import unexpected
-from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of
+from envbuild.resolve.rules.node import unexpected
+from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of, stamps_of
 from envbuild.text import few
+
+
+class Generations:
+    """The environments of one lock on the nodes of a run; `again` names the nodes that build theirs again."""
+
+    def __init__(self, lock: Lock, facts: Mapping[str, NodeFacts], again: Collection[str]) -> None:
+        """Plain data."""
+        self._lock = lock
+        self._facts = facts
+        self._again = again
+
+    def folder(self, facts: NodeFacts, digest: str, stamp: StampFacts | None) -> str:
+        """The folder of a node's environment with that digest; `stamp` is the finished one that it has (`stamp_of`).
+
+        That one, unless it is built again: then the next generation, the same on all nodes that do so, for they hand
+        it on by its path. A node that has none takes the generation of the others. Nothing is built where `current`
+        leads.
+        """
+        plain = environment_path(facts.prefix.path, self._lock.stack, self._lock.profile, digest)
+        if facts.node in self._again:
+            nodes = (self._facts[node] for node in self._again if node in self._facts)
+            stamps = (each for node in nodes for each in stamps_of(node, self._lock, digest))
+            number = 1 + max((each.generation for each in stamps), default=0)
+        elif stamp is not None:
+            return generation(plain, stamp.generation)
+        else:
+            used = (stamp_of(node, self._lock, digest) for node in self._facts.values())
+            number = max((each.generation for each in used if each is not None), default=1)
+        in_use = {posixpath.basename(each.path) for each in facts.environments if each.current}
+        while posixpath.basename(generation(plain, number)) in in_use:
+            number += 1
+        return generation(plain, number)
 
 
 def make_plan(

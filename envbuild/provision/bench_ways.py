@@ -9,17 +9,17 @@ from functools import partial
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
+from envbuild.launch.command import Place
 from envbuild.launch.job_steps import LATE
 from envbuild.launch.recipes import launch
-from envbuild.launch.topology import Place
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench
-from envbuild.provision import compile_locks
-from envbuild.provision.jobs.facts_cache import facts_file, read_facts
+from envbuild.provision import own_run
 from envbuild.provision.jobs.launch import Asked, end_of_job, make_jobs, taken_by
 from envbuild.provision.jobs.site import JobSite
+from envbuild.provision.jobs.survey import facts_file, read_facts
 from envbuild.provision.own_run import Log, OwnRun, carry_out, facts_of, of_trial, shows
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
@@ -114,8 +114,8 @@ def _in_job(work: Work, told: Bench, site: JobSite, job: Job, output: str, deadl
             show(line)
 
     # Its home is the nodes' too, mostly.
-    locks = site.runner.run(["/bin/sh", "-s"], stdin=compile_locks.ASK.encode()).out
-    before = [f"{site.login}: {each}" for each in compile_locks.in_words(locks)]
+    locks = site.runner.run(["/bin/sh", "-s"], stdin=own_run.ASK.encode()).out
+    before = [f"{site.login}: {each}" for each in own_run.in_words(locks)]
     state, path, ended = end_of_job(work, site, job, say)
     known = read_facts(facts_file(work.prepared.target, site.login))
     facts = next((known[node] for node in state.nodes if node in known), None)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, writing
 from envbuild.hostlist import expand_hosts
+from envbuild.launch.command import Place
 from envbuild.launch.job_steps import steps_of
-from envbuild.launch.topology import Place
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
@@ -29,7 +29,7 @@ from envbuild.node.paths import read_json
 from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
-from envbuild.provision import compile_locks, gpu_use
+from envbuild.provision import gpu_use
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
 from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched, watched_there
@@ -42,6 +42,23 @@ from envbuild.schedule.runner import as_login
 from envbuild.text import few, last_lines, number, plural
 from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, find_marked, marker_value
+
+# Below the cache newer ones have a folder for each Python and CUDA (torch/utils/cpp_extension.py).
+ASK = """top=${TORCH_EXTENSIONS_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/torch_extensions}
+for lock in "$top"/*/lock "$top"/*/*/lock; do [ ! -e "$lock" ] || printf '%s\\n' "$lock"; done
+"""
+
+
+def in_words(answer: str) -> list[str]:
+    """A sentence about the locks that `/bin/sh` printed for `ASK`; none where it printed none."""
+    locks = [line for line in answer.splitlines() if line.endswith("/lock")]
+    if not locks:
+        return []
+    return [
+        f"{plural(len(locks), 'lock')} of what torch compiles when it is first used: {few(locks)}; where nothing"
+        " compiles it now, a run that was ended left it, and a run that needs it waits until it is removed"
+    ]
+
 
 # Every process of a run, and what watches it, has this variable.
 MARKER = "ENVBUILD_BENCH_RUN"
@@ -203,12 +220,12 @@ def _before(work: Work, asked: OwnRun) -> list[str]:
     devices, hosts = _devices(asked), asked.hosts or ("localhost",)
     if asked.hosts:
         used = [gpu_use.others(answer) for answer in _glances(work, asked, gpu_use.ask_others(devices))]
-        locks = _glances(work, asked, compile_locks.ASK)
+        locks = _glances(work, asked, ASK)
     else:
         environment = {**os.environ, **asked.launch.commands[0].environment}
         used = [gpu_state.in_use(devices)]
-        locks = [proc.run(["/bin/sh", "-c", compile_locks.ASK], timeout=_GRACE, env=environment).out]
-    told = zip(hosts, map(gpu_state.in_words, used), map(compile_locks.in_words, locks), strict=True)
+        locks = [proc.run(["/bin/sh", "-c", ASK], timeout=_GRACE, env=environment).out]
+    told = zip(hosts, map(gpu_state.in_words, used), map(in_words, locks), strict=True)
     return [f"{node}: {each}" for node, busy, locked in told for each in (*busy, *locked)]
 
 

@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Protocol
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.unpinned import hash_unrecorded
-from envbuild.model.evidence import Evidence
+from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.provision.routes import route_of
+from envbuild.model.target import Target
+from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.context import Question, Settings, Work
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, read_journal
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.provision.survey.smoke_choice import as_asked, chosen
 from envbuild.resolve.variant_checks import record_command, unrecorded_files
+
+
+class Route(Protocol):
+    """What a run does with one kind of target. Errors of single nodes are in the evidence, others are raised."""
+
+    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
+        """Ask the nodes, decide for each, and plan; `bring_python`: also put a Python where there is none."""
+
+    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
+        """Do what the plan says and verify it; the plan as it was carried out, and the evidence."""
+
+    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
+        """`verify` or `smoke` of what is in use."""
+
+
+# (engine, connection) -> the class; imported when it is needed, for each brings programs of its own along.
+_ROUTES = {
+    ("venv", "local"): ("environments", "Environments"),
+    ("venv", "ssh"): ("environments", "OverSsh"),
+    ("venv", "job"): ("jobs.route", "InJobs"),
+    ("conda", "local"): ("environments", "Environments"),
+    ("conda", "ssh"): ("environments", "OverSsh"),
+    ("conda", "job"): ("jobs.route", "InJobs"),
+    ("container", "local"): ("images.provision", "InImages"),
+    ("container", "ssh"): ("images.provision", "OverSsh"),
+    ("container", "job"): ("images.jobs", "InJobs"),
+}
+
+
+def route_of(target: Target) -> Route:
+    """The route of a target; what has none was refused before (`survey/supported.py`)."""
+    module, name = _ROUTES[target.engine, target.connection.kind]
+    route: Route = getattr(import_module(f"envbuild.provision.{module}"), name)()
+    return route
 
 
 def provision(
@@ -90,3 +129,42 @@ def refuse_unrecorded(prepared: Prepared, plan: Plan, survey: Survey) -> None:
         if not node.nothing_to_do:
             for file in unrecorded_files(survey.variants[node.node], survey.facts[node.node]):
                 raise hash_unrecorded(file, record_command(prepared.reference, plan.profile))
+
+
+SMOKE_DEADLINE = 2 * 3600.0
+
+
+def verify(
+    prepared: Prepared, settings: Settings, progress: Progress, *, deep: bool, deadline: float | None = None
+) -> tuple[Evidence, RunDir]:
+    """Compare the environment in use on every node with its lock and its stamp; exit 1 on drift."""
+
+    def args(variant: Variant, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"variant": variant.to_json_dict(), "deep": deep}
+
+    return _inspect(prepared, settings, progress, Question("verify", args, deadline or (3600.0 if deep else DEADLINE)))
+
+
+def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
+    """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold.
+
+    Raises EnvbuildError `smoke-unknown` (exit 2) for a name that `only` gives and the stack does not have.
+    """
+
+    from envbuild.provision.fleet.multi_node_smoke import smoke_args
+
+    def args(variant: Variant, stamp: Mapping[str, Any]) -> dict[str, Any]:
+        return as_asked(prepared, settings, smoke_args(variant, stamp, prepared.target))
+
+    prepared = chosen(prepared, settings)
+    return _inspect(prepared, settings, progress, Question("smoke", args, SMOKE_DEADLINE))
+
+
+def _inspect(prepared: Prepared, settings: Settings, progress: Progress, question: Question) -> tuple[Evidence, RunDir]:
+    with one_run(question.verb, settings, progress, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal, run.progress)
+        nodes = route_of(prepared.target).ask(work, question)
+        limits = prepared.limits if question.verb == "smoke" else ()
+        evidence = write_evidence(work, question.verb, nodes, warnings=(*limits, *work.notes))
+        run.exit = evidence.exit
+    return evidence, run.run

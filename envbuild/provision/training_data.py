@@ -10,9 +10,9 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
+from envbuild.launch.command import Place
 from envbuild.launch.data import preparation
 from envbuild.launch.shell import command_text
-from envbuild.launch.topology import Place
 from envbuild.model.stack import Stack
 from envbuild.node.smoke import training_data
 from envbuild.redact import redact_text

@@ -14,9 +14,8 @@ from typing import Literal
 
 from envbuild.model.evidence import Evidence, Metric, NodeEvidence
 from envbuild.report.equality import names
-from envbuild.report.figures import below_floor, figure, largest
 from envbuild.report.sources import numbers
-from envbuild.report.tables import Row, Table
+from envbuild.report.tables import Row, Table, below_floor, figure, largest
 from envbuild.report.verdict import node_checks
 from envbuild.text import grouped, number, plural
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import canonical_json
-from envbuild.report import strict_json
+from envbuild.report import evidence_file
 from envbuild.report.ssh_signature import is_canonical
 from envbuild.report.verdict import make_verdict, node_checks
 
@@ -43,7 +43,7 @@ def statement(text: bytes, evidence: Evidence) -> bytes:
 
 def subject_digest(payload: bytes) -> str:
     """The sha256 that a statement is about. Raises ValueError for what is no statement of ours."""
-    found: Any = strict_json.parse(payload)
+    found: Any = evidence_file.parse(payload)
     try:
         if (found["_type"], found["predicateType"], len(found["subject"])) == (STATEMENT, PREDICATE, 1):
             return str(found["subject"][0]["digest"]["sha256"])
@@ -75,7 +75,7 @@ def unseal(data: bytes) -> tuple[bytes, str, str]:
     """
     from securesystemslib.dsse import Envelope
 
-    found = strict_json.parse(data)
+    found = evidence_file.parse(data)
     try:
         envelope: Envelope = Envelope.from_dict(found)
         ((key, signature),) = envelope.signatures.items()

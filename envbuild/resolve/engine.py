@@ -15,15 +15,14 @@ from envbuild.resolve.compat import Compat
 from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, estimate, fetch_words
 from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
-from envbuild.resolve.named_variant import named_variant
 from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
-from envbuild.resolve.request import Request, visible_gpus
+from envbuild.resolve.request import Request, named_variant, visible_gpus
 from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
 from envbuild.resolve.rules.gcc import other_gcc
-from envbuild.resolve.rules.libraries import finds_libstdcxx, library_rule
 from envbuild.resolve.rules.node import interface_rule
 from envbuild.resolve.rules.order import evaluate
+from envbuild.resolve.rules.packages import finds_libstdcxx, library_rule
 from envbuild.resolve.variant_checks import (
     Interpreter,
     asked_python,

@@ -11,7 +11,7 @@ from typing import ClassVar
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.proc import Finished
-from envbuild.schedule import files, script
+from envbuild.schedule import script
 from envbuild.schedule.job import Job, JobState, Phase, Pool
 from envbuild.schedule.runner import Runner
 
@@ -64,7 +64,7 @@ class Scheduler(ABC):
 
         Raises EnvbuildError `job-refused`, `scheduler-missing` (exit 7) or `scheduler-unreachable` (exit 3).
         """
-        files.make_folder(self.runner, job.output)
+        script.make_folder(self.runner, job.output)
         done = self.runner.run(self.submits, stdin=self.render(job).encode(), timeout=TIMEOUT)
         # A site's plugin may print before it.
         found = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
@@ -85,11 +85,11 @@ class Scheduler(ABC):
 
     def logs(self, job: Job, number: str, limit: int = 65536) -> str:
         """The end of the job's log, at most `limit` bytes; empty while there is none."""
-        return files.tail(self.runner, posixpath.join(job.output, script.log_name(job, number)), limit)
+        return script.tail(self.runner, posixpath.join(job.output, script.log_name(job, number)), limit)
 
     def by_status_file(self, job: Job, number: str) -> JobState:
         """The state of a job that the scheduler has forgotten, by what its script left."""
-        code = files.read_status(self.runner, job, number)
+        code = script.read_status(self.runner, job, number)
         if code is not None:
             return JobState(Phase.DONE, exit=code, word=f"forgotten by {self.name}")
         return JobState(Phase.LOST, reason=f"{self.name} has forgotten it, and it left no status file", word="unknown")

@@ -3,13 +3,129 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
-from envbuild.schedule import slurm_answers, slurm_script
+from envbuild.schedule import script, slurm_answers
 from envbuild.schedule.cluster import TIMEOUT, Scheduler, said
-from envbuild.schedule.job import Failure, Job, JobState, Phase, SchedulerUnavailableError
+from envbuild.schedule.job import (
+    Broadcast,
+    Failure,
+    Gres,
+    Job,
+    JobState,
+    JobText,
+    Phase,
+    SchedulerUnavailableError,
+    Step,
+)
+
+_EVERYWHERE = '--nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1'
+_STEP = "--kill-on-bad-exit=0 --wait=0 --cpu-bind=none"
+_FOR_OWN_SRUN = [
+    "# An srun of the run itself: tasks and their processors are as it says, not the job's one task a node.",
+    "unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK",
+]
+_NODES = '< <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+
+
+def gres_text(gres: Gres, count: int) -> str:
+    """`gpu:a100:8`, as `--gres` takes it."""
+    return ":".join(filter(None, (gres.name, gres.type, str(count))))
+
+
+def time_text(seconds: int) -> str:
+    """`D-HH:MM:SS`, or `HH:MM:SS` for less than a day."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def render(job: Job) -> str:
+    """The sbatch file of a job. Raises EnvbuildError `job-path-unusable` (exit 2)."""
+    body = [*script.preamble(job, '"$SLURM_JOB_ID"'), *_FOR_OWN_SRUN]
+    body += ["", *script.master(_NODES, "SLURM_JOB_ID", '"$SLURM_PROCID"', '"$SLURM_JOB_NUM_NODES"')]
+    for step in job.steps:
+        body += ["", *_step(step, job)]
+    return "\n".join([*script.head(job, _directives(job)), *body, ""])
+
+
+def render_body(job: Job, text: str) -> str:
+    """The sbatch file that runs the bash script `text` on the first node of a job; it prints where it was submitted."""
+    return script.around(job, _directives(job, here=True), "sbatch", text)
+
+
+def _directives(job: Job, *, here: bool = False) -> list[str]:
+    """`here`: the log goes where the file is submitted."""
+    options = [f"--job-name={job.name}", f"--nodes={job.nodes}", "--ntasks-per-node=1"]
+    if job.whole_nodes:
+        # Exclusive nodes come with all processors, but with the default share of memory.
+        options += ["--exclusive", "--mem=0"]
+    elif job.cpus_per_node:
+        options.append(f"--cpus-per-task={job.cpus_per_node}")
+    if job.gpus_per_node and job.gres is not None:
+        options.append(f"--gres={gres_text(job.gres, job.gpus_per_node)}")
+    if job.time_limit:
+        options.append(f"--time={time_text(job.time_limit)}")
+    named = {"partition": job.queue, "account": job.account, "constraint": job.constraints}
+    named["nodelist"] = job.builder
+    options += [f"--{name}={_plain(value)}" for name, value in named.items() if value]
+    if here:
+        return [f"#SBATCH {option}" for option in (*options, "--output=%x-%j.log")]
+    # The second run of a requeued job writes below the first.
+    log = _path(f"{job.output}/{script.log_name(job, '%j')}", job.output)
+    options += ["--requeue", "--open-mode=append", f"--output={log}", f"--chdir={_path(job.output, '')}"]
+    return [f"#SBATCH {option}" for option in options]
+
+
+def _plain(value: str) -> str:
+    """sbatch reads `&`, `|`, parentheses and the like as they are inside quotes."""
+    return f'"{value}"' if any(char in value for char in "&|()*[]") else value
+
+
+def _path(path: str, folder: str) -> str:
+    """A path in a directive: quoted where it has spaces; `%` is doubled in the folder, `%j` is the job id."""
+    if any(char in path for char in '"\\#'):
+        raise EnvbuildError(
+            "job-path-unusable",
+            f"a job cannot print into {path!r}",
+            why="sbatch has no way to write a double quote, a backslash or # in a directive",
+            hint="choose another `prefix`",
+        )
+    path = folder.replace("%", "%%") + path[len(folder) :]
+    return f'"{path}"' if shlex.quote(path) != path else path
+
+
+def _broadcast(step: Broadcast) -> list[str]:
+    source, to = shlex.quote(step.source), shlex.quote(step.to)
+    folder = shlex.quote(step.to.rpartition("/")[0])
+    return [
+        "# A copy to the disk of every node; a node that gets none reads the file where it is.",
+        'if [ "$NNODES" -gt 1 ]; then',
+        f"  srun {_EVERYWHERE} {_STEP} mkdir -p -- {folder} &&",
+        f"    sbcast --force {source} {to} ||",
+        "    echo 'warning: not every node has a copy of its own' >&2",
+        "fi",
+    ]
+
+
+def _step(step: Step, job: Job) -> list[str]:
+    if isinstance(step, Broadcast):
+        return _broadcast(step)
+    if isinstance(step, JobText):
+        return script.piece(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
+    if step.each == "node":
+        told = "# Once on every node; a node that fails does not stop the others."
+        where = _EVERYWHERE
+    elif job.builder:
+        told = "# Once, on the node that can build."
+        where = f"--nodes=1 --ntasks=1 --nodelist={shlex.quote(job.builder)}"
+    else:
+        told = "# Once, on the first node."
+        where = "--nodes=1 --ntasks=1 --relative=0"
+    return [told, f"srun {where} {_STEP} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
 
 
 class Slurm(Scheduler):
@@ -23,8 +139,8 @@ class Slurm(Scheduler):
     )
     mine = "squeue --me"
     limits = "the partition's limits: `scontrol show partition`; account, time and nodes are in the target file"
-    render = staticmethod(slurm_script.render)
-    render_body = staticmethod(slurm_script.render_body)
+    render = staticmethod(render)
+    render_body = staticmethod(render_body)
     unknown_job = staticmethod(slurm_answers.unknown_job)
 
     def attempt(self, state: JobState) -> int:

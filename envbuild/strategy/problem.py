@@ -13,8 +13,7 @@ from envbuild.model.reference import BenchmarkCase, Reference
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case, Shape, held, reserved
-from envbuild.strategy.search import Ranked, rank
-from envbuild.strategy.timing import Machine
+from envbuild.strategy.search import Machine, Ranked, rank
 
 # What a recipe has to take, so that a case can be told to it.
 _NAMES = ("model", "global_batch", "dp", "tmp", "pp", "microbatches")

@@ -11,6 +11,7 @@ import select
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import IO, BinaryIO
 
@@ -18,8 +19,18 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.proc import Finished
-from envbuild.transport import questions, ssh_config
+from envbuild.transport import ssh_config
 from envbuild.transport.ssh_errors import can_answer, denied, login_error
+
+
+def at_once(ask: Callable[[], object]) -> None:
+    """Ask where nothing else is shown."""
+    ask()
+
+
+# Calls what it is given, while nothing else writes to the terminal.
+around: Callable[[Callable[[], object]], None] = at_once
+
 
 _CHUNK = 65536
 # What `ssh` ends with when it has no connection.
@@ -128,7 +139,7 @@ def _ask(node: str, options: Connection, seen: int) -> str | None:
         if words is None:
             return None
         asked: list[str | None] = []
-        questions.around(lambda: asked.append(_open(node, options, "asking")))
+        around(lambda: asked.append(_open(node, options, "asking")))
         if asked[0] is None:
             _answered += 1
             ssh_config.hold()

@@ -7,7 +7,7 @@ import pytest
 from envbuild.catalog.loader import load_stack
 from envbuild.explain.annotate import annotate
 from envbuild.explain.checks import Means, run_checks
-from envbuild.explain.memory import least_nodes
+from envbuild.explain.view import least_nodes
 from envbuild.model.finding import IndexCheck
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Compat

@@ -20,7 +20,7 @@ from envbuild.node import facts as probe
 from envbuild.provision.run.findings import Choice
 from envbuild.provision.survey.prepare import prepare
 from envbuild.provision.survey.supported import refuse_unsupported, unsupported
-from envbuild.resolve.expectations import unexpected
+from envbuild.resolve.rules.node import unexpected
 
 STACKS = {
     "aws-p3-16xlarge": "megatron-alpa",

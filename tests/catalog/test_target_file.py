@@ -13,7 +13,7 @@ from envbuild.catalog.loader import load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.cli.target_cmd import target as targets
 from envbuild.errors import EnvbuildError
-from envbuild.resolve.expectations import unexpected
+from envbuild.resolve.rules.node import unexpected
 
 
 def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.container import build_context
+from envbuild.container import build
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    return build_context.texts(recipe_for(Choice("opt-175b")))
+    return build.texts(recipe_for(Choice("opt-175b")))
 
 
 def test_a_context_is_written_once_and_its_dockerignore_lets_through_what_is_copied(
     texts: dict[str, str], tmp_path: Path
 ) -> None:
-    assert build_context.write(tmp_path, texts) == list(texts)
-    assert build_context.write(tmp_path, texts) == []
-    assert build_context.compare(tmp_path, texts) == ""
+    assert build.write(tmp_path, texts) == list(texts)
+    assert build.write(tmp_path, texts) == []
+    assert build.compare(tmp_path, texts) == ""
     allowed = {line.removeprefix("!") for line in texts[".dockerignore"].splitlines()[1:]}
     copied = [
         name
@@ -33,21 +33,21 @@ def test_a_context_is_written_once_and_its_dockerignore_lets_through_what_is_cop
 
 
 def test_an_edit_by_hand_is_shown_as_a_diff(texts: dict[str, str], tmp_path: Path) -> None:
-    build_context.write(tmp_path, texts)
+    build.write(tmp_path, texts)
     file = tmp_path / "Dockerfile"
     file.write_text(file.read_text().replace("USER 10001:10001", "USER root"))
     (tmp_path / "requirements.txt").unlink()
-    diff = build_context.compare(tmp_path, texts)
+    diff = build.compare(tmp_path, texts)
     assert "-USER root\n" in diff and "+USER 10001:10001\n" in diff
     assert f"{tmp_path / 'requirements.txt'} is missing" in diff
     file.write_text(file.read_text().rstrip("\n"))
-    assert "no line break at the end" in build_context.compare(tmp_path, texts)
+    assert "no line break at the end" in build.compare(tmp_path, texts)
     file.write_text("")
-    assert "more lines of" in build_context.compare(tmp_path, texts)
+    assert "more lines of" in build.compare(tmp_path, texts)
 
 
 def test_a_folder_that_cannot_be_written_is_no_traceback(texts: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvbuildError) as caught:
-        build_context.write(tmp_path / "file", texts)
+        build.write(tmp_path / "file", texts)
     assert caught.value.code == "context-unwritable"

@@ -18,7 +18,7 @@ import pytest
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.patches import load_patch
-from envbuild.container import build_context, select
+from envbuild.container import build, select
 from envbuild.container.base_images import load_containers
 from envbuild.container.dockerfile import WHEELHOUSE, quoted, render
 from envbuild.container.instructions import Arg, Comment, Copy, Env, Folder, Labels, Run, Stage, Start
@@ -41,7 +41,7 @@ def recipes() -> dict[str, ImageRecipe]:
 def test_the_committed_files_are_what_the_lock_gives(name: str, recipes: dict[str, ImageRecipe]) -> None:
     folder = resources.containers() / name
     there = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert there == build_context.texts(recipes[name])
+    assert there == build.texts(recipes[name])
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -50,7 +50,7 @@ def test_committed_files_name_no_host_of_a_package_index(name: str, recipes: dic
     hosts = {str(urlsplit(entry.url).hostname) for entry in load_indexes().values() if entry.url}
     hosts |= {pip.PyPI.netloc, pip.PyPI.file_storage_domain}
     assert len(hosts) > 2
-    for text in build_context.texts(recipes[name]).values():
+    for text in build.texts(recipes[name]).values():
         assert not [host for host in hosts if host in text]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.loader import load_target
-from envbuild.container import build_context
+from envbuild.container import build
 from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Comment, Folder, Run, Stage
 from envbuild.container.recipe import ImageRecipe, make_recipe
@@ -52,7 +52,7 @@ def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_p
 
     def built(name: str, old: str = "", new: str = "") -> int:
         top = tmp_path / name
-        build_context.write(top, {file: text.replace(old, new) if old else text for file, text in recipe.files.items()})
+        build.write(top, {file: text.replace(old, new) if old else text for file, text in recipe.files.items()})
         (top / "src").mkdir()
         line = " && ".join(run.commands).replace("/patches/", f"{top}/patches/")
         return subprocess.run(["sh", "-c", line], cwd=top / "src", capture_output=True, check=False).returncode

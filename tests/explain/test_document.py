@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.explain.document import parse
+from envbuild.explain.annotate import parse
 
 DOCUMENT = """# Title #
 

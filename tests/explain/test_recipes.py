@@ -6,9 +6,8 @@ import pytest
 
 from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
-from envbuild.explain.recipes import RecipeRun, document_recipes
 from envbuild.explain.text import render_text
-from envbuild.explain.view import explain
+from envbuild.explain.view import RecipeRun, document_recipes, explain
 
 CALL = "check_cuda_torch_binary_vs_bare_metal(CUDA_HOME)\n"
 

@@ -9,9 +9,8 @@ import pytest
 
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.explain.checks import CheckResult
-from envbuild.explain.memory import least_nodes, parameters
 from envbuild.explain.text import render_text
-from envbuild.explain.view import Decided, explain
+from envbuild.explain.view import Decided, explain, least_nodes, parameters
 from envbuild.model.reference import ModelSize, Reference
 from envbuild.model.resolution import Candidate, Decision, Resolution
 from envbuild.model.stack import Stack

@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
-from envbuild.export import bash_required
+from envbuild.export import bash_script
 from envbuild.export.bash_script import render_script
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
@@ -133,7 +133,7 @@ def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> 
 
 
 def test_the_question_of_what_is_required_uses_no_name_that_it_does_not_bring() -> None:
-    text = bash_required.function().partition("<<'EOF'")[2].partition("\n")[2].partition("\nEOF")[0]
+    text = bash_script.function().partition("<<'EOF'")[2].partition("\n")[2].partition("\nEOF")[0]
     tables = [symtable.symtable(text, "required", "exec")]
     known = {*dir(builtins), *(each.get_name() for each in tables[0].get_symbols() if each.is_assigned())}
     known |= {each.get_name() for each in tables[0].get_symbols() if each.is_imported() or each.is_namespace()}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.launch.benchmark import course_in_words, samples
+from envbuild.launch.request import course_in_words, samples
 from envbuild.model.evidence import Comparison
 from envbuild.model.reference import Bench
 from envbuild.report.claimed import NO_GPU, Gpus, compare, in_words, metric

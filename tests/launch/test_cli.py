@@ -11,7 +11,7 @@ import pytest
 from envbuild.cli.launch_cmd import absolute, launch
 from envbuild.cli.launch_run import asked_of
 from envbuild.errors import EnvbuildError
-from envbuild.launch.topology import Place
+from envbuild.launch.command import Place
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envbuild.launch.command import Place
 from envbuild.launch.shell import WIDTH, folded, render
-from envbuild.launch.topology import Place
 from envbuild.model.launch import Command, Endpoint, Launch, LaunchFile
 from tests.launch.support import started
 from tests.support.patience import PATIENCE

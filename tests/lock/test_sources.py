@@ -10,9 +10,9 @@ from envbuild.catalog.loader import load_stack
 from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import sources
+from envbuild.lock.check import restated
 from envbuild.lock.files import read_lock
 from envbuild.lock.readers.git import fetched, resolve_ref
-from envbuild.lock.restate import restated
 from envbuild.lock.sources import absolute_url, lock_source, pin_patches
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Source

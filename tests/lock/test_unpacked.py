@@ -17,7 +17,7 @@ from envbuild.cli.entry import main
 from envbuild.lock.create import create_lock
 from envbuild.lock.files import read_lock, write_lock
 from envbuild.lock.readers.torch_wheels import Supply
-from envbuild.lock.readers.unpacked import of_source, of_wheel
+from envbuild.lock.readers.wheel_record import of_source, of_wheel
 from envbuild.lock.sizes import with_all_sizes
 from envbuild.lock.sources import lock_source
 from envbuild.model.stack import Source, Stack

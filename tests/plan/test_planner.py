@@ -19,8 +19,8 @@ from envbuild.model.target import Target
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import ChosenVariants, make_plan
 from envbuild.provision.run.findings import Survey
-from envbuild.resolve.expectations import unexpected
 from envbuild.resolve.reachability import Supply
+from envbuild.resolve.rules.node import unexpected
 from tests.resolve.builders import (
     compat,
     make_lock,

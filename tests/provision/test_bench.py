@@ -16,7 +16,7 @@ from envbuild.provision import bench, bench_ways
 from envbuild.provision.bench_ways import Trial, Way
 from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import submit
-from envbuild.provision.jobs.facts_cache import facts_file, write_facts
+from envbuild.provision.jobs.survey import facts_file, write_facts
 from envbuild.provision.own_run import Log
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir

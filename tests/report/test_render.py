@@ -16,9 +16,9 @@ from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import Evidence
 from envbuild.report.claimed import metric
-from envbuild.report.figures import figure
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import render_html, render_json, render_markdown, write_report
+from envbuild.report.tables import figure
 from envbuild.report.verdict import make_verdict
 from envbuild.report.view import View
 from tests.report.samples import DIGEST, ROOT, checks, evidence, facts, fleet, node, resolution, shown

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.report import machines, sources
-from envbuild.report.text import markdown_block, markdown_code, markdown_text
+from envbuild.report.render import markdown_block, markdown_code, markdown_text
 from envbuild.text import visible
 
 

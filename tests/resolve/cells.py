@@ -19,9 +19,8 @@ from envbuild.model.lock import LockedSource
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules.libraries import library_rule
 from envbuild.resolve.rules.order import RULES
-from envbuild.resolve.rules.packages import meets, package_rule, scanned, traits_of
+from envbuild.resolve.rules.packages import library_rule, meets, package_rule, scanned, traits_of
 from tests.resolve.builders import make_variant, node_facts, package, plain_compat, target
 
 Path = tuple[str | int, ...]

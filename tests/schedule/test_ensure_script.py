@@ -15,10 +15,10 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.env import activation_files
 from envbuild.provision.jobs.node_local import is_local, prolog_text, refuse_prolog, refuse_script, require_shared
-from envbuild.schedule.ensure_script import ensure_script, pbs_preamble, task_prolog
 from envbuild.schedule.job import Broadcast, JobStep
-from envbuild.schedule.pbs_script import render as render_pbs
-from envbuild.schedule.slurm_script import render as render_slurm
+from envbuild.schedule.pbs import render as render_pbs
+from envbuild.schedule.script import ensure_script, pbs_preamble, task_prolog
+from envbuild.schedule.slurm import render as render_slurm
 from tests.schedule.jobs import job
 
 HOSTILE = "/shared/it's $(touch /nonexistent) {{x}}"

@@ -12,8 +12,16 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Target
 from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
 from envbuild.schedule.pbs import Pbs
-from envbuild.schedule.pbs_answers import parse_json, parse_text
-from envbuild.schedule.pbs_nodes import Attributes, Offer, Queues, bad_nodes, offers, parse_nodes
+from envbuild.schedule.pbs_answers import (
+    Attributes,
+    Offer,
+    Queues,
+    bad_nodes,
+    offers,
+    parse_json,
+    parse_nodes,
+    parse_text,
+)
 from envbuild.schedule.runner import Here
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from envbuild.strategy.memory import Case
-from envbuild.strategy.timing import flops, seconds, tflops
+from envbuild.strategy.search import flops, seconds, tflops
 from tests.strategy.support import H200, V100, machine, measured, shape
 
 

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.readers.unpacked import of_wheel
+from envbuild.lock.readers.wheel_record import of_wheel
 from envbuild.model.unpacked import Unpacked
 from envbuild.node import pip_config
 from envbuild.node.read_text import integer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.toolchain import load_toolchain
-from envbuild.container import apptainer, build_context
+from envbuild.container import apptainer, build
 from envbuild.container.build import Options, fill_wheelhouse, link
 from envbuild.container.builders import find_builder
 from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
@@ -28,7 +28,7 @@ from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import fetched_python
 from envbuild.provision.delivery.artifacts import artifact_cache, fetch_delivery
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
-from envbuild.provision.jobs.ask import Asked, ask_in_job
+from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
@@ -53,7 +53,7 @@ def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[
     made = folder / f"context-{image.key[:12]}"
     try:
         definition = {apptainer.FILE: apptainer.render(recipe, carried=True)}
-        build_context.write(made, build_context.texts(recipe) | definition)
+        build.write(made, build.texts(recipe) | definition)
         say("fetching what the image is made from")
         _fetch(recipe, settings, made / WHEELHOUSE)
         for name, file in apptainer.archives(recipe).items():

@@ -24,7 +24,7 @@ from envbuild.provision.images.plan import FILES, smoke_args, verify_args
 from envbuild.provision.jobs.site import JobSite, proxies
 from envbuild.provision.run.findings import Prepared
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.pbs_script import mpiexec
+from envbuild.schedule.pbs import mpiexec
 
 LIMIT = 3600
 _NODES = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'

@@ -31,10 +31,10 @@ from envbuild.provision.images.state import (
     planned,
     told_of,
 )
-from envbuild.provision.jobs.ask import Asked, ask_in_job
-from envbuild.provision.jobs.facts_cache import facts_file
+from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.stage import login_work, on_login
+from envbuild.provision.jobs.survey import facts_file
 from envbuild.provision.run.between_runs import keep, read_recent
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.outcome import Outcome

@@ -75,7 +75,7 @@ def wanted(prepared: Prepared) -> Wanted:
     settings = settings_of(prepared)
     if settings.image is not None:
         return _pulled(prepared, settings, settings.image)
-    from envbuild.container import apptainer, build_context
+    from envbuild.container import apptainer, build
     from envbuild.container.select import Choice, recipe_for
 
     given = Given(settings.base, settings.runtime_image, settings.fetch_image, settings.python, settings.glibc)
@@ -84,7 +84,7 @@ def wanted(prepared: Prepared) -> Wanted:
     )
     total = hashlib.sha256()
     made_by = {apptainer.FILE: apptainer.render(recipe, carried=True)} if settings.build == "job" else {}
-    for name, text in sorted({**build_context.texts(recipe), **made_by}.items()):
+    for name, text in sorted({**build.texts(recipe), **made_by}.items()):
         total.update(f"{name}\0{len(text)}\0{text}".encode())
     return Wanted(
         total.hexdigest(), recipe.tag, recipe.prefix, recipe.environment, recipe.variant, recipe,

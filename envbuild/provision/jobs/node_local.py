@@ -17,8 +17,8 @@ from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.schedule.ensure_script import ensure_file, ensure_script, pbs_preamble, task_prolog
 from envbuild.schedule.job import Broadcast, JobStep
+from envbuild.schedule.script import ensure_file, ensure_script, pbs_preamble, task_prolog
 
 # What `ensure` needs to stamp an environment as the node that built it has done.
 _OF_ACTIVATE = ("stack", "profile", "variant", "variables", "evidence")

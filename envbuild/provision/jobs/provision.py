@@ -23,16 +23,15 @@ from envbuild.provision.jobs.answers import (
     Answers,
     first_death,
     last_attempt,
+    not_shared,
     progress_of,
     read_answers,
     tell_phases,
 )
-from envbuild.provision.jobs.ask import not_shared
-from envbuild.provision.jobs.facts_cache import facts_file, write_facts
 from envbuild.provision.jobs.node_local import broadcast, is_local, pack_request
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.submit import finish, run_to_end
-from envbuild.provision.jobs.survey import facts_of
+from envbuild.provision.jobs.survey import facts_file, facts_of, write_facts
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import Outcome

@@ -16,7 +16,7 @@ from envbuild.provision.fleet.multi_node_smoke import (
     smoke_args,
     wants_to_meet,
 )
-from envbuild.provision.jobs.ask import Asked, ask_in_job
+from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.survey import ask_login, login_facts

@@ -7,25 +7,56 @@ on it, and kept for a week.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import posixpath
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
 from envbuild.provision.contact.first_contact import contact, node_request
-from envbuild.provision.jobs.ask import Asked, ask_in_job
-from envbuild.provision.jobs.facts_cache import facts_file, read_facts, write_facts
+from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_packed
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.run.between_runs import MAX_AGE
+from envbuild.provision.run.between_runs import MAX_AGE, keep, read_recent
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args
 from envbuild.provision.survey.errors import python_broken
 from envbuild.provision.survey.up_to_date import can_keep, kept
+
+
+def facts_file(target: Target, login: str) -> Path:
+    """Where facts of a target's nodes are kept: one file a login host, partition and kind of node asked for."""
+    scheduler = target.scheduler
+    hosts = target.hosts if isinstance(target.hosts, tuple) else target.hosts.given
+    asked = [login, scheduler.kind, hosts, scheduler.queue, scheduler.constraints, scheduler.nodes, target.prefix]
+    if scheduler.modules is not None:
+        # They decide which programs a probe finds.
+        asked.append(scheduler.modules.to_json_dict())
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return platformdirs.user_cache_path("envbuild") / "nodes" / f"{target.name}-{digest}.json"
+
+
+def read_facts(path: Path, now: float | None = None) -> dict[str, NodeFacts]:
+    """Facts by node; empty when there are none, when they are too old, or when this envbuild cannot read them."""
+    try:
+        found = [NodeFacts.from_plain(item) for item in read_recent(path, now) or ()]
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {facts.node: facts for facts in found}
+
+
+def write_facts(path: Path, facts: Mapping[str, NodeFacts]) -> None:
+    """Keep them, as `keep` does."""
+    keep(path, [item.to_json_dict() for item in facts.values()])
+
 
 # What the shared prefix says is the same on every node, and newer on the login host than in the facts of an old job.
 _SHARED = ("environments", "toolchain", "prefix", "busy")

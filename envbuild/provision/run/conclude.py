@@ -2,21 +2,147 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from envbuild import __version__
-from envbuild.model.evidence import Evidence, NodeEvidence, StackFinding, run_exit
+from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
+from envbuild.model.evidence import Attachment, Evidence, NodeEvidence, StackFinding, attachment, run_exit
+from envbuild.model.file_list import Files, pack, root, unpack
+from envbuild.model.lock import Variant, canonical_json
+from envbuild.model.target import Target
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, read_journal, utc_now
+from envbuild.provision.run.run_dir import RunDir
+from envbuild.schedule.runner import as_login
+
+
+class FileLists:
+    """The lists of one run by node; nobody is asked twice.
+
+    A node of a job that has ended cannot be asked; the login host can, which sees an environment on a shared prefix.
+    """
+
+    def __init__(self, target: Target, run: RunDir) -> None:
+        """`run`: the one that asks."""
+        self._target, self._run = target, run
+        self._known: dict[str, Files] = {}
+
+    def __call__(self, nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
+        """By node what its environment was stamped with; a node that gives no list is left out."""
+        new = [node for node in nodes if node.node not in self._known and node.environment and node.image is None]
+        if new:
+            self._ask(new)
+        return {node.node: self._known[node.node] for node in nodes if node.node in self._known}
+
+    def by_root(self, nodes: Sequence[NodeEvidence]) -> dict[str, Files]:
+        """The lists of roots that were measured in this run, and of those that were asked for before.
+
+        A list that does not give the root of a node is none of them.
+        """
+        first = {str(node.root): node for node in reversed(nodes) if _is_measured(node)}
+        self(list(first.values()))
+        made = {root(files): files for files in self._known.values()}
+        return {each: files for each, files in made.items() if each in {node.root for node in nodes}}
+
+    def _ask(self, nodes: Iterable[NodeEvidence]) -> None:
+        # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
+        requests = {
+            node.node: node_request(
+                "files", str(node.environment).rsplit("/", 2)[0], {"environment": node.environment}, self._run.id
+            )
+            for node in nodes
+        }
+        for name, answer in self._answers(requests).items():
+            try:
+                self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
+            except (EnvbuildError, ValueError, KeyError, TypeError):
+                continue  # that there is none is told in any case
+
+    def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult]:
+        host = as_login(self._target)
+        if self._target.connection.kind != "job":
+            return contact(requests, requests.__getitem__, host.connection, run=self._run)
+        (login,) = expand_hosts(host.hosts)
+
+        def asked(request: dict[str, Any]) -> ContactResult:
+            return contact([login], lambda _: request, host.connection, run=self._run)[login]
+
+        return {name: asked(request) for name, request in requests.items()}
+
+
+def _is_measured(node: NodeEvidence) -> bool:
+    return bool(node.root) and node.root_level == "measured" and not node.drift_count
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Contents for the folder `attachments`."""
+
+    kind: str
+    name: str
+    data: bytes
+    of: str | None = None
+
+
+def attach(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> tuple[Attachment, ...]:
+    """Write lock, profile, `variants` and file lists (by root) into the run directory; name its plan and journal too.
+
+    Raises EnvbuildError `run-directory-unwritable` (exit 75).
+    """
+    run = work.run
+    run.attachments.mkdir(mode=0o700, exist_ok=True)
+    made = []
+    for each in _contents(work, variants, lists):
+        path = run.attachments / each.name
+        run.write_bytes(path, each.data)
+        made.append(_attachment(run, each.kind, path, each.of))
+    return (*made, *(_attachment(run, kind, path) for kind, path in _there(run) if path.is_file()))
+
+
+def _contents(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> Iterator[_Kept]:
+    from envbuild.catalog.loader import manifest_text
+
+    prepared = work.prepared
+    lock = prepared.lock_file.read_bytes() if prepared.lock_file.is_file() else b""
+    # Somebody may have made a new one since this run began.
+    if hashlib.sha256(lock).hexdigest() == prepared.lock_digest:
+        yield _Kept("lock", "lock.toml", lock)
+    yield _Kept("profile", "profile.json", manifest_text(prepared.stack, prepared.profile))
+    for variant in variants:
+        data = canonical_json(variant.to_json_dict())
+        yield _Kept("variant", f"variant-{variant.digest[:12]}.json", data, variant.digest)
+    for digest, files in lists.items():
+        yield _Kept("files", f"files-{digest[:12]}.json.gz", pack(files), digest)
+
+
+def _there(run: RunDir) -> tuple[tuple[str, Path], ...]:
+    return ("plan", run.plan), ("journal", run.journal_path)
+
+
+def _attachment(run: RunDir, kind: str, path: Path, of: str | None = None) -> Attachment:
+    return attachment(kind, path.relative_to(run.path).as_posix(), path.read_bytes(), of)
+
+
+def variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]:
+    """By digest the variants that nodes have: as they were built, else of the lock."""
+    known = {each.digest: each for each in (*work.prepared.lock.variants, *work.survey.variants.values())}
+    wanted = dict.fromkeys(str(node.variant_digest) for node in nodes)
+    return {digest: known[digest] for digest in wanted if digest in known}
 
 
 def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
-    from envbuild.provision.run.attachments import attach, variants_of
-    from envbuild.provision.run.file_lists import FileLists
+
     from envbuild.report.equality import equality_of
     from envbuild.report.render import write_report
     from envbuild.report.timeline import steps

@@ -13,7 +13,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.report.verdict import GPU_WARNINGS
-from envbuild.resolve.rules.libraries import install_words
+from envbuild.resolve.rules.packages import install_words
 from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"

@@ -13,7 +13,7 @@ from envbuild.model import file_list
 from envbuild.model.evidence import Attachment
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.stack import Profile
-from envbuild.report import strict_json
+from envbuild.report import evidence_file
 from envbuild.report.recheck.finding import Finding, checked, not_checked, problem
 from envbuild.report.recheck.opened import Opened, read_attachment
 
@@ -85,14 +85,14 @@ def _take(found: Attached, item: Attachment, data: bytes) -> None:
 
         found.lock = parse_lock(data.decode(), item.path)
     elif item.kind == "profile":
-        found.profile, found.profile_digest = dict(strict_json.parse(data)), item.sha256
+        found.profile, found.profile_digest = dict(evidence_file.parse(data)), item.sha256
         Profile.from_plain(found.profile["contents"])
     elif item.kind == "variant":
-        found.variants[str(item.of)] = Variant.from_plain(strict_json.parse(data))
+        found.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
     elif item.kind == "files":
         found.lists[str(item.of)] = file_list.unpack(data)
     elif item.kind == "plan":
-        found.plan = dict(strict_json.parse(data))
+        found.plan = dict(evidence_file.parse(data))
 
 
 def _listing(report: Opened) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.claimed import SAME
-from envbuild.report.figures import below_floor, largest
+from envbuild.report.tables import below_floor, largest
 from envbuild.report.verdict import far_above, node_checks
 from envbuild.text import grouped, number, percent, plural
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from packaging.utils import canonicalize_name
 
 from envbuild.model.evidence import Evidence, NodeEvidence
-from envbuild.report.figures import figure
 from envbuild.report.sections.claims import Claim
 from envbuild.report.sections.pins import Pin
 from envbuild.report.sources import built_names
+from envbuild.report.tables import figure
 from envbuild.text import few, plural
 
 

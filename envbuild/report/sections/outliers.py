@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from envbuild.model.evidence import Metric, NodeEvidence
-from envbuild.report.figures import figure
 from envbuild.report.machines import NodeClass
 from envbuild.report.pictures import rates
+from envbuild.report.tables import figure
 from envbuild.text import number
 
 LEAST = 3

@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.provision.images import jobs
 from envbuild.provision.images.plan import NodeImage
-from envbuild.provision.jobs.facts_cache import read_facts
+from envbuild.provision.jobs.survey import read_facts
 from envbuild.provision.run.between_runs import MAX_AGE
 from envbuild.provision.survey.supported import unsupported
 from tests.report.samples import facts

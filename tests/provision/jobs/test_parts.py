@@ -18,9 +18,9 @@ from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
 from envbuild.provision.jobs import stage
 from envbuild.provision.jobs import survey as job_look
-from envbuild.provision.jobs.ask import _answer
-from envbuild.provision.jobs.facts_cache import facts_file, read_facts, write_facts
+from envbuild.provision.jobs.answers import _answer
 from envbuild.provision.jobs.site import JobSite, place
+from envbuild.provision.jobs.survey import facts_file, read_facts, write_facts
 from envbuild.provision.run.between_runs import MAX_AGE
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir

@@ -17,8 +17,8 @@ from envbuild.model import file_list
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult
-from envbuild.provision.run import file_lists
-from envbuild.provision.run.file_lists import FileLists
+from envbuild.provision.run import conclude
+from envbuild.provision.run.conclude import FileLists
 from envbuild.provision.run.run_dir import RunDir
 
 
@@ -95,7 +95,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             for name, text in packed.items()
         }
 
-    monkeypatch.setattr(file_lists, "contact", contact)
+    monkeypatch.setattr(conclude, "contact", contact)
     return names
 
 
@@ -123,7 +123,7 @@ def test_of_nodes_of_a_job_the_login_host_is_asked_which_sees_their_prefix(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login = target("ssh").model_copy(update={"hosts": ("login1",)})
-    monkeypatch.setattr(file_lists, "as_login", lambda _: login)
+    monkeypatch.setattr(conclude, "as_login", lambda _: login)
     nodes = [node("n1", file_list.root(A)), node("n2", file_list.root(A))]
     assert FileLists(target("job"), RUN).by_root(nodes) == {file_list.root(A): A}
     assert asked == ["login1"]

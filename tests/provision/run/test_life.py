@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.provision import inspect
-from envbuild.provision.provision import fetch_only, provision
+from envbuild.provision import provision
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import RunDir, list_runs
@@ -21,10 +20,10 @@ from tests.provision.survey.test_up_to_date import prepared
 
 CLUSTER = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
 VERBS: dict[str, Callable[..., Any]] = {
-    "smoke": inspect.smoke,
-    "verify": lambda *args: inspect.verify(*args, deep=False),
-    "provision": lambda *args: provision(*args, show_plan=lambda *_: None),
-    "fetch": fetch_only,
+    "smoke": provision.smoke,
+    "verify": lambda *args: provision.verify(*args, deep=False),
+    "provision": lambda *args: provision.provision(*args, show_plan=lambda *_: None),
+    "fetch": provision.fetch_only,
 }
 
 

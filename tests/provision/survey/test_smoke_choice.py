@@ -11,7 +11,7 @@ import pytest
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError
 from envbuild.model.stack import SmokeItem
-from envbuild.provision import inspect
+from envbuild.provision import provision
 from envbuild.provision.images import provision as images
 from envbuild.provision.jobs import smoke as jobs
 from envbuild.provision.run.context import Question, Settings
@@ -38,10 +38,10 @@ class Way:
 
 
 def test_the_question_to_an_environment_has_the_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect, "route_of", lambda _: Way())
+    monkeypatch.setattr(provision, "route_of", lambda _: Way())
     settings = Settings(tmp_path / "runs", only=ONLY, full=True)
     with pytest.raises(Asked) as caught:
-        inspect.smoke(prepared(prefix=str(tmp_path / "p")), settings, _Silent())
+        provision.smoke(prepared(prefix=str(tmp_path / "p")), settings, _Silent())
     assert asked(caught.value.args[0]) == (["full"], True)
 
 
@@ -65,7 +65,7 @@ def test_the_command_line_gives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         seen.append((settings.only, settings.full))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect, "smoke", smoke)
+    monkeypatch.setattr(provision, "smoke", smoke)
     place = ["--target", "local", "--prefix", str(tmp_path / "p")]
     for flags in ([], ["--full"], ["--only", "machine/gemm", "--only", "training"]):
         main(["smoke", *place, *flags])
@@ -75,7 +75,7 @@ def test_the_command_line_gives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_name_that_the_stack_does_not_have_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     ready = prepared(prefix=str(tmp_path / "p"))
     with pytest.raises(EnvbuildError) as error:
-        inspect.smoke(ready, Settings(tmp_path / "runs", only=("machine/gem",)), _Silent())
+        provision.smoke(ready, Settings(tmp_path / "runs", only=("machine/gem",)), _Silent())
     assert (error.value.code, error.value.exit_code) == ("smoke-unknown", 2)
     assert "full" in (error.value.hint or "")
     assert not (tmp_path / "runs").exists()
