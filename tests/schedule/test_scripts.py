@@ -80,9 +80,9 @@ def _run(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str
 def test_the_run_s_own_srun_takes_over_no_tasks_and_processors_of_the_job(tmp_path: Path) -> None:
     names = ("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
     shown = JobText(text=f"env | grep -E '^({'|'.join(names)})=' || echo none\n", each="batch")
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
     given = dict(zip(names, ("1", "64", "cpu=64"), strict=True))
-    done = _run(slurm.render(job(output=str(tmp_path), steps=(shown,))), tmp_path, **slurm, **given)
+    done = _run(slurm.render(job(output=str(tmp_path), steps=(shown,))), tmp_path, **batch, **given)
     assert (done.returncode, done.stdout) == (0, "none\n"), done.stderr
 
 

@@ -79,7 +79,7 @@ _WRITES = """
 import json, sys
 from pathlib import Path
 from envbuild.provision.images import jobs as container_jobs
-from envbuild.provision.jobs import facts_cache as job_facts
+from envbuild.provision.jobs import survey as job_facts
 from envbuild.model.facts import NodeFacts
 told = json.load(sys.stdin)
 known = {node: NodeFacts.from_plain(each["facts"]) for node, each in told.items()}
