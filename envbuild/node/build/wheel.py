@@ -4,18 +4,19 @@ Two routes: our driver runs setup.py (which delivers flags for certain, whatever
 else goes through PEP 517. Torch and all build tools are packages of the environment; nothing is isolated or fetched.
 """
 
-import contextlib
 import os
+import re
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
 from envbuild.node.build import environment as build_environ
-from envbuild.node.build.programs import editable, job_client
+from envbuild.node.build.programs import editable
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Json, NodeError, log, plural
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores
 _PROGRAMS = "envbuild.node.build.programs"
+# What gcc and clang, nvcc, ninja and distutils say when a program below them was killed.
+_KILLED = re.compile(
+    r"Killed signal terminated program|internal compiler error: Killed|died due to signal 9"
+    r"|command failed due to signal.*[Kk]illed|fatal error: Killed|\[code=137\]"
+    r"|terminated by signal 9|exit (?:code|status) (?:-9|137)\b|Signals\.SIGKILL"
+)
 
 
 class Options(NamedTuple):
@@ -78,8 +85,10 @@ def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "
             results[name] = call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
             failures[name] = error
+        finally:
+            budget.ended()
 
-    with job_server.Budget(jobs) as budget:
+    with job_server.Budget(jobs, builds=len(calls)) as budget:
         progress("compiling %s" % ", ".join(calls), ask=budget.told)
         proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
@@ -159,11 +168,13 @@ class _Build:
             build_dir.give_name(self.environment, work.environment)
             env = self._environ(work, again)
             done = self._run(work, env)
-            if not done.ok and self._killed(done, work):
-                # Where single commands are not held back: all of it once more, on top of what is compiled.
+            if _killed(done):
+                # All of it once more, on top of what is compiled.
                 self.budget.halve(self.name)
                 log("the build of %s was killed for memory: once more, with fewer jobs" % self.name)
                 done = self._run(work, env)
+                if _killed(done):
+                    raise diagnose.failure(self.what, "a compiler was killed again: there is too little memory")
             report = paths.read_json(work.report) or {}
             diagnose.write_down(self.what, done.out + done.err)
             if not done.ok:
@@ -190,36 +201,29 @@ class _Build:
         return env
 
     def _run(self, work: "_Work", env: "dict[str, str]") -> "proc.Finished":
+        alone = self.route == "pep517" or self.budget.limit(self.memory) < self.budget.limit() or not _takes_bytes(env)
+        with self.budget.build(alone):
+            self.budget.at_work[self.name] = (os.path.join(work.tree, self.inside), work.report)
+            try:
+                return self._run_now(work, env, None if alone else self.budget.fifo)
+            finally:
+                del self.budget.at_work[self.name]
+
+    def _run_now(self, work: "_Work", env: "dict[str, str]", fifo: "str | None") -> "proc.Finished":
         project = os.path.join(work.tree, self.inside)
-        socket, jobs = self.budget.socket, self.budget.limit(self.memory)
+        jobs = self.budget.limit(self.memory)
         python = os.path.join(work.environment, "bin", os.path.basename(self.python))
-        guard = self.prefix + [self.python, "-I", "-S", work.program("job_client"), "guard", socket, "--"]
+        guard = self.prefix + [self.python, "-I", "-S", work.program("guard")]
         env = dict(env, MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
         if self.route == "pep517":
             words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", python]
             words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
-            with _held(socket, self.name, jobs, self.memory):
-                return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
-        request = {
-            "flags": self.flags,
-            "out": work.out,
-            "report": work.report,
-            "gate": work.program("job_client"),
-            "socket": socket,
-            "memory": self.memory,
-            "jobs": jobs,
-            "logs": work.logs,
-            "source": self.name,
-        }
+            return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
+        request = {"flags": self.flags, "out": work.out, "report": work.report, "fifo": fifo, "jobs": jobs}
         file = os.path.join(work.path, "request.json")
         paths.write_json(file, request)
         words = [python, work.program("setup_py"), file]
         return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
-
-    def _killed(self, done: "proc.Finished", work: "_Work") -> bool:
-        if self.route != "pep517" and (paths.read_json(work.report) or {}).get("gated") != "extensions":
-            return False
-        return done.rc in (137, 247) or job_client.KILLED.search(done.out.encode("utf-8")) is not None
 
     def _failed(self, done: "proc.Finished", report: Json) -> "NodeError":
         text = done.out + "\n" + done.err
@@ -251,6 +255,18 @@ class _Build:
         return sorted(there)
 
 
+def _takes_bytes(env: "dict[str, str]") -> bool:
+    """Whether the ninja of a build takes bytes of the job server: it does since 1.13. Without one nothing is lost."""
+    program = shutil.which("ninja", path=env.get("PATH", os.defpath))
+    version = re.match(r"(\d+)\.(\d+)", proc.run([program, "--version"], env=env).out) if program else None
+    return version is None or (int(version.group(1)), int(version.group(2))) >= (1, 13)
+
+
+def _killed(done: "proc.Finished") -> bool:
+    """Whether something of a build died for memory: compilers themselves end with 1 when a program below them did."""
+    return not done.ok and (done.rc in (137, 247) or _KILLED.search(done.out) is not None)
+
+
 class _Work:
     """The folders of one build, and the programs in it."""
 
@@ -261,20 +277,10 @@ class _Work:
         self.tmp = os.path.join(path, "tmp")
         self.runtime = os.path.join(path, "runtime")
         self.out = os.path.join(path, "out")
-        self.logs = os.path.join(path, "logs")
         self.report = os.path.join(path, "report.json")
-        for folder in (self.runtime, self.tmp, self.out, self.logs):
+        for folder in (self.runtime, self.tmp, self.out):
             os.mkdir(folder)
         program_files.write(_PROGRAMS, path)
 
     def program(self, name: str) -> str:
         return os.path.join(self.path, name + ".py")
-
-
-@contextlib.contextmanager
-def _held(path: str, source: str, cores: int, memory: float) -> "Iterator[None]":
-    """Hold tokens for a whole build, for one whose compile commands cannot be held back singly."""
-    with contextlib.closing(job_client.connect(path)) as line:
-        job_client.send(line, {"op": "take", "source": source, "cores": cores, "memory": memory, "weight": 1})
-        job_client.receive(line)
-        yield

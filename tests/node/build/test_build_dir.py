@@ -23,7 +23,7 @@ os._exit(9)
 DIES_WITH_A_BUDGET = """
 import os
 from envbuild.node.build.job_server import Budget
-print(Budget(1).__enter__().socket, flush=True)
+print(Budget(1).__enter__().fifo, flush=True)
 os._exit(9)
 """
 
@@ -97,13 +97,13 @@ def test_a_folder_of_another_machine_is_left_alone(tmp_path: Path) -> None:
         assert dead.exists()
 
 
-def test_the_socket_of_a_dead_builder_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as top:  # a short path, as sockets need it
+def test_the_job_server_of_a_dead_builder_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as top:
         monkeypatch.setattr("tempfile.tempdir", top)
         command, env = [sys.executable, "-c", DIES_WITH_A_BUDGET], {**os.environ, "TMPDIR": top}
         left = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout.strip()
         assert os.path.dirname(os.path.dirname(left)) == top and os.path.exists(left)
         with job_server.Budget(1) as first, job_server.Budget(1) as second:
             assert not os.path.exists(os.path.dirname(left))
-            assert os.path.exists(first.socket) and os.path.exists(second.socket)
+            assert os.path.exists(first.fifo) and os.path.exists(second.fifo)
         assert not os.listdir(top)

@@ -352,25 +352,6 @@ def test_a_node_that_cannot_switch_it_off_says_so() -> None:
     assert words == [] and said.startswith("on: ")
 
 
-def test_several_sources_share_one_budget(tmp_path: Path, python: str) -> None:
-    def call(name: str) -> object:
-        project = shape_project(tmp_path / name)
-
-        def build(budget: job_server.Budget) -> object:
-            asked = source(name, flags=FLAGS, extensions=EXTENSIONS)
-            out = str(tmp_path / ("out-" + name))
-            return wheel.build_wheel(python, asked, str(project), out, options(tmp_path, budget=budget)), budget
-
-        return build
-
-    results = wheel.build_all({name: call(name) for name in ("one", "two")}, jobs=2)  # type: ignore[misc]
-    assert list(results) == ["one", "two"]
-    budgets = {id(budget): budget for _, budget in results.values()}
-    assert len(budgets) == 1
-    assert next(iter(budgets.values())).peak == 2
-    assert [result["extensions"] for result, _ in results.values()] == [EXTENSIONS, EXTENSIONS]
-
-
 def test_a_source_that_fails_does_not_hide_behind_the_others() -> None:
     def bad(_: job_server.Budget) -> None:
         raise NodeError("build-failed", "no", exit_code=Exit.BUILD_FAILED)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from envbuild.node.build import diagnose
-from envbuild.node.build.programs import job_client
+from envbuild.node.build import diagnose, wheel
 from envbuild.node.probe import parse_nvidia
 from envbuild.node.smoke import gpu_state, runner, training_log
 from envbuild.provision import bench, gpu_use
@@ -18,7 +17,7 @@ from envbuild.trace import records
 from envbuild.transport import ssh_errors
 
 MODULES = (
-    diagnose, job_client, parse_nvidia, gpu_state, runner, training_log, gpu_use, pbs_answers, slurm_answers,
+    diagnose, wheel, parse_nvidia, gpu_state, runner, training_log, gpu_use, pbs_answers, slurm_answers,
     records, ssh_errors,
 )  # fmt: skip
 PIECES = (
