@@ -14,6 +14,7 @@ from envbuild.model.common import (
     GitUrl,
     ModuleName,
     Name,
+    PackageName,
     PythonVersion,
     RelPath,
     SettableName,
@@ -138,6 +139,7 @@ class Build(StrictModel):
     at its first start, as a wheel of their own beside the tree. `extensions` are the modules that the wheel must hold.
     `environment` holds for this build alone. `memory_per_job` in GB is what one compile job may take. `cxx11_abi` is
     the C++ ABI (`_GLIBCXX_USE_CXX11_ABI`) that the source's own build sets, where it does not leave that to torch.
+    `requires` are packages that the build imports and does not declare: it sees no others.
     """
 
     kind: Literal["wheel", "inplace", "kernels"] = "wheel"
@@ -146,6 +148,7 @@ class Build(StrictModel):
     environment: dict[SettableName, Text] | None = None
     memory_per_job: Annotated[float, Field(gt=0, le=1024)] | None = None
     cxx11_abi: Literal[0, 1] | None = None
+    requires: Annotated[tuple[PackageName, ...], Field(min_length=1)] | None = None
     modules: Annotated[tuple[KernelModule, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")

@@ -37,10 +37,7 @@ VARIANT: dict[str, Any] = {
     "platform": "linux_x86_64",
     "torch": "2.4.1",
     "flavour": "cu124",
-    "packages": [
-        {"name": "torch", "version": "2.4.1", "index": "pytorch-cu124", "files": []},
-        {"name": "setuptools", "version": "69.0", "index": "pypi", "files": []},
-    ],
+    "packages": [{"name": "torch", "version": "2.4.1", "index": "pytorch-cu124", "files": []}],
     "provided": {"numpy": "1.26.4"},
     "environment": {"NVTE_FRAMEWORK": "pytorch", "NCCL_TOPO_FILE": {"path": "/opt/x.xml", "if": "exists"}},
     "smoke": [{"name": "sound"}],
@@ -57,11 +54,13 @@ TOOLCHAIN: dict[str, Any] = {
     "environment": {"CFLAGS": "-O2"},
 }
 ARCH = ["8.0", "9.0"]
+PATCHES = ["e" * 64]
+PACKAGES = {"torch": "2.4.1", "setuptools": "69.0", "numpy": "1.26.4", "ninja": ""}
 
 
 def inputs(**source: Any) -> dict[str, Any]:
     """The inputs of SOURCE with other fields; without an argument always the same."""
-    return key_inputs({**copy.deepcopy(SOURCE), **source}, VARIANT, TOOLCHAIN, ARCH)
+    return key_inputs({**copy.deepcopy(SOURCE), **source}, VARIANT, TOOLCHAIN, ARCH, PATCHES, PACKAGES)
 
 
 def wheel(folder: Path, content: str = "VERSION = 1\n", name: str = "apex", version: str = "0.1") -> Path:

@@ -124,13 +124,12 @@ def copy(tree: str, to: str) -> None:
     set_dates(to)
 
 
-def give_name(environment: str, link: str) -> None:
-    """Make `link` a second name of the environment, the same on every node, and date its headers 1980.
+def date_headers(environment: str) -> None:
+    """Date the headers of an environment's packages 1980. Headers of a base keep their own.
 
-    An interpreter that is started by that name hands it to compilers as the folder of headers, and nvcc writes both the
-    folder and the dates into device code (-lineinfo), where no option maps them. Headers of a base keep their own.
+    An interpreter hands its own path to compilers as the folder of headers, and nvcc writes both the folder, which is
+    the same on every node, and the dates into device code (-lineinfo), where no option maps them.
     """
-    os.symlink(environment, link)
     for site in installed.site_packages(environment):
         for pattern in ("*/include", "*/*/include"):
             for folder in glob.glob(os.path.join(glob.escape(os.path.join(environment, site)), pattern)):

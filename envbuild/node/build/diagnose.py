@@ -122,5 +122,5 @@ def _program(name: str) -> str:
 
 
 def _module(name: str) -> str:
-    hint = "the environment has no %s; where it is a build tool, add it to the stack's `packages` and lock again"
+    hint = "the build sees no %s; add it to the stack's `packages`, and for a source to its `build.requires`"
     return hint % name.split(".")[0]

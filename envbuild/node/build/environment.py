@@ -74,16 +74,22 @@ def no_repository(above: str) -> "dict[str, str | None]":
 
 
 def variables(
-    environment: str, stack: Json, own: Json, arch_list: "list[str]", cuda_home: "str | None"
+    environment: str,
+    stack: Json,
+    own: Json,
+    arch_list: "list[str]",
+    cuda_home: "str | None",
+    programs: "str | None" = None,
 ) -> "dict[str, str | None]":
     """What a build sees beyond this node's own variables; the source's `own` win over the stack's, these over conda's.
 
-    `environment`: the folder of the environment. A stack's variables that are not plain text are not for builds.
+    `environment`: the folder of the environment; `programs`: that of its programs. A stack's variables that are not
+    plain text are not for builds.
     """
     extra = _of_conda(environment)
     path = extra.pop("PATH", None) or os.environ.get("PATH", "/usr/bin:/bin")
     extra.update({name: value for name, value in stack.items() if isinstance(value, str)})
-    folders = [os.path.join(environment, "bin")]
+    folders = [programs or os.path.join(environment, "bin")]
     if cuda_home:
         extra["CUDA_HOME"] = cuda_home
         folders.append(os.path.join(cuda_home, "bin"))

@@ -13,8 +13,8 @@ import tempfile
 from functools import partial
 from urllib.parse import quote
 
-from envbuild.node import git_source, merkle, paths, proc, program_files
-from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch, patch_sources
+from envbuild.node import git_source, merkle, paths, proc, program_files, variables
+from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch, patch_sources, visible
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.logs import progress
@@ -28,6 +28,7 @@ from envbuild.node.wheels.store import Store, default_path
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from envbuild.node.build.job_server import Budget
+    from envbuild.node.wheels.entry import Entry
 
 _KEYS = ("name", "commit", "tree", "git", "install", "generated", "outputs")
 
@@ -79,13 +80,9 @@ class Builder:
             if _is_wheel(source):
                 store = store or Store(self.store_path)
                 inputs = self._inputs(source)
-                if store.has(build_key.build_key(inputs)) or self.handed.expected(store, source["name"], inputs):
+                if store.like(inputs) or self.handed.expected(store, source["name"], inputs):
                     continue
             self._tree(source)
-
-    def look_again(self) -> None:
-        """Say that packages were installed since `fetch`: they may have brought compilers (an MPI, say)."""
-        self._toolchains = {}
 
     def patch_and_build(self) -> None:
         """Patch the trees of the environment and get every wheel, all that are missing built at once.
@@ -100,7 +97,8 @@ class Builder:
             return
         store = self.store = Store(self.store_path, create=True)
 
-        calls = {each["name"]: partial(self._obtain, each, store, self._inputs(each)) for each in wanted}
+        self._packages = visible.Packages(self.python)
+        calls = {each["name"]: partial(self._obtain, each, store) for each in wanted}
         build_wheel.build_all(calls, self.options.get("jobs"))
 
     def install(self) -> None:
@@ -247,7 +245,10 @@ class Builder:
         """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
-            env = self.tool.environ(self._variables(own))
+            # Programs of packages count where the packages do: here they are looked for in a folder that has none.
+            programs = None if self._whole else os.path.join(self.environment, "src")
+            given = (self._for_builds(), own, self._arch_list, self.cuda_home)
+            env = self.tool.environ(environment.variables(self.environment, *given, programs=programs))
             found = build_key.read_toolchain(self.python, self.cuda_home, env)
             # Compilers of conda lie in the environment, which lies elsewhere in another prefix.
             names = found["environment"].items()
@@ -256,24 +257,39 @@ class Builder:
         return self._toolchains[asked]
 
     def _inputs(self, source: Json) -> Json:
+        """What decides the bits of a source's wheel, but for the packages: these are known once they are installed."""
         digests = [patch.digest(spec) for spec in self.specs[source["name"]]]
         toolchain = self._toolchain(_own(source))
-        return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests)
+        return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests, {})
 
-    def _obtain(self, source: Json, store: "Store", inputs: Json, budget: "Budget") -> None:
+    def _visible(self, source: Json, packages: "visible.Packages") -> "dict[str, str]":
+        """The packages that the build of a source sees; its tree says some."""
+        if self._whole:
+            return packages.versions()
+        self._tree(source)
+        self._patch(source)
+        build = _build_of(source)
+        # Kernels are built by a project of ours.
+        folder = "" if build.get("kind") == "kernels" else self._project(source)
+        return packages.closure(visible.wanted(folder, build))
+
+    def _obtain(self, source: Json, store: "Store", budget: "Budget") -> None:
         """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""
-        name = source["name"]
+        name, inputs, versions = source["name"], self._inputs(source), self._packages.versions()
         owner = {"run": self.run, "what": "%s at %.12s" % (name, source["commit"])}
         again = bool(self.options.get("check_rebuild"))
 
         def build(out: str) -> Json:
             self._need_tools(name)
-            facts = dict(self._build(source, out, budget, again), patches=self.patched.get(name) or [])
+            facts = dict(
+                self._build(source, out, inputs["packages"], budget, again), patches=self.patched.get(name) or []
+            )
             del facts["wheel"]
             return facts
 
-        entry, built = self.handed.entry(store, name, inputs, self.tool.tmp), False
+        entry, built = self.handed.entry(store, name, inputs, versions, self.tool.tmp), False
         if entry is None:
+            inputs = store.like(inputs, versions) or dict(inputs, packages=self._visible(source, self._packages))
             entry, built = obtain(store, inputs, owner, build, self.tool.tmp)
         facts = dict(entry.facts)
         patched = facts.pop("patches", [])
@@ -287,7 +303,7 @@ class Builder:
         if not built:
             _check_extensions(source, facts)
             log("%s: the wheel store has %s (key %.12s)" % (name, facts["wheel"], entry.key))
-            facts["rebuild"] = self._compare(source, entry.wheel, budget) if again else None
+            facts["rebuild"] = self._compare(source, entry, budget) if again else None
         self.wheels[name] = entry.wheel
         self.built[name] = facts
 
@@ -307,8 +323,8 @@ class Builder:
     def _arch_list(self) -> "list[str]":
         return list(self.options.get("arch_list") or [])
 
-    def _build(self, source: Json, out: str, budget: "Budget", again: bool) -> Json:
-        """Fetch, patch and build one wheel into the folder `out`; result of `build_wheel`."""
+    def _build(self, source: Json, out: str, packages: "dict[str, str]", budget: "Budget", again: bool) -> Json:
+        """Fetch, patch and build one wheel, seeing `packages`, into the folder `out`; result of `build_wheel`."""
         self._tree(source)
         self._patch(source)
         project = self._project(source)
@@ -322,27 +338,38 @@ class Builder:
             build, source = dict(kept, extensions=names), dict(source, path=None)
         options = build_wheel.Options(
             self.tool,
-            variables=self._given(),
+            variables=self._for_builds(),
             build=build,
             arch_list=self._arch_list,
             cuda_home=self.cuda_home,
             check_rebuild=again,
             budget=budget,
+            view=None if self._whole else partial(self._packages.view, wanted=packages),
         )
         facts = build_wheel.build_wheel(self.python, source, project, out, options)
         return dict(facts, route="kernels") if kernels else facts
 
-    def _compare(self, source: Json, wheel: str, budget: "Budget") -> Json:
+    def _compare(self, source: Json, entry: "Entry", budget: "Budget") -> Json:
         """Build what the store has once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
-            return normalize_wheel.compare(wheel, self._build(source, out, budget, False)["wheel"])
+            again = self._build(source, out, entry.inputs["packages"], budget, False)
+            return normalize_wheel.compare(entry.wheel, again["wheel"])
 
     def _given(self) -> Json:
         """The compilers that the plan chose, and the stack's variables, which stand above them."""
         return dict(self.options.get("variables") or {}, **(self.variant.get("environment") or {}))
 
+    def _for_builds(self) -> Json:
+        """Those of them that tools read when they build; a stack says the others for its runs."""
+        return {name: value for name, value in self._given().items() if variables.decides_bits(name)}
+
     def _variables(self, own: Json) -> "dict[str, str | None]":
         return environment.variables(self.environment, self._given(), own, self._arch_list, self.cuda_home)
+
+    @property
+    def _whole(self) -> bool:
+        """Builds see all of an environment of conda packages: compilers and libraries lie among them."""
+        return bool(self.variant.get("engine") == "conda")
 
     def _own_env(self, source: Json) -> "dict[str, str]":
         alone = environment.no_repository(os.path.join(self.environment, "src"))

@@ -40,8 +40,9 @@ class Options(NamedTuple):
 
     `tool`: uv with its caches and folders. `variables`: the variant's environment. `build`: the source's `build`
     (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST as a list. `cuda_home`: the toolkit.
-    `jobs`: compile jobs at once (default: from cores and memory). `budget`: one that is open already, for several
-    sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
+    `jobs`: compile jobs at once (default: from cores and memory). `view`: makes, in the folder that it is given, what
+    the build sees of the environment, and returns its interpreter (None: it sees all). `budget`: one that is open
+    already, for several sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
     """
 
     tool: "uv.Uv"
@@ -51,6 +52,7 @@ class Options(NamedTuple):
     cuda_home: "str | None" = None
     jobs: "int | None" = None
     check_rebuild: bool = False
+    view: "Callable[[str], str] | None" = None
     budget: "job_server.Budget | None" = None
 
 
@@ -165,7 +167,12 @@ class _Build:
         with build_dir.Folder(name, paths.size_of(self.tree), self.options.tool.tmp) as folder:
             work = _Work(folder.path)
             build_dir.copy(self.tree, work.tree)
-            build_dir.give_name(self.environment, work.environment)
+            build_dir.date_headers(self.environment)
+            if self.options.view is None:
+                os.symlink(self.environment, work.environment)
+                self.interpreter = os.path.join(work.environment, "bin", os.path.basename(self.python))
+            else:
+                self.interpreter = self.options.view(work.environment)
             env = self._environ(work, again)
             done = self._run(work, env)
             if _killed(done):
@@ -187,7 +194,9 @@ class _Build:
 
     def _environ(self, work: "_Work", again: bool) -> "dict[str, str]":
         own, options = self.build.get("environment") or {}, self.options
-        extra = build_environ.variables(self.environment, options.variables, own, options.arch_list, options.cuda_home)
+        programs = os.path.dirname(self.interpreter) if options.view else None
+        given = (options.variables, own, options.arch_list, options.cuda_home)
+        extra = build_environ.variables(self.environment, *given, programs=programs)
         env = options.tool.environ(dict(extra, TMPDIR=work.tmp, **build_environ.no_repository(work.path)))
         self.tools = build_environ.look(env, options.cuda_home)
         places = {os.path.realpath(work.tree): "src/" + self.name, self.environment: "env", work.environment: "env"}
@@ -212,17 +221,23 @@ class _Build:
     def _run_now(self, work: "_Work", env: "dict[str, str]", fifo: "str | None") -> "proc.Finished":
         project = os.path.join(work.tree, self.inside)
         jobs = self.budget.limit(self.memory)
-        python = os.path.join(work.environment, "bin", os.path.basename(self.python))
         guard = self.prefix + [self.python, "-I", "-S", work.program("guard")]
         env = dict(env, MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
         if self.route == "pep517":
-            words = [self.options.tool.program, "build", "--wheel", "--no-build-isolation", "--python", python]
+            words = [
+                self.options.tool.program,
+                "build",
+                "--wheel",
+                "--no-build-isolation",
+                "--python",
+                self.interpreter,
+            ]
             words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
             return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
         request = {"flags": self.flags, "out": work.out, "report": work.report, "fifo": fifo, "jobs": jobs}
         file = os.path.join(work.path, "request.json")
         paths.write_json(file, request)
-        words = [python, work.program("setup_py"), file]
+        words = [self.interpreter, work.program("setup_py"), file]
         return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
 
     def _failed(self, done: "proc.Finished", report: Json) -> "NodeError":

@@ -132,7 +132,6 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
     job.phase("sources")
     packages.install(tool, job.environment, job.locked, job.artifacts)
     job.phase("packages")
-    sources.look_again()
     required = _required(job, interpreter)
     if sources.pins or sources.working_trees:
         sources.patch_and_build()

@@ -1,5 +1,6 @@
 """The build key: sha256 over everything that decides the bits of a wheel built from source, and nothing else.
 
+Of the packages it holds those that the build sees (`build/visible.py`), so stacks that agree in them share a wheel.
 Left out: where a source came from and where anything lies, the prefix, cache and tmp folders, the umask, labels, smoke
 tests, who builds, how many jobs, and what is only checked afterwards (`extensions`).
 """
@@ -13,13 +14,12 @@ import shlex
 from collections.abc import Sequence
 
 from envbuild.node import proc, variables
-from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import which
 
 # Raised by hand when the way in which envbuild builds changes the bits of every wheel.
-RECIPE = 2
+RECIPE = 3
 _DEADLINE = 30.0
 _ASK = """
 import json, sysconfig
@@ -34,13 +34,13 @@ def build_key(inputs: Json) -> str:
 
 
 def key_inputs(
-    source: Json, variant: Json, toolchain: Json, arch_list: "Sequence[str]", patches: "Sequence[str] | None" = None
+    source: Json, variant: Json, toolchain: Json, arch_list: "Sequence[str]", patches: "Sequence[str]", packages: Json
 ) -> Json:
     """What decides the bits of the wheel of `source` (a locked source) in `variant` (a lock variant), as plain JSON.
 
     `toolchain`: of `read_toolchain`. `arch_list`: TORCH_CUDA_ARCH_LIST in parts. `patches`: digests of the patches as
-    applied, in order; default what the lock pins. Raises NodeError `request-invalid` where a patch has no digest:
-    two contents would share one key.
+    applied, in order. `packages`: version by name of those that the build sees, empty for one that is not there. Raises
+    NodeError `request-invalid` where a patch has no digest: two contents would share one key.
     """
     build = source.get("build") or {}
     conda = (variant.get("conda") or {}).get("packages") or []
@@ -62,12 +62,7 @@ def key_inputs(
         "python": [variant["python"], toolchain.get("python") or ""],
         "platform": variant.get("platform") or toolchain.get("machine") or "",
         "torch": [variant.get("torch") or "", variant.get("flavour") or ""],
-        "packages": _versions({each["name"]: each["version"] for each in variant.get("packages") or []}),
-        "base": _versions(variant.get("provided") or {}),
-        # A value that is a path set only where it exists does not reach a build.
-        "variables": {
-            key: value for key, value in (variant.get("environment") or {}).items() if isinstance(value, str)
-        },
+        "packages": dict(packages),
         "arch_list": sorted(set(arch_list)),
         "toolchain": {key: toolchain.get(key) or "" for key in ("cc", "cxx", "ld", "libc", "nvcc", "mpi")},
         "environment": dict(toolchain.get("environment") or {}),
@@ -77,14 +72,22 @@ def key_inputs(
     return inputs
 
 
-def why_not_for(own: Json, other: Json) -> str:
-    """Why a wheel that another node built of the inputs `other` is none for the node of `own`; empty when it is one.
+def other_packages(inputs: Json, versions: "dict[str, str]") -> "list[str]":
+    """Names of the packages that the build of `inputs` saw and that are others among `versions` (by name)."""
+    return sorted(name for name, version in inputs["packages"].items() if versions.get(name, "") != version)
 
-    A tool that this node does not have cannot make its wheel differ, and a linker or nvcc without a compiler neither:
-    such a node could build nothing, and takes what the same lock, libc and GPUs gave elsewhere.
+
+def why_not_for(own: Json, other: Json, versions: "dict[str, str] | None" = None) -> str:
+    """Why a wheel that was built of the inputs `other` is none for the node of `own`; empty when it is one.
+
+    The packages of `own` do not count, but those of `other` are to be among `versions`, where these are known. A tool
+    that this node does not have cannot make its wheel differ, and a linker or nvcc without a compiler neither: such a
+    node could build nothing, and takes what the same lock, libc and GPUs gave elsewhere.
     """
-    names = sorted((set(own) | set(other)) - {"toolchain"})
+    names = sorted((set(own) | set(other)) - {"toolchain", "packages"})
     wrong = ["another %s" % name for name in names if own.get(name) != other.get(name)]
+    if versions is not None:
+        wrong += ["another %s" % name for name in other_packages(other, versions)]
     here, there = own.get("toolchain") or {}, other.get("toolchain") or {}
     idle = set() if here.get("cc") or here.get("cxx") else {"ld", "nvcc"}
     for tool in sorted(set(here) | set(there)):
@@ -94,20 +97,15 @@ def why_not_for(own: Json, other: Json) -> str:
     return "; ".join(wrong)
 
 
-def _versions(packages: "dict[str, str]") -> "dict[str, str]":
-    return {installed.normal_name(name): version for name, version in packages.items()}
-
-
-def _patch_digests(source: Json, patches: "Sequence[str] | None") -> "list[str]":
+def _patch_digests(source: Json, digests: "Sequence[str]") -> "list[str]":
     names = list(source.get("patches") or [])
-    found = [pin["digest"] for pin in source.get("patch_pins") or []] if patches is None else list(patches)
-    if len(found) != len(names):
+    if len(digests) != len(names):
         raise NodeError(
             "request-invalid",
-            "source %s has %d patches and %d digests of them" % (source["name"], len(names), len(found)),
+            "source %s has %d patches and %d digests of them" % (source["name"], len(names), len(digests)),
             hint="lock the stack again, so that its patches are pinned",
         )
-    return found
+    return list(digests)
 
 
 def read_toolchain(python: str, cuda_home: "str | None", env: "dict[str, str] | None" = None) -> Json:

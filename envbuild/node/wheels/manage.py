@@ -62,7 +62,8 @@ def describe(store: "Store", name: str) -> Json:
         "state": "unchecked",
         "source": inputs.get("source"),
         "commit": inputs.get("commit"),
-        "torch": "+".join(part for part in inputs.get("torch") or [] if part) or inputs.get("base", {}).get("torch"),
+        "torch": "+".join(part for part in inputs.get("torch") or [] if part)
+        or inputs.get("packages", {}).get("torch"),
         "python": (inputs.get("python") or [None])[0],
         "cuda": toolchain.get("nvcc") or None,
         "arch_list": inputs.get("arch_list") or [],

@@ -24,7 +24,7 @@ from envbuild.node import identity, lease, paths, trust
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import names
 from envbuild.node.wheels import entry as wheel_entry
-from envbuild.node.wheels.build_key import build_key
+from envbuild.node.wheels.build_key import build_key, other_packages
 from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
 
 PROVEN = "proven.json"
@@ -123,6 +123,19 @@ class Store:
     def has(self, key: str) -> bool:
         """Whether there is an entry of `key`, not looked into, for us or for another user."""
         return any(name.startswith(key) for name in self.folders())
+
+    def like(self, inputs: Json, versions: "dict[str, str] | None" = None) -> "Json | None":
+        """The inputs of an entry built as `inputs` say, whatever their packages; its wheel is not looked at.
+
+        With `versions` (by name) it saw the packages of these versions, so it is what a build would give here.
+        """
+        for name in self.folders():
+            with contextlib.suppress(UnusableEntryError):
+                found: Json = wheel_entry.read(self.place(name), self.trusted)[0]["inputs"]
+                same = dict(found, packages={}) == dict(inputs, packages={})
+                if same and (versions is None or not other_packages(found, versions)):
+                    return found
+        return None
 
     def find(self, key: str, into: "str | None" = None) -> "Entry | None":
         """The entry of `key`, its wheel's content checked; a damaged one goes to the quarantine. None without one.

@@ -8,7 +8,7 @@ from envbuild.node import paths
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.wheels import archive
 from envbuild.node.wheels import entry as wheel_entry
-from envbuild.node.wheels.build_key import build_key, why_not_for
+from envbuild.node.wheels.build_key import why_not_for
 from envbuild.node.wheels.store import Store
 
 
@@ -58,18 +58,23 @@ class Handed:
         except wheel_entry.UnusableEntryError:
             return False
 
-    def entry(self, store: "Store", source: str, own: Json, tmp: str) -> "wheel_entry.Entry | None":
-        """The handed wheel of a source, checked and copied below `tmp`, where it is right for the inputs `own`."""
+    def entry(
+        self, store: "Store", source: str, own: Json, versions: "dict[str, str]", tmp: str
+    ) -> "wheel_entry.Entry | None":
+        """The handed wheel of a source, checked and copied below `tmp`, where it is right for the inputs `own`.
+
+        `versions`: of the packages that are here, by name.
+        """
         key = self.keys.get(source)
         if key is None:
             return None
         folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
         entry = store.find(key, folder)
-        why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs)
+        why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs, versions)
         told = {"by": self.by, "key": key, "used": not why, "why": why}
         self.told[source] = told
         if entry is not None and not why:
-            if build_key(own) != key:
+            if entry.inputs["toolchain"] != own["toolchain"]:
                 told["why"] = "this node has not all tools that %s built with" % self.by
             return entry
         shutil.rmtree(folder)

@@ -95,7 +95,7 @@ error: The build backend returned an error
         ("AttributeError: module 'setuptools.build_meta' has no attribute 'build_editable'", ""),
         (
             "ModuleNotFoundError: No module named 'cython.Build'",
-            "the environment has no cython; where it is a build tool, add it to the stack's `packages` and lock again",
+            "the build sees no cython; add it to the stack's `packages`, and for a source to its `build.requires`",
         ),
         ("pkg.errors.BuildError: cannot go on", ""),
         ("SystemExit: no CUDA here", ""),

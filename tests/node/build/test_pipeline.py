@@ -393,6 +393,60 @@ def test_flags_reach_a_setup_py_that_reads_them_from_its_arguments(node: Node, s
     assert python(node.environment(variant), "import quick._fast as f; print(f.answer())") == "42"
 
 
+# Fails where it sees a package that it does not ask for.
+SEES = SETUP.replace(
+    "setup(",
+    """
+from importlib.metadata import distributions
+names = {dist.metadata["Name"] for dist in distributions()}
+assert names >= {"base", "numpy", "setuptools"} and not names & {"six", "rich"}, names
+assert [name for name in ("six", "rich") if __import__("importlib.util").util.find_spec(name)] == []
+setup(""",
+)
+
+
+def test_d108_stacks_that_agree_in_what_a_build_sees_share_its_wheel(
+    node: Node, setuptools: Path, forge: Forge, tmp_path: Path
+) -> None:
+    """Another stack has another six, other variables and another path: one compilation, one wheel."""
+    toml = '[build-system]\nrequires = [\n  "setuptools", # builds\n  "Base >= 1",\n]\n'
+    build = {"flags": ["cpp_ext"], "extensions": ["quick._fast"], "environment": {"CC": "cc"}}
+    source = forge.patched(files={"setup.py": SEES, "pyproject.toml": toml}, build=build)
+    store = tmp_path / "wheels-of-all"
+
+    def stack(numpy: str, six: str, **more: Any) -> tuple[str, str]:
+        at = Node(tmp_path / f"{numpy}-{six}-{len(more)}")
+        packages = [tools(at, setuptools)]
+        for name, version in (("numpy", numpy), ("six", six), ("base", "1.0"), ("rich", "1.0")):
+            packages.append(make_wheel(at.wheels, name, version))
+        variant = make_variant(packages, sources=[source], id=six, **more)
+        told = at.install(variant, **args(store))[1]["sources"][0]["build"]
+        return told["from"], told["key"]
+
+    first = stack("1.0", "1.16")
+    assert (first[0], forge.compiled()) == ("built", 2), "compiled and linked"
+    assert stack("1.0", "1.17") == ("store", first[1])
+    assert stack("1.0", "1.18", environment={"OMP_NUM_THREADS": "1"}) == ("store", first[1])
+    assert forge.compiled() == 0
+    other = stack("2.0", "1.16")
+    assert (other[0], forge.compiled()) == ("built", 2)
+    assert other[1] != first[1]
+    assert stack("1.0", "1.16", environment={"CFLAGS": "-O1"})[0] == "built"
+
+
+def test_a_build_sees_what_its_stack_says_that_it_requires(node: Node, setuptools: Path, forge: Forge) -> None:
+    toml = '[build-system]\nrequires = ["setuptools"]\n'
+    setup = SETUP.replace("setup(", "import six\nsetup(", 1)
+    packages = [tools(node, setuptools), make_wheel(node.wheels, "six", "1.16")]
+    source = forge.patched(files={"setup.py": setup, "pyproject.toml": toml})
+    build = {"flags": ["cpp_ext"], "extensions": ["quick._fast"]}
+    error = fail(node, make_variant(packages, sources=[{**source, "build": build}]), "build-failed", 4, **args())
+    assert "No module named 'six'" in error.why
+    assert "`build.requires`" in error.hint
+    variant = make_variant(packages, sources=[{**source, "build": {**build, "requires": ["Six"]}}])
+    assert node.install(variant, **args())[1]["sources"][0]["build"]["from"] == "built"
+
+
 def test_kernels_are_built_ahead_beside_the_tree(node: Node, setuptools: Path, forge: Forge, tmp_path: Path) -> None:
     module = {"name": "quick_kernel", "sources": ["kernels/k.cpp"], "include_dirs": ["kernels"], "cxx_flags": ["-O1"]}
     source = forge.patched(

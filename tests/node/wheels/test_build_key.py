@@ -14,13 +14,20 @@ import pytest
 
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels.build_key import build_key, key_inputs, read_toolchain
-from tests.node.wheel_support import ARCH, SOURCE, TOOLCHAIN, VARIANT
+from tests.node.wheel_support import ARCH, PACKAGES, PATCHES, SOURCE, TOOLCHAIN, VARIANT
 
-Parts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str]]
+Parts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str], list[str], dict[str, str]]
 
 
 def parts() -> Parts:
-    return copy.deepcopy(SOURCE), copy.deepcopy(VARIANT), copy.deepcopy(TOOLCHAIN), list(ARCH)
+    return (
+        copy.deepcopy(SOURCE),
+        copy.deepcopy(VARIANT),
+        copy.deepcopy(TOOLCHAIN),
+        list(ARCH),
+        list(PATCHES),
+        dict(PACKAGES),
+    )
 
 
 def key(given: Parts) -> str:
@@ -46,7 +53,7 @@ CHANGING: dict[str, Callable[[Parts], None]] = {
     "submodule tree": assign(0, "submodules", 0, "tree", value="1" * 40),
     "submodule path": assign(0, "submodules", 0, "path", value="other"),
     "no submodule": assign(0, "submodules", value=[]),
-    "patch": assign(0, "patch_pins", 0, "digest", value="1" * 64),
+    "patch": assign(4, 0, value="1" * 64),
     "folder of the project": assign(0, "path", value="other"),
     "kind": assign(0, "build", "kind", value="kernels"),
     "flag": assign(0, "build", "flags", value=["cpp_ext"]),
@@ -58,10 +65,9 @@ CHANGING: dict[str, Callable[[Parts], None]] = {
     "platform": assign(1, "platform", value="linux_aarch64"),
     "torch": assign(1, "torch", value="2.4.0"),
     "flavour": assign(1, "flavour", value="cu121"),
-    "package version": assign(1, "packages", 1, "version", value="70.0"),
-    "package": assign(1, "packages", 1, "name", value="wheel"),
-    "package of the base": assign(1, "provided", "numpy", value="2.0"),
-    "variable of the stack": assign(1, "environment", "NVTE_FRAMEWORK", value="jax"),
+    "version of a package that the build sees": assign(5, "setuptools", value="70.0"),
+    "package that the build sees": lambda given: given[5].update(wheel="0.37"),
+    "package that was not there": assign(5, "ninja", value="1.13"),
     "architectures": lambda given: given[3].append("10.0"),
     "no architecture": lambda given: given[3].clear(),
     **{
@@ -80,11 +86,12 @@ KEEPING: dict[str, Callable[[Parts], None]] = {
     "label": assign(1, "id", value="other"),
     "digest of the variant": assign(1, "digest", value="0" * 64),
     "smoke list": assign(1, "smoke", value=[]),
-    "index": assign(1, "packages", 1, "index", value="mirror"),
-    "files": assign(1, "packages", 1, "files", value=[{"file": "x.whl", "sha256": "0" * 64}]),
-    "spelling of a package": assign(1, "packages", 1, "name", value="SetupTools"),
-    "order of packages": lambda given: given[1]["packages"].reverse(),
-    "path of the node in a variable": assign(1, "environment", "NCCL_TOPO_FILE", "path", value="/elsewhere"),
+    "index": assign(1, "packages", 0, "index", value="mirror"),
+    "package of the stack that the build does not see (D108)": lambda given: given[1]["packages"].append(
+        {"name": "six", "version": "1.17"}
+    ),
+    "package of the base that the build does not see": assign(1, "provided", "numpy", value="2.0"),
+    "variable of the stack that no tool reads": assign(1, "environment", "NVTE_FRAMEWORK", value="jax"),
     "order of architectures": lambda given: given[3].reverse(),
     "conda without packages": lambda given: given[1].update(conda={"packages": []}),
     "architecture twice": lambda given: given[3].append("8.0"),
@@ -160,10 +167,9 @@ def test_neither_place_nor_umask_nor_prefix_is_part_of_the_key(tmp_path: Path, m
 
 def test_a_patch_whose_content_is_not_pinned_has_no_key() -> None:
     given = parts()
-    given[0]["patch_pins"] = []
+    given[4].clear()
     with pytest.raises(NodeError, match="1 patches and 0 digests"):
         key_inputs(*given)
-    assert key_inputs(*given, patches=["9" * 64])["patches"] == ["9" * 64]
 
 
 def test_the_toolchain_of_a_node_is_read_from_what_the_build_would_run(tmp_path: Path) -> None:

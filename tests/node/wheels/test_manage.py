@@ -18,7 +18,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.wheels import manage
 from envbuild.node.wheels.build_key import key_inputs
 from envbuild.node.wheels.store import Store, default_path
-from tests.node.wheel_support import ARCH, SOURCE, TOOLCHAIN, VARIANT, filled, wheel
+from tests.node.wheel_support import ARCH, PATCHES, SOURCE, TOOLCHAIN, VARIANT, filled, wheel
 
 DAY = 86400
 
@@ -61,8 +61,9 @@ def test_a_list_shows_what_each_wheel_was_built_from(tmp_path: Path, store: tupl
 
 def test_a_wheel_built_on_the_torch_of_a_base_names_that_torch(tmp_path: Path) -> None:
     store = Store(default_path(str(tmp_path)), create=True)
-    variant = {**VARIANT, "torch": None, "flavour": None, "provided": {"torch": "2.11.0+cu130"}}
-    store.put(key_inputs(SOURCE, variant, TOOLCHAIN, ARCH), str(wheel(tmp_path / "new")), {})
+    variant = {**VARIANT, "torch": None, "flavour": None}
+    packages = {"torch": "2.11.0+cu130"}
+    store.put(key_inputs(SOURCE, variant, TOOLCHAIN, ARCH, PATCHES, packages), str(wheel(tmp_path / "new")), {})
     assert [entry["torch"] for entry in ask(tmp_path, "list")["entries"]] == ["2.11.0+cu130"]
 
 

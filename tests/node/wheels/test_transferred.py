@@ -17,7 +17,7 @@ from envbuild.node.wheels.transferred import Handed
 from tests.node.build.test_pipeline import args, other_node, python
 from tests.node.env_support import Node, make_variant, node
 from tests.node.forge import Forge
-from tests.node.wheel_support import filled, inputs
+from tests.node.wheel_support import PACKAGES, filled, inputs
 
 __all__ = ["node"]
 
@@ -72,24 +72,28 @@ def test_other_tools_give_other_wheels(tools: dict[str, str], why: str) -> None:
 def test_whatever_else_differs_is_another_wheel() -> None:
     own = inputs()
     for name in own:
-        if name != "toolchain":
+        if name not in ("toolchain", "packages"):
             assert why_not_for({**own, name: "different"}, own) == f"another {name}"
+    assert why_not_for(own, own, PACKAGES) == ""
+    assert why_not_for(own, own, {**PACKAGES, "six": "1.17"}) == "", "the build saw no six"
+    assert why_not_for(own, own, {**PACKAGES, "numpy": "2.0"}) == "another numpy"
+    assert why_not_for(own, own, {**PACKAGES, "ninja": "1.13"}) == "another ninja"
 
 
 def test_the_own_key_needs_no_reason_and_a_foreign_one_has_it(tmp_path: Path) -> None:
     store, key = filled(tmp_path / "wheels", tmp_path)
     handed = Handed({"by": "gpu1", "keys": {"apex": key}})
     assert handed.expected(store, "apex", inputs())
-    entry = handed.entry(store, "apex", inputs(), str(tmp_path))
+    entry = handed.entry(store, "apex", inputs(), PACKAGES, str(tmp_path))
     assert entry is not None
     assert Path(entry.wheel).parent.parent == tmp_path, "a private copy"
     assert handed.told["apex"] == {"by": "gpu1", "key": key, "used": True, "why": ""}
     bare = of_tools(cc="", cxx="", ld="")
     assert build_key(bare) != key
-    assert handed.entry(store, "apex", bare, str(tmp_path)) is not None
+    assert handed.entry(store, "apex", bare, PACKAGES, str(tmp_path)) is not None
     assert handed.told["apex"]["why"] == "this node has not all tools that gpu1 built with"
     assert not handed.expected(store, "other", inputs())
-    assert handed.entry(store, "other", inputs(), str(tmp_path)) is None
+    assert handed.entry(store, "other", inputs(), PACKAGES, str(tmp_path)) is None
     assert "other" not in handed.told
 
 
@@ -98,12 +102,12 @@ def test_a_wrong_a_damaged_and_a_missing_wheel_are_not_used(tmp_path: Path) -> N
     handed = Handed({"by": "gpu1", "keys": {"apex": key, "gone": "0" * 64}})
     other = of_tools(cc="gcc 13")
     assert not handed.expected(store, "apex", other)
-    assert handed.entry(store, "apex", other, str(tmp_path)) is None
+    assert handed.entry(store, "apex", other, PACKAGES, str(tmp_path)) is None
     assert "cc: gcc 13 here" in handed.told["apex"]["why"]
     wheel = next((tmp_path / "wheels" / key).glob("*.whl"))
     wheel.write_bytes(b"other bytes")
     for name in ("apex", "gone"):
-        assert handed.entry(store, name, inputs(), str(tmp_path)) is None
+        assert handed.entry(store, name, inputs(), PACKAGES, str(tmp_path)) is None
         told = handed.told[name]
         assert (told["used"], told["why"]) == (False, "the wheel store has no good wheel of it")
 

@@ -25,14 +25,19 @@ _BACKEND = re.compile(r"(?m)^\s*build-backend\s*=\s*[\"']([^\"']*)[\"']")
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: envbuild\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
-def backend(project: str) -> "tuple[str, bool]":
-    """The build backend that a project names, setuptools' own where it names none; whether it lies in its tree."""
+def section(project: str) -> str:
+    """The text of [build-system] in a project's pyproject.toml; empty where there is none."""
     try:
         with open(os.path.join(project, "pyproject.toml"), encoding="utf-8", errors="replace") as stream:
-            section = _SECTION.search(stream.read())
+            match = _SECTION.search(stream.read())
     except OSError:
-        section = None
-    text = section.group(1) if section else ""
+        match = None
+    return match.group(1) if match else ""
+
+
+def backend(project: str) -> "tuple[str, bool]":
+    """The build backend that a project names, setuptools' own where it names none; whether it lies in its tree."""
+    text = section(project)
     named = _BACKEND.search(text)
     return named.group(1) if named else "setuptools.build_meta:__legacy__", "backend-path" in text
 
