@@ -7,6 +7,7 @@ packages is seen whole: its compilers and libraries lie among its packages.
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from envbuild.node import proc
@@ -19,7 +20,8 @@ from envbuild.node.read_text import names, read
 # imports its own package, which imports regex.
 _UNDECLARED = ("numpy", "ninja", "packaging", "pybind11", "regex", "setuptools", "torch", "wheel")
 _REQUIRES = re.compile(r"(?ms)^\s*requires\s*=\s*\[(.*?)\]\s*(?:#.*)?$")
-_EXTRA = re.compile(r"\bextra\s*==")
+_EXTRAS = re.compile(r"\s*[\w.-]+\s*\[([^\]]*)\]")
+_FOR_EXTRA = re.compile(r"\bextra\s*==\s*[\"']([^\"']*)")
 _ASK = """
 import json, os, sys
 base = getattr(sys, "_base_executable", None) or os.path.realpath(sys.executable)
@@ -28,11 +30,19 @@ print(json.dumps({"path": sys.path, "base": base, "version": "%d.%d" % sys.versi
 
 
 class Distribution(NamedTuple):
-    """One that an interpreter sees: `info` is its dist-info or egg-info, `requires` normal names."""
+    """One that an interpreter sees: `info` is its dist-info or egg-info, `requires` what its metadata says."""
 
     info: str
     version: str
-    requires: "frozenset[str]"
+    requires: "list[str]"
+
+    def wants(self, extra: str) -> "Iterator[tuple[str, str]]":
+        """Names that it requires for an extra (empty: always), each with every extra of it that is asked for."""
+        for each in self.requires:
+            if extra in ([installed.normal_name(name) for name in _FOR_EXTRA.findall(each)] or [""]):
+                extras = _EXTRAS.match(each)
+                for asked in ["", *(extras.group(1).split(",") if extras else ())]:
+                    yield installed.required_name(each), installed.normal_name(asked.strip())
 
 
 class Packages:
@@ -54,17 +64,15 @@ class Packages:
 
     def _add(self, info: str) -> None:
         file = next((path for path in (info + "/METADATA", info + "/PKG-INFO", info) if os.path.isfile(path)), None)
-        name, version, requires = os.path.basename(info).split("-")[0], "?", set()
+        name, version, requires = os.path.basename(info).split("-")[0], "?", []
         for key, value in installed.headers(read(file).splitlines()) if file else ():
             name = value if key == "name" else name
             version = value if key == "version" else version
-            if key == "requires-dist" and not _EXTRA.search(value):
-                requires.add(installed.required_name(value))
-        plain = re.split(r"(?m)^\[", read(info + "/requires.txt"))[0].splitlines()
-        requires.update(installed.required_name(line) for line in plain)
+            if key == "requires-dist":
+                requires.append(value)
+        requires += re.split(r"(?m)^\[", read(info + "/requires.txt"))[0].splitlines()
         # The first on the path is the one that is imported.
-        made = Distribution(info, version, frozenset(requires - {""}))
-        self.distributions.setdefault(installed.normal_name(name), made)
+        self.distributions.setdefault(installed.normal_name(name), Distribution(info, version, requires))
 
     def versions(self) -> "dict[str, str]":
         """Version by name."""
@@ -72,12 +80,14 @@ class Packages:
 
     def closure(self, wanted: "set[str]") -> "dict[str, str]":
         """Version by name of what is `wanted` and all that this requires; an empty one for what is not there."""
-        reached: dict[str, str] = {}
-        while wanted:
-            there = {name: self.distributions.get(name) for name in wanted}
-            reached.update({name: each.version if each else "" for name, each in there.items()})
-            wanted = set().union(*(each.requires for each in there.values() if each)) - reached.keys()
-        return reached
+        reached: set[tuple[str, str]] = set()
+        left = {(name, "") for name in wanted}
+        while left:
+            reached |= left
+            there = [(self.distributions[name], extra) for name, extra in left if name in self.distributions]
+            left = {pair for each, extra in there for pair in each.wants(extra) if pair[0]} - reached
+        absent = Distribution("", "", [])
+        return {name: self.distributions.get(name, absent).version for name, _ in sorted(reached)}
 
     def view(self, folder: str, wanted: "dict[str, str]") -> str:
         """Make a virtual environment of the `wanted` packages in the new `folder`; returns its interpreter."""

@@ -55,6 +55,15 @@ def test_what_is_asked_for_comes_with_what_it_requires(python: str, site: Path) 
     assert packages.versions()["six"] == "1.0"
 
 
+def test_the_extras_that_a_requirement_names_come_too(python: str, site: Path) -> None:
+    """torch asks for its CUDA libraries as extras of one package."""
+    put(site, "torch", requires=("cuda-toolkit[cudart, NVRTC]==13.0; platform_system == 'Linux'",))
+    put(site, "cuda_toolkit", requires=("cudart; extra == 'cudart'", 'nvrtc; extra == "nvrtc"', "npp; extra == 'npp'"))
+    for name in ("cudart", "nvrtc", "npp"):
+        put(site, name)
+    assert sorted(visible.Packages(python).closure({"torch"})) == ["cuda-toolkit", "cudart", "nvrtc", "torch"]
+
+
 def test_a_view_holds_the_wanted_packages_and_no_other(tmp_path: Path, python: str, site: Path) -> None:
     put(site, "torch", **{"nvidia/torch.txt": "t", "torch/include/torch.h": "int x;\n"})
     put(site, "six", **{"nvidia/six.txt": "s", "nvidia/shared/six.txt": "s"})
