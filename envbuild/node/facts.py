@@ -21,22 +21,22 @@ def run(request: Json) -> "tuple[bool, Json]":
     args = request["args"]
     prefix = request["prefix"]
     folders = search_path()
-    if args.get("brief"):
-        return False, _brief(args, prefix, folders)
+    environments = _environments(args, prefix)
+    in_use = any(each["current"] and each.get("checks") for each in environments)
+    if args.get("brief") or (args.get("unless_in_use") and in_use):
+        return False, _brief(args, prefix, folders, environments)
     from envbuild.node.probe import compilers
     from envbuild.node.probe import interpreters as probe_python
 
-    lists = ("files", "pythons", "interpreters", "repositories")
-    files, pythons, interpreters, repositories = (argument(args, name, "a list of text", []) for name in lists)
+    lists = ("files", "interpreters", "repositories")
+    files, interpreters, repositories = (argument(args, name, "a list of text", []) for name in lists)
     reach = dict(argument(args, "reach", "an object of text", {}))
     if pip_config.NORMAL_INDEX in reach:
         reach[pip_config.NORMAL_INDEX] = probe_prefix.configured_index(reach[pip_config.NORMAL_INDEX])
     modules = system.modules_system()
     asked: dict[str, Callable[[], Any]] = {
         "gpu": partial(gpus.gpu_facts, folders),
-        "pythons": partial(
-            probe_python.python_facts, folders, prefix, pythons, bool(args.get("base_packages")), interpreters
-        ),
+        "pythons": partial(probe_python.python_facts, folders, prefix, bool(args.get("base_packages")), interpreters),
         "compilers": partial(compilers.compiler_facts, folders),
         "tools": partial(compilers.tool_facts, folders, modules),
         "nvcc": partial(gpus.nvcc_facts, folders),
@@ -48,7 +48,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     }
     answers, warnings = _together(asked)
     quota = answers.pop("quota") or {}
-    facts = _quick(args, prefix, files, modules, folders)
+    facts = _quick(args, prefix, files, modules, folders, environments)
     facts.update(answers.pop("gpu") or {})
     facts.update({name: answer for name, answer in answers.items() if answer is not None})
     facts["prefix"] = _prefix(prefix, quota)
@@ -58,9 +58,9 @@ def run(request: Json) -> "tuple[bool, Json]":
     return False, facts
 
 
-def _brief(args: Json, prefix: str, folders: "list[str]") -> Json:
+def _brief(args: Json, prefix: str, folders: "list[str]", environments: "list[Json]") -> Json:
     """What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked."""
-    facts = _quick(args, prefix, [], None, folders)
+    facts = _quick(args, prefix, [], None, folders, environments)
     facts.update(gpus.gpu_facts(folders))
     facts["libc"] = system.libc_facts(folders)
     facts["prefix"] = _prefix(prefix, {})
@@ -79,7 +79,14 @@ def _trees(args: Json) -> "dict[str, Json]":
     return {name: git_source.tree_state(place) for name, place in places.items()}
 
 
-def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", folders: "list[str]") -> Json:
+def _quick(
+    args: Json,
+    prefix: str,
+    files: "list[str]",
+    modules: "str | None",
+    folders: "list[str]",
+    environments: "list[Json]",
+) -> Json:
     """Everything that starts no other program."""
     hostname = os.uname().nodename
     return {
@@ -99,7 +106,7 @@ def _quick(args: Json, prefix: str, files: "list[str]", modules: "str | None", f
         "modules": modules,
         "containers": system.container_tools(folders),
         "umask": "%04o" % paths.umask(),
-        "environments": _environments(args, prefix),
+        "environments": environments,
         "toolchain": probe_prefix.toolchain_names(prefix),
         "files_found": probe_prefix.files_found(files),
         "busy": lease.read(prefix),

@@ -132,12 +132,14 @@ def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[s
 
 
 def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
-    """The fast check on every node whose steps all went well, in parallel."""
+    """The fast check of every node whose steps all went well: what `activate` or the probe saw, else asked for now."""
     by_name = {node.node: node for node in plan.nodes}
     for name, node_plan in by_name.items():
-        found = _verified_by_probe(work, node_plan)
+        activated = outcome.responses.get(name, {}).get("activate", {}).get("result") or {}
+        found = activated.get("verify") if outcome.well(name) else None
+        found = found or _verified_by_probe(work, node_plan)
         if found is not None:
-            outcome.responses.setdefault(name, {})["verify"] = found
+            outcome.responses.setdefault(name, {})["verify"] = {"ok": True, "changed": False, "result": found}
     good = [name for name in by_name if outcome.well(name) and "verify" not in outcome.responses.get(name, {})]
 
     def request_for(node: str) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
 
 
 def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
-    """A `verify` response made of what the probe checked already; only where nothing was changed since."""
+    """The result of a `verify` made of what the probe checked already; only where nothing was changed since."""
     if not node.nothing_to_do:
         return None
     for stamp in work.survey.facts[node.node].environments:
@@ -158,8 +160,7 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
             ok = all(check.get("status") != "failed" for check in stamp.checks)
             written = stamp.stamp or {}
             told = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
-            result = {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **told}
-            return {"ok": True, "changed": False, "result": result}
+            return {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **told}
     return None
 
 

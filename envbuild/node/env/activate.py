@@ -4,7 +4,7 @@ import os
 import time
 
 from envbuild.node import git_source, lease, merkle, paths
-from envbuild.node.env import activation_files, contents, remove, stamp, switch, user_files
+from envbuild.node.env import activation_files, contents, remove, stamp, switch, user_files, verify
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json, NodeError, log, plural, utc_time
 from envbuild.node.read_text import names
@@ -16,7 +16,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
 
     An environment that is stamped already is only switched to: `level` is `stamped`, not `measured`.
-    Its other generations go then; `notes` say what stays, and where files of users are now.
+    Its other generations go then; `notes` say what stays, and where files of users are now. `verify` is what the verb
+    of that name says right after it.
     Raises NodeError: `lease-lost`, `prefix-busy` (75),
     `environment-not-installed` (2), `record-mismatch` (5), `environment-drifted` (1).
     """
@@ -42,7 +43,8 @@ def run(request: Json) -> "tuple[bool, Json]":
         held.release()
     result = {key: found[key] for key in ("root", "files", "bytes")}
     result.update(level="measured" if new else "stamped", environment=environment)
-    return changed, dict(result, current=paths.current_link(prefix, stack), notes=notes)
+    result.update(current=paths.current_link(prefix, stack), notes=notes)
+    return changed, dict(result, verify=verify.run(request)[1])
 
 
 def _drop_delivered(folder: str, run: str) -> None:

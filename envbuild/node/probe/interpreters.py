@@ -11,7 +11,6 @@ from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read
 
 DEADLINE = 10.0
-_NAME = re.compile(r"python3(?:\.([0-9]{1,2}))?\Z")
 
 # What an interpreter is asked; it must run on every Python 3.
 _ASK = """
@@ -69,16 +68,15 @@ print(json.dumps(out))
 
 
 def python_facts(
-    folders: "list[str]", prefix: str, wanted: "list[str]", packages: bool = False, asked: "Sequence[str]" = ()
+    folders: "list[str]", prefix: str, packages: bool = False, asked: "Sequence[str]" = ()
 ) -> "list[Json]":
-    """Interpreters in the shape of `PythonFacts`, by path; `wanted` (minor versions as `3.11`) keeps only those
-    and what was asked for by name.
+    """Interpreters in the shape of `PythonFacts`, by path; `packages`: with what each has installed.
 
     `folders` are PATH's; pyenv, uv, /opt, the usual conda homes and `<prefix>/tools` are looked into as well. An
     interpreter in a virtual environment is its own entry, because its site packages are. `asked` are paths of more
     interpreters, wherever they are, or names to look for in PATH; their entry names them under `also`.
     """
-    candidates = _candidates(_places(folders, prefix), wanted)
+    candidates = _candidates(_places(folders, prefix))
     also: dict[tuple[str, str], list[str]] = {}
     for name in asked:
         path = os.path.expanduser(name) if "/" in name else _first(folders, name)
@@ -89,7 +87,7 @@ def python_facts(
     answers = proc.parallel([partial(_ask, candidates[key], packages) for key in keys])
     found: dict[str, Json] = {}
     for key, answer in zip(keys, answers):  # noqa: B905 - strict= is of Python 3.10
-        if answer and (not wanted or key in also or ".".join(answer["version"].split(".")[:2]) in wanted):
+        if answer:
             fact = found.setdefault(answer["path"], answer)
             if key in also:
                 fact["also"] = also[key]
@@ -128,7 +126,7 @@ def _key(path: str) -> "tuple[str, str]":
     return os.path.realpath(path), home if os.path.isfile(os.path.join(home, "pyvenv.cfg")) else ""
 
 
-def _candidates(places: "list[str]", wanted: "list[str]") -> "dict[tuple[str, str], str]":
+def _candidates(places: "list[str]") -> "dict[tuple[str, str], str]":
     """One path for each interpreter file; a link in a virtual environment counts apart from what it points to."""
     tried = ["python3"] + ["python3.%d" % minor for minor in range(4, 30)]
     chosen: dict[tuple[str, str], str] = {}
@@ -137,13 +135,8 @@ def _candidates(places: "list[str]", wanted: "list[str]") -> "dict[tuple[str, st
             continue
         for name in tried:
             path = os.path.join(place, name)
-            if not os.access(path, os.X_OK):
-                continue
-            key = _key(path)
-            minor = _NAME.match(os.path.basename(key[0]))
-            if wanted and minor and minor.group(1) and "3." + minor.group(1) not in wanted:
-                continue
-            chosen.setdefault(key, path)
+            if os.access(path, os.X_OK):
+                chosen.setdefault(_key(path), path)
     return chosen
 
 

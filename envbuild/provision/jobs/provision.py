@@ -126,7 +126,7 @@ def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any
     variant = work.survey.variants[builder.node].to_json_dict()
     checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
     requests["verify"] = node_request("verify", prefix, checked, work.run.id)
-    requests["probe"] = node_request("probe", prefix, probe_args(work.prepared, everything=True), work.run.id)
+    requests["probe"] = node_request("probe", prefix, probe_args(work.prepared), work.run.id)
     if is_local(work.prepared.target):
         requests["pack"] = pack_request(builder, work, folder)
     if meeting is not None:

@@ -141,7 +141,7 @@ def login_facts(target: Target, stack: str | None, login: str, connection: Conne
 def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
     """One short job that asks all its nodes everything, through first contact, so that they need no Python."""
     prepared = work.prepared
-    request = node_request("probe", prepared.target.prefix, probe_args(prepared, everything=True), work.run.id)
+    request = node_request("probe", prepared.target.prefix, probe_args(prepared), work.run.id)
     asked = Asked("envbuild-probe", folder, {"probe": request})
     for node, answers in ask_in_job(work, site, asked, PROBE_LIMIT).items():
         survey.take(node, answers["probe"])

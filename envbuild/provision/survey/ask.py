@@ -1,7 +1,7 @@
-"""Ask the nodes, then decide: facts and resolutions of one run.
+"""Ask the nodes once, then decide: facts and resolutions of one run.
 
-A node is asked briefly first: often its environment is there and nothing has to be done. Only where something has to
-be chosen is it asked again, with the questions that cost time.
+A node that has an environment of the stack in use answers briefly, for often nothing has to be done. Only where
+something has to be chosen there after all is it asked again, with the questions that cost time.
 """
 
 from __future__ import annotations
@@ -54,45 +54,33 @@ def ask(
 def survey_nodes(nodes: list[str], prepared: Prepared, run: RunDir, *, keep: bool = False) -> Survey:
     """Facts and resolutions of all nodes. Errors are kept per node, nothing is raised for one node.
 
-    `keep`: ask briefly first, and decide only for nodes whose environment in use does not show that all is done.
+    `keep`: nothing is decided for nodes whose environment in use shows that all is done.
     """
-    survey = Survey()
-    if keep and can_keep(prepared.choice, prepared.target.base):
-        ask(nodes, prepared, run, {**_of_stack(prepared), "brief": True}, survey, _NEXT)
+    survey, args = Survey(), probe_args(prepared)
+    keep = keep and can_keep(prepared.choice, prepared.target.base)
+    ask(nodes, prepared, run, {**args, "unless_in_use": keep}, survey, _NEXT)
+    if keep:
         plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
         survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
-    rest = [node for node in nodes if node not in survey.kept and node not in survey.errors]
+    rest = [node for node in survey.facts if node not in survey.kept and node not in survey.errors]
+    changed = [node for node in rest if survey.facts[node].brief]
+    if changed:
+        ask(changed, prepared, run, args, survey)
     if rest:
-        _survey_fully(rest, prepared, run, survey)
+        ask_here(prepared, survey)
+        decide(prepared, survey, [node for node in rest if node not in survey.errors])
     return survey
 
 
-def _survey_fully(nodes: list[str], prepared: Prepared, run: RunDir, survey: Survey) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    args = probe_args(prepared)
-    with ThreadPoolExecutor(1) as pool:
-        # Reading the rules takes about as long as the nodes take to answer.
-        reading = pool.submit(rules)
-        ask(nodes, prepared, run, args, survey)
-        reading.result()
-    there = [node for node in nodes if node in survey.facts and node not in survey.errors]
-    ask_here(prepared, survey)
-    decide(prepared, survey, there)
-    open_questions = [node for node in there if not _settled(survey, node)]
-    if open_questions:
-        _ask_again(open_questions, prepared, run, args, survey)
-
-
-def probe_args(prepared: Prepared, *, everything: bool = False) -> dict[str, Any]:
-    """The arguments of a full probe; `everything`: also what is otherwise asked only where a first answer is open."""
+def probe_args(prepared: Prepared) -> dict[str, Any]:
+    """The arguments of a full probe: what a base has is a part of the answer where a variant may stand on one."""
     from envbuild.resolve.reachability import wanted_files
 
+    variants = prepared.lock.variants
     args: dict[str, Any] = {
         **_of_stack(prepared),
-        "pythons": sorted({variant.python for variant in prepared.lock.variants}),
         "files": sorted(wanted_files(prepared.lock)),
-        "base_packages": everything or prepared.target.base not in (None, "none"),
+        "base_packages": prepared.target.base not in (None, "none") or any(v.base.kind != "none" for v in variants),
         "interpreters": _asked_interpreters(prepared),
     }
     if prepared.target.tmp:
@@ -144,24 +132,6 @@ def _asked_interpreters(prepared: Prepared) -> list[str]:
     found = {name for name in named if name and "/" in name}
     on_module = any(variant.base.kind == "module" for variant in prepared.lock.variants)
     return sorted(found | ({MODULE_PYTHON} if on_module else set()))
-
-
-def _ask_again(nodes: list[str], prepared: Prepared, run: RunDir, args: Mapping[str, Any], survey: Survey) -> None:
-    more: dict[str, Any] = {"base_packages": True}
-    without = not all(survey.facts[node].pythons for node in nodes)
-    if without:
-        # None of the wanted version: say which others there are.
-        more["pythons"] = []
-    if without or any(variant.base.kind != "none" for variant in prepared.lock.variants):
-        ask(nodes, prepared, run, {**args, **more}, survey)
-        decide(prepared, survey, nodes)
-
-
-def _settled(survey: Survey, node: str) -> bool:
-    """The chosen variant is already built there."""
-    chosen = survey.resolutions[node].variant_digest
-    built = {stamp.variant_digest for stamp in survey.facts[node].environments if stamp.stamp}
-    return chosen is not None and chosen in built
 
 
 def decide(prepared: Prepared, survey: Survey, nodes: Iterable[str]) -> None:
