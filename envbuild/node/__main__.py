@@ -9,6 +9,9 @@ from envbuild.node.protocol import Exit, Interrupted, Json, NodeError
 
 # Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
 CONNECTION = "ENVBUILD_CONNECTION"
+# Verbs that a node's older Python runs as well; what they import keeps to the syntax of 3.6.
+_OF_ANY_PYTHON = ("probe", "doctor")
+_LEAST = (3, 8)
 # They say what is wrong with a prefix; an image has no user yet while it is built.
 _OF_ANY_PREFIX = ("probe", "doctor", "image")
 
@@ -28,6 +31,14 @@ def _on_signal(number: int, _frame: object) -> None:
 def _dispatch(verb: str) -> "tuple[bool, Json]":
     if verb not in verbs.VERBS:
         raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
+    if sys.version_info < _LEAST and verb not in _OF_ANY_PYTHON:
+        raise NodeError(
+            "node-without-python",
+            "this node has no Python 3.8 or newer, which `%s` needs" % verb,
+            why="%s is %d.%d, and runs the probe alone" % ((sys.executable,) + sys.version_info[:2]),
+            hint="`envbuild provision` brings one where the stack has `interpreters: [present, standalone]`",
+            exit_code=Exit.REFUSED,
+        )
     request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")
     protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None

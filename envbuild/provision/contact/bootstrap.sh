@@ -54,14 +54,15 @@ elif [ -n "${PBS_JOBID-}" ] || have qstat; then say scheduler pbs
 else say scheduler none; fi
 for tool in tar gzip curl wget git; do have "$tool" && say tool "$tool"; done
 
-# A Python runs the node program if it is 3.6 or newer and is real: shims without a version fail here.
+# A Python runs the node program if it is 3.8 or newer, its probe if it is 3.6, and is real: shims without a version
+# fail here.
 usable() {
   [ -x "$1" ] || return 1
   # The distribution's own is known by its name: starting it twice would cost as much as all the rest of this text.
   if [ "$1" = /usr/bin/python3 ]; then
-    case $(readlink -f "$1" 2>/dev/null) in /usr/bin/python3.[6-9] | /usr/bin/python3.1[0-9]) return 0 ;; esac
+    case $(readlink -f "$1" 2>/dev/null) in /usr/bin/python3.[89] | /usr/bin/python3.1[0-9]) return 0 ;; esac
   fi
-  "$1" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 6))' </dev/null >/dev/null 2>&1
+  "$1" -I -S -c 'import sys; sys.exit(sys.version_info < (3, int(sys.argv[1])))' $least </dev/null >/dev/null 2>&1
 }
 # What lies in a folder that another user can write is never run; root and the folder's group are trusted.
 trusted() {
@@ -84,20 +85,26 @@ of_tools() {
     if [ -z "$python" ] && trusted "$1/${tree%%/*}" && usable "$candidate"; then python=$candidate; fi
   done
 }
-of_tools "$prefix/tools"
-for candidate in /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python; do
-  if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
-done
-for folder in "$@"; do
-  [ -z "$python" ] || break
-  for name in python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python3.7 python3.6; do
-    if usable "$folder/$name"; then python=$folder/$name; break; fi
+search() {
+  least=$1
+  shift
+  of_tools "$prefix/tools"
+  for candidate in /usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python; do
+    if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
   done
-done
-for candidate in "$home"/.pyenv/versions/3.*/bin/python3 /opt/*/bin/python3; do
-  if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
-done
-[ -z "$shared" ] || of_tools "$shared/tools"
+  for folder in "$@"; do
+    [ -z "$python" ] || break
+    for name in python3 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 python3.7 python3.6; do
+      if usable "$folder/$name"; then python=$folder/$name; break; fi
+    done
+  done
+  for candidate in "$home"/.pyenv/versions/3.*/bin/python3 /opt/*/bin/python3; do
+    if [ -z "$python" ] && usable "$candidate"; then python=$candidate; fi
+  done
+  [ -z "$shared" ] || of_tools "$shared/tools"
+}
+search 8 "$@"
+[ -n "$python" ] || search 6 "$@"
 say python "$python"
 if [ -n "$python" ]; then
   # printf is part of the shell and writes to a pipe: a here-document of bash would need room in /tmp

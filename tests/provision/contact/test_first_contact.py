@@ -190,6 +190,27 @@ def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
     assert first_contact.parse_output(done.stdout, NONCE).python == str(tmp_path / "bin/python3.8")
 
 
+def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(tmp_path: Path) -> None:
+    """One of 3.6 runs the probe, and nothing else does where no newer one is."""
+    path = bare_path(tmp_path / "bin")
+    (tmp_path / "bin/python3").symlink_to(require_python("3.6"))
+    env = {"PATH": path, "HOME": str(tmp_path)}
+
+    def ask(verb: str) -> first_contact.ContactResult:
+        asked = request(str(tmp_path / "p")) | {"verb": verb}
+        script = without_python(first_contact.build_script(asked, node_pyz(), NONCE))
+        done = subprocess.run(["/bin/sh", "-s"], input=script.encode(), capture_output=True, env=env, timeout=60)
+        return first_contact.parse_output(done.stdout, NONCE)
+
+    assert ask("probe").python == str(tmp_path / "bin/python3")
+    assert ask("probe").result()["toolchain"] == []
+    with pytest.raises(EnvbuildError, match=r"no Python 3\.8 or newer, which `verify` needs") as caught:
+        ask("verify").result()
+    assert (caught.value.code, caught.value.exit_code) == ("node-without-python", 7)
+    (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
+    assert ask("probe").python == str(tmp_path / "bin/python3.8")
+
+
 def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
     script = first_contact.build_script(request("/usr/envbuild-test"), node_pyz(), NONCE)
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
