@@ -1,5 +1,7 @@
 """This program as files: modules for what runs inside an environment, and all of it for a container."""
 
+from __future__ import annotations
+
 import importlib
 import io
 import os
@@ -51,7 +53,7 @@ def archive() -> bytes:
         return stream.read()
 
 
-def carried(python: str, size: int, verb: str) -> "list[str]":
+def carried(python: str, size: int, verb: str) -> list[str]:
     """The command that runs a verb in a container, whose standard input has the program (`size` bytes), then a request.
 
     Nothing of envbuild is in an image, and no folder of the machine has to be one of the container's.
@@ -59,7 +61,7 @@ def carried(python: str, size: int, verb: str) -> "list[str]":
     return [python, "-I", "-S", "-c", _CARRIED, str(size), verb]
 
 
-def write(package: str, folder: str, names: "Iterable[str] | None" = None) -> None:
+def write(package: str, folder: str, names: Iterable[str] | None = None) -> None:
     """Write the modules `names` of `package` (None: all but `__init__`) into `folder`, as NAME.py."""
     if names is None:
         names = [each.name for each in pkgutil.iter_modules(importlib.import_module(package).__path__)]
@@ -72,5 +74,5 @@ def text(package: str, name: str) -> str:
     """The text of one module; raises OSError where the node program has none of that name."""
     data = pkgutil.get_data(package, name + ".py")
     if data is None:
-        raise OSError("the node program has no module %s.%s" % (package, name))
+        raise OSError(f"the node program has no module {package}.{name}")
     return data.decode("utf-8")

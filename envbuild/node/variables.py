@@ -3,6 +3,8 @@
 And which GPUs a process sees by one of them.
 """
 
+from __future__ import annotations
+
 import itertools
 import re
 from collections.abc import Mapping
@@ -110,16 +112,16 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 CHOOSING = (VISIBLE, "CUDA_DEVICE_ORDER")
 
 
-def same_gpus(environ: "Mapping[str, str]") -> "list[str]":
+def same_gpus(environ: Mapping[str, str]) -> list[str]:
     """The words before a command that give it the GPUs of `environ` in a container, which takes no variable with it."""
-    chosen = ["%s=%s" % (name, environ[name]) for name in CHOOSING if name in environ]
+    chosen = [f"{name}={environ[name]}" for name in CHOOSING if name in environ]
     return ["env"] + chosen if chosen else []
 
 
 _DEVICE = re.compile(r"(\d+|(GPU|MIG)-\S+)\Z")
 
 
-def visible_devices(value: object) -> "list[str] | None":
+def visible_devices(value: object) -> list[str] | None:
     """The GPUs that CUDA_VISIBLE_DEVICES names: as CUDA reads it, up to the first entry that is none. None: all."""
     if value is None:
         return None

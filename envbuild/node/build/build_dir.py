@@ -1,5 +1,7 @@
 """The canonical build path: a source is built under one name on every node, for compilers write paths into files."""
 
+from __future__ import annotations
+
 import contextlib
 import glob
 import os
@@ -23,7 +25,7 @@ _UNOWNED = 3600.0  # seconds after which a folder without an owner is nobody's
 class Folder:
     """A private, empty folder for one build; a context manager that removes it. `canonical`: it has the one name."""
 
-    def __init__(self, name: str, size: int, elsewhere: str, top: "str | None" = None) -> None:
+    def __init__(self, name: str, size: int, elsewhere: str, top: str | None = None) -> None:
         """`name` of the build, `size` of its tree in bytes; `elsewhere`: a private folder for when `top` is no good."""
         top = top or CANONICAL
         self.path = os.path.join(top, name)
@@ -32,9 +34,9 @@ class Folder:
             sweep(top)  # before its room is counted
         self.canonical = private and _has_room(top, size) and _claim(self.path)
         if not self.canonical:
-            self.path = tempfile.mkdtemp(prefix="build-%s-" % name, dir=elsewhere)
+            self.path = tempfile.mkdtemp(prefix=f"build-{name}-", dir=elsewhere)
 
-    def __enter__(self) -> "Folder":
+    def __enter__(self) -> Folder:
         """Nothing to do."""
         return self
 
@@ -48,7 +50,7 @@ class Folder:
                 time.sleep(0.2)
             else:
                 return
-        log("the build folder %s was not removed: %s" % (self.path, why))
+        log(f"the build folder {self.path} was not removed: {why}")
 
 
 def _private(top: str) -> bool:
@@ -79,7 +81,7 @@ def sweep(top: str, prefix: str = "") -> None:
         with contextlib.suppress(OSError):  # another one sweeps too
             facts = os.lstat(path)
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and _left_behind(path):
-                trash = "%s.trash-%d" % (path, os.getpid())
+                trash = f"{path}.trash-{os.getpid()}"
                 os.rename(path, trash)  # only one of several can
                 if _left_behind(trash):
                     paths.remove_tree(trash)
@@ -120,7 +122,7 @@ def copy(tree: str, to: str) -> None:
     try:
         shutil.copytree(tree, to, symlinks=True)
     except shutil.Error as error:
-        raise OSError("cannot copy %s: %s" % (tree, str(error)[:500])) from error
+        raise OSError(f"cannot copy {tree}: {str(error)[:500]}") from error
     set_dates(to)
 
 

@@ -3,6 +3,8 @@
 Build tools end in many lines of traceback, the compiler's own word stands far above them, and uv adds its own advice.
 """
 
+from __future__ import annotations
+
 import re
 
 from envbuild.node import protocol
@@ -44,7 +46,7 @@ _ERRORS = (
 )
 
 
-def cause(text: str) -> "tuple[str, str]":
+def cause(text: str) -> tuple[str, str]:
     """(the line that says why, what would help) of a failed build's output; "" for what is not known."""
     for pattern, find in ((_HEADER, _thing), (_LIBRARY, _thing), (_COMMAND, _program)):
         found = pattern.search(text)
@@ -62,7 +64,7 @@ def cause(text: str) -> "tuple[str, str]":
     return last[-1].strip() if last else "", ""
 
 
-def _last(text: str) -> "list[str]":
+def _last(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if not _NOISE.match(line)][-_LAST:]
 
 
@@ -74,12 +76,12 @@ def told(text: str) -> str:
     return "\n".join(([line, "…"] if line and line != last[0].strip() else []) + last)
 
 
-def failure(what: str, why: str, hint: str = "") -> "NodeError":
+def failure(what: str, why: str, hint: str = "") -> NodeError:
     """The error for `what` could not be built; `details.log` is the path of the log with its whole output."""
     log = protocol.log.path
     return NodeError(
         "build-failed",
-        "%s could not be built" % what,
+        f"{what} could not be built",
         why=why,
         hint=hint or _HINT,
         details={"log": log} if log else None,
@@ -87,11 +89,11 @@ def failure(what: str, why: str, hint: str = "") -> "NodeError":
     )
 
 
-def missing(what: str, why: str, names: "list[str] | None" = None) -> "NodeError":
+def missing(what: str, why: str, names: list[str] | None = None) -> NodeError:
     """The error for a build that made not all that its stack names; `names` of extensions."""
     return NodeError(
         "extensions-missing",
-        "%s lacks what was asked for" % what,
+        f"{what} lacks what was asked for",
         why=why,
         hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
         details={"extensions": names} if names else None,
@@ -99,26 +101,26 @@ def missing(what: str, why: str, names: "list[str] | None" = None) -> "NodeError
     )
 
 
-def of_output(what: str, text: str, begin: str = "") -> "NodeError":
+def of_output(what: str, text: str, begin: str = "") -> NodeError:
     """The same for a build that printed `text`; `begin` stands before the reason."""
     return failure(what, begin + told(text), cause(text)[1])
 
 
 def write_down(what: str, text: str) -> None:
     """The whole output of the build of `what`, into the log file of the run only."""
-    protocol.log.keep("output of the build of %s:\n%s" % (what, redact_text(text)))
+    protocol.log.keep(f"output of the build of {what}:\n{redact_text(text)}")
 
 
 def _thing(name: str) -> str:
     if name in _PACKAGES:
-        return "install %s on the node" % _PACKAGES[name]
+        return f"install {_PACKAGES[name]} on the node"
     if _CUDA.match(name):
-        return "the CUDA toolkit is not whole: it has no %s" % name
+        return f"the CUDA toolkit is not whole: it has no {name}"
     return ""
 
 
 def _program(name: str) -> str:
-    return "no program %s on the node" % name.rsplit("/", 1)[-1]
+    return f"no program {name.rsplit('/', 1)[-1]} on the node"
 
 
 def _module(name: str) -> str:

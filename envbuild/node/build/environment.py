@@ -1,5 +1,7 @@
 """The variables of a build: the environment's own programs first, the target's GPUs, and nothing that varies."""
 
+from __future__ import annotations
+
 import os
 import re
 import shutil
@@ -23,12 +25,12 @@ class Toolchain(NamedTuple):
 
     prefix_map: str = "-fdebug-prefix-map"
     objtemp: bool = False
-    nvcc: "str | None" = None
-    strip: "str | None" = None
-    ccache: "str | None" = None
+    nvcc: str | None = None
+    strip: str | None = None
+    ccache: str | None = None
 
 
-def look(env: "dict[str, str]", cuda_home: "str | None") -> "Toolchain":
+def look(env: dict[str, str], cuda_home: str | None) -> Toolchain:
     """Ask the programs that a build with the variables `env` would use."""
     path = env.get("PATH", os.defpath)
     compiler = env.get("CC", "").split() or ["cc"]
@@ -50,7 +52,7 @@ def look(env: "dict[str, str]", cuda_home: "str | None") -> "Toolchain":
     )
 
 
-def toolkit(cuda_home: "str | None") -> "str | None":
+def toolkit(cuda_home: str | None) -> str | None:
     """The folder of the toolkit whose nvcc is `cuda_home`/bin/nvcc; that may be a script that starts one elsewhere.
 
     torch and setup.py take headers and libraries from that folder, so it must be the real one.
@@ -64,7 +66,7 @@ def toolkit(cuda_home: "str | None") -> "str | None":
     return top if os.path.isfile(os.path.join(top, "bin", "nvcc")) else cuda_home
 
 
-def no_repository(above: str) -> "dict[str, str | None]":
+def no_repository(above: str) -> dict[str, str | None]:
     """Variables that keep a setup.py's git calls out of repositories that are not its own; a built tree is none.
 
     `above`: the folder that holds the tree; git looks no higher.
@@ -77,10 +79,10 @@ def variables(
     environment: str,
     stack: Json,
     own: Json,
-    arch_list: "list[str]",
-    cuda_home: "str | None",
-    programs: "str | None" = None,
-) -> "dict[str, str | None]":
+    arch_list: list[str],
+    cuda_home: str | None,
+    programs: str | None = None,
+) -> dict[str, str | None]:
     """What a build sees beyond this node's own variables; the source's `own` win over the stack's, these over conda's.
 
     `environment`: the folder of the environment; `programs`: that of its programs. A stack's variables that are not
@@ -107,17 +109,17 @@ def variables(
     return extra
 
 
-def _of_conda(environment: str) -> "dict[str, str | None]":
+def _of_conda(environment: str) -> dict[str, str | None]:
     """What conda packages set, without the environment's place as a search path in what is linked.
 
     It would be another in each prefix; the environment's interpreter finds its libraries itself.
     """
-    there = re.compile(r"-Wl,-rpath,%s/\S+\s*" % re.escape(environment))
+    there = re.compile(rf"-Wl,-rpath,{re.escape(environment)}/\S+\s*")
     seen = {name: value for name, value in os.environ.items() if for_build(name, value)}
     return {name: there.sub("", value) for name, value in activation.onto(environment, seen).items()}
 
 
-def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, str]") -> "dict[str, str]":
+def equal_files(env: dict[str, str], tools: Toolchain, places: dict[str, str]) -> dict[str, str]:
     """Compiler flags with which the same source gives the same file in other folders.
 
     `places`: folder -> the name that stands for it. A folder whose name an option cannot hold is left as it is. They go
@@ -125,7 +127,7 @@ def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, st
     flags, -O3 and -DNDEBUG among them, in newer setuptools (80.9 does so, 69.0.2 appends).
     """
     flags = [
-        "%s=%s=%s/%s" % (tools.prefix_map, folder, _PLACE, name)
+        f"{tools.prefix_map}={folder}={_PLACE}/{name}"
         for folder, name in places.items()
         if re.match(r"[^\s=,'\"\\$]+\Z", folder)
     ]
@@ -136,7 +138,7 @@ def equal_files(env: "dict[str, str]", tools: "Toolchain", places: "dict[str, st
     return out
 
 
-def shared_runtime(env: "dict[str, str]", folder: str) -> "dict[str, str]":
+def shared_runtime(env: dict[str, str], folder: str) -> dict[str, str]:
     """Variables that link C++ code with the shared libstdc++ where the compiler's own folders have only a static one.
 
     A copy of libstdc++ inside an extension shares some of its symbols with the one of the process and not others, and
@@ -151,11 +153,11 @@ def shared_runtime(env: "dict[str, str]", folder: str) -> "dict[str, str]":
     if os.path.isabs(places[0]) or not os.path.isabs(places[1]):
         return {}
     os.symlink(places[1], os.path.join(folder, "libstdc++.so"))
-    log("%s has no shared libstdc++ of its own: linking with %s" % (compiler[0], places[1]))
+    log(f"{compiler[0]} has no shared libstdc++ of its own: linking with {places[1]}")
     return {"LDFLAGS": (env.get("LDFLAGS", "") + " -L" + folder).strip()}
 
 
-def cached(env: "dict[str, str]", tools: "Toolchain", folder: str) -> "dict[str, str]":
+def cached(env: dict[str, str], tools: Toolchain, folder: str) -> dict[str, str]:
     """Variables that put ccache before the compilers, by links in the new folder `folder`; empty without ccache."""
     if tools.ccache is None or env.get("CCACHE_DISABLE"):
         return {}
@@ -165,5 +167,5 @@ def cached(env: "dict[str, str]", tools: "Toolchain", folder: str) -> "dict[str,
             os.symlink(tools.ccache, os.path.join(folder, name))
     out = {"PATH": folder + ":" + env.get("PATH", os.defpath)}
     if tools.nvcc is not None and not env.get("PYTORCH_NVCC"):
-        out["PYTORCH_NVCC"] = "%s %s" % (tools.ccache, tools.nvcc)
+        out["PYTORCH_NVCC"] = f"{tools.ccache} {tools.nvcc}"
     return out

@@ -4,6 +4,8 @@
 imports well and fails at its first launch, or is compiled again from PTX at each start: so it is looked at beforehand.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shutil
@@ -30,7 +32,7 @@ _IN_SITES = (
 
 
 def architectures(
-    files: "Iterable[str]", wanted: "Iterable[str]", cuda_home: "str | None", sites: "Iterable[str]" = ()
+    files: Iterable[str], wanted: Iterable[str], cuda_home: str | None, sites: Iterable[str] = ()
 ) -> Json:
     """The architectures in shared objects (`files`: paths of `.so` files, or of wheels that hold some).
 
@@ -46,7 +48,7 @@ def architectures(
     asked = sorted({str(each) for each in wanted})
     for each in asked:
         if not _WANTED.match(each):
-            raise NodeError("request-invalid", "not a GPU architecture: %r" % each, hint="write 9.0, 9.0a or 9.0+PTX")
+            raise NodeError("request-invalid", f"not a GPU architecture: {each!r}", hint="write 9.0, 9.0a or 9.0+PTX")
     result: Json = {"wanted": asked, "found": {}, "how": "cuobjdump"}
     program = find_cuobjdump(cuda_home, sites)
     if program is None:
@@ -56,14 +58,14 @@ def architectures(
         for name, path in _objects(files, folder):
             listed = _list(program, path)
             if isinstance(listed, str):
-                result["how"] = "not checked: %s" % listed
+                result["how"] = f"not checked: {listed}"
                 return result
             result["found"][name] = listed
     _judge(result)
     return result
 
 
-def find_cuobjdump(cuda_home: "str | None", sites: "Iterable[str]" = ()) -> "str | None":
+def find_cuobjdump(cuda_home: str | None, sites: Iterable[str] = ()) -> str | None:
     """Path of a `cuobjdump`: of the toolkit that built, of PATH, or of a package in one of the folders; or None."""
     folders = [os.path.join(cuda_home, "bin")] if cuda_home else []
     folders += [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if os.path.isabs(folder)]
@@ -71,7 +73,7 @@ def find_cuobjdump(cuda_home: "str | None", sites: "Iterable[str]" = ()) -> "str
     return which("cuobjdump", folders)
 
 
-def parse_listing(text: str) -> "list[str]":
+def parse_listing(text: str) -> list[str]:
     """`sm_90`, `sm_90a`, `compute_90` … of the output of `cuobjdump --list-elf` or `--list-ptx`: sorted, each once.
 
     A line is `ELF file    1: amp_C.1.sm_90.cubin` or `PTX file    1: amp_C.1.sm_90.ptx`; others are messages.
@@ -80,13 +82,13 @@ def parse_listing(text: str) -> "list[str]":
     return sorted(found, key=_order)
 
 
-def _order(name: str) -> "tuple[str, int, str]":
+def _order(name: str) -> tuple[str, int, str]:
     kind, _, number = name.partition("_")
     digits = number.rstrip("af")
     return kind, int(digits), number[len(digits) :]
 
 
-def missing(found: "list[str]", wanted: "Iterable[str]") -> "tuple[list[str], list[str]]":
+def missing(found: list[str], wanted: Iterable[str]) -> tuple[list[str], list[str]]:
     """(wanted architectures that nothing in `found` serves, notes about those that only a lower minor serves).
 
     Machine code runs on its own compute capability and on higher minor versions of the same major one (CUDA C++
@@ -99,12 +101,12 @@ def missing(found: "list[str]", wanted: "Iterable[str]") -> "tuple[list[str], li
         if match is None:
             continue
         major, minor, special, ptx = match.group(1), int(match.group(2)), match.group(3), match.group(4)
-        exact = "sm_%s%d%s" % (major, minor, special)
+        exact = f"sm_{major}{minor}{special}"
         serving = [name for name in found if _serves(name, major, minor, special)]
-        if not serving or (ptx and "compute_%s%d" % (major, minor) not in found):
+        if not serving or (ptx and f"compute_{major}{minor}" not in found):
             lacking.append(each)
         elif not any(name.rstrip("af") == exact.rstrip("af") for name in serving):
-            notes.append("%s is served by %s" % (each, ", ".join(serving)))
+            notes.append(f"{each} is served by {', '.join(serving)}")
     return lacking, notes
 
 
@@ -124,7 +126,7 @@ def _judge(result: Json) -> None:
     for name, found in sorted(result["found"].items()):
         lacking, said = missing(found, result["wanted"]) if found else ([], [])
         if said:
-            result.setdefault("notes", []).extend("%s: %s" % (name, text) for text in said)
+            result.setdefault("notes", []).extend(f"{name}: {text}" for text in said)
         if lacking:
             wrong[name] = lacking
     if not wrong:
@@ -132,15 +134,17 @@ def _judge(result: Json) -> None:
     first = sorted(wrong)[0]
     raise NodeError(
         "arch-missing",
-        "%s has no device code for %s" % (first, ", ".join(wrong[first])),
-        why="it has %s; %d of %d extensions lack a wanted architecture"
-        % (", ".join(result["found"][first]), len(wrong), len(result["found"])),
+        f"{first} has no device code for {', '.join(wrong[first])}",
+        why=(
+            f"it has {', '.join(result['found'][first])}; {len(wrong)} of {len(result['found'])} "
+            "extensions lack a wanted architecture"
+        ),
         hint="this source sets its own architectures and ignores TORCH_CUDA_ARCH_LIST: it needs a flag or a patch",
         details={"missing": wrong, "found": result["found"], "wanted": result["wanted"]},
     )
 
 
-def _objects(files: "Iterable[str]", folder: str) -> "list[tuple[str, str]]":
+def _objects(files: Iterable[str], folder: str) -> list[tuple[str, str]]:
     """(name, path) of every shared object, each name once; those in wheels are unpacked below `folder`."""
     pairs: list[tuple[str, str]] = []
     for path in files:
@@ -158,7 +162,7 @@ def _module(path: str) -> str:
     return ".".join([part for part in folder.split("/") if part] + [name.split(".")[0]])
 
 
-def _unpacked(wheel: str, folder: str, start: int) -> "list[tuple[str, str]]":
+def _unpacked(wheel: str, folder: str, start: int) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -166,18 +170,18 @@ def _unpacked(wheel: str, folder: str, start: int) -> "list[tuple[str, str]]":
                 if not re.search(r"\.so(\.[0-9.]+)?\Z", member):
                     continue
                 inside = re.sub(r"\A[^/]+\.data/[^/]+/", "", member)
-                target = os.path.join(folder, "%d.so" % (start + len(pairs)))
+                target = os.path.join(folder, f"{start + len(pairs)}.so")
                 with archive.open(member) as source, open(target, "wb") as file:
                     shutil.copyfileobj(source, file)
                 pairs.append((_module(inside), target))
     except (OSError, zipfile.BadZipFile) as error:
         raise NodeError(
-            "wheel-unreadable", "%s is not a wheel" % wheel, why=str(error), exit_code=Exit.BUILD_FAILED
+            "wheel-unreadable", f"{wheel} is not a wheel", why=str(error), exit_code=Exit.BUILD_FAILED
         ) from error
     return pairs
 
 
-def _list(program: str, path: str) -> "list[str] | str":
+def _list(program: str, path: str) -> list[str] | str:
     """The architectures in one shared object; a str says why they could not be read."""
     found: list[str] = []
     said = ""
@@ -187,8 +191,8 @@ def _list(program: str, path: str) -> "list[str] | str":
             return []
         if not done.ok:
             lines = [line.strip() for line in (done.out + "\n" + done.err).splitlines() if line.strip()]
-            why = "it took too long" if done.timed_out else lines[-1][:200] if lines else "exit %s" % done.rc
-            return "cuobjdump of %s: %s" % (os.path.basename(path), why)
+            why = "it took too long" if done.timed_out else lines[-1][:200] if lines else f"exit {done.rc}"
+            return f"cuobjdump of {os.path.basename(path)}: {why}"
         found += parse_listing(done.out)
         said = said or (done.err.strip() or done.out.strip())[-200:]
-    return sorted(found, key=_order) if found else "cuobjdump of %s: %s" % (os.path.basename(path), said or "no answer")
+    return sorted(found, key=_order) if found else f"cuobjdump of {os.path.basename(path)}: {said or 'no answer'}"

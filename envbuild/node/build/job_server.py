@@ -4,6 +4,8 @@ ninja (1.13) takes a byte before each command that it runs beside its first, and
 Each build may run one command without a byte. A build whose tools take none is alone while it runs.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
@@ -26,7 +28,7 @@ _PREFIX = "envbuild-jobs-"
 _PAUSE = 0.2  # seconds between two looks for bytes
 
 
-def free_memory(root: str = "/") -> "float | None":
+def free_memory(root: str = "/") -> float | None:
     """GB that new processes may take: MemAvailable, or what the cgroup leaves where that is less."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", read(os.path.join(root, "proc/meminfo")), re.MULTILINE)
     values = [int(found.group(1)) * 1024.0] if found else []
@@ -56,7 +58,7 @@ class Budget:
     the FIFO.
     """
 
-    def __init__(self, jobs: "int | None" = None, memory: "float | None" = None, builds: int = 1) -> None:
+    def __init__(self, jobs: int | None = None, memory: float | None = None, builds: int = 1) -> None:
         """Defaults: the cores and the free memory of this node."""
         self.memory = free_memory() if memory is None else memory
         self.jobs = max(1, jobs or system.cpu_count())
@@ -74,7 +76,7 @@ class Budget:
         return max(1, self.jobs if self.memory is None else min(self.jobs, int(self.memory / memory_per_job)))
 
     @contextlib.contextmanager
-    def build(self, alone: bool) -> "Iterator[None]":
+    def build(self, alone: bool) -> Iterator[None]:
         """Wait until one more build may run, or, where its tools take no bytes, until it is `alone`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and self._running < (1 if alone else self.jobs))
@@ -125,7 +127,7 @@ class Budget:
             total += files
         return dict(at_work(), done=done, total=total, unit="files") if total else at_work()
 
-    def __enter__(self) -> "Budget":
+    def __enter__(self) -> Budget:
         """Make the FIFO."""
         top = tempfile.gettempdir()
         build_dir.sweep(top, _PREFIX)

@@ -7,6 +7,8 @@ the same names as Megatron's. The patch `megatron-fused-import` makes the source
 Architectures come from TORCH_CUDA_ARCH_LIST alone.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -59,14 +61,14 @@ setup(
 '''
 
 
-def extensions(build: Json) -> "list[str]":
+def extensions(build: Json) -> list[str]:
     """Import names of the modules that the wheel of a `kind: kernels` build holds."""
-    return ["%s.%s" % (PACKAGE, module["name"]) for module in build.get("modules") or []]
+    return [f"{PACKAGE}.{module['name']}" for module in build.get("modules") or []]
 
 
 def distribution(source: Json) -> str:
     """Name of the wheel's distribution."""
-    return "%s-kernels" % source["name"]
+    return f"{source['name']}-kernels"
 
 
 def project(folder: str, source: Json, build: Json, out: str = "") -> str:
@@ -78,7 +80,7 @@ def project(folder: str, source: Json, build: Json, out: str = "") -> str:
     out = out or folder.rstrip("/") + "-kernels"
     modules = [_module(folder, source, module) for module in build.get("modules") or []]
     if not modules:
-        raise NodeError("request-invalid", "source %s: kind kernels without modules" % source["name"])
+        raise NodeError("request-invalid", f"source {source['name']}: kind kernels without modules")
     os.makedirs(out, 0o700)
     everything = {each for module in modules for each in module["include_dirs"]}
     for name in _wanted(folder, everything):
@@ -104,30 +106,28 @@ def _module(folder: str, source: Json, module: Json) -> Json:
     """A module with every field, once its name is one and its files are in the tree."""
     name = str(module["name"])
     if not name.isidentifier():
-        raise NodeError(
-            "request-invalid", "source %s: a kernel module cannot be named %r" % (source["name"], name[:80])
-        )
+        raise NodeError("request-invalid", f"source {source['name']}: a kernel module cannot be named {name[:80]!r}")
     made: Json = {"name": name, "torch": module.get("torch") is not False}
     for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
         made[key] = [str(each) for each in module.get(key) or []]
     for path in made["sources"] + made["include_dirs"]:
         leads_out = not path or path.startswith("/") or ".." in path.split("/")
         if leads_out or any(mark in path for mark in '"\\'):
-            raise NodeError("request-invalid", "source %s: not a path inside it: %r" % (source["name"], path[:100]))
+            raise NodeError("request-invalid", f"source {source['name']}: not a path inside it: {path[:100]!r}")
     missing = [each for each in made["sources"] if not os.path.isfile(os.path.join(folder, each))]
     missing += [each for each in made["include_dirs"] if not os.path.isdir(os.path.join(folder, each))]
     if missing or not made["sources"]:
         raise NodeError(
             "kernel-sources-missing",
-            "source %s has no files for its kernel %s" % (source["name"], name),
-            why="not in the tree: %s" % (", ".join(missing) or "(no sources are named)"),
+            f"source {source['name']} has no files for its kernel {name}",
+            why=f"not in the tree: {', '.join(missing) or '(no sources are named)'}",
             hint="`build.modules` of the stack names files of another commit",
             changed=True,
         )
     return made
 
 
-def _wanted(folder: str, everything: "set[str]") -> "Iterator[str]":
+def _wanted(folder: str, everything: set[str]) -> Iterator[str]:
     """Files to copy, relative: what a compiler reads, and all of the include folders; no links out of the tree."""
     top = os.path.realpath(folder) + os.sep
     for at, folders, names in os.walk(folder):

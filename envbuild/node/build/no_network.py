@@ -1,5 +1,7 @@
 """Builds without a network: everything that they need is in the environment and in the pinned tree."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Sequence
 
@@ -10,7 +12,7 @@ _WAYS = (("-n",), ("-c", "-n"), ("-r", "-n"))
 _WHERE = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
-def off(ways: "Sequence[Sequence[str]]" = _WAYS) -> "tuple[list[str], str]":
+def off(ways: Sequence[Sequence[str]] = _WAYS) -> tuple[list[str], str]:
     """Words to put before a command so that it has no network, and what to say: `off`, or `on: ` and why."""
     program = shutil.which("unshare") or shutil.which("unshare", path=_WHERE)
     if program is None:

@@ -1,5 +1,7 @@
 """A wheel after its build: which extensions it holds; stripped, and its members in one order and of one time."""
 
+from __future__ import annotations
+
 import csv
 import hashlib
 import io
@@ -17,7 +19,7 @@ _DATA = re.compile(r"\A[^/]+\.data/(?:plat|pure)lib/")
 _STRIP_DEADLINE = 300.0
 
 
-def modules(names: "Iterable[str]") -> "dict[str, str]":
+def modules(names: Iterable[str]) -> dict[str, str]:
     """Import name -> member, for every shared object among the members of a wheel."""
     found = {}
     for name in names:
@@ -28,13 +30,13 @@ def modules(names: "Iterable[str]") -> "dict[str, str]":
     return found
 
 
-def members(wheel: str) -> "list[str]":
+def members(wheel: str) -> list[str]:
     """Names of the members of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
-def settle(wheel: str, out: str, strip: "str | None", scratch: str) -> str:
+def settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
     """Write `wheel` into the folder `out` under its own name: stripped, its members sorted and dated 1980.
 
     `strip`: the program, None to leave symbols in. `scratch`: an existing folder. RECORD is written anew. Returns the
@@ -62,12 +64,12 @@ def settle(wheel: str, out: str, strip: "str | None", scratch: str) -> str:
     return target
 
 
-def _order(name: str) -> "tuple[bool, bool, str]":
+def _order(name: str) -> tuple[bool, bool, str]:
     """The package before its metadata, RECORD last."""
     return (".dist-info/" in name, name.endswith(".dist-info/RECORD"), name)
 
 
-def _add(archive: "zipfile.ZipFile", name: str, data: bytes, mode: int) -> None:
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
     entry = zipfile.ZipInfo(name, _TIME)
     entry.create_system = 3
     entry.external_attr = (0o100755 if mode & 0o111 else 0o100644) << 16

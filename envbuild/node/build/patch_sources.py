@@ -1,5 +1,7 @@
 """Patches of an install: that they are those of the lock, what they make of the CUDA here, and how they are applied."""
 
+from __future__ import annotations
+
 import json
 
 from envbuild.node import git_source, proc
@@ -25,14 +27,14 @@ json.dump(told, sys.stdout)
 """
 
 
-def check(pins: "list[Json]", given: Json) -> None:
+def check(pins: list[Json], given: Json) -> None:
     """See that sources are pinned and patched as the lock says; raises what `check_pins` and `specs_of` raise."""
     git_source.check_pins(pins)
     for source in pins:
         specs_of(source, given)
 
 
-def specs_of(source: Json, given: Json) -> "list[Json]":
+def specs_of(source: Json, given: Json) -> list[Json]:
     """The patch specs of a locked source from `args.patches`, once they are what the lock pins.
 
     Raises NodeError `request-invalid` (exit 2) where they are not those that the lock names, `patch-changed` (exit 5)
@@ -43,7 +45,7 @@ def specs_of(source: Json, given: Json) -> "list[Json]":
     if len(specs) != len(names):
         raise NodeError(
             "request-invalid",
-            "source %s has %d patches, and the request brings %d" % (source["name"], len(names), len(specs)),
+            f"source {source['name']} has {len(names)} patches, and the request brings {len(specs)}",
         )
     for number, pin in enumerate(source.get("patch_pins") or []):
         spec = specs[number]
@@ -51,8 +53,8 @@ def specs_of(source: Json, given: Json) -> "list[Json]":
         if found != pin["digest"]:
             raise NodeError(
                 "patch-changed",
-                "the patch %s is not the one that was locked for %s" % (spec["name"], source["name"]),
-                why="it has digest %.12s, the lock says %.12s" % (found, pin["digest"]),
+                f"the patch {spec['name']} is not the one that was locked for {source['name']}",
+                why=f"it has digest {found:.12}, the lock says {pin['digest']:.12}",
                 hint="`envbuild lock create` locks the patch as it is now, after you know why it differs; "
                 "or use the envbuild that made the lock",
                 details={"patch": spec["name"], "digest": found, "locked": pin["digest"]},
@@ -61,7 +63,7 @@ def specs_of(source: Json, given: Json) -> "list[Json]":
     return specs
 
 
-def facts_of(python: str, env: "dict[str, str]", nvcc: "str | None") -> Json:
+def facts_of(python: str, env: dict[str, str], nvcc: str | None) -> Json:
     """What patches want to know: `torch_cuda` of the torch that is installed (absent without torch), and `nvcc`."""
     done = proc.run([python, "-I", "-c", _TORCH], timeout=120.0, env=env)
     try:
@@ -72,8 +74,8 @@ def facts_of(python: str, env: "dict[str, str]", nvcc: "str | None") -> Json:
 
 
 def apply(
-    folder: str, specs: "list[Json]", facts: "Json | None" = None, pin: "Json | None" = None, check: bool = False
-) -> "list[Json]":
+    folder: str, specs: list[Json], facts: Json | None = None, pin: Json | None = None, check: bool = False
+) -> list[Json]:
     """As `patch.apply`, with `notes` in each result: what `facts` (of `facts_of`) say about a patch here.
 
     Raises NodeError with the code of a PatchError, and `patch-refused` (exit 7) where a patch could not help.
@@ -86,23 +88,23 @@ def apply(
     for number, result in enumerate(results):
         result["notes"] = notes[number]
         done = "already applied" if result["already"] else "would be applied" if check else "applied"
-        log("; ".join(["patch %s %s, %s" % (result["name"], done, plural(result["hits"], "hit")), *result["notes"]]))
+        log("; ".join([f"patch {result['name']} {done}, {plural(result['hits'], 'hit')}", *result["notes"]]))
     return results
 
 
-def of_source(source: Json, folder: str, links: "dict[str, str]", specs: "list[Json]", facts: Json) -> "list[Json]":
+def of_source(source: Json, folder: str, links: dict[str, str], specs: list[Json], facts: Json) -> list[Json]:
     """Apply the patches of a locked source to its fresh tree; `links` of `git_source.fetch`. Raises as `apply`."""
-    log("patching %s: %s" % (source["name"], ", ".join(spec["name"] for spec in specs)))
+    log(f"patching {source['name']}: {', '.join(spec['name'] for spec in specs)}")
     pin = {"before": source["tree"], "after": source.get("patched_tree"), "links": links}
     pin["outputs"] = source.get("outputs") or []
     try:
         return apply(folder, specs, facts, pin if pin["after"] else None)
     except NodeError as error:
-        what, details = "source %s: %s" % (source["name"], error.what), {"source": source["name"]}
+        what, details = f"source {source['name']}: {error.what}", {"source": source["name"]}
         raise NodeError(error.code, what, error.why, error.hint, details=details, changed=True) from None
 
 
-def _judge(name: str, facts: Json) -> "list[str]":
+def _judge(name: str, facts: Json) -> list[str]:
     """What the facts say about a patch here. Raises NodeError `patch-refused`."""
     if name != "apex-cuda-check" or "torch_cuda" not in facts:
         return []
@@ -115,8 +117,8 @@ def _judge(name: str, facts: Json) -> "list[str]":
         raise NodeError(
             "patch-refused",
             "the CUDA check of Apex is not passed over across major versions",
-            why="nvcc is %s, torch was built with CUDA %s" % (nvcc, torch),
-            hint="use an nvcc of CUDA %s.x" % str(torch).split(".")[0],
+            why=f"nvcc is {nvcc}, torch was built with CUDA {torch}",
+            hint=f"use an nvcc of CUDA {str(torch).split('.')[0]}.x",
         )
     same = str(nvcc).split(".")[:2] == str(torch).split(".")[:2]
     return [
@@ -124,7 +126,7 @@ def _judge(name: str, facts: Json) -> "list[str]":
     ]
 
 
-def for_stamp(told: "list[Json]") -> "list[Json]":
+def for_stamp(told: list[Json]) -> list[Json]:
     """What a stamp says of sources: everything but the diffs, which a run's report has."""
     out = []
     for source in told:

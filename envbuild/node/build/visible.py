@@ -4,6 +4,8 @@ The build key names these and no others, so that stacks which agree in them shar
 packages is seen whole: its compilers and libraries lie among its packages.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -34,9 +36,9 @@ class Distribution(NamedTuple):
 
     info: str
     version: str
-    requires: "list[str]"
+    requires: list[str]
 
-    def wants(self, extra: str) -> "Iterator[tuple[str, str]]":
+    def wants(self, extra: str) -> Iterator[tuple[str, str]]:
         """Names that it requires for an extra (empty: always), each with every extra of it that is asked for."""
         for each in self.requires:
             if extra in ([installed.normal_name(name) for name in _FOR_EXTRA.findall(each)] or [""]):
@@ -52,7 +54,7 @@ class Packages:
         """Ask it. Raises NodeError `build-failed`."""
         done = proc.run([python, "-I", "-c", _ASK])
         if not done.ok:
-            raise NodeError("build-failed", "%s does not run" % python, why=done.err[-500:], changed=True)
+            raise NodeError("build-failed", f"{python} does not run", why=done.err[-500:], changed=True)
         answer = json.loads(done.out)
         self.base: str = answer["base"]
         self.version: str = answer["version"]
@@ -74,11 +76,11 @@ class Packages:
         # The first on the path is the one that is imported.
         self.distributions.setdefault(installed.normal_name(name), Distribution(info, version, requires))
 
-    def versions(self) -> "dict[str, str]":
+    def versions(self) -> dict[str, str]:
         """Version by name."""
         return {name: each.version for name, each in self.distributions.items()}
 
-    def closure(self, wanted: "set[str]") -> "dict[str, str]":
+    def closure(self, wanted: set[str]) -> dict[str, str]:
         """Version by name of what is `wanted` and all that this requires; an empty one for what is not there."""
         reached: set[tuple[str, str]] = set()
         left = {(name, "") for name in wanted}
@@ -89,14 +91,14 @@ class Packages:
         absent = Distribution("", "", [])
         return {name: self.distributions.get(name, absent).version for name, _ in sorted(reached)}
 
-    def view(self, folder: str, wanted: "dict[str, str]") -> str:
+    def view(self, folder: str, wanted: dict[str, str]) -> str:
         """Make a virtual environment of the `wanted` packages in the new `folder`; returns its interpreter."""
         site = os.path.join(folder, "lib", "python" + self.version, "site-packages")
         programs = os.path.join(folder, "bin")
         os.makedirs(site)
         os.makedirs(programs)
         with open(os.path.join(folder, "pyvenv.cfg"), "w", encoding="utf-8") as stream:
-            stream.write("home = %s\ninclude-system-site-packages = false\n" % os.path.dirname(self.base))
+            stream.write(f"home = {os.path.dirname(self.base)}\ninclude-system-site-packages = false\n")
         python = os.path.join(programs, "python")
         for name in ("python", "python3", "python" + self.version):
             os.symlink(self.base, os.path.join(programs, name))
@@ -114,7 +116,7 @@ class Packages:
         return python
 
 
-def wanted(project: str, build: Json) -> "set[str]":
+def wanted(project: str, build: Json) -> set[str]:
     """The packages that a build asks for: in pyproject.toml, in the stack's `requires`, and what nobody declares."""
     text = _REQUIRES.search(editable.section(project))
     declared = re.findall(r"\"([^\"\n]*)\"|'([^'\n]*)'", text.group(1)) if text else []
@@ -122,7 +124,7 @@ def wanted(project: str, build: Json) -> "set[str]":
     return {installed.required_name(each) for each in asked}.union(_UNDECLARED) - {""}
 
 
-def _files(info: str) -> "list[str]":
+def _files(info: str) -> list[str]:
     """What a distribution has installed, relative to the folder of its `info`."""
     record = [line.rpartition(",")[0].rpartition(",")[0] for line in read(info + "/RECORD", 1 << 26).splitlines()]
     listed = [line[1:-1].replace('""', '"') if line.startswith('"') else line for line in record]

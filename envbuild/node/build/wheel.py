@@ -4,6 +4,8 @@ Two routes: our driver runs setup.py (which delivers flags for certain, whatever
 else goes through PEP 517. Torch and all build tools are packages of the environment; nothing is isolated or fetched.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shutil
@@ -11,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
@@ -20,10 +22,6 @@ from envbuild.node.build.programs import editable
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Json, NodeError, log, plural
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 DEADLINE = 4 * 3600.0  # seconds; an old Apex takes 45 minutes on two cores
 _PROGRAMS = "envbuild.node.build.programs"
@@ -45,18 +43,18 @@ class Options(NamedTuple):
     already, for several sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
     """
 
-    tool: "uv.Uv"
+    tool: uv.Uv
     variables: Json = {}
-    build: "Json | None" = None
-    arch_list: "list[str]" = []
-    cuda_home: "str | None" = None
-    jobs: "int | None" = None
+    build: Json | None = None
+    arch_list: list[str] = []
+    cuda_home: str | None = None
+    jobs: int | None = None
     check_rebuild: bool = False
-    view: "Callable[[str], str] | None" = None
-    budget: "job_server.Budget | None" = None
+    view: Callable[[str], str] | None = None
+    budget: job_server.Budget | None = None
 
 
-def build_wheel(python: str, source: Json, project: str, out: str, options: "Options") -> Json:
+def build_wheel(python: str, source: Json, project: str, out: str, options: Options) -> Json:
     """Build `source`, whose checked and patched tree holds the folder `project`, into a wheel in the folder `out`.
 
     `python`: the environment's interpreter, by the path in the environment. The tree is copied and left as it is.
@@ -73,7 +71,7 @@ def build_wheel(python: str, source: Json, project: str, out: str, options: "Opt
     return _Build(python, source, project, out, options, options.budget).run()
 
 
-def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "int | None" = None) -> Json:
+def build_all(calls: Mapping[str, Callable[[job_server.Budget], Any]], jobs: int | None = None) -> Json:
     """Run one call for each source at once, under one budget that each gets; returns name -> what its call returned.
 
     A call builds with `Options(budget=...)`, or takes a wheel from the store. All end before this returns; raises what
@@ -82,7 +80,7 @@ def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "
     failures: dict[str, BaseException] = {}
     results: Json = {}
 
-    def run(name: str, call: "Callable[[job_server.Budget], Any]", budget: "job_server.Budget") -> None:
+    def run(name: str, call: Callable[[job_server.Budget], Any], budget: job_server.Budget) -> None:
         try:
             results[name] = call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
@@ -91,7 +89,7 @@ def build_all(calls: "Mapping[str, Callable[[job_server.Budget], Any]]", jobs: "
             budget.ended()
 
     with job_server.Budget(jobs, builds=len(calls)) as budget:
-        progress("compiling %s" % ", ".join(calls), ask=budget.told)
+        progress(f"compiling {', '.join(calls)}", ask=budget.told)
         proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
         if name in failures:
@@ -111,12 +109,12 @@ class _Build:
     """One build, from its request to its result."""
 
     def __init__(
-        self, python: str, source: Json, project: str, out: str, options: "Options", budget: "job_server.Budget"
+        self, python: str, source: Json, project: str, out: str, options: Options, budget: job_server.Budget
     ) -> None:
         self.python = python
         self.source = source
         self.name = source["name"]
-        self.what = "source %s" % self.name
+        self.what = f"source {self.name}"
         self.inside = os.path.normpath(source["path"]) if source.get("path") else ""
         self.tree = os.path.normpath(project)
         for _ in self.inside.split("/") if self.inside else ():
@@ -135,7 +133,7 @@ class _Build:
         begun = time.monotonic()
         self.prefix, network = no_network.off()
         jobs = self.budget.limit(self.memory)
-        log("building %s (%s, %s)" % (self.name, self.route, plural(jobs, "job")))
+        log(f"building {self.name} ({self.route}, {plural(jobs, 'job')})")
         os.makedirs(self.out, exist_ok=True)
         wheel, report, canonical = self._once(self.out, False)
         seconds = time.monotonic() - begun
@@ -154,7 +152,7 @@ class _Build:
             "canonical": canonical,
             "rebuild": self._again(wheel) if self.options.check_rebuild else None,
         }
-        log("built %s in %.1f s" % (os.path.basename(wheel), seconds))
+        log(f"built {os.path.basename(wheel)} in {seconds:.1f} s")
         return result
 
     def _again(self, wheel: str) -> Json:
@@ -162,8 +160,8 @@ class _Build:
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tool.tmp) as folder:
             return normalize_wheel.compare(wheel, self._once(folder, True)[0])
 
-    def _once(self, out: str, again: bool) -> "tuple[str, Json, bool]":
-        name = "%s-%s" % (self.name, self.source["commit"][:12])
+    def _once(self, out: str, again: bool) -> tuple[str, Json, bool]:
+        name = f"{self.name}-{self.source['commit'][:12]}"
         with build_dir.Folder(name, paths.size_of(self.tree), self.options.tool.tmp) as folder:
             work = _Work(folder.path)
             build_dir.copy(self.tree, work.tree)
@@ -178,7 +176,7 @@ class _Build:
             if _killed(done):
                 # All of it once more, on top of what is compiled.
                 self.budget.halve(self.name)
-                log("the build of %s was killed for memory: once more, with fewer jobs" % self.name)
+                log(f"the build of {self.name} was killed for memory: once more, with fewer jobs")
                 done = self._run(work, env)
                 if _killed(done):
                     raise diagnose.failure(self.what, "a compiler was killed again: there is too little memory")
@@ -188,11 +186,11 @@ class _Build:
                 raise self._failed(done, report)
             wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
             if len(wheels) != 1:
-                raise diagnose.failure(self.what, "the build made %d wheels" % len(wheels))
+                raise diagnose.failure(self.what, f"the build made {len(wheels)} wheels")
             wheel = normalize_wheel.settle(os.path.join(work.out, wheels[0]), out, self.tools.strip, work.tmp)
             return wheel, report, folder.canonical
 
-    def _environ(self, work: "_Work", again: bool) -> "dict[str, str]":
+    def _environ(self, work: _Work, again: bool) -> dict[str, str]:
         own, options = self.build.get("environment") or {}, self.options
         programs = os.path.dirname(self.interpreter) if options.view else None
         given = (options.variables, own, options.arch_list, options.cuda_home)
@@ -209,7 +207,7 @@ class _Build:
         env.update(cached)
         return env
 
-    def _run(self, work: "_Work", env: "dict[str, str]") -> "proc.Finished":
+    def _run(self, work: _Work, env: dict[str, str]) -> proc.Finished:
         alone = self.route == "pep517" or self.budget.limit(self.memory) < self.budget.limit() or not _takes_bytes(env)
         with self.budget.build(alone):
             self.budget.at_work[self.name] = (os.path.join(work.tree, self.inside), work.report)
@@ -218,7 +216,7 @@ class _Build:
             finally:
                 del self.budget.at_work[self.name]
 
-    def _run_now(self, work: "_Work", env: "dict[str, str]", fifo: "str | None") -> "proc.Finished":
+    def _run_now(self, work: _Work, env: dict[str, str], fifo: str | None) -> proc.Finished:
         project = os.path.join(work.tree, self.inside)
         jobs = self.budget.limit(self.memory)
         guard = self.prefix + [self.python, "-I", "-S", work.program("guard")]
@@ -240,24 +238,24 @@ class _Build:
         words = [self.interpreter, work.program("setup_py"), file]
         return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
 
-    def _failed(self, done: "proc.Finished", report: Json) -> "NodeError":
+    def _failed(self, done: proc.Finished, report: Json) -> NodeError:
         text = done.out + "\n" + done.err
         flags = report.get("unread")
         if flags:
             flag = "flag" if len(flags) == 1 else "flags"
-            return self._missing("its setup.py at this commit does not know the %s %s" % (flag, " ".join(flags)))
+            return self._missing(f"its setup.py at this commit does not know the {flag} {' '.join(flags)}")
         if paths.says_full(text):
             return paths.full_disk(self.options.tool.tmp, uv.tail(text))
         if done.timed_out:
-            return diagnose.failure(self.what, "timed out after %d minutes" % (DEADLINE // 60))
-        what = "extension %s:\n" % report["failed"] if report.get("failed") else ""
+            return diagnose.failure(self.what, f"timed out after {DEADLINE // 60:.0f} minutes")
+        what = f"extension {report['failed']}:\n" if report.get("failed") else ""
         log(uv.tail(text, 400))
         return diagnose.of_output(self.what, text, what)
 
-    def _missing(self, why: str, names: "list[str] | None" = None) -> "NodeError":
-        return diagnose.missing("the wheel of source %s" % self.name, why, names)
+    def _missing(self, why: str, names: list[str] | None = None) -> NodeError:
+        return diagnose.missing(f"the wheel of source {self.name}", why, names)
 
-    def _prove(self, wheel: str, report: Json) -> "list[str]":
+    def _prove(self, wheel: str, report: Json) -> list[str]:
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
         there = normalize_wheel.modules(normalize_wheel.members(wheel))
         wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
@@ -266,18 +264,18 @@ class _Build:
         if missing:
             os.unlink(wheel)
             has = ", ".join(sorted(there)) or "no extension at all"
-            raise self._missing("it holds no %s; it holds %s" % (", ".join(missing), has), missing)
+            raise self._missing(f"it holds no {', '.join(missing)}; it holds {has}", missing)
         return sorted(there)
 
 
-def _takes_bytes(env: "dict[str, str]") -> bool:
+def _takes_bytes(env: dict[str, str]) -> bool:
     """Whether the ninja of a build takes bytes of the job server: it does since 1.13. Without one nothing is lost."""
     program = shutil.which("ninja", path=env.get("PATH", os.defpath))
     version = re.match(r"(\d+)\.(\d+)", proc.run([program, "--version"], env=env).out) if program else None
     return version is None or (int(version.group(1)), int(version.group(2))) >= (1, 13)
 
 
-def _killed(done: "proc.Finished") -> bool:
+def _killed(done: proc.Finished) -> bool:
     """Whether something of a build died for memory: compilers themselves end with 1 when a program below them did."""
     return not done.ok and (done.rc in (137, 247) or _KILLED.search(done.out) is not None)
 

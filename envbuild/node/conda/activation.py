@@ -4,6 +4,8 @@ They are run once more by a shell of ours, with nothing of the user's, for what 
 modulefiles, and a plain `sh`, which may not read what is written for bash.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
@@ -20,7 +22,7 @@ _SHELL = ("_", "PWD", "OLDPWD", "SHLVL")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")  # an exported function of bash has another form
 
 
-def scripts(environment: str, folder: str = "activate.d") -> "list[str]":
+def scripts(environment: str, folder: str = "activate.d") -> list[str]:
     """What conda packages have for a shell in `etc/conda/<folder>`, in the order of their names, as conda runs it."""
     top = os.path.join(environment, "etc", "conda", folder)
     names = sorted(os.listdir(top)) if is_conda(environment) and os.path.isdir(top) else []
@@ -37,7 +39,7 @@ def shell() -> str:
     return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
-def variables(environment: str) -> "dict[str, str]":
+def variables(environment: str) -> dict[str, str]:
     """The variables that the scripts set, by name; of a list of folders (`PATH`, `..._PATH`) what they add.
 
     Names that look like those of secrets are left out. Raises NodeError `conda-script-failed` (exit 4).
@@ -45,16 +47,16 @@ def variables(environment: str) -> "dict[str, str]":
     found = scripts(environment)
     if not found:
         return {}
-    path = "%s/bin:%s" % (environment, _SYSTEM_PATH)
+    path = f"{environment}/bin:{_SYSTEM_PATH}"
     before = {"PATH": path, "HOME": environment, "CONDA_PREFIX": environment, "LC_ALL": "C.UTF-8"}
-    lines = ["exec 3>&1 1>&2", *(". %s" % shlex.quote(each) for each in found), "exec env -0 >&3"]
+    lines = ["exec 3>&1 1>&2", *(f". {shlex.quote(each)}" for each in found), "exec env -0 >&3"]
     done = proc.run([shell(), "-c", "\n".join(lines)], timeout=_DEADLINE, env=before, cwd=environment)
     after = dict(row.split("=", 1) for row in done.out.split("\0") if "=" in row)
     if not done.ok or not after:
         raise NodeError(
             "conda-script-failed",
             "an activation script of the conda packages ended its shell",
-            why="%s: %s" % (", ".join(map(os.path.basename, found)), redact_text(done.err).strip()[-1000:]),
+            why=f"{', '.join(map(os.path.basename, found))}: {redact_text(done.err).strip()[-1000:]}",
             hint="leave the package out, or take another build of it",
             changed=True,
         )
@@ -62,7 +64,7 @@ def variables(environment: str) -> "dict[str, str]":
     return {name: value for name, value in told.items() if value and _is_theirs(name)}
 
 
-def onto(environment: str, environ: "Mapping[str, str]") -> "dict[str, str]":
+def onto(environment: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The same for a process with the variables `environ`, and CONDA_PREFIX; nothing where conda packages are not.
 
     What the scripts add to a list of folders stands before those of `environ`.
@@ -70,7 +72,7 @@ def onto(environment: str, environ: "Mapping[str, str]") -> "dict[str, str]":
     if not is_conda(environment):
         return {}
     found = {
-        name: "%s:%s" % (value, environ[name]) if is_list(name) and environ.get(name) else value
+        name: f"{value}:{environ[name]}" if is_list(name) and environ.get(name) else value
         for name, value in variables(environment).items()
     }
     return dict(found, CONDA_PREFIX=environment)
@@ -85,7 +87,7 @@ def _is_theirs(name: str) -> bool:
     return bool(_NAME.match(name)) and name not in _SHELL and not looks_secret(name, any_key=False)
 
 
-def _added(name: str, value: str, before: "dict[str, str]") -> str:
+def _added(name: str, value: str, before: dict[str, str]) -> str:
     if not is_list(name):
         return value
     known = before.get(name, "").split(":")

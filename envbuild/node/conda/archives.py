@@ -1,5 +1,7 @@
 """The locked archives on this node: from the folder of what was delivered, a local channel, or fetched; each hashed."""
 
+from __future__ import annotations
+
 import os
 import threading
 from functools import partial
@@ -22,7 +24,7 @@ def check_recorded(variant: Json) -> None:
         )
 
 
-def bring(packages: "list[Json]", where: Json, folder: str) -> "dict[str, str]":
+def bring(packages: list[Json], where: Json, folder: str) -> dict[str, str]:
     """Every archive as a local file with the sha256 of the lock; returns name of the package -> path.
 
     `where`: `folder` that holds `<channel>/<subdir>/<file>`, or `channels` {name: base addresses}. What has to be
@@ -32,30 +34,30 @@ def bring(packages: "list[Json]", where: Json, folder: str) -> "dict[str, str]":
     cert = pip_config.read(os.environ).cert
     files = proc.each(partial(_one, where=where, folder=folder, cert=cert), packages, _AT_ONCE)
     found = {package["name"]: path for package, path in zip(packages, files)}  # noqa: B905 - strict= is of Python 3.10
-    log("%s with the hashes of the lock" % plural(len(found), "conda archive"))
+    log(f"{plural(len(found), 'conda archive')} with the hashes of the lock")
     return found
 
 
 def _one(package: Json, where: Json, folder: str, cert: str) -> str:
     name = paths.checked_name(package["file"], "file")
-    below = "%s/%s" % (package["subdir"], name)
+    below = f"{package['subdir']}/{name}"
     if where.get("folder"):
         local = [os.path.join(where["folder"], package["channel"], below)]
         remote: list[str] = []
     else:
         bases = (where.get("channels") or {}).get(package["channel"]) or []
         local = [os.path.join(place, below) for place in filter(None, map(pip_config.local_path, bases))]
-        remote = ["%s/%s" % (base.rstrip("/"), below) for base in bases if not pip_config.local_path(base)]
+        remote = [f"{base.rstrip('/')}/{below}" for base in bases if not pip_config.local_path(base)]
     for path in local:
         if os.path.isfile(path):
             _check(package, hashing.digest_of(path))
             return path
-    kept = os.path.join(folder, "%s-%s" % (package["sha256"][:12], name))
+    kept = os.path.join(folder, f"{package['sha256'][:12]}-{name}")
     if os.path.isfile(kept) and hashing.digest_of(kept) == package["sha256"]:
         return kept
     failure = NodeError(
         "package-not-found",
-        "%s of the channel %s is not available" % (name, package["channel"]),
+        f"{name} of the channel {package['channel']} is not available",
         why="nothing says where the channel is" if not local + remote else "it is not in the channel's folder",
         hint="check that the channel has it; offline, that it was delivered",
         changed=True,
@@ -70,10 +72,10 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
     raise failure
 
 
-def _refused(package: Json, error: "NodeError") -> "NodeError":
+def _refused(package: Json, error: NodeError) -> NodeError:
     return NodeError(
         "channel-refused",
-        "the channel %s does not let this machine have %s" % (package["channel"], package["file"]),
+        f"the channel {package['channel']} does not let this machine have {package['file']}",
         why=error.why,
         hint="its credentials belong into ~/.netrc or the file that RATTLER_AUTH_FILE names, there; or, to have the "
         "controller fetch with its own, `delivery: controller`",
@@ -87,7 +89,7 @@ def _fetch(package: Json, url: str, path: str, cert: str) -> str:
     from envbuild.node.packages import index_client
 
     asked, authorization = logins.login(url, os.environ)
-    half = "%s.part-%d" % (path, threading.get_ident())
+    half = f"{path}.part-{threading.get_ident()}"
     try:
         with open(half, "wb") as stream:
             digest, _ = hashing.write(index_client.blocks(asked, cert, authorization), stream)
@@ -103,8 +105,8 @@ def _check(package: Json, digest: str) -> None:
     if digest != package["sha256"]:
         raise NodeError(
             "hash-mismatch",
-            "%s is not the file that the lock names" % package["file"],
-            why="its sha256 is %s, the lock says %s" % (digest, package["sha256"]),
+            f"{package['file']} is not the file that the lock names",
+            why=f"its sha256 is {digest}, the lock says {package['sha256']}",
             hint="do not use this channel or mirror, or create the lock again if the change is meant",
             changed=True,
         )

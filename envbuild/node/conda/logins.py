@@ -4,9 +4,12 @@ As rattler does it: what the address carries, an entry of the host itself, ~/.ne
 first. What is read here is told to the redactor, and is never sent to another host.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,16 +17,12 @@ from envbuild.node import pip_config, redact
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import Json, NodeError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 _TOKEN = re.compile(r"/t/([^/]+)(?=/|\Z)")
 _ADDRESS = re.compile(r"https?://[^\s'\",\]}]+")
 _COMMENT = re.compile(r"(^|\s)#.*", re.M)
 
 
-def condarc_files(environ: "Mapping[str, str]") -> "list[Path]":
+def condarc_files(environ: Mapping[str, str]) -> list[Path]:
     """The `.condarc` files that are there, the strongest first."""
     home = Path(environ.get("HOME") or Path.home())
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
@@ -34,7 +33,7 @@ def condarc_files(environ: "Mapping[str, str]") -> "list[Path]":
             if path.is_file()]  # fmt: skip
 
 
-def rattler_files(environ: "Mapping[str, str]") -> "list[Path]":
+def rattler_files(environ: Mapping[str, str]) -> list[Path]:
     """rattler's configuration files that are there, the strongest first."""
     home = Path(environ.get("HOME") or Path.home())
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
@@ -48,7 +47,7 @@ def without_login(url: str) -> str:
     return _TOKEN.sub("", pip_config.without_credentials(url))
 
 
-def login(url: str, environ: "Mapping[str, str]") -> "tuple[str, str]":
+def login(url: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """The address to ask for one `without_login`, and the value of its `Authorization` header, empty for none.
 
     Raises NodeError `conda-config-invalid` (exit 2).
@@ -69,7 +68,7 @@ def login(url: str, environ: "Mapping[str, str]") -> "tuple[str, str]":
     return url, index_client.login(url)
 
 
-def _configured(url: str, environ: "Mapping[str, str]") -> str:
+def _configured(url: str, environ: Mapping[str, str]) -> str:
     """The address with the user, password or token that a configuration file gives to the beginning of it."""
     texts = [environ.get("CONDA_CHANNEL_ALIAS") or ""]
     for path in condarc_files(environ) + rattler_files(environ):
@@ -82,7 +81,7 @@ def _configured(url: str, environ: "Mapping[str, str]") -> str:
     return full + url[len(best) :]
 
 
-def _files(environ: "Mapping[str, str]") -> "Iterator[dict[str, tuple[str, str]]]":
+def _files(environ: Mapping[str, str]) -> Iterator[dict[str, tuple[str, str]]]:
     """rattler's files, the strongest first: host or `*.<domain>` to the path to put before, and the header."""
     home = environ.get("HOME") or os.path.expanduser("~")
     for path in (environ.get("RATTLER_AUTH_FILE"), os.path.join(home, ".rattler", "credentials.json")):
@@ -95,7 +94,7 @@ def _files(environ: "Mapping[str, str]") -> "Iterator[dict[str, tuple[str, str]]
                 raise _invalid(path, error) from error
 
 
-def _entry(entry: Json) -> "tuple[str, str]":
+def _entry(entry: Json) -> tuple[str, str]:
     if "CondaToken" in entry:
         return "/t/" + entry["CondaToken"], ""
     if "BearerToken" in entry:
@@ -104,16 +103,16 @@ def _entry(entry: Json) -> "tuple[str, str]":
     return "", index_client.basic(pair["username"], pair["password"]) if pair else ""
 
 
-def _text(path: "Path") -> str:
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise _invalid(str(path), error) from error
 
 
-def _invalid(path: str, error: Exception) -> "NodeError":
+def _invalid(path: str, error: Exception) -> NodeError:
     return NodeError(
         "conda-config-invalid",
-        "%s cannot be read for the credentials of conda's channels" % path,
+        f"{path} cannot be read for the credentials of conda's channels",
         why="%s: %s" % (type(error).__name__, getattr(error, "strerror", None) or "it is not what rattler writes"),
     )

@@ -5,6 +5,8 @@ Start-up files are never touched.
 A variable is plain text, or `{"path": ..., "if": "exists"}`: set only where the path exists when it is loaded.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
@@ -53,7 +55,7 @@ def checked_variables(variables: Json) -> Json:
         text = value.get("path") if isinstance(value, dict) else value
         good = isinstance(text, str) and not any(ord(c) < 32 or ord(c) == 127 for c in text)
         if not (good and _VARIABLE.match(name) and may_set(name, site=True)):
-            raise NodeError("request-invalid", "variable %r cannot be set" % name[:100])
+            raise NodeError("request-invalid", f"variable {name[:100]!r} cannot be set")
     return variables
 
 
@@ -69,10 +71,10 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
     own.update(ENVBUILD_STACK=shlex.quote(stack), **_GUARDS)
     theirs, last = activation.variables(environment), paths.base_programs(environment)
     names = sorted({*own, *variables, *theirs, "PATH", "PYTHONHOME", "PYTHONPATH"})
-    lines = ["# Source this file: . %s" % shlex.quote(paths.meta(environment, "activate.sh"))]
-    undo = "".join("    %s\n" % line for line in _run(activation.scripts(environment, "deactivate.d")[::-1]))
-    lines += [_FUNCTIONS % (undo, "\n".join("    _envbuild_back %s" % name for name in names))]
-    lines += ["_envbuild_keep %s" % name for name in names]
+    lines = [f"# Source this file: . {shlex.quote(paths.meta(environment, 'activate.sh'))}"]
+    undo = "".join(f"    {line}\n" for line in _run(activation.scripts(environment, "deactivate.d")[::-1]))
+    lines += [_FUNCTIONS % (undo, "\n".join(f"    _envbuild_back {name}" for name in names))]
+    lines += [f"_envbuild_keep {name}" for name in names]
     lines += ["export %s=%s" % item for item in own.items()]
     lines += [
         "unset PYTHONHOME PYTHONPATH",
@@ -84,33 +86,33 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
         value = variables[name]
         if isinstance(value, dict):
             path = shlex.quote(value["path"])
-            lines.append("if [ -e %s ]; then export %s=%s; fi" % (path, name, path))
+            lines.append(f"if [ -e {path} ]; then export {name}={path}; fi")
         else:
-            lines.append("export %s=%s" % (name, shlex.quote(value)))
-    return "\n".join(lines + [_PROMPT % shlex.quote("(%s) " % stack)])
+            lines.append(f"export {name}={shlex.quote(value)}")
+    return "\n".join(lines + [_PROMPT % shlex.quote(f"({stack}) ")])
 
 
-def _names(environment: str) -> "list[str]":
+def _names(environment: str) -> list[str]:
     """The variables that name the environment."""
     conda = ["CONDA_PREFIX"] if activation.is_conda(environment) else []
     return ["VIRTUAL_ENV", "ENVBUILD_ENV"] + conda
 
 
-def _run(scripts: "list[str]", instead: "Sequence[str]" = ()) -> "list[str]":
+def _run(scripts: list[str], instead: Sequence[str] = ()) -> list[str]:
     """Lines that source `scripts` in a shell that can read them; the lines `instead` in another."""
     if not scripts:
         return []
     lines = ['if [ -n "${BASH_VERSION-}${ZSH_VERSION-}" ]; then']
-    lines += ["    . %s" % shlex.quote(each) for each in scripts]
+    lines += [f"    . {shlex.quote(each)}" for each in scripts]
     return lines + (["else"] if instead else []) + ["    " + line for line in instead] + ["fi"]
 
 
 def _export(name: str, value: str) -> str:
     rest = '"${%s:+:$%s}"' % (name, name) if activation.is_list(name) else ""
-    return "export %s=%s%s" % (name, shlex.quote(value), rest)
+    return f"export {name}={shlex.quote(value)}{rest}"
 
 
-def _folders(environment: str) -> "list[str]":
+def _folders(environment: str) -> list[str]:
     """What PATH begins with: the environment's programs, and where it has no pip, one that says what to do instead.
 
     It ends with `paths.base_programs`.
@@ -121,10 +123,10 @@ def _folders(environment: str) -> "list[str]":
 def tcl_quote(text: str) -> str:
     """`text` as one Tcl word that is taken literally; escaped where Lmod would take UTF-8 for Latin-1."""
     word = re.sub(r'([\\"$\[\]{}])', r"\\\1", text)
-    return '"%s"' % re.sub("[\x80-\ud7ff\ue000-\uffff]", lambda found: "\\u%04x" % ord(found.group()), word)
+    return '"%s"' % re.sub("[\x80-\ud7ff\ue000-\uffff]", lambda found: f"\\u{ord(found.group()):04x}", word)
 
 
-def changes(environment: str, stack: str, variables: Json) -> "list[tuple[str, str, str]]":
+def changes(environment: str, stack: str, variables: Json) -> list[tuple[str, str, str]]:
     """What a shell has to do for an environment, in order: (`set`, `prepend`, `append` or `exists`, name, value).
 
     `exists`: set where that path is there. Of conda's scripts what they set. Raises as `activation.variables`.
@@ -142,13 +144,13 @@ def changes(environment: str, stack: str, variables: Json) -> "list[tuple[str, s
 
 def modulefile(environment: str, stack: str, variables: Json) -> str:
     """What `activate_sh` does, as a Tcl modulefile (environment-modules, Lmod); of conda's scripts what they set."""
-    says = tcl_quote("envbuild environment of %s" % stack)
+    says = tcl_quote(f"envbuild environment of {stack}")
     lines = [
         "#%Module1.0",
         "proc ModulesHelp { } {",
-        "    puts stderr %s" % says,
+        f"    puts stderr {says}",
         "}",
-        "module-whatis %s" % says,
+        f"module-whatis {says}",
     ]
     forms = {
         "set": "setenv %(name)s %(value)s",

@@ -1,5 +1,7 @@
 """The verb `files`: what an environment was stamped with, file by file, so that two nodes can be compared."""
 
+from __future__ import annotations
+
 import base64
 import json
 import zlib
@@ -9,7 +11,7 @@ from envbuild.node.env import stamp
 from envbuild.node.protocol import Json, NodeError
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Returns (False, `root` and `files`: the list that gives it, as base64 of zlib of JSON) of `args.environment`.
 
     The list is {path: [tag, sha256, size, executable]}; packed, for an environment has some ten thousand files.
@@ -22,7 +24,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     if found is None or stamped is None:
         raise NodeError(
             "environment-unstamped",
-            "%s has no stamp with a list of its files" % environment,
+            f"{environment} has no stamp with a list of its files",
             hint="`envbuild verify` says what is there",
         )
     text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))

@@ -3,6 +3,8 @@
 Everything after it (wheels, sources, hashes, stamp) is the same for both.
 """
 
+from __future__ import annotations
+
 import os
 
 from envbuild.node import paths
@@ -24,11 +26,11 @@ class Foundation:
         self.told: Json = {}
         self.prefix = request["prefix"]
 
-    def make(self, tool: "uv.Uv") -> "base.Interpreter":
+    def make(self, tool: uv.Uv) -> base.Interpreter:
         """Make it; returns the interpreter that packages are installed for. Raises NodeError."""
         raise NotImplementedError
 
-    def check_added(self, added: "dict[str, str]") -> None:
+    def check_added(self, added: dict[str, str]) -> None:
         """See that no distribution of `added` (name -> version) is there already. Raises NodeError (exit 7)."""
         raise NotImplementedError
 
@@ -45,7 +47,7 @@ class Venv(Foundation):
         self._interpreter = base.examine(self.args.get("interpreter"), self.variant)
         base.check(self.variant, self._interpreter.packages)
 
-    def make(self, tool: "uv.Uv") -> "base.Interpreter":
+    def make(self, tool: uv.Uv) -> base.Interpreter:
         """Make it with uv; raises what `uv.failure` makes."""
         found = self._interpreter
         args = ["venv", "--python", found.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
@@ -57,13 +59,13 @@ class Venv(Foundation):
             raise uv.failure(done, "making the virtual environment", self.environment)
         if on_base and found.sites:
             # A virtual environment below this one: its folders are added as site does it, with their own .pth files.
-            lines = ["import site; site.addsitedir(%r)\n" % folder for folder in found.sites]
+            lines = [f"import site; site.addsitedir({folder!r})\n" for folder in found.sites]
             folder = os.path.join(self.environment, "lib", "python" + self.variant["python"], "site-packages")
             with open(os.path.join(folder, paths.BASE_PTH), "w", encoding="utf-8") as file:
                 file.writelines(lines)
         return found
 
-    def check_added(self, added: "dict[str, str]") -> None:
+    def check_added(self, added: dict[str, str]) -> None:
         """Raise `replaces-base-package` (exit 7) where one of `added` (name -> version) would hide one of the base."""
         base.check_replaces(added, self._interpreter.packages)
 
@@ -80,7 +82,7 @@ class Conda(Foundation):
         for name in ("rattler_python", "rattler"):
             staged_tools.bring(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
 
-    def make(self, tool: "uv.Uv") -> "base.Interpreter":
+    def make(self, tool: uv.Uv) -> base.Interpreter:
         """Install them; raises what `prefix.make` and `activation.variables` raise, and `conda-and-wheel` (exit 7)."""
         where = (self.args.get("artifacts") or {}).get("conda") or {}
         folder = os.path.join(tool.cache if tool.keeps_cache else tool.tmp, "conda")
@@ -93,31 +95,33 @@ class Conda(Foundation):
         self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
         return self._examined()
 
-    def check_added(self, added: "dict[str, str]") -> None:
+    def check_added(self, added: dict[str, str]) -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
         there = meta.distributions(self.environment)
         both = sorted(name for name in added if installed.normal_name(name) in there)
         if both:
-            pairs = ["%s %s and %s" % (name, added[name], there[installed.normal_name(name)]) for name in both]
+            pairs = [f"{name} {added[name]} and {there[installed.normal_name(name)]}" for name in both]
             raise NodeError(
                 "conda-and-wheel",
-                "the wheel %s %s and the conda package %s hold the same distribution"
-                % (both[0], added[both[0]], there[installed.normal_name(both[0])]),
-                why="both: %s" % "; ".join(pairs),
+                (
+                    f"the wheel {both[0]} {added[both[0]]} and the conda package "
+                    f"{there[installed.normal_name(both[0])]} hold the same distribution"
+                ),
+                why=f"both: {'; '.join(pairs)}",
                 hint="name it under `provides` of the profile's conda section, or leave the conda package out",
                 details={"packages": both},
                 changed=True,
             )
 
-    def _examined(self) -> "base.Interpreter":
+    def _examined(self) -> base.Interpreter:
         """Its own interpreter, whose path counts as part of the environment."""
         found = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
         return base.Interpreter("", found.version, {})
 
 
-BY_ENGINE: "dict[str, type[Foundation]]" = {"venv": Venv, "conda": Conda}
+BY_ENGINE: dict[str, type[Foundation]] = {"venv": Venv, "conda": Conda}
 
 
-def of(request: Json, environment: str) -> "Foundation":
+def of(request: Json, environment: str) -> Foundation:
     """What the variant of an install request stands on, looked at and not yet made. Raises NodeError."""
     return BY_ENGINE[request["args"]["variant"].get("engine") or "venv"](request, environment)

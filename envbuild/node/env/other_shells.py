@@ -3,6 +3,8 @@
 Rows are (`set`, `prepend`, `append`, `exists` or `unset`, name, value); see `activation_files.changes`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 from envbuild.node import paths
@@ -50,7 +52,7 @@ rehash
 """
 
 
-def fish(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") -> str:
+def fish(environment: str, stack: str, rows: Sequence[tuple[str, str, str]]) -> str:
     """The text for fish, which reads what ends in PATH as a list."""
     forms = {
         "set": "set -gx %(name)s %(value)s",
@@ -63,7 +65,7 @@ def fish(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") -
     return _FISH % _parts(environment, stack, rows, forms, _fish_quote)
 
 
-def csh(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") -> str:
+def csh(environment: str, stack: str, rows: Sequence[tuple[str, str, str]]) -> str:
     """The text for csh and tcsh."""
     forms = {
         "set": "setenv %(name)s %(value)s",
@@ -78,12 +80,12 @@ def csh(environment: str, stack: str, rows: "Sequence[tuple[str, str, str]]") ->
     return _CSH % dict(parts, keep="\n".join(keep % {"name": name} for name in _names(rows)))
 
 
-def csh_undo(rows: "Sequence[tuple[str, str, str]]") -> str:
+def csh_undo(rows: Sequence[tuple[str, str, str]]) -> str:
     """What the alias `deactivate` of csh reads: csh has no functions."""
     block = (
         'if ($?%(old)s) then\n    setenv %(name)s "$%(old)s"\n    unset %(old)s\nelse\n    unsetenv %(name)s\nendif\n'
     )
-    lines = [block % {"name": name, "old": "_envbuild_old_%s" % name} for name in _names(rows)]
+    lines = [block % {"name": name, "old": f"_envbuild_old_{name}"} for name in _names(rows)]
     lines += ['if ($?_envbuild_prompt) then\n    set prompt = "$_envbuild_prompt"\n    unset _envbuild_prompt\nendif\n']
     return "".join(lines) + "unset _envbuild_env\nunalias deactivate\nrehash\n"
 
@@ -91,20 +93,20 @@ def csh_undo(rows: "Sequence[tuple[str, str, str]]") -> str:
 def _parts(
     environment: str,
     stack: str,
-    rows: "Sequence[tuple[str, str, str]]",
-    forms: "dict[str, str]",
-    quote: "Callable[[str], str]",
-) -> "dict[str, str]":
+    rows: Sequence[tuple[str, str, str]],
+    forms: dict[str, str],
+    quote: Callable[[str], str],
+) -> dict[str, str]:
     return {
         "folder": quote(paths.meta(environment, "")),
         "environment": quote(environment),
         "names": " ".join(_names(rows)),
         "lines": "\n".join(forms[kind] % {"name": name, "value": quote(value)} for kind, name, value in rows),
-        "prompt": quote("(%s) " % stack),
+        "prompt": quote(f"({stack}) "),
     }
 
 
-def _names(rows: "Sequence[tuple[str, str, str]]") -> "list[str]":
+def _names(rows: Sequence[tuple[str, str, str]]) -> list[str]:
     return sorted({name for _, name, _ in rows})
 
 

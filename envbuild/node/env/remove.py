@@ -3,6 +3,8 @@
 Files of users that are in it are moved to `<prefix>/kept` before (`user_files.py`).
 """
 
+from __future__ import annotations
+
 import os
 
 from envbuild.node import lease, paths
@@ -11,7 +13,7 @@ from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, NodeError, log
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Delete `args.environment`; the one in use only with `args.force`, its link and modulefile with it.
 
     In use is also one from which a process of this machine runs, as far as its owner lets us see.
@@ -23,7 +25,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     if not os.path.lexists(environment):
         raise NodeError(
             "environment-unknown",
-            "there is no environment %s" % environment,
+            f"there is no environment {environment}",
             hint="`envbuild env list` shows those that are there",
         )
     with lease.during(request):
@@ -33,15 +35,15 @@ def run(request: Json) -> "tuple[bool, Json]":
             if users:
                 raise NodeError(
                     "environment-in-use",
-                    "%s is the environment in use for %s" % (environment, ", ".join(users)),
+                    f"{environment} is the environment in use for {', '.join(users)}",
                     hint="switch first (`envbuild env use`), or remove it with --force",
                 )
             running = processes([environment])[environment]
             if running:
                 raise NodeError(
                     "environment-in-use",
-                    "%s is in use by running processes" % environment,
-                    why="pid %s" % ", ".join(running[:10]),
+                    f"{environment} is in use by running processes",
+                    why=f"pid {', '.join(running[:10])}",
                     hint="end them first, or remove it with --force",
                 )
         user_files.check(prefix, environment)
@@ -52,7 +54,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     return True, {"removed": environment, "notes": [says] if says else []}
 
 
-def retire(prefix: str, environment: str, shared: bool = False) -> "list[str]":
+def retire(prefix: str, environment: str, shared: bool = False) -> list[str]:
     """Delete the other generations of an environment that is in use now; needs the lease.
 
     Returns, in words, what stays and why, and where a user's files are now. Nothing goes that a link names, or that a
@@ -65,27 +67,27 @@ def retire(prefix: str, environment: str, shared: bool = False) -> "list[str]":
     for path in others:
         try:
             if running[path]:
-                why = "processes run from it (pid %s)" % ", ".join(running[path][:10])
+                why = f"processes run from it (pid {', '.join(running[path][:10])})"
             elif shared and inventory.parse(path)[1] and inventory.read_stamp(path) is not None:
                 why = "processes of other nodes may run from it"
             else:
                 says, why = user_files.discard(prefix, path), ""
                 notes += [says] if says else []
         except NodeError as error:
-            why = "%s (%s)" % (error.what, error.why)
+            why = f"{error.what} ({error.why})"
         if why:
-            remove = "`envbuild env remove %s` removes it" % os.path.basename(path)
-            notes.append("%s was replaced and stays, because %s; %s" % (path, why, remove))
+            remove = f"`envbuild env remove {os.path.basename(path)}` removes it"
+            notes.append(f"{path} was replaced and stays, because {why}; {remove}")
             log(notes[-1])
     return notes
 
 
-def processes(environments: "list[str]") -> "dict[str, list[str]]":
+def processes(environments: list[str]) -> dict[str, list[str]]:
     """By environment the pids of this machine that were started in it, or have a library of it mapped.
 
     Linux shows other users' processes to root alone.
     """
-    found: "dict[str, list[str]]" = {each: [] for each in environments}
+    found: dict[str, list[str]] = {each: [] for each in environments}
     if not found:
         return found
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -99,7 +101,7 @@ def processes(environments: "list[str]") -> "dict[str, list[str]]":
 
 def _told(pid: str, name: str) -> bytes:
     try:
-        with open("/proc/%s/%s" % (pid, name), "rb") as stream:
+        with open(f"/proc/{pid}/{name}", "rb") as stream:
             return stream.read()
     except OSError:
         return b""  # it has ended, or is another user's

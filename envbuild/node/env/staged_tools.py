@@ -1,5 +1,7 @@
 """An interpreter that was staged in a folder which all nodes see, copied to the place on this node where it belongs."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import tempfile
@@ -8,7 +10,7 @@ from envbuild.node import paths
 from envbuild.node.protocol import log
 
 
-def bring(prefix: str, interpreter: object, staged: "str | None") -> None:
+def bring(prefix: str, interpreter: object, staged: str | None) -> None:
     """Copy `<staged>/<tool>` to `<prefix>/tools/<tool>` where `interpreter` lies in that tool and it is not there.
 
     Whole or not at all: it appears by one rename. Raises OSError.
@@ -21,8 +23,8 @@ def bring(prefix: str, interpreter: object, staged: "str | None") -> None:
     if os.path.isdir(place) or not os.path.isdir(source):
         return
     os.makedirs(tools, exist_ok=True)
-    log("copying %s to %s" % (source, place))
-    half = tempfile.mkdtemp(prefix=".%s." % name, dir=tools)
+    log(f"copying {source} to {place}")
+    half = tempfile.mkdtemp(prefix=f".{name}.", dir=tools)
     try:
         shutil.copytree(source, os.path.join(half, name), symlinks=True)
         os.rename(os.path.join(half, name), place)

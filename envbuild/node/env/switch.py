@@ -1,5 +1,7 @@
 """The verb `use`: makes another stamped environment the one in use; going back is switching a link."""
 
+from __future__ import annotations
+
 import os
 
 from envbuild.node import lease, paths
@@ -7,7 +9,7 @@ from envbuild.node.env import activation_files, stamp
 from envbuild.node.protocol import Json, NodeError
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Point `current/<stack>` at `args.environment` and rewrite the modulefile.
 
     Raises NodeError `environment-not-stamped` or `environment-of-another-stack` (exit 7), `prefix-busy` (75).
@@ -39,11 +41,11 @@ def _stamped(environment: str, stack: str) -> Json:
     if found is None:
         raise NodeError(
             "environment-not-stamped",
-            "%s is half built or not there" % environment,
+            f"{environment} is half built or not there",
             hint="`envbuild env list` shows what can be used",
         )
     if found["stack"] != stack:
         raise NodeError(
-            "environment-of-another-stack", "%s belongs to the stack %s, not %s" % (environment, found["stack"], stack)
+            "environment-of-another-stack", f"{environment} belongs to the stack {found['stack']}, not {stack}"
         )
     return found

@@ -4,6 +4,8 @@ Safe to delete is what `files.json` lists and has that content still, byte code,
 and tests had made of `generated:` when the environment was stamped. Every other file is a user's.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterable
@@ -16,7 +18,7 @@ from envbuild.node.protocol import Json, NodeError, log
 _NAMED = 5
 
 
-def discard(prefix: str, environment: str, successor: "str | None" = None) -> str:
+def discard(prefix: str, environment: str, successor: str | None = None) -> str:
     """Delete an environment, or what is left of one, after its user files were moved aside; `successor` gets its place.
 
     Returns what was moved and where it is now, in words; empty where there was nothing of a user. Raises NodeError
@@ -30,7 +32,7 @@ def discard(prefix: str, environment: str, successor: "str | None" = None) -> st
     return says
 
 
-def check(prefix: str, environment: str) -> "list[str]":
+def check(prefix: str, environment: str) -> list[str]:
     """The user's files in an environment, and folders with nothing else in them, by relative path.
 
     Empty for one that never was stamped. Raises NodeError `user-files-blocked` (exit 7) where one cannot be moved.
@@ -40,13 +42,13 @@ def check(prefix: str, environment: str) -> "list[str]":
         device = os.stat(prefix).st_dev
         for path in found:
             if os.lstat(os.path.join(environment, path)).st_dev != device:
-                raise _blocked(environment, "%s lies on another file system than %s" % (path, prefix))
+                raise _blocked(environment, f"{path} lies on another file system than {prefix}")
     except OSError as error:
         raise _blocked(environment, str(error)) from error
     return found
 
 
-def note_made(environment: str, sources: "Iterable[Json]") -> None:
+def note_made(environment: str, sources: Iterable[Json]) -> None:
     """Write down what builds and tests have made of `generated:`; what comes there later is a user's."""
     patterns = merkle.generated_of(sources)
     made = {
@@ -57,7 +59,7 @@ def note_made(environment: str, sources: "Iterable[Json]") -> None:
     paths.write_json(paths.meta(environment, stamp.MADE), made)
 
 
-def _find(prefix: str, environment: str) -> "list[str]":
+def _find(prefix: str, environment: str) -> list[str]:
     marks = [paths.meta(environment, name) for name in (stamp.STAMP, stamp.FILES)]
     if not any(map(os.path.lexists, marks)):
         return []
@@ -73,7 +75,7 @@ def _find(prefix: str, environment: str) -> "list[str]":
     return _tops(extra + _changed(prefix, environment, listed, tracked), [*listed, *made])
 
 
-def _changed(prefix: str, environment: str, listed: Json, tracked: "list[tuple[str, os.stat_result]]") -> "list[str]":
+def _changed(prefix: str, environment: str, listed: Json, tracked: list[tuple[str, os.stat_result]]) -> list[str]:
     """The listed files whose content is another now; of those beside sources only what was written since is read."""
     told = stamp.read(environment) or {}
     since = os.lstat(paths.meta(environment, stamp.FILES)).st_mtime_ns if listed else 0
@@ -89,7 +91,7 @@ def _changed(prefix: str, environment: str, listed: Json, tracked: "list[tuple[s
     return [path for path, entry in entries.items() if entry.tag != "record" and entry.digest != listed[path][1]]
 
 
-def _tops(found: "list[str]", known: "list[str]") -> "list[str]":
+def _tops(found: list[str], known: list[str]) -> list[str]:
     """Folders that hold nothing of the `known` files in the place of the files in them."""
     ours = {paths.META}
     for path in known:
@@ -104,7 +106,7 @@ def _tops(found: "list[str]", known: "list[str]") -> "list[str]":
     return sorted(tops)
 
 
-def _content(environment: str, path: str) -> "str | None":
+def _content(environment: str, path: str) -> str | None:
     """What stands for the content of a generated file; None where it is no file and no link."""
     place = os.path.join(environment, path)
     if os.path.islink(place):
@@ -112,27 +114,28 @@ def _content(environment: str, path: str) -> "str | None":
     return hashing.digest_of(place) if os.path.isfile(place) else None
 
 
-def _keep(prefix: str, environment: str, found: "list[str]") -> str:
+def _keep(prefix: str, environment: str, found: list[str]) -> str:
     if not found:
         return ""
-    name = "%s-%s" % (os.path.basename(environment), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+    name = f"{os.path.basename(environment)}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     folder = os.path.join(prefix, inventory.KEPT, name)
     try:
         number = 1
         while os.path.lexists(folder):
             number += 1
-            folder = os.path.join(prefix, inventory.KEPT, "%s-%d" % (name, number))
+            folder = os.path.join(prefix, inventory.KEPT, f"{name}-{number}")
         for path in found:
             target = os.path.join(folder, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(os.path.join(environment, path), target)
         paths.sync_dir(folder)
     except OSError as error:
-        raise _blocked(environment, "%s; what could be moved is in %s" % (error, folder)) from error
-    more = "" if len(found) <= _NAMED else " and %d more" % (len(found) - _NAMED)
-    says = "files that envbuild did not make were moved from %s to %s: %s%s" % (
-        environment, folder, ", ".join(found[:_NAMED]), more,
-    )  # fmt: skip
+        raise _blocked(environment, f"{error}; what could be moved is in {folder}") from error
+    more = "" if len(found) <= _NAMED else f" and {len(found) - _NAMED} more"
+    says = (
+f"files that envbuild did not make were moved from {environment} to {folder}: "
+f"{', '.join(found[:_NAMED])}{more}"
+)  # fmt: skip
     log(says)
     return says
 
@@ -140,7 +143,7 @@ def _keep(prefix: str, environment: str, found: "list[str]") -> str:
 def _blocked(environment: str, why: str) -> NodeError:
     return NodeError(
         "user-files-blocked",
-        "%s holds files that envbuild did not make, and they cannot be moved aside" % environment,
+        f"{environment} holds files that envbuild did not make, and they cannot be moved aside",
         why=why,
         hint="move them yourself, then run the same command again",
         changed=True,

@@ -3,6 +3,8 @@
 For the few files that uv cannot fetch without installing or building them. Everything else is uv's work.
 """
 
+from __future__ import annotations
+
 import base64
 import http.client
 import json
@@ -13,17 +15,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from envbuild.node import pip_config
 from envbuild.node.protocol import NodeError
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 TIMEOUT = 60.0  # without a byte, in seconds
 _PAGE_LIMIT = 64 << 20
@@ -49,7 +47,7 @@ class _Links(HTMLParser):
         """Raise ValueError: Python before 3.10 asks for this one."""
         raise ValueError(message)
 
-    def handle_starttag(self, tag: str, attrs: "list[tuple[str, str | None]]") -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep `href` of `a` and `base`."""
         target = dict(attrs).get("href")
         if target and tag == "a":
@@ -62,15 +60,15 @@ class _NoDowngrade(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
     def redirect_request(
-        self, req: "Any", fp: "Any", code: int, msg: str, headers: "Any", newurl: str
-    ) -> "urllib.request.Request | None":
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         """Raises NodeError `index-refused`."""
         if req.full_url.startswith("https:") and not newurl.startswith("https:"):
             raise _refused("it sends an https request on to another scheme")
         return urllib.request.HTTPRedirectHandler.redirect_request(self, req, fp, code, msg, headers, newurl)
 
 
-def find(page: str, file: str, cert: str = "") -> "Found | None":
+def find(page: str, file: str, cert: str = "") -> Found | None:
     """The file of exactly that name on a page of links (HTML, or JSON as PEP 691 has it), None when it is not there.
 
     Its address has the login of the page's where it is on the same server.
@@ -80,12 +78,12 @@ def find(page: str, file: str, cert: str = "") -> "Found | None":
         kind, where = stream.headers.get("Content-Type", ""), stream.geturl()
         data = _most(stream, page, _PAGE_LIMIT)
     if data is None:
-        raise _refused("its page is larger than %d MiB" % (_PAGE_LIMIT >> 20))
+        raise _refused(f"its page is larger than {_PAGE_LIMIT >> 20} MiB")
     try:
         found = _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
         return found and found._replace(url=_with_login(found.url, page))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _refused("its page cannot be read: %s" % type(error).__name__) from error
+        raise _refused(f"its page cannot be read: {type(error).__name__}") from error
 
 
 def _with_login(url: str, page: str) -> str:
@@ -93,17 +91,17 @@ def _with_login(url: str, page: str) -> str:
     parts = urlsplit(url)
     if not login or (parts.scheme, parts.netloc) != (urlsplit(page).scheme, server):
         return url
-    return urlunsplit(parts._replace(netloc="%s@%s" % (login, server)))
+    return urlunsplit(parts._replace(netloc=f"{login}@{server}"))
 
 
-def _in_json(data: bytes, where: str, file: str) -> "Found | None":
+def _in_json(data: bytes, where: str, file: str) -> Found | None:
     for each in json.loads(data.decode("utf-8"))["files"]:
         if each["filename"] == file:
             return Found(urljoin(where, each["url"]), str((each.get("hashes") or {}).get("sha256") or ""))
     return None
 
 
-def _in_html(data: bytes, where: str, file: str) -> "Found | None":
+def _in_html(data: bytes, where: str, file: str) -> Found | None:
     links = _Links()
     links.feed(data.decode("utf-8", "replace"))
     base = urljoin(where, links.base) if links.base else where
@@ -114,7 +112,7 @@ def _in_html(data: bytes, where: str, file: str) -> "Found | None":
     return None
 
 
-def blocks(url: str, cert: str = "", authorization: str = "") -> "Iterator[bytes]":
+def blocks(url: str, cert: str = "", authorization: str = "") -> Iterator[bytes]:
     """The bytes behind an address, all that were announced. Raises NodeError as `find` does.
 
     `authorization`: the value of that header, where it is not `login`'s to say; no other host gets it.
@@ -123,7 +121,7 @@ def blocks(url: str, cert: str = "", authorization: str = "") -> "Iterator[bytes
         yield from _received(stream, url)
 
 
-def _received(stream: "Any", url: str) -> "Iterator[bytes]":
+def _received(stream: Any, url: str) -> Iterator[bytes]:
     told = stream.headers.get("Content-Length")
     left = integer(told)
     while True:
@@ -136,10 +134,10 @@ def _received(stream: "Any", url: str) -> "Iterator[bytes]":
         left = left - len(block) if left is not None else None
         yield block
     if left:
-        raise _unreachable(url, "%d bytes are missing at the end" % left)
+        raise _unreachable(url, f"{left} bytes are missing at the end")
 
 
-def _most(stream: "Any", url: str, limit: int) -> "bytes | None":
+def _most(stream: Any, url: str, limit: int) -> bytes | None:
     """All that comes; None where that is more than `limit` bytes."""
     data = bytearray()
     for block in _received(stream, url):
@@ -149,18 +147,18 @@ def _most(stream: "Any", url: str, limit: int) -> "bytes | None":
     return bytes(data)
 
 
-def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> "bytes | None":
+def tail(url: str, length: int, cert: str = "", timeout: float = TIMEOUT) -> bytes | None:
     """The last `length` bytes behind an address; None where its server gives no parts. Raises NodeError as `find` does.
 
     `timeout`: seconds without a byte.
     """
-    with _open(url, cert, {"Range": "bytes=-%d" % length}, timeout) as stream:
+    with _open(url, cert, {"Range": f"bytes=-{length}"}, timeout) as stream:
         return _most(stream, url, length)
 
 
 def _open(
-    url: str, cert: str, more: "dict[str, str] | None" = None, timeout: float = TIMEOUT, authorization: str = ""
-) -> "Any":
+    url: str, cert: str, more: dict[str, str] | None = None, timeout: float = TIMEOUT, authorization: str = ""
+) -> Any:
     plain = pip_config.without_credentials(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -176,8 +174,8 @@ def _open(
         return urllib.request.build_opener(_NoDowngrade(), https).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 407):
-            raise _refused("it answers %d to %s" % (error.code, plain), {"status": error.code}) from error
-        raise _unreachable(url, "HTTP %d" % error.code) from error
+            raise _refused(f"it answers {error.code} to {plain}", {"status": error.code}) from error
+        raise _unreachable(url, f"HTTP {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise _unreachable(url, error) from error
 
@@ -196,10 +194,10 @@ def login(url: str) -> str:
 
 def basic(user: str, password: str) -> str:
     """The value of `Authorization` for a user and a password."""
-    return "Basic " + base64.b64encode(("%s:%s" % (user, password)).encode("utf-8")).decode("ascii")
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
 
 
-def _refused(why: str, details: "dict[str, Any] | None" = None) -> "NodeError":
+def _refused(why: str, details: dict[str, Any] | None = None) -> NodeError:
     return NodeError(
         "index-refused",
         "the package index cannot be used",
@@ -209,20 +207,19 @@ def _refused(why: str, details: "dict[str, Any] | None" = None) -> "NodeError":
     )
 
 
-def _unreachable(url: str, error: object) -> "NodeError":
+def _unreachable(url: str, error: object) -> NodeError:
     reason = getattr(error, "reason", error)
-    # Python 3.6 has no class for them all: another host's name is a CertificateError there, the rest plain SSLErrors.
-    if isinstance(reason, ssl.CertificateError) or getattr(reason, "reason", "") == "CERTIFICATE_VERIFY_FAILED":
+    if isinstance(reason, ssl.SSLCertVerificationError):
         return NodeError(
             "tls-failed",
-            "no trusted connection to %s" % (urlsplit(url).hostname or "the index"),
+            f"no trusted connection to {urlsplit(url).hostname or 'the index'}",
             why=redact_text(str(error))[:300],
             hint="install CA certificates there (package ca-certificates); where a proxy replaces certificates, name a "
             "file of them with SSL_CERT_FILE or pip's `cert`",
         )
     return NodeError(
         "network-unreachable",
-        "cannot reach %s" % (urlsplit(url).hostname or "the index"),
+        f"cannot reach {urlsplit(url).hostname or 'the index'}",
         why=redact_text(str(error))[:300],
         hint="check the network and the proxy, put the file into a find-links folder, or use `delivery: controller`",
     )

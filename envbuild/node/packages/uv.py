@@ -4,10 +4,13 @@ Addresses reach uv through environment variables, never through its argument lis
 process list; every message is redacted.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from envbuild.node import hashing, paths, pip_config, proc, variables
 from envbuild.node.protocol import Exit, NodeError
@@ -29,18 +32,18 @@ _GREETING = re.compile(r"(?m)^Using Python .* environment at: .*\n?")
 DEADLINE = 3600.0
 
 
+@dataclass
 class Uv:
-    """uv at one path, with one cache and one folder for temporary files."""
+    """uv at one path, with one cache and one folder for temporary files, absolute paths of folders that exist.
 
-    def __init__(
-        self, program: str, cache: str, tmp: str, config: "pip_config.PipConfig", keeps_cache: bool = True
-    ) -> None:
-        """`cache` and `tmp` are absolute paths that exist; a cache that is not kept is this object's alone."""
-        self.program = program
-        self.cache = cache
-        self.tmp = tmp
-        self.config = config
-        self.keeps_cache = keeps_cache
+    A cache that is not kept is this object's alone.
+    """
+
+    program: str
+    cache: str
+    tmp: str
+    config: pip_config.PipConfig
+    keeps_cache: bool = True
 
     def check(self, sha256: str) -> None:
         """Raises NodeError `toolchain-hash-mismatch` (exit 5) unless the program is that very file."""
@@ -48,9 +51,9 @@ class Uv:
         if digest != sha256:
             raise NodeError(
                 "toolchain-hash-mismatch",
-                "%s is not the uv that was put there" % self.program,
-                why="its sha256 is %s, expected %s" % (digest or "not known: it cannot be read", sha256),
-                hint="run `rm -r %s`, then the same command again" % os.path.dirname(self.program),
+                f"{self.program} is not the uv that was put there",
+                why=f"its sha256 is {digest or 'not known: it cannot be read'}, expected {sha256}",
+                hint=f"run `rm -r {os.path.dirname(self.program)}`, then the same command again",
             )
 
     def drop_cache(self) -> None:
@@ -59,8 +62,8 @@ class Uv:
             paths.remove_tree(self.cache)
 
     def environ(
-        self, extra: "dict[str, str | None] | None" = None, may_see: "Callable[[str, str], bool]" = variables.for_build
-    ) -> "dict[str, str]":
+        self, extra: dict[str, str | None] | None = None, may_see: Callable[[str, str], bool] = variables.for_build
+    ) -> dict[str, str]:
         """The whole environment of a build or, with another `may_see`, of a uv process that fetches."""
         env = proc.clean_env()
         for name in list(env):
@@ -86,13 +89,13 @@ class Uv:
 
     def run(
         self,
-        args: "Sequence[str]",
-        extra: "dict[str, str | None] | None" = None,
-        cwd: "str | None" = None,
+        args: Sequence[str],
+        extra: dict[str, str | None] | None = None,
+        cwd: str | None = None,
         timeout: float = DEADLINE,
-        may_see: "Callable[[str, str], bool]" = variables.for_build,
-        before: "Sequence[str]" = (),
-    ) -> "proc.Finished":
+        may_see: Callable[[str, str], bool] = variables.for_build,
+        before: Sequence[str] = (),
+    ) -> proc.Finished:
         """Run `uv ARGS` (in `tmp`, where no project file lies), the words `before` before it.
 
         Raises NodeError `uv-missing` (exit 4).
@@ -102,7 +105,7 @@ class Uv:
         if done.missing:
             raise NodeError(
                 "uv-missing",
-                "cannot run uv at %s" % self.program,
+                f"cannot run uv at {self.program}",
                 why=done.err,
                 hint="provision again: the toolchain step puts uv there",
                 exit_code=Exit.BUILD_FAILED,
@@ -121,7 +124,7 @@ def close_locks(cache: str, environment: str) -> None:
             os.chmod(path, 0o666 & ~paths.umask())
 
 
-def skipped(done: "proc.Finished") -> str:
+def skipped(done: proc.Finished) -> str:
     """The name of a member that uv left out of what it unpacked, since it would lie elsewhere; empty without one."""
     found = _SKIPPED.search(done.err)
     return found.group(1)[:200] if found else ""
@@ -132,47 +135,47 @@ def tail(text: str, lines: int = _TAIL) -> str:
     return "\n".join(redact_text(text).strip().splitlines()[-lines:])
 
 
-def failure(done: "proc.Finished", doing: str, where: str) -> "NodeError":
+def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
     """The coded error for a uv run that failed while `doing` (words), working at the path `where`."""
     text = _GREETING.sub("", done.err + "\n" + done.out)
     why = tail(text)
     if done.timed_out:
-        return _error("network-unreachable", "uv did not finish %s in time" % doing, why)
+        return _error("network-unreachable", f"uv did not finish {doing} in time", why)
     if paths.says_full(text):
         return paths.full_disk(where, why)
     found = re.search(r"Hash mismatch for `([^`]+)`", text)
     if found is not None:
         return _error(
             "hash-mismatch",
-            "%s is not the file that the lock names" % found.group(1),
+            f"{found.group(1)} is not the file that the lock names",
             why,
             "the index or mirror has other contents; do not use it, or re-create the lock if the change is meant",
         )
     if re.search(r"Failed to extract archive|invalid Zip archive|ZIP file contains", text):
-        return _error("artifact-damaged", "a file is damaged (%s)" % doing, why, "fetch it again")
+        return _error("artifact-damaged", f"a file is damaged ({doing})", why, "fetch it again")
     if _REFUSED.search(text):
         return _error(
             "index-refused",
-            "the package index refused us (%s)" % doing,
+            f"the package index refused us ({doing})",
             why,
             "check the credentials in ~/.netrc, or pip's and uv's configuration",
         )
     if _TRANSPORT.search(text):
         return _error(
             "network-unreachable",
-            "cannot reach what is needed (%s)" % doing,
+            f"cannot reach what is needed ({doing})",
             why,
             "check the network and the proxy, configure a mirror in pip's configuration, or use `delivery: controller`",
         )
     if "No solution found" in text or "not found in the package registry" in text:
         return _error(
             "package-not-found",
-            "a locked package is not available (%s)" % doing,
+            f"a locked package is not available ({doing})",
             why,
             "check that the configured index or mirror has it; offline, that it was delivered",
         )
-    return _error("install-failed", "uv failed (%s)" % doing, why)
+    return _error("install-failed", f"uv failed ({doing})", why)
 
 
-def _error(code: str, what: str, why: str, hint: str = "") -> "NodeError":
+def _error(code: str, what: str, why: str, hint: str = "") -> NodeError:
     return NodeError(code, what, why=why, hint=hint, changed=True)

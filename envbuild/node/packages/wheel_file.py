@@ -1,5 +1,7 @@
 """A wheel as a file: whether its members would lie where they belong. Nothing of it is unpacked or run."""
 
+from __future__ import annotations
+
 import os
 import re
 import stat
@@ -25,16 +27,16 @@ def refuse_unsafe(path: str) -> None:
             raise unsafe(os.path.basename(path), name, why)
 
 
-def unsafe(wheel: str, member: str, why: str) -> "NodeError":
+def unsafe(wheel: str, member: str, why: str) -> NodeError:
     """The error `wheel-unsafe` (exit 5) about a member of `wheel` (its name, or words for it)."""
     return NodeError(
         "wheel-unsafe",
-        "%s holds %r, %s" % (wheel, member[:200], why),
+        f"{wheel} holds {member[:200]!r}, {why}",
         hint="no honest build makes such a file: do not use it, nor the index or mirror that it is from",
     )
 
 
-def _why_unsafe(member: "zipfile.ZipInfo") -> str:
+def _why_unsafe(member: zipfile.ZipInfo) -> str:
     """What is wrong with a member; empty when nothing is."""
     # `orig_filename` is as written: ZipInfo cuts a name at NUL.
     name = member.orig_filename

@@ -1,5 +1,7 @@
 """What the programs that this one has started do now, as /proc shows it; nothing where the kernel does not."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator
@@ -28,26 +30,26 @@ def written(program: str) -> int:
     found = 0
     for pid in _below(os.getpid()):
         if _words(pid)[:1] == [program]:
-            told = re.search(r"^wchar: (\d+)", read("/proc/%d/io" % pid, 4096), re.MULTILINE)
+            told = re.search(r"^wchar: (\d+)", read(f"/proc/{pid}/io", 4096), re.MULTILINE)
             found += int(told.group(1)) if told else 0
     return found
 
 
-def _commands() -> "Iterator[list[str]]":
+def _commands() -> Iterator[list[str]]:
     for pid in _below(os.getpid()):
         words = _words(pid)
         if words:
             yield words
 
 
-def _words(pid: int) -> "list[str]":
-    return [word for word in read("/proc/%d/cmdline" % pid, 65536).split("\0") if word]
+def _words(pid: int) -> list[str]:
+    return [word for word in read(f"/proc/{pid}/cmdline", 65536).split("\0") if word]
 
 
-def _below(pid: int) -> "list[int]":
+def _below(pid: int) -> list[int]:
     """Processes that `pid` started and those that they started, parents first; none where the kernel does not say."""
     found = []
-    for task in names("/proc/%d/task" % pid):
-        for word in read("/proc/%d/task/%s/children" % (pid, task), 65536).split():
+    for task in names(f"/proc/{pid}/task"):
+        for word in read(f"/proc/{pid}/task/{task}/children", 65536).split():
             found += [int(word)] + _below(int(word))
     return found

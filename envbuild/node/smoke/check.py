@@ -1,7 +1,10 @@
 """One check of a smoke test being put together: what is asked, how much time is left, failures, metrics, details."""
 
+from __future__ import annotations
+
 import math
 import time
+from dataclasses import dataclass, field
 
 from envbuild.node.logs import progress
 from envbuild.node.protocol import Json, plain, plural
@@ -10,22 +13,29 @@ from envbuild.node.smoke.runner import Outcome, how_it_ended
 __all__ = ["Clock", "Part", "Spec", "bus_bandwidth", "plain", "plural"]
 
 
+@dataclass
 class Spec:
-    """What is checked: the environment, its lock variant, and whether GPUs are part of it."""
+    """What is checked: the environment, its lock variant as JSON, and whether GPUs are part of it.
 
-    def __init__(self, environment: str, variant: Json, cuda: bool) -> None:
-        """`variant` is the lock variant as JSON."""
-        self.only = ()  # type: tuple[str, ...]
-        self.gpus = 0  # that the target is to have; 0: not said
-        self.peaks = {}  # type: dict[str, float]  # dense TFLOP/s of 16 bits, verified, by name of GPU
-        self.links = {}  # type: dict[str, float]  # GB/s that NVLink gives one way, by name of GPU
-        self.environment = environment
-        self.variant = variant
-        self.cuda = cuda
-        self.variables = dict(variant.get("environment") or {})
-        self.image = False  # the environment is one of an image, which has no stamp
-        self.in_use: list[Json] = []  # GPUs that others use, as `gpu_state.occupied` has them
-        self.base = str((variant.get("base") or {}).get("kind", "none"))
+    `gpus`: how many the target is to have (0: not said). `peaks`: dense TFLOP/s of 16 bits, verified, and `links`: GB/s
+    that NVLink gives one way, both by name of GPU. `image`: the environment is one of an image, which has no stamp.
+    `in_use`: GPUs that others use, as `gpu_state.occupied` has them.
+    """
+
+    environment: str
+    variant: Json
+    cuda: bool
+    only: tuple[str, ...] = ()
+    gpus: int = 0
+    peaks: dict[str, float] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)
+    image: bool = False
+    in_use: list[Json] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Take from the variant what a check may change for itself."""
+        self.variables = dict(self.variant.get("environment") or {})
+        self.base = str((self.variant.get("base") or {}).get("kind", "none"))
 
 
 class Clock:
@@ -45,27 +55,32 @@ class Clock:
         return self.deadline - (self._until - time.monotonic())
 
 
+@dataclass
 class Part:
-    """One check being put together: failures, metrics and details."""
+    """One check being put together: failures, metrics and details; `name` as in the evidence, `smoke/…`.
 
-    def __init__(self, name: str) -> None:
-        """`name` as in the evidence, `smoke/…`."""
-        self.name = name
-        progress("check", name.partition("/")[2])
-        self.failures: list[str] = []
-        self.missed: list[str] = []
-        self.metrics: list[Json] = []
-        self.left_out: dict[str, str] = {}  # metrics that could not be measured here, and why
-        # Other names of metrics in floors, and what is to be told of it where one is used.
-        self.stands_for: dict[str, tuple[str, str]] = {}
-        self.whose: dict[str, str] = {}  # of metrics that are of one GPU: which
-        self.details: Json = {}
-        self.says = ""
-        self.skipped = ""
+    `left_out`: metrics that could not be measured here, and why. `stands_for`: other names of metrics in floors, and
+    what is to be told of it where one is used. `whose`: of metrics that are of one GPU, which.
+    """
+
+    name: str
+    failures: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    metrics: list[Json] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    stands_for: dict[str, tuple[str, str]] = field(default_factory=dict)
+    whose: dict[str, str] = field(default_factory=dict)
+    details: Json = field(default_factory=dict)
+    says: str = ""
+    skipped: str = ""
+    _seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Start now."""
+        progress("check", self.name.partition("/")[2])
         self._started = time.monotonic()
-        self._seconds: float | None = None
 
-    def stop(self, seconds: "float | None" = None) -> "Part":
+    def stop(self, seconds: float | None = None) -> Part:
         """Fix the time it took: `seconds` where it is known, else since it was made."""
         self._seconds = time.monotonic() - self._started if seconds is None else seconds
         return self
@@ -74,15 +89,15 @@ class Part:
         """How long it took, once it is stopped."""
         return self._seconds or 0.0
 
-    def take(self, outcome: "Outcome", clock: "Clock", who: str) -> None:
+    def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
         """Add what one process reported and how it ended."""
         self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
         ended = how_it_ended(outcome, clock.deadline)
         if ended:
-            self.failures.append("%s %s" % (who, ended))
+            self.failures.append(f"{who} {ended}")
             self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
 
-    def demand(self, outcome: "Outcome", names: "tuple[str | tuple[str, ...], ...]") -> None:
+    def demand(self, outcome: Outcome, names: tuple[str | tuple[str, ...], ...]) -> None:
         """Take all metrics, the named ones last; one that is not there is a failure. A tuple means one of its names."""
         found = {str(event.get("name")): event for event in outcome.of("metric")}
         named = [name for wanted in names for name in (wanted if isinstance(wanted, tuple) else (wanted,))]
@@ -93,7 +108,7 @@ class Part:
             accepted = wanted if isinstance(wanted, tuple) else (wanted,)
             present = [name for name in accepted if name in found]
             if not present:
-                self.failures.append("the metric %s was not reported" % " or ".join(accepted))
+                self.failures.append(f"the metric {' or '.join(accepted)} was not reported")
             for name in present:
                 self.add_metric(found[name])
 
@@ -101,7 +116,7 @@ class Part:
         """One Metric as the model wants it."""
         metric: Json = {key: float(event[key]) for key in ("median", "least", "greatest")}
         if not all(math.isfinite(value) for value in metric.values()):
-            self.failures.append("the metric %s is not a finite number" % event["name"])
+            self.failures.append(f"the metric {event['name']} is not a finite number")
             return
         metric.update({"name": str(event["name"]), "unit": str(event["unit"]), "n": int(event["n"])})
         self.metrics.append(metric)
@@ -114,7 +129,7 @@ class Part:
             details["failures"] = failures[:50]
             details["only_floors"] = not self.failures
         status = "failed" if failures else "skipped" if self.skipped else "passed"
-        more = " (and %d more)" % (len(failures) - 1) if len(failures) > 1 else ""
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         return {
             "name": self.name,
             "status": status,
@@ -125,7 +140,7 @@ class Part:
         }
 
 
-def bus_bandwidth(name: str, seconds: "list[float]", size: float, world: int) -> Json:
+def bus_bandwidth(name: str, seconds: list[float], size: float, world: int) -> Json:
     """The metric (GB/s) of all-reduces of `size` bytes over `world` ranks, from the slowest rank's seconds of each."""
     factor = 2.0 * (world - 1) / world * size / 1e9
     rates = sorted(factor / max(float(each), 1e-9) for each in seconds)

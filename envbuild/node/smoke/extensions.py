@@ -1,5 +1,7 @@
 """Smoke item `extensions`: runs its program, starts it again behind a step that crashed, and makes a check of each."""
 
+from __future__ import annotations
+
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.smoke.check import Clock, Part, Spec, plural
 from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
@@ -8,18 +10,18 @@ PROGRAM = "extensions"
 _TOP = "smoke/extensions"
 
 
-def expected(variant: Json) -> "list[str]":
+def expected(variant: Json) -> list[str]:
     """Import names that the lock's sources promise (`build.extensions`, and the kernels that are built ahead)."""
     names: list[str] = []
     for source in variant.get("sources") or []:
         build = source.get("build") or {}
         names.extend(str(name) for name in build.get("extensions") or [])
         # The package that kernels lie in when they are built ahead of time, see node/build/kernels.py.
-        names.extend("envbuild_kernels.%s" % each.get("name") for each in build.get("modules") or [])
+        names.extend(f"envbuild_kernels.{each.get('name')}" for each in build.get("modules") or [])
     return list(dict.fromkeys(names))
 
 
-def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
+def run(spec: Spec, scratch: Scratch, clock: Clock) -> list[Part]:
     """The check of the imports first, then one for each extension that is installed and known."""
     imports = Part(_TOP + "/imports")
     wanted = expected(spec.variant)
@@ -46,21 +48,19 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
     return [imports.stop(max(0.0, own))] + parts
 
 
-def _found(only: "list[str]", facts: Json) -> None:
+def _found(only: list[str], facts: Json) -> None:
     """Raise NodeError where a check was asked for that this environment does not have."""
     there = [str(name) for name in facts.get("checks") or []]
     missing = [name for name in only if name not in there]
     if there and missing:
         raise NodeError(
             "smoke-unknown",
-            "there is no smoke check 'extensions/%s' in this environment" % missing[0],
-            hint="known: %s" % ", ".join("extensions/%s" % name for name in there),
+            f"there is no smoke check 'extensions/{missing[0]}' in this environment",
+            hint="known: %s" % ", ".join(f"extensions/{name}" for name in there),
         )
 
 
-def _rest(
-    imports: "Part", parts: "list[Part]", outcome: "Outcome", planned: "list[str]", clock: "Clock"
-) -> "list[str] | None":
+def _rest(imports: Part, parts: list[Part], outcome: Outcome, planned: list[str], clock: Clock) -> list[str] | None:
     """The steps still to do, in a new process; None when the item is over. A step that crashed is a failed check."""
     ended = {str(event.get("step")) for event in outcome.of("ended")}
     begun = [str(event.get("step")) for event in outcome.of("begun")]
@@ -70,11 +70,11 @@ def _rest(
         return left if outcome.of("again") and left else None
     crashed = [step for step in begun if step not in ended][-1:]
     if not crashed:
-        imports.failures.append("the program %s" % how)
+        imports.failures.append(f"the program {how}")
         imports.details["output"] = outcome.stderr
         return None
-    part = imports if crashed[0].startswith("import ") else Part("%s/%s" % (_TOP, crashed[0]))
-    part.failures.append("the check %s" % how)
+    part = imports if crashed[0].startswith("import ") else Part(f"{_TOP}/{crashed[0]}")
+    part.failures.append(f"the check {how}")
     part.details["output"] = outcome.stderr
     if part is not imports:
         parts.append(part.stop())
@@ -85,7 +85,7 @@ def _rest(
     return left or None
 
 
-def _take(imports: "Part", parts: "list[Part]", event: Json) -> None:
+def _take(imports: Part, parts: list[Part], event: Json) -> None:
     """One finished step: an import belongs to the check of imports, everything else is a check of its own."""
     step = str(event.get("step"))
     failures = [str(text) for text in event.get("failures") or []]
@@ -95,7 +95,7 @@ def _take(imports: "Part", parts: "list[Part]", event: Json) -> None:
         if not failures:
             imports.details.setdefault(kind, []).append(str(event.get("module")))
         return
-    part = Part("%s/%s" % (_TOP, step))
+    part = Part(f"{_TOP}/{step}")
     part.failures.extend(failures)
     part.skipped = str(event.get("skipped") or "")
     kept = ("module", "api", "compared", "dtypes", "unsupported", "used", "failure_count")
@@ -108,15 +108,15 @@ def _passed(event: Json) -> str:
     """`FusedAdam(adam_w_mode): 6 comparisons in float32, float16, at most 12 % of the tolerance`."""
     dtypes = ", ".join(str(name) for name in event.get("dtypes") or [])
     used = [float(part) for part in (event.get("used") or {}).values()]
-    text = "%s: %s" % (event.get("api") or event.get("module"), plural(int(event.get("compared") or 0), "comparison"))
-    text += " in %s" % dtypes if dtypes else ""
-    text += ", at most %.2g %% of the tolerance used" % (100 * max(used)) if used else ""
+    text = f"{event.get('api') or event.get('module')}: {plural(int(event.get('compared') or 0), 'comparison')}"
+    text += f" in {dtypes}" if dtypes else ""
+    text += f", at most {100 * max(used):.2g} % of the tolerance used" if used else ""
     for name, why in sorted((event.get("unsupported") or {}).items()):
-        text += "; not %s: %s" % (name, why)
+        text += f"; not {name}: {why}"
     return text
 
 
-def _say(imports: "Part", parts: "list[Part]", facts: Json, wanted: "list[str]") -> None:
+def _say(imports: Part, parts: list[Part], facts: Json, wanted: list[str]) -> None:
     """What the check of imports says, and that there was nothing to check where there was nothing."""
     imports.details.update({key: facts[key] for key in ("torch", "gpu", "not_there") if facts.get(key)})
     modules = {str(part.details.get("module")) for part in parts if part.details.get("module")}
@@ -125,11 +125,11 @@ def _say(imports: "Part", parts: "list[Part]", facts: Json, wanted: "list[str]")
     if not modules and not wanted and not parts:
         imports.skipped = "no compiled extension that is known here is installed"
     imports.says = "%s: %s" % (
-        "%s imported" % plural(len(modules), "compiled extension"),
+        f"{plural(len(modules), 'compiled extension')} imported",
         ", ".join(sorted(modules)) or "none",
     )
     if needing_driver:
-        imports.says += "; not without the NVIDIA driver: %s" % ", ".join(needing_driver)
+        imports.says += f"; not without the NVIDIA driver: {', '.join(needing_driver)}"
     if wanted:
         promised = len([name for name in wanted if name in modules])
-        imports.says += "; %d of %d that the lock names" % (promised, len(wanted))
+        imports.says += f"; {promised} of {len(wanted)} that the lock names"

@@ -3,21 +3,20 @@
 And who else uses them before anything of ours does.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import integer, number, read, search_path, which
 from envbuild.node.variables import VISIBLE, visible_devices
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # Name in the evidence, field of nvidia-smi; numbers where they are.
 _FIELDS = (
@@ -67,14 +66,14 @@ _MPS = "nvidia-cuda-mps-server"  # it computes nothing itself
 
 
 @contextlib.contextmanager
-def sampled(path: str, variables: "Json | None" = None) -> "Iterator[list[Json]]":
+def sampled(path: str, variables: Json | None = None) -> Iterator[list[Json]]:
     """Look at the GPUs while the body runs; afterwards the list has one row for each.
 
     What is printed goes to files that begin with `path`. `variables`: those of the body's programs, above this
     process's. The list stays empty where `watching` has no answer.
     """
-    rows = []  # type: list[Json]
-    paths = ["%s.%s" % (path, name) for name in _NAMES]
+    rows: list[Json] = []
+    paths = [f"{path}.{name}" for name in _NAMES]
     fields = ",".join(field for _, field in _FIELDS)
     devices = visible(variables)
     with contextlib.ExitStack() as stack:
@@ -90,9 +89,9 @@ def watching(
     path: str,
     fields: str,
     interval: int,
-    devices: "Sequence[str] | None" = None,
-    env: "dict[str, str] | None" = None,
-) -> "Iterator[None]":
+    devices: Sequence[str] | None = None,
+    env: dict[str, str] | None = None,
+) -> Iterator[None]:
     """What nvidia-smi says of `fields`, each `interval` ms while the body runs, in a file; none where it is not there.
 
     `devices`: of these GPUs alone (None: of all), and none for instances of MIG, as its figures are of whole GPUs.
@@ -109,31 +108,31 @@ def watching(
         _end(child)
 
 
-def watch(fields: str, interval: int, devices: "Sequence[str] | None") -> "list[str]":
+def watch(fields: str, interval: int, devices: Sequence[str] | None) -> list[str]:
     """What nvidia-smi is told for `watching`; nothing for instances of MIG."""
     of = _whole(devices)
     return [] if of is None else ["--query-gpu=" + fields, _FORMAT, "-lms", str(interval)] + of
 
 
-def visible(variables: "Json | None" = None) -> "list[str] | None":
+def visible(variables: Json | None = None) -> list[str] | None:
     """The GPUs that programs with these variables above this process's see; None: all."""
     return visible_devices(dict(os.environ, **(variables or {})).get(VISIBLE))
 
 
-def _whole(devices: "Sequence[str] | None") -> "list[str] | None":
+def _whole(devices: Sequence[str] | None) -> list[str] | None:
     """Words that ask of these GPUs alone; None where none is a whole one."""
     if devices is not None and (not devices or any(each.startswith("MIG-") for each in devices)):
         return None
     return [] if devices is None else ["-i", ",".join(devices)]
 
 
-def questions(devices: "Sequence[str] | None") -> "list[list[str]]":
+def questions(devices: Sequence[str] | None) -> list[list[str]]:
     """What nvidia-smi is asked for `occupied`, of these GPUs (None: of all); nothing for instances of MIG."""
     of = _whole(devices)
     return [] if of is None else [[_USED, _FORMAT] + of, [_PROCESSES, _FORMAT] + of]
 
 
-def in_use(devices: "Sequence[str] | None") -> "list[Json]":
+def in_use(devices: Sequence[str] | None) -> list[Json]:
     """What `occupied` finds now, on this node. To be asked while nothing of ours is on the GPUs."""
     smi = which("nvidia-smi", search_path())
     argvs = [[smi] + words for words in questions(devices)] if smi else []
@@ -141,20 +140,20 @@ def in_use(devices: "Sequence[str] | None") -> "list[Json]":
     return occupied(*((each.out if each else "") for each in answers)) if answers else []
 
 
-def occupied(used: str, processes: str) -> "list[Json]":
+def occupied(used: str, processes: str) -> list[Json]:
     """`index`, `uuid` and `how` of each GPU that is in use, from the answers to both questions.
 
     Processes of other containers are not told: then what is taken of the GPU says that there is one. No path and no
     word of a command line is kept.
     """
-    on = {}  # type: dict[str, list[str]]
+    on: dict[str, list[str]] = {}
     for line in processes.splitlines():
         cells = [each.strip() for each in line.split(",", 3)]
         if len(cells) == 4 and integer(cells[1]) is not None and _MPS not in cells[3]:
             name, size = _PROGRAM.match(cells[3]), number(cells[2])
             told = [name.group(1)] if name else []
             told += [] if size is None else ["{:,.0f} MiB".format(size)]
-            on.setdefault(cells[0], []).append("pid %s%s" % (cells[1], " (%s)" % ", ".join(told) if told else ""))
+            on.setdefault(cells[0], []).append("pid %s%s" % (cells[1], f" ({', '.join(told)})" if told else ""))
     found = []
     for index, uuid, memory, busy, mig, _ in _gpus(used):
         if mig != _DIVIDED:
@@ -163,50 +162,50 @@ def occupied(used: str, processes: str) -> "list[Json]":
     return found
 
 
-def names(used: str) -> "list[str]":
+def names(used: str) -> list[str]:
     """The name of each GPU, marked where MIG divides it, from the answer to the first question of `occupied`."""
     return [name + " MIG" * (mig == _DIVIDED) for _, _, _, _, mig, name in _gpus(used)]
 
 
-def _gpus(used: str) -> "list[list[str]]":
+def _gpus(used: str) -> list[list[str]]:
     rows = [[each.strip() for each in line.split(",", 5)] for line in used.splitlines()]
     return [cells for cells in rows if len(cells) == 6 and integer(cells[0]) is not None]
 
 
-def _others(named: "list[str]", used: float, busy: float) -> str:
+def _others(named: list[str], used: float, busy: float) -> str:
     """How a GPU is in use; empty where it is not."""
     if named:
-        more = " and %d more" % (len(named) - _TOLD) if len(named) > _TOLD else ""
-        return "in use by other processes: %s%s" % (", ".join(named[:_TOLD]), more)
+        more = f" and {len(named) - _TOLD} more" if len(named) > _TOLD else ""
+        return f"in use by other processes: {', '.join(named[:_TOLD])}{more}"
     if used <= _UNUSED and (used < _CONTEXT or busy < _BUSY):
         return ""
     told = ("{:,.0f}".format(used), busy)
     return "in use by processes that nvidia-smi does not name here: %s MiB of its memory, %.0f %% busy" % told
 
 
-def in_words(rows: "list[Json]") -> "list[str]":
+def in_words(rows: list[Json]) -> list[str]:
     """One sentence for each GPU that `occupied` found."""
-    return ["GPU %d is %s; figures may be lower than what it can do" % (row["index"], row["how"]) for row in rows]
+    return [f"GPU {row['index']} is {row['how']}; figures may be lower than what it can do" for row in rows]
 
 
-def _start(argv: "list[str]", path: str, env: "dict[str, str] | None") -> "subprocess.Popen[bytes]":
+def _start(argv: list[str], path: str, env: dict[str, str] | None) -> subprocess.Popen[bytes]:
     with proc.starting(), open(path, "wb") as out:
         return subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver: nothing more can be done from here
         child.wait(_END)
 
 
-def busiest(text: str) -> "list[Json]":
+def busiest(text: str) -> list[Json]:
     """Of each GPU the sample with most power, that is under load, with how many there were; in the order of indices."""
-    best = {}  # type: dict[int, Json]
-    count = {}  # type: dict[int, int]
+    best: dict[int, Json] = {}
+    count: dict[int, int] = {}
     for line in text.splitlines():
         row = _row(line)
         if row is None:
@@ -218,18 +217,18 @@ def busiest(text: str) -> "list[Json]":
     return [dict(best[index], samples=count[index]) for index in sorted(best)]
 
 
-def _row(line: str) -> "Json | None":
+def _row(line: str) -> Json | None:
     """One line of numbers; None for one that is torn, or words about a sick GPU."""
     values = [each.strip() for each in line.split(",")]
     if len(values) != len(_FIELDS) or integer(values[0]) is None:
         return None
-    row = {name: number(value) for (name, _), value in zip(_FIELDS, values)}  # type: Json  # noqa: B905 - of 3.10
+    row: Json = {name: number(value) for (name, _), value in zip(_FIELDS, values)}  # noqa: B905 - of 3.10
     row.update(index=int(values[0]), uuid=values[1], ecc={"Enabled": True, "Disabled": False}.get(values[8]))
     row["throttle"] = reasons(values[10])
     return row
 
 
-def full(rows: "list[Json]") -> "list[str]":
+def full(rows: list[Json]) -> list[str]:
     """One sentence for each GPU of whose memory all but a twentieth was in use."""
     found = []
     for row in rows:
@@ -240,7 +239,7 @@ def full(rows: "list[Json]") -> "list[str]":
     return found
 
 
-def reasons(text: str) -> "list[str] | None":
+def reasons(text: str) -> list[str] | None:
     """The names of a mask such as `0x0000000000000004`; None where it is none."""
     try:
         mask = int(text, 16)

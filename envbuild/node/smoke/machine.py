@@ -1,14 +1,14 @@
 """Smoke item `machine`: matrix products, copies and an all-reduce, each right and each measured by size."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain
 from envbuild.node.smoke.only import chosen
 from envbuild.node.smoke.runner import Scratch, causes_first, run_programs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 # The last one stands for the check: what training uses.
@@ -24,10 +24,10 @@ IMPOSSIBLE = 1.5
 _BUS_LARGEST = "all_reduce_busbw_gbps"
 
 
-def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
+def run(spec: Spec, scratch: Scratch, clock: Clock) -> list[Part]:
     """The checks that are asked for."""
     parts = []
-    gpus = None if spec.cuda else 0  # type: int | None
+    gpus: int | None = None if spec.cuda else 0
     if chosen(spec.only, "machine/gemm"):
         gemm, gpus = _gemm(spec, scratch, clock)
         parts.append(gemm)
@@ -43,18 +43,18 @@ def run(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
     return parts
 
 
-def _missing(spec: "Spec", gpus: "int | None") -> "list[str]":
+def _missing(spec: Spec, gpus: int | None) -> list[str]:
     """What is said where torch sees fewer GPUs than there are to be; one that sees none says so in its program."""
     if not spec.cuda or gpus is None or gpus >= spec.gpus:
         return []
-    return ["torch sees %d of %d GPUs that the target is to have" % (gpus, spec.gpus)]
+    return [f"torch sees {gpus} of {spec.gpus} GPUs that the target is to have"]
 
 
-def _whole(value: object) -> "int | None":
+def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int | None]":
+def _gemm(spec: Spec, scratch: Scratch, clock: Clock) -> tuple[Part, int | None]:
     part = Part("smoke/machine/gemm")
     left = clock.left()
     with gpu_state.sampled(scratch.fresh("gpus"), spec.variables) as state:
@@ -78,11 +78,11 @@ def _gemm(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "tuple[Part, int 
         part.details["slow_gpus"] = slow
     rates = [(_rate(part.details, index), index) for index in range(len(part.details.get("gpu_names") or []))]
     if len(rates) > 1:
-        part.whose = dict.fromkeys(CUDA_GEMM[-1], " on GPU %d" % min(rates)[1])
+        part.whose = dict.fromkeys(CUDA_GEMM[-1], f" on GPU {min(rates)[1]}")
     return part.stop(), _whole(part.details.get("gpus"))
 
 
-def _impossible(facts: Json, peaks: "dict[str, float]") -> "list[str]":
+def _impossible(facts: Json, peaks: dict[str, float]) -> list[str]:
     """One sentence for each GPU that is said to compute more than its kind can: it was not timed."""
     found = []
     for index, name in enumerate(facts.get("gpu_names") or []):
@@ -93,7 +93,7 @@ def _impossible(facts: Json, peaks: "dict[str, float]") -> "list[str]":
     return found
 
 
-def slow_gpus(facts: Json, in_use: "Sequence[Json]" = ()) -> "list[str]":
+def slow_gpus(facts: Json, in_use: Sequence[Json] = ()) -> list[str]:
     """One sentence for each GPU that is slower than the others of its kind, with what nvidia-smi says of it.
 
     `in_use`: what `gpu_state.occupied` found.
@@ -111,21 +111,21 @@ def slow_gpus(facts: Json, in_use: "Sequence[Json]" = ()) -> "list[str]":
 
 
 def _rate(facts: Json, index: int) -> float:
-    rates = (facts.get("gpu%d_%s_tflops" % (index, short)) for short in ("bf16", "fp16"))
+    rates = (facts.get(f"gpu{index}_{short}_tflops") for short in ("bf16", "fp16"))
     return next((float(rate) for rate in rates if rate), 0.0)
 
 
-def _reasons(facts: Json, index: int, in_use: "Sequence[Json]") -> str:
+def _reasons(facts: Json, index: int, in_use: Sequence[Json]) -> str:
     """What nvidia-smi says of that GPU. Its numbers may be others than torch's, so it is found by its UUID alone."""
     own = (facts.get("gpu_uuids") or {}).get(str(index))
     rows: list[Json] = [row for row in facts.get("gpu_state") or [] if own and row.get("uuid") == own]
     row = rows[0] if rows else {}
-    clock = " at %s MHz" % plain(row["sm_mhz"]) if row.get("sm_mhz") else ""
+    clock = f" at {plain(row['sm_mhz'])} MHz" if row.get("sm_mhz") else ""
     others = ["it is " + row["how"] for row in in_use if own and row["uuid"] == own]
     return clock + "".join(", " + reason for reason in (row.get("throttle") or []) + others)
 
 
-def _copies(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
+def _copies(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part = Part("smoke/machine/copies")
     left = clock.left()
     outcome = run_programs(scratch, spec.environment, spec.variables, "copies", [{"cuda": spec.cuda}], left)[0]
@@ -133,12 +133,12 @@ def _copies(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     part.demand(outcome, _CUDA_COPIES if spec.cuda else ("copy_cpu_gbps",))
     part.details.update(outcome.facts())
     pairs = sum(rate is not None for row in part.details.get("peer_gbps") or [] for rate in row)
-    between = "; %d pairs of GPUs" % pairs if pairs else ""
+    between = f"; {pairs} pairs of GPUs" if pairs else ""
     part.says = "copies arrive whole %s%s" % ("on GPUs, from and to the host" if spec.cuda else "on the CPU", between)
     return part.stop()
 
 
-def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | None") -> "Part":
+def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: int | None) -> Part:
     part = Part("smoke/machine/all-reduce")
     if gpus is None:
         part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
@@ -153,32 +153,32 @@ def _all_reduce(spec: "Spec", scratch: "Scratch", clock: "Clock", gpus: "int | N
     left = clock.left()
     outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
     for rank, outcome in causes_first(outcomes):
-        part.take(outcome, clock, "rank %d of %d" % (rank, world))
+        part.take(outcome, clock, f"rank {rank} of {world}")
     facts = [outcome.facts() for outcome in outcomes]
     _judge_ranks(part, facts, world, backend)
     nvls = facts[0].get("nvls")
     part.details.update({"backend": backend, "ranks": world, "nvls": nvls})
-    note += "; NVLS %s" % ("on" if nvls else "off") if nvls is not None else ""
+    note += f"; NVLS {'on' if nvls else 'off'}" if nvls is not None else ""
     note += _of_links(part, spec.links.get(str(facts[0].get("gpu"))))
-    part.says = "the sum over %d ranks (%s) is exact in every size and dtype%s" % (world, backend, note)
+    part.says = f"the sum over {world} ranks ({backend}) is exact in every size and dtype{note}"
     return part.stop()
 
 
-def _of_links(part: "Part", link: "float | None") -> str:
+def _of_links(part: Part, link: float | None) -> str:
     """The largest sum's bandwidth beside what NVLink gives one way, which is all that a sum in a ring can reach."""
     if not link or not part.metrics:
         return ""
     reached = float(part.metrics[-1]["median"])
     part.details["nvlink_gbps"] = link
-    return "; %s GB/s are %.0f %% of NVLink's %s one way" % (plain(reached), 100 * reached / link, plain(link))
+    return f"; {plain(reached)} GB/s are {100 * reached / link:.0f} % of NVLink's {plain(link)} one way"
 
 
-def _judge_ranks(part: "Part", facts: "list[Json]", world: int, backend: str) -> None:
+def _judge_ranks(part: Part, facts: list[Json], world: int, backend: str) -> None:
     """Every rank must have been there; bus bandwidth from the slowest rank of each repeat, in GB/s."""
     ranks = sorted(fact.get("rank", -1) for fact in facts)
     present = [rank for rank in ranks if rank >= 0]
     if present != list(range(world)):
-        part.failures.append("%d ranks were asked for and %d took part: %s" % (world, len(present), present))
+        part.failures.append(f"{world} ranks were asked for and {len(present)} took part: {present}")
     for fact in facts:
         if "rank" in fact and (fact.get("world") != world or fact.get("backend") != backend):
             said = (fact["rank"], fact.get("world"), fact.get("backend"))

@@ -5,9 +5,12 @@ its rank. Every sum is checked on every rank; bandwidth is that of the slowest r
 nodes. A node whose partner did not come has a check that was not run: it is the partner that failed.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import time
+from dataclasses import dataclass
 
 from envbuild.node.protocol import Json, plural
 from envbuild.node.smoke import rendezvous, smoke
@@ -23,7 +26,7 @@ _OUTPUT = 6000
 _TIED = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError `nodes-cannot-meet`."""
     args = request["args"]
     environment = str(args.get("environment") or "")
@@ -35,7 +38,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     return False, _meet(spec, place, args)
 
 
-def _meet(spec: "Spec", place: Json, args: Json) -> Json:
+def _meet(spec: Spec, place: Json, args: Json) -> Json:
     part = Part(NAME)
     rank, nodes, token, seconds = place["rank"], place["nodes"], str(args["token"]), float(args.get("wait", 60.0))
     ranks = _startable(spec, int(args["ranks"]))
@@ -53,7 +56,7 @@ def _meet(spec: "Spec", place: Json, args: Json) -> Json:
     return smoke.summary([part.check()])
 
 
-def _startable(spec: "Spec", asked: int) -> int:
+def _startable(spec: Spec, asked: int) -> int:
     """How many ranks this node can start: what is asked for, with GPUs no more than its ranks will see; one at least.
 
     What was counted before is of another process: a job, a login or a target may say which are visible.
@@ -63,28 +66,30 @@ def _startable(spec: "Spec", asked: int) -> int:
     return asked if named is None else max(1, min(asked, len(named)))
 
 
-def _not_run(part: "Part", missing: "list[int]", names: "list[str]", seconds: float) -> Json:
+def _not_run(part: Part, missing: list[int], names: list[str], seconds: float) -> Json:
     """The check of a node that came and whose partners did not."""
-    told = ", ".join(names[rank] if rank < len(names) else "the node of rank %d" % rank for rank in missing[:8])
+    told = ", ".join(names[rank] if rank < len(names) else f"the node of rank {rank}" for rank in missing[:8])
     check = part.stop().check()
-    check.update(status="not-run", says="did not come within %g s: %s" % (seconds, told), details={"missing": missing})
+    check.update(status="not-run", says=f"did not come within {seconds:g} s: {told}", details={"missing": missing})
     return check
 
 
+@dataclass
 class JointTest:
     """One node of the test, once all have met: `meeting.ranks` processes here, `nodes` times as many in all."""
 
-    def __init__(self, spec: "Spec", rank: int, nodes: int, meeting: "rendezvous.Meeting") -> None:
-        """Nothing is started yet."""
-        self.spec = spec
-        self.rank = rank
-        self.nodes = nodes
-        self.ranks = meeting.ranks
-        self.meeting = meeting
-        self.world = nodes * meeting.ranks
-        self.backend = "nccl" if spec.cuda else "gloo"
+    spec: Spec
+    rank: int
+    nodes: int
+    meeting: rendezvous.Meeting
 
-    def run(self, part: "Part", scratch: "Scratch", clock: "Clock") -> None:
+    def __post_init__(self) -> None:
+        """Nothing is started yet."""
+        self.ranks = self.meeting.ranks
+        self.world = self.nodes * self.ranks
+        self.backend = "nccl" if self.spec.cuda else "gloo"
+
+    def run(self, part: Part, scratch: Scratch, clock: Clock) -> None:
         """Start torchrun, wait for it at most until the deadline, judge."""
         events, request = scratch.fresh("events"), scratch.fresh("request")
         left = clock.left()
@@ -111,7 +116,7 @@ class JointTest:
         part.says = "the sum over %s on %s (torchrun, %s) is exact in every size and dtype" % words
         part.stop()
 
-    def _variables(self, scratch: "Scratch", request: str) -> "dict[str, str]":
+    def _variables(self, scratch: Scratch, request: str) -> dict[str, str]:
         """Those of the stack and the target; the interface is that of the way to the first node where none is said."""
         child = child_environment(self.spec.environment, self.spec.variables, scratch.path)
         child["ENVBUILD_SMOKE_REQUEST"] = request
@@ -121,7 +126,7 @@ class JointTest:
                 child.setdefault(name, form % interface)
         return child
 
-    def _command(self, scratch: "Scratch") -> "list[str]":
+    def _command(self, scratch: Scratch) -> list[str]:
         """torchrun, as its module, so that no script of the environment has to name its interpreter."""
         python = os.path.join(self.spec.environment, "bin", "python")
         # Underscores: torch before 2.0 knows no other form.
@@ -137,28 +142,28 @@ class JointTest:
         run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
         return run + program(scratch, self.spec.environment, "allreduce_nodes", _TIED)
 
-    def _rank_outcome(self, events: str, local: int, whole: "Outcome") -> "Outcome":
+    def _rank_outcome(self, events: str, local: int, whole: Outcome) -> Outcome:
         one = Outcome()
-        one.events = read_events("%s-%d" % (events, local))
+        one.events = read_events(f"{events}-{local}")
         one.timed_out = whole.timed_out and not one.of("done")
         return one
 
-    def _judge(self, part: "Part", outcome: "Outcome", found: "list[Outcome]", clock: "Clock") -> None:
+    def _judge(self, part: Part, outcome: Outcome, found: list[Outcome], clock: Clock) -> None:
         for local, one in enumerate(found):
-            who = "rank %d of %d" % (self.rank * self.ranks + local, self.world)
-            part.failures.extend("%s: %s" % (who, event.get("what")) for event in one.of("failure"))
+            who = f"rank {self.rank * self.ranks + local} of {self.world}"
+            part.failures.extend(f"{who}: {event.get('what')}" for event in one.of("failure"))
             if one.timed_out:
                 told = (who, round(clock.deadline, 1), one.stage())
                 part.failures.append("%s hung past its deadline of %g s during %s" % told)
             elif not one.of("done") and not one.of("failure"):
-                part.failures.append("%s ended during %s" % (who, one.stage()))
+                part.failures.append(f"{who} ended during {one.stage()}")
         if not outcome.timed_out and outcome.returncode != 0:
-            part.failures.append("torchrun ended with exit code %s" % outcome.returncode)
+            part.failures.append(f"torchrun ended with exit code {outcome.returncode}")
         elif outcome.timed_out and not part.failures:
-            part.failures.append("torchrun did not end within %g s: other nodes did not leave" % clock.deadline)
+            part.failures.append(f"torchrun did not end within {clock.deadline:g} s: other nodes did not leave")
         self._judge_ranks(part, [one.facts() for one in found])
 
-    def _judge_ranks(self, part: "Part", facts: "list[Json]") -> None:
+    def _judge_ranks(self, part: Part, facts: list[Json]) -> None:
         """Every rank of every node must have been there, as one job with the backend that was asked for."""
         first = self.rank * self.ranks
         for local, fact in enumerate(facts):
@@ -167,32 +172,32 @@ class JointTest:
                 part.failures.append("rank %d says it is rank %s of %s with %s" % ((first + local,) + said))
             present = fact.get("present")
             if present is not None and present != list(range(self.world)):
-                part.failures.append("%d ranks were asked for and %d took part" % (self.world, len(present)))
+                part.failures.append(f"{self.world} ranks were asked for and {len(present)} took part")
         if any("present" not in fact for fact in facts):
             part.failures.append("not every rank of this node was counted")
         metric = _bandwidth(facts[0], self.world)
         if metric is None:
-            part.failures.append("the metric %s was not reported" % METRIC)
+            part.failures.append(f"the metric {METRIC} was not reported")
             return
         part.add_metric(metric)
         part.details["bytes"] = int(facts[0]["bytes"])
 
-    def _output(self, events: str, outcome: "Outcome") -> str:
+    def _output(self, events: str, outcome: Outcome) -> str:
         """Stacks of the ranks that hang, then the end of what torchrun printed."""
         texts = []
         for local in range(self.ranks):
             try:
-                with open("%s-%d.stacks" % (events, local), "rb") as file:
+                with open(f"{events}-{local}.stacks", "rb") as file:
                     text = file.read(_OUTPUT // 2).decode("utf-8", "replace").strip()
             except OSError:
                 continue
             if text:
-                texts.append("rank %d\n%s" % (self.rank * self.ranks + local, text))
+                texts.append(f"rank {self.rank * self.ranks + local}\n{text}")
         room = max(1000, _OUTPUT - sum(map(len, texts)))
         return "\n".join(texts + [outcome.stderr[-room:]])[: 2 * _OUTPUT]
 
 
-def _bandwidth(facts: Json, world: int) -> "Json | None":
+def _bandwidth(facts: Json, world: int) -> Json | None:
     """Bus bandwidth in GB/s from the slowest rank's seconds of each repeat; None where they are not there."""
     seconds, size = facts.get("seconds"), facts.get("bytes")
     if not isinstance(seconds, list) or not seconds or not isinstance(size, int):

@@ -3,6 +3,8 @@
 Their output is drained, so that it can neither block nor fill a disk.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -18,7 +20,7 @@ _STATUS = re.compile(rb" (-?\d+)\n")
 class Turn:
     """One program in a process: `returncode` (negative: a signal; None while it runs) and the end of its `output`."""
 
-    def __init__(self, process: "Process", end: str = "") -> None:
+    def __init__(self, process: Process, end: str = "") -> None:
         """`end` begins the line with which a worker says how the program ended; empty: with its process."""
         self.returncode: int | None = None
         self.output = b""
@@ -49,9 +51,7 @@ class Turn:
 class Process:
     """One process. Without `request`, the file that is its stdin, it is a worker (see `programs/worker.py`)."""
 
-    def __init__(
-        self, argv: "list[str]", child: "dict[str, str]", cwd: str, keep: int, request: "str | None" = None
-    ) -> None:
+    def __init__(self, argv: list[str], child: dict[str, str], cwd: str, keep: int, request: str | None = None) -> None:
         """Start it; `keep`: how many bytes of the output of each program are kept."""
         self._keep = keep
         self.turn = Turn(self)
@@ -69,7 +69,7 @@ class Process:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def next(self, name: str, request: str) -> "Turn":
+    def next(self, name: str, request: str) -> Turn:
         """Run program `name` on the file `request` in this worker; in one that has ended, it ends as that did."""
         end = uuid.uuid4().hex
         self.turn = Turn(self, end)
@@ -79,7 +79,7 @@ class Process:
             self._popen.stdin.flush()  # type: ignore[union-attr]
         return self.turn
 
-    def status(self) -> "int | None":
+    def status(self) -> int | None:
         """Its exit status, None while it runs; once it has one, its last output has been read."""
         status = self._popen.poll()
         if status is not None:

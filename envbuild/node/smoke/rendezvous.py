@@ -6,6 +6,8 @@ node starts, or who is missing. The first node then frees that port for torchrun
 firewall has to allow.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket
@@ -31,11 +33,11 @@ class Meeting(NamedTuple):
     address: str
     port: int
     own: str
-    missing: "list[int]"
+    missing: list[int]
     ranks: int
 
     @property
-    def interface(self) -> "str | None":
+    def interface(self) -> str | None:
         """The network interface that has this node's address; None where it is not known."""
         if self.own.startswith("127."):
             return "lo"
@@ -46,7 +48,7 @@ class Meeting(NamedTuple):
         return next((name for name in names if self.own in system.addresses(name)), None)
 
 
-def receive(ports: "list[int]", nodes: int, token: str, seconds: float, ranks: int) -> "Meeting":
+def receive(ports: list[int], nodes: int, token: str, seconds: float, ranks: int) -> Meeting:
     """The first node, which can start `ranks`: wait until the other `nodes` - 1 have come, at most `seconds`.
 
     Raises NodeError `nodes-cannot-meet` (exit 1) where none of the ports is free.
@@ -76,7 +78,7 @@ def receive(ports: "list[int]", nodes: int, token: str, seconds: float, ranks: i
     return Meeting(own, port, own, missing, fewest)
 
 
-def _listen(ports: "list[int]") -> "tuple[socket.socket, int]":
+def _listen(ports: list[int]) -> tuple[socket.socket, int]:
     why = "no port was named"
     for port in ports:
         # On all addresses, as torchrun will: which of them the others can reach is not known here.
@@ -84,16 +86,16 @@ def _listen(ports: "list[int]") -> "tuple[socket.socket, int]":
             try:
                 return _bound(family, everywhere, port), port
             except OSError as error:
-                why = "port %d: %s" % (port, error)
+                why = f"port {port}: {error}"
     raise NodeError(
         "nodes-cannot-meet",
         "the first node has no free port to meet on",
         why=why,
-        hint="somebody else listens on all of: %s" % ", ".join(map(str, ports)),
+        hint=f"somebody else listens on all of: {', '.join(map(str, ports))}",
     )
 
 
-def _bound(family: int, everywhere: str, port: int) -> "socket.socket":
+def _bound(family: int, everywhere: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,7 +109,7 @@ def _bound(family: int, everywhere: str, port: int) -> "socket.socket":
     return listener
 
 
-def _welcome(listener: "socket.socket", found: "dict[int, tuple[socket.socket, int]]", nodes: int, token: str) -> None:
+def _welcome(listener: socket.socket, found: dict[int, tuple[socket.socket, int]], nodes: int, token: str) -> None:
     """Take one connection in, with how many ranks its node can start; one that is not of this test is closed."""
     try:
         peer, _ = listener.accept()
@@ -129,7 +131,7 @@ def _welcome(listener: "socket.socket", found: "dict[int, tuple[socket.socket, i
     found[rank] = (peer, ranks)
 
 
-def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seconds: float, ranks: int) -> "Meeting":
+def join(addresses: list[str], ports: list[int], rank: int, token: str, seconds: float, ranks: int) -> Meeting:
     """Every other node: come to the first one, wait for all. Raises NodeError `nodes-cannot-meet` (exit 1)."""
     until = time.monotonic() + seconds
     problems: dict[str, str] = {}
@@ -146,45 +148,47 @@ def join(addresses: "list[str]", ports: "list[int]", rank: int, token: str, seco
         "nodes-cannot-meet",
         "this node cannot reach the first node of the joint smoke test",
         why=told or "no address of it is known",
-        hint="let nodes reach each other on TCP ports %d to %d, or leave the test out: `smoke_nodes: 0` in the target"
-        % (min(ports), max(ports)),
+        hint=(
+            f"let nodes reach each other on TCP ports {min(ports)} to {max(ports)}, or leave the "
+            "test out: `smoke_nodes: 0` in the target"
+        ),
         details={"addresses": addresses, "ports": ports},
     )
 
 
-def _come(address: str, port: int, hello: Json, problems: "dict[str, str]") -> "socket.socket | None":
+def _come(address: str, port: int, hello: Json, problems: dict[str, str]) -> socket.socket | None:
     """A connection to the first node, which has said that it knows this test; None where it is not there."""
     try:
         peer = socket.create_connection((address, port), timeout=_CONNECT)
     except OSError as error:
-        problems["%s port %d" % (address, port)] = str(error)
+        problems[f"{address} port {port}"] = str(error)
         return None
     if _send(peer, hello) and _read(peer).get("met"):
         return peer
     peer.close()
-    problems["%s port %d" % (address, port)] = "who listens there is not the first node of this test"
+    problems[f"{address} port {port}"] = "who listens there is not the first node of this test"
     return None
 
 
-def _wait(peer: "socket.socket", address: str, seconds: float) -> "Meeting":
+def _wait(peer: socket.socket, address: str, seconds: float) -> Meeting:
     answer = _read(peer, seconds)
     port, ranks = answer.get("port"), answer.get("ranks")
     if not isinstance(port, int) or not isinstance(ranks, int):
         raise NodeError(
             "nodes-cannot-meet",
-            "the first node of the joint smoke test at %s has gone away" % address,
+            f"the first node of the joint smoke test at {address} has gone away",
             hint="its own answer says more",
         )
     missing = [rank for rank in answer.get("missing") or [] if isinstance(rank, int)]
     return Meeting(address, port, _own_address(peer), missing, ranks)
 
 
-def _own_address(peer: "socket.socket") -> str:
+def _own_address(peer: socket.socket) -> str:
     own = str(peer.getsockname()[0])
     return own[len("::ffff:") :] if own.startswith("::ffff:") and "." in own else own
 
 
-def _send(peer: "socket.socket", data: Json) -> bool:
+def _send(peer: socket.socket, data: Json) -> bool:
     try:
         peer.sendall(json.dumps(data).encode("utf-8") + b"\n")
     except OSError:
@@ -192,7 +196,7 @@ def _send(peer: "socket.socket", data: Json) -> bool:
     return True
 
 
-def _read(peer: "socket.socket", seconds: float = _CONNECT) -> Json:
+def _read(peer: socket.socket, seconds: float = _CONNECT) -> Json:
     """One line of JSON and no byte of the next; empty for anything else, and for none within `seconds` in all."""
     data, until = b"", time.monotonic() + seconds
     try:
@@ -208,7 +212,7 @@ def _read(peer: "socket.socket", seconds: float = _CONNECT) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def in_job(most: "int | None") -> Json:
+def in_job(most: int | None) -> Json:
     """What the script of a job says about this node: `rank`, `nodes`, `addresses`, `ports`; `most` nodes take part."""
     try:
         rank, count, port = (int(os.environ[name]) for name in ("NODE_RANK", "NNODES", "MASTER_PORT"))

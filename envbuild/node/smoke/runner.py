@@ -4,6 +4,8 @@ The programs are the modules of `programs/`. Their text is copied to a scratch f
 package may lie inside a zip file that the environment's interpreter does not know.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import os
@@ -13,6 +15,8 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from envbuild.node import paths, proc, program_files, redact
@@ -22,10 +26,6 @@ from envbuild.node.protocol import Json
 from envbuild.node.read_text import json_lines, read
 from envbuild.node.smoke import training_log
 from envbuild.node.smoke.process import Process, Turn
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder.
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
@@ -44,19 +44,18 @@ _GRACE = 3.0  # s after the deadline, for the stack dump of the program itself
 _SIBLING_GRACE = 5.0  # s for the other ranks to end by themselves after one has died
 
 
+@dataclass
 class Outcome:
     """How one process ended: `events` as it wrote them, `stderr` its last lines, `seconds` of wall time."""
 
-    def __init__(self) -> None:
-        """Empty; filled while the process runs."""
-        self.returncode: int | None = None
-        self.timed_out = False
-        self.stopped = False
-        self.seconds = 0.0
-        self.events: list[Json] = []
-        self.stderr = ""
+    returncode: int | None = None
+    timed_out: bool = False
+    stopped: bool = False
+    seconds: float = 0.0
+    events: list[Json] = field(default_factory=list)
+    stderr: str = ""
 
-    def of(self, kind: str) -> "list[Json]":
+    def of(self, kind: str) -> list[Json]:
         """The events of one kind, in order."""
         return [event for event in self.events if event.get("kind") == kind]
 
@@ -91,38 +90,38 @@ def last_words(text: str, raised: bool = False) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def causes_first(outcomes: "list[Outcome]") -> "list[tuple[int, Outcome]]":
+def causes_first(outcomes: list[Outcome]) -> list[tuple[int, Outcome]]:
     """(rank, outcome): a hang before the time-out that it gave another rank, and what was stopped for it last."""
     return sorted(enumerate(outcomes), key=lambda each: (each[1].stopped, not each[1].timed_out))
 
 
-def how_it_ended(outcome: "Outcome", deadline: float) -> "str | None":
+def how_it_ended(outcome: Outcome, deadline: float) -> str | None:
     """One phrase for an end that is not a regular one; None when the program reached its end."""
-    during = " during %s" % outcome.stage()
+    during = f" during {outcome.stage()}"
     if outcome.timed_out:
-        return "hung past its deadline of %g s%s" % (round(deadline, 1), during)
+        return f"hung past its deadline of {round(deadline, 1):g} s{during}"
     if outcome.stopped:
-        return "was stopped%s, because another rank had ended" % during
+        return f"was stopped{during}, because another rank had ended"
     code = outcome.returncode
     if code is not None and code < 0:
         try:
             name = signal.Signals(-code).name
         except ValueError:
-            name = "signal %d" % -code
+            name = f"signal {-code}"
         note = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
-        return "crashed with %s%s%s" % (name, note, during)
+        return f"crashed with {name}{note}{during}"
     if code != 0:
         last = last_words(outcome.stderr, raised=code == 1)
-        return "ended with exit code %s%s%s" % (code, during, ": " + last if last else "")
+        return f"ended with exit code {code}{during}{': ' + last if last else ''}"
     if not outcome.of("done"):
-        return "ended without saying that it was done%s" % during
+        return f"ended without saying that it was done{during}"
     return None
 
 
 class Scratch:
     """A private folder with the programs' text; removed at the end. Use it in a `with` statement."""
 
-    def __init__(self, tmp: "str | None", programs: "dict[str, str] | None" = None) -> None:
+    def __init__(self, tmp: str | None, programs: dict[str, str] | None = None) -> None:
         """`tmp` is where the folder goes (None: the system's place), `programs` replaces texts by module name."""
         self._tmp = tmp
         self._programs = programs or {}
@@ -134,7 +133,7 @@ class Scratch:
         self._closed = False
         self._count = itertools.count(1)
 
-    def __enter__(self) -> "Scratch":
+    def __enter__(self) -> Scratch:
         """Make the folder (mode 0700) and write the programs."""
         if self._tmp and not os.path.isdir(self._tmp):
             os.makedirs(self._tmp)
@@ -170,13 +169,13 @@ class Scratch:
 
     def fresh(self, name: str) -> str:
         """A path in the folder that was not given before."""
-        return os.path.join(self.path, "%s-%d" % (name, next(self._count)))
+        return os.path.join(self.path, f"{name}-{next(self._count)}")
 
-    def flags(self) -> "list[str]":
+    def flags(self) -> list[str]:
         """The flags of every Python that the test starts; what one has compiled, the next need not."""
         return FLAGS + ["-X", "pycache_prefix=" + os.path.join(self.path, "byte-code")]
 
-    def start(self, make: "Callable[[], Turn]") -> "Turn":
+    def start(self, make: Callable[[], Turn]) -> Turn:
         """Start a program, which ends with this folder at the latest. Raises RuntimeError once that is closed."""
         with proc.starting(), self._lock:
             if self._closed:
@@ -184,7 +183,7 @@ class Scratch:
             self._live.append(make())
             return self._live[-1]
 
-    def worker(self, rank: int, environment: str, variables: Json) -> "Process":
+    def worker(self, rank: int, environment: str, variables: Json) -> Process:
         """The worker of a rank; a new one where there is none, or where the last program has ended it."""
         worker = self._workers.get(rank)
         if worker is None or worker.status() is not None:
@@ -194,7 +193,7 @@ class Scratch:
         return worker
 
 
-def child_environment(environment: str, variables: Json, scratch: str) -> "dict[str, str]":
+def child_environment(environment: str, variables: Json, scratch: str) -> dict[str, str]:
     """The variables of a smoke process: the caller's without PYTHON* and TF32, conda packages', the stack's above them.
 
     Caches lie in the scratch folder.
@@ -219,7 +218,7 @@ def child_environment(environment: str, variables: Json, scratch: str) -> "dict[
 class _Running:
     """One program that runs."""
 
-    def __init__(self, turn: "Turn", events: str) -> None:
+    def __init__(self, turn: Turn, events: str) -> None:
         self.outcome = Outcome()
         self._turn = turn
         self._events = events
@@ -232,7 +231,7 @@ class _Running:
             self.outcome.seconds = time.monotonic() - self._started
         return self.outcome.returncode is not None
 
-    def finish(self) -> "Outcome":
+    def finish(self) -> Outcome:
         """Collect events and the last lines of output; what still runs is ended."""
         if not self.ended():
             self.outcome.seconds = time.monotonic() - self._started
@@ -244,20 +243,20 @@ class _Running:
         return self.outcome
 
 
-def read_events(path: str) -> "list[Json]":
+def read_events(path: str) -> list[Json]:
     """The events in a file; what is not a JSON object on a line of its own (a torn write) is left out."""
     return json_lines(read(path, _EVENTS_LIMIT))
 
 
 def run_programs(
-    scratch: "Scratch",
+    scratch: Scratch,
     environment: str,
     variables: Json,
     name: str,
-    requests: "list[Json]",
+    requests: list[Json],
     deadline: float,
     alone: bool = False,
-) -> "list[Outcome]":
+) -> list[Outcome]:
     """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
 
     When one process ends badly the others get a few seconds to notice and are then stopped. Each runs in the worker of
@@ -270,36 +269,34 @@ def run_programs(
     with scratch.turns:
         workers = [scratch.worker(rank, environment, variables) for rank in range(len(requests))]
 
-        def start(rank: int, request: str) -> "Turn":
+        def start(rank: int, request: str) -> Turn:
             return workers[rank].next(name, request)
 
         return _run(scratch, start, requests, max(until - time.monotonic(), 0.1))
 
 
-def program(scratch: "Scratch", environment: str, name: str, first: str = "") -> "list[str]":
+def program(scratch: Scratch, environment: str, name: str, first: str = "") -> list[str]:
     """The argument list that runs program `name` in the environment's interpreter, after the Python text `first`."""
     return [os.path.join(environment, "bin", "python")] + scratch.flags() + ["-c", first + _START, scratch.path, name]
 
 
 def run_processes(
-    scratch: "Scratch",
-    argv: "list[str]",
-    child: "dict[str, str]",
-    requests: "list[Json]",
+    scratch: Scratch,
+    argv: list[str],
+    child: dict[str, str],
+    requests: list[Json],
     deadline: float,
     keep: int = _TAIL,
-) -> "list[Outcome]":
+) -> list[Outcome]:
     """The same for an argument list and the variables `child`; of each output the last `keep` bytes are kept."""
 
-    def start(_: int, request: str) -> "Turn":
+    def start(_: int, request: str) -> Turn:
         return Process(argv, child, scratch.path, keep, request).turn
 
     return _run(scratch, start, requests, deadline)
 
 
-def _run(
-    scratch: "Scratch", start: "Callable[[int, str], Turn]", requests: "list[Json]", deadline: float
-) -> "list[Outcome]":
+def _run(scratch: Scratch, start: Callable[[int, str], Turn], requests: list[Json], deadline: float) -> list[Outcome]:
     until = time.monotonic() + deadline + _GRACE
     running: list[_Running] = []
     try:
@@ -317,7 +314,7 @@ def _run(
     return outcomes
 
 
-def _wait(running: "list[_Running]", until: float) -> None:
+def _wait(running: list[_Running], until: float) -> None:
     stop_at: float | None = None
     while sum(each.ended() for each in running) < len(running):  # every one is asked each time
         now = time.monotonic()

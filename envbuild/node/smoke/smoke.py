@@ -7,6 +7,8 @@ model. A failing check is a result, not an error: the answer has `ok` false and 
 missed. Nothing is written into the environment.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import os
@@ -32,17 +34,23 @@ _UNTIMED = ("sound", "extensions", "step")
 _TIMED = ("machine", "training", "full")
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError for a bad request."""
     args = request["args"]
     environment = str(args.get("environment") or "")
 
     def work() -> Json:
         check_there(environment)
-        spec = Spec(environment, dict(args.get("variant") or {}), bool(args.get("cuda")))
-        spec.image = bool(args.get("image"))
-        spec.only, spec.gpus = tuple(args.get("only") or ()), int(args.get("gpus") or 0)
-        spec.peaks, spec.links = dict(args.get("peaks") or {}), dict(args.get("links") or {})
+        spec = Spec(
+            environment,
+            dict(args.get("variant") or {}),
+            bool(args.get("cuda")),
+            only=tuple(args.get("only") or ()),
+            gpus=int(args.get("gpus") or 0),
+            peaks=dict(args.get("peaks") or {}),
+            links=dict(args.get("links") or {}),
+            image=bool(args.get("image")),
+        )
         return summary(smoke_items(spec, list(args.get("items") or []), args.get("tmp")))
 
     prefix, name = str(request.get("prefix") or ""), request.get("run")
@@ -60,13 +68,13 @@ def check_there(environment: str) -> None:
     if not os.path.isabs(environment) or not os.path.exists(os.path.join(environment, "bin", "python")):
         raise NodeError(
             "environment-missing",
-            "there is no environment at %s" % (environment or "(no path given)"),
+            f"there is no environment at {environment or '(no path given)'}",
             why="it has no bin/python",
             hint="run `envbuild provision`",
         )
 
 
-def _under_lease(held: "lease.Lease", work: "Callable[[], Json]") -> Json:
+def _under_lease(held: lease.Lease, work: Callable[[], Json]) -> Json:
     """Keep the heartbeat of the run's lease going; where the test fails, no step follows and the run ends here."""
     good = False
     try:
@@ -79,7 +87,7 @@ def _under_lease(held: "lease.Lease", work: "Callable[[], Json]") -> Json:
             held.release()
 
 
-def summary(checks: "list[Json]") -> Json:
+def summary(checks: list[Json]) -> Json:
     """The result of the verb: `checks`, `ok`, and `exit` (0, 1, or 6 when all failures are missed floors)."""
     failed = [check for check in checks if check["status"] == "failed"]
     code = Exit.OK
@@ -89,16 +97,12 @@ def summary(checks: "list[Json]") -> Json:
     return {"checks": checks, "ok": not failed, "exit": int(code)}
 
 
-def smoke_items(
-    spec: "Spec", items: "list[Json]", tmp: "str | None", programs: "dict[str, str] | None" = None
-) -> "list[Json]":
+def smoke_items(spec: Spec, items: list[Json], tmp: str | None, programs: dict[str, str] | None = None) -> list[Json]:
     """Run the items in order; Check JSON for each part. `programs` replaces program texts (for tests of faults)."""
     checks: list[Json] = []
     names = [str(item.get("name")) for item in items]
     for name in [name for name in names if name not in _ITEMS] + unknown(spec.only, names + ["nodes"]):
-        raise NodeError(
-            "smoke-unknown", "there is no smoke item %r" % name, hint="known: %s" % ", ".join(known(_ITEMS))
-        )
+        raise NodeError("smoke-unknown", f"there is no smoke item {name!r}", hint=f"known: {', '.join(known(_ITEMS))}")
     items = [item for item in items if chosen(spec.only, str(item["name"]))]
     # What runs is ended before the threads that wait for it are waited for; the folder goes last.
     pool = futures.ThreadPoolExecutor(len(_UNTIMED))
@@ -119,8 +123,8 @@ def smoke_items(
     return checks + gaps(spec, items, checks)
 
 
-def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
-    log("smoke: %s" % item["name"])
+def _item(spec: Spec, scratch: Scratch, item: Json) -> list[Json]:
+    log(f"smoke: {item['name']}")
     clock = Clock(float(item.get("deadline", 600.0)))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
     if item["name"] == "sound":
@@ -146,7 +150,7 @@ def _item(spec: "Spec", scratch: "Scratch", item: Json) -> "list[Json]":
     return [part.check() for part in parts]
 
 
-def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = True) -> None:
+def apply_floors(parts: list[Part], floors: dict[str, float], whole: bool = True) -> None:
     """Compare medians with floors by name; of a `whole` item a floor without its metric is a failure of the last part.
 
     Other checks of the item may have it. What there is no memory for is told in the details of its part.
@@ -158,7 +162,7 @@ def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = 
             part.details.setdefault("floors_not_checked", {})[name] = part.left_out[name]
         holders = [(part, metric) for part in parts for metric in part.metrics if metric["name"] == name]
         if not holders and not unable and whole:
-            parts[-1].failures.append("the floor %s has no metric of that name" % name)
+            parts[-1].failures.append(f"the floor {name} has no metric of that name")
         for part, metric in holders:
             metric["floor"] = max(floor, metric.get("floor", floor))
             if not metric["median"] >= floor:
@@ -166,13 +170,13 @@ def apply_floors(parts: "list[Part]", floors: "dict[str, float]", whole: bool = 
                 said = (name, plain(metric["median"], floor), unit, plain(floor, metric["median"]))
                 text = "%s is %s %s, below its floor %s" % said
                 others = part.details.get("gpus_in_use") or []
-                more = ["and %s in use too" % plural(len(others) - 1, "more GPU")] if others[1:] else []
+                more = [f"and {plural(len(others) - 1, 'more GPU')} in use too"] if others[1:] else []
                 part.missed.append("; ".join(filter(None, [text, note] + others[:1] + more)))
             elif note:
-                part.says += "; floor %s of %s: %s" % (plain(floor), given, note)
+                part.says += f"; floor {plain(floor)} of {given}: {note}"
 
 
-def _sound(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
+def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part = Part("smoke/sound")
     variant = spec.variant
     imports = [str(name) for name in variant.get("imports") or []]
@@ -219,7 +223,7 @@ def _without_kind(event: Json) -> Json:
     return {key: value for key, value in event.items() if key != "kind"}
 
 
-def _training(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
+def _training(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     part = Part("smoke/training")
     request = {"cuda": spec.cuda}
     left = clock.left()
@@ -235,7 +239,7 @@ def _training(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "Part":
     return part.stop()
 
 
-def _full(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
+def _full(spec: Spec, scratch: Scratch, clock: Clock) -> list[Part]:
     """In a process of its own: torch.compile starts others.
 
     What this GPU cannot do is a gap: all of it, or the compiled half.
@@ -250,9 +254,9 @@ def _full(spec: "Spec", scratch: "Scratch", clock: "Clock") -> "list[Part]":
     part.skipped, eager = str(facts.get("not_run") or ""), str(facts.get("not_compiled") or "")
     halves = ("full_eager_tokens_per_second", "full_compiled_tokens_per_second")
     part.demand(outcome, () if part.skipped else halves[:1] if eager else halves)
-    mfu = "; MFU %.3g %%" % facts["mfu_percent"] if facts.get("mfu_percent") else ""
+    mfu = f"; MFU {facts['mfu_percent']:.3g} %" if facts.get("mfu_percent") else ""
     how = "eagerly" if eager else "compiled"
-    part.says = "%s trained %s on %s%s" % (facts.get("model"), how, facts.get("device"), mfu)
+    part.says = f"{facts.get('model')} trained {how} on {facts.get('device')}{mfu}"
     if not eager:
         return [part.stop()]
     gap = Part("smoke/full/compiled")

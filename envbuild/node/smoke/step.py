@@ -4,11 +4,14 @@ It runs on all GPUs that are there, one rank each. The item's `step` has the scr
 its log is read (`model/step.py`).
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import shutil
 import socket
+from typing import Any
 
 from envbuild.node import paths
 from envbuild.node.protocol import Json
@@ -27,10 +30,6 @@ from envbuild.node.smoke.runner import (
     run_programs,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 NAME = "smoke/step"
 _KEPT = 1024 * 1024  # bytes of each rank's output: a script prints its arguments before its losses
 _SHOWN = 4000  # characters of it in the evidence of a failure
@@ -39,7 +38,7 @@ _NAME = re.compile(r"\{([a-z_]+)\}")
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
 
 
-def run(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> "Part":
+def run(spec: Spec, scratch: Scratch, clock: Clock, step: Json) -> Part:
     """The check."""
     part = Part(NAME)
     ranks = _ranks(spec, scratch, clock, step)
@@ -69,7 +68,7 @@ def values_for(ranks: int, work: str) -> Json:
     return {"ranks": ranks, "tensor": tensor, "data": data, "batch": 4 * data, "work": work}
 
 
-def fill(content: "Any", values: Json) -> "Any":
+def fill(content: Any, values: Json) -> Any:
     """The content with every `{name}` replaced; a text that is one name becomes the value itself. Raises KeyError."""
     if isinstance(content, dict):
         return {key: fill(value, values) for key, value in content.items()}
@@ -83,18 +82,18 @@ def fill(content: "Any", values: Json) -> "Any":
     return _NAME.sub(lambda match: str(values[match.group(1)]), content)
 
 
-def _ranks(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json) -> int:
+def _ranks(spec: Spec, scratch: Scratch, clock: Clock, step: Json) -> int:
     """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
     asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left(), alone=True)[0]
     ranks = int(asked.facts().get("gpus") or 0)
     return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
 
 
-def _mpiexec(spec: "Spec") -> "str | None":
+def _mpiexec(spec: Spec) -> str | None:
     return shutil.which("mpiexec", path=paths.search_path(spec.environment, os.environ.get("PATH")))
 
 
-def _start(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, values: Json) -> "list[Outcome]":
+def _start(spec: Spec, scratch: Scratch, clock: Clock, step: Json, values: Json) -> list[Outcome]:
     """Start all ranks and wait for them; one outcome for each process that was started here."""
     tree = os.path.join(spec.environment, "src", str(step["source"]))
     request: Json = {
@@ -115,15 +114,15 @@ def _start(spec: "Spec", scratch: "Scratch", clock: "Clock", step: Json, values:
     return run_processes(scratch, argv, child, requests, clock.left(), _KEPT)
 
 
-def _place(rank: int, ranks: int) -> "dict[str, str]":
+def _place(rank: int, ranks: int) -> dict[str, str]:
     """What torchrun tells a rank on one node."""
     own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
     return {key: str(value) for key, value in own.items()}
 
 
 def _with_mpi(
-    spec: "Spec", scratch: "Scratch", clock: "Clock", request: Json, child: "dict[str, str]", argv: "list[str]"
-) -> "list[Outcome]":
+    spec: Spec, scratch: Scratch, clock: Clock, request: Json, child: dict[str, str], argv: list[str]
+) -> list[Outcome]:
     """All ranks under one mpiexec, which hands them no request: they read it from a file."""
     left, events = clock.left(), scratch.fresh("events")
     path = scratch.fresh("request")
@@ -141,21 +140,21 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _judge(part: "Part", outcomes: "list[Outcome]", step: Json, ranks: int, clock: "Clock") -> None:
+def _judge(part: Part, outcomes: list[Outcome], step: Json, ranks: int, clock: Clock) -> None:
     """Every rank must have ended well, all have said that they are done, and the loss must have fallen."""
     several = len(outcomes) > 1
     for rank, outcome in causes_first(outcomes):
-        who = "rank %d of %d" % (rank, ranks) if several else plural(ranks, "rank")
+        who = f"rank {rank} of {ranks}" if several else plural(ranks, "rank")
         said = [str(event.get("what")) for event in outcome.of("failure")]
         ended = how_it_ended(outcome, clock.deadline)
         if ended and not said:
-            said = [ended + "; its last line: %s" % (_last(outcome.stderr) or "none")]
-        part.failures.extend("%s: %s" % (who, what) for what in said)
+            said = [ended + f"; its last line: {_last(outcome.stderr) or 'none'}"]
+        part.failures.extend(f"{who}: {what}" for what in said)
         if said:
             part.details["output"] = (part.details.get("output", "") + outcome.stderr[-_SHOWN:])[-2 * _SHOWN :]
     done = sum(len(outcome.of("done")) for outcome in outcomes)
     if not part.failures and done != ranks:
-        part.failures.append("%s were asked for and %d ended well" % (plural(ranks, "rank"), done))
+        part.failures.append(f"{plural(ranks, 'rank')} were asked for and {done} ended well")
     texts = [outcome.stderr for outcome in outcomes]
     steps, form = int(step["steps"]), str(step["log"])
     found = training_log.losses(form, texts)

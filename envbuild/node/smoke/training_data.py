@@ -1,5 +1,7 @@
 """Synthetic training data, written by the standard library alone: small, learnable, the same on every machine."""
 
+from __future__ import annotations
+
 import json
 import os
 import struct
@@ -43,7 +45,7 @@ def _gpt2(folder: str) -> None:
     documents = [_document(number) + [end] for number in range(_DOCUMENTS)]
     with open(os.path.join(folder, "data_text_document.bin"), "wb") as binary:
         for tokens in documents:
-            binary.write(struct.pack("<%dH" % len(tokens), *tokens))
+            binary.write(struct.pack(f"<{len(tokens)}H", *tokens))
     with open(os.path.join(folder, "data_text_document.idx"), "wb") as binary:
         binary.write(_index([len(tokens) for tokens in documents]))
 
@@ -57,7 +59,7 @@ def write_file(kind: str, path: str) -> None:
         file.write(text)
 
 
-def _vocabulary() -> "list[str]":
+def _vocabulary() -> list[str]:
     """Its last entry ends a document."""
     return _symbols() + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
 
@@ -75,18 +77,18 @@ def _sequences() -> str:
     return _corpus("sequence")
 
 
-def _symbols() -> "list[str]":
+def _symbols() -> list[str]:
     """GPT-2's 256 symbols, one for each byte: printable characters are themselves, the others start at U+0100."""
     plain = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
     others = [byte for byte in range(256) if byte not in plain]
     return [chr(byte) for byte in plain] + [chr(256 + number) for number in range(len(others))]
 
 
-def _document(number: int) -> "list[int]":
+def _document(number: int) -> list[int]:
     return [(number * 7 + position * (1 + number % 3)) % 200 for position in range(_LENGTH)]
 
 
-def _index(lengths: "list[int]") -> bytes:
+def _index(lengths: list[int]) -> bytes:
     """Megatron's `.idx`: head, type, counts, length and byte position of every document, and where documents begin."""
     positions, at = [], 0
     for length in lengths:
@@ -94,14 +96,14 @@ def _index(lengths: "list[int]") -> bytes:
         at += 2 * length
     count = len(lengths)
     parts = [b"MMIDIDX\x00\x00", struct.pack("<QBQQ", 1, _UINT16, count, count + 1)]
-    parts.append(struct.pack("<%di" % count, *lengths))
-    parts.append(struct.pack("<%dq" % count, *positions))
-    parts.append(struct.pack("<%dq" % (count + 1), *range(count + 1)))
+    parts.append(struct.pack(f"<{count}i", *lengths))
+    parts.append(struct.pack(f"<{count}q", *positions))
+    parts.append(struct.pack(f"<{count + 1}q", *range(count + 1)))
     return b"".join(parts)
 
 
 _KINDS = {"gpt2": _gpt2}
-_FILES: "dict[str, Callable[[], str]]" = {
+_FILES: dict[str, Callable[[], str]] = {
     "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
     "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",
     "corpus": _corpus,

@@ -5,6 +5,8 @@ lines with `samples/sec`. `metaseq`: rows of `train_inner`. `alpa`: rows of the 
 launcher puts in front of a line (`srun -l`, `mpiexec -l`, torchrun) is passed over.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re
@@ -27,7 +29,7 @@ _STEPS = re.compile(r"(?:^|[\s\]:])steps: ([0-9]{1,15})\s(.*)")
 _PAIR = re.compile(r"([A-Za-z][A-Za-z /()]{0,60}): (%s)(?=\s|$)" % _NUMBER, re.IGNORECASE)
 _ALPA = "{'tflops': "
 # numpy 2 writes `np.float64(1.5)` where numpy 1 wrote `1.5`.
-_ITEM = re.compile(r"'([a-z_]+)': (?:np\.float[0-9]+\()?(%s)\)?" % _NUMBER, re.IGNORECASE)
+_ITEM = re.compile(rf"'([a-z_]+)': (?:np\.float[0-9]+\()?({_NUMBER})\)?", re.IGNORECASE)
 
 
 # What srun, torchrun's `--tee` and torch put before a rank's line.
@@ -38,22 +40,22 @@ class Record(NamedTuple):
     """One line: the number of its step (0 where the format has none) and its figures under the names it gives them."""
 
     step: int
-    values: "dict[str, float]"
+    values: dict[str, float]
 
 
-def read_line(form: str, line: str) -> "Record | None":
+def read_line(form: str, line: str) -> Record | None:
     """The record in a line of a format; None where the line is none. Raises KeyError for an unknown format."""
     reader = _READERS[form]
     return reader(_COLOUR.sub("", line)) if len(line) <= _LONGEST else None
 
 
-def read(form: str, text: str) -> "list[Record]":
+def read(form: str, text: str) -> list[Record]:
     """All records of a text, in its order."""
     found = (read_line(form, line) for line in text.splitlines())
     return [record for record in found if record is not None]
 
 
-def without_ignored(lines: "Iterable[str]") -> "list[str]":
+def without_ignored(lines: Iterable[str]) -> list[str]:
     """Without what Python says of an exception in a `__del__`, which often follows from the one that was raised."""
     told: list[str] = []
     ignored: set[str] = set()  # whose exception is still to come, behind its traceback
@@ -70,7 +72,7 @@ def without_ignored(lines: "Iterable[str]") -> "list[str]":
     return told
 
 
-def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
+def losses(form: str, texts: Iterable[str]) -> list[tuple[int, float]]:
     """(step, loss) in order of steps, from what all ranks printed; a step that was skipped has no loss and no place."""
     found: dict[int, float] = {}
     for text in texts:
@@ -84,7 +86,7 @@ def losses(form: str, texts: "Iterable[str]") -> "list[tuple[int, float]]":
     return sorted(found.items())
 
 
-def runs(found: "list[Record]") -> "list[list[Record]]":
+def runs(found: list[Record]) -> list[list[Record]]:
     """Apart where a step is below the one before: a log that was appended to, or a training that began anew."""
     parts: list[list[Record]] = [[]]
     for record in found:
@@ -94,22 +96,22 @@ def runs(found: "list[Record]") -> "list[list[Record]]":
     return parts
 
 
-def not_finite(found: "list[tuple[int, float]]") -> "str | None":
+def not_finite(found: list[tuple[int, float]]) -> str | None:
     """The first loss that is no number."""
-    return next(("the loss is %s at step %d" % (loss, step) for step, loss in found if not math.isfinite(loss)), None)
+    return next((f"the loss is {loss} at step {step}" for step, loss in found if not math.isfinite(loss)), None)
 
 
-def cut_short(found: "list[Record]") -> "str | None":
+def cut_short(found: list[Record]) -> str | None:
     """Where lines say how many iterations there are: that the one after the last line's is missing."""
     last = runs(found)[-1]
     if not last or "iterations" not in last[-1].values:
         return None
     step, of = last[-1].step, int(last[-1].values["iterations"])
     every = step - last[-2].step if len(last) > 1 else 1
-    return "its log ends at iteration %d of %d" % (step, of) if step + every <= of else None
+    return f"its log ends at iteration {step} of {of}" if step + every <= of else None
 
 
-def judge(found: "list[tuple[int, float]]", steps: int) -> "str | None":
+def judge(found: list[tuple[int, float]], steps: int) -> str | None:
     """Why these losses do not show a training that works; None where they do.
 
     All steps must have told a finite loss, and the median of the last three must be below the first.
@@ -118,14 +120,14 @@ def judge(found: "list[tuple[int, float]]", steps: int) -> "str | None":
     if wrong:
         return wrong
     if len(found) < max(steps, 2):
-        return "the loss was reported for %d of %d steps" % (len(found), steps)
+        return f"the loss was reported for {len(found)} of {steps} steps"
     first, last = found[0][1], sorted(loss for _, loss in found[-3:])[len(found[-3:]) // 2]
     if not last < first:
-        return "the loss did not fall: %.4g at first, %.4g at last" % (first, last)
+        return f"the loss did not fall: {first:.4g} at first, {last:.4g} at last"
     return None
 
 
-def _megatron(line: str) -> "Record | None":
+def _megatron(line: str) -> Record | None:
     match = _ITERATION.search(line)
     if match is None:
         return None
@@ -138,14 +140,14 @@ def _megatron(line: str) -> "Record | None":
     return Record(int(match.group(1)), values)
 
 
-def _deepspeed(line: str) -> "Record | None":
+def _deepspeed(line: str) -> Record | None:
     match = _STEPS.search(line)
     if match is None or "samples/sec: " not in match.group(2):
         return None
     return Record(int(match.group(1)), {name.strip(): float(value) for name, value in _PAIR.findall(match.group(2))})
 
 
-def _metaseq(line: str) -> "Record | None":
+def _metaseq(line: str) -> Record | None:
     parts = line.split(" | ", 3)
     if len(parts) < 4 or parts[2].strip() != "train_inner":
         return None
@@ -161,7 +163,7 @@ def _metaseq(line: str) -> "Record | None":
     return Record(int(values["num_updates"]), values) if 0 <= values.get("num_updates", -1) < math.inf else None
 
 
-def _alpa(line: str) -> "Record | None":
+def _alpa(line: str) -> Record | None:
     begin, end = line.find(_ALPA), line.rfind("}")
     if not 0 <= begin < end:
         return None
