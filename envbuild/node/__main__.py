@@ -37,7 +37,6 @@ def _dispatch(verb: str) -> "tuple[bool, Json]":
             "this node has no Python 3.8 or newer, which `%s` needs" % verb,
             why="%s is %d.%d, and runs the probe alone" % ((sys.executable,) + sys.version_info[:2]),
             hint="`envbuild provision` brings one where the stack has `interpreters: [present, standalone]`",
-            exit_code=Exit.REFUSED,
         )
     request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")

@@ -22,14 +22,20 @@ def source(**more: Any) -> LockedSource:
 
 
 def test_every_field_of_a_build_survives_a_lock_file() -> None:
-    wheel = {"flags": ["cuda_ext"], "extensions": ["amp_C"], "environment": {"FORCE": "1"}, "memory_per_job": 4}
+    wheel = {
+        "flags": ["cuda_ext"],
+        "extensions": ["amp_C"],
+        "environment": {"FORCE": "1"},
+        "memory_per_job": 4,
+        "requires": ["six"],
+    }
     one = source(build=wheel)
     two = source(name="b", install="path", build={"kind": "kernels", "modules": [MODULE, {**MODULE, "name": "other"}]})
     made = lock(variant(sources=(one, two)))
     assert parse_lock(render_lock(made), "again") == made
 
 
-@pytest.mark.parametrize("field", ["extensions", "environment", "memory_per_job", "modules"])
+@pytest.mark.parametrize("field", ["extensions", "environment", "memory_per_job", "modules", "requires"])
 def test_what_nobody_says_of_a_build_is_no_part_of_the_digest(field: str) -> None:
     (said,) = variant(sources=(source(build={"flags": ["cuda_ext"]}),)).contents()["sources"]
     assert said["build"] == {"kind": "wheel", "flags": ["cuda_ext"]}
