@@ -333,6 +333,21 @@ def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(tmp_path: Pat
     assert len((tmp_path / "seen").read_text().split()) == 8
 
 
+def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
+    """CUDA code, then what includes all of torch, then by size; the slowest extension before the others."""
+    listing = "sed -n 's/^build.*compile //p' build.ninja >> {top}/../../order"
+    program(Path(python).parent / "ninja", f"#!/bin/sh\n[ $1 = --version ] && echo 1.13.0 || {listing}\nexit 0\n")
+    files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
+    files["two_2.c"] += "// longer\n"
+    files["two_3.c"] = "#include <torch/extension.h>\n"
+    project = write(tmp_path / "project", {"setup.py": NINJA, **files})
+    asked = source(environment={"CC": "cc"})
+    with pytest.raises(NodeError):  # this ninja compiles nothing
+        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=1))
+    order = [Path(name).name for name in (tmp_path / "order").read_text().split()]
+    assert order == ["two_3.c", "two_2.c", "two_0.c", "two_1.c"]
+
+
 @pytest.mark.parametrize(
     "death",
     ["kill -9 $$", "echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1"],
