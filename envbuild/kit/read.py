@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from envbuild import regular_file
 from envbuild.errors import EnvbuildError
 from envbuild.kit import manifest
 from envbuild.kit.manifest import LARGEST, LARGEST_ALL, LARGEST_MANIFEST, MOST_FILES, NAME, REPORT, Manifest
+from envbuild.node.bundle import plain_tar
 from envbuild.report.recheck.finding import Finding, checked, problem
 from envbuild.report.recheck.opened import read_attachment
 from envbuild.text import visible
@@ -83,54 +82,40 @@ def check_files(folder: Path, there: dict[str, int], listed: Manifest) -> Iterat
         yield checked("kit", f"its {len(rows)} files are those of {NAME}, by size and sha256, and there is no other")
 
 
+def _limits() -> plain_tar.Limits:
+    """Of a folder, and of a tar file that has one more folder around it."""
+
+    def largest(name: str) -> int:
+        return LARGEST_MANIFEST if Path(name).name == NAME else LARGEST
+
+    return plain_tar.Limits(_PATH, MOST_FILES + 1, largest, LARGEST_ALL)
+
+
 def _tree(folder: Path) -> dict[str, int]:
-    found = dict[str, int]()
-    for top, folders, files in os.walk(folder, onerror=_stop):
-        for name in sorted([*folders, *files]):
-            path = Path(top, name)
-            shown = path.relative_to(folder).as_posix()
-            facts = path.lstat()
-            _check_name(shown)
-            if stat.S_ISDIR(facts.st_mode):
-                continue
-            if not stat.S_ISREG(facts.st_mode):
-                what = "a link" if stat.S_ISLNK(facts.st_mode) else "no regular file"
-                raise _unsafe(shown, f"it is {what}")
-            found[shown] = facts.st_size
-            _check_sizes(shown, found)
-    return found
-
-
-def _stop(error: OSError) -> None:
-    raise _unsafe(str(error.filename), f"it cannot be read: {error.strerror}")
-
-
-def _check_name(name: str) -> None:
-    if not _PATH.fullmatch(name):
-        raise _unsafe(name, "a name in a kit has letters, digits, dots, dashes and no `..`")
-
-
-def _check_sizes(name: str, found: dict[str, int]) -> None:
-    """After each file, so that nothing large is read or written first."""
-    limit = LARGEST_MANIFEST if Path(name).name == NAME else LARGEST
-    if found[name] > limit:
-        raise _too_large(name, f"{found[name]:,} bytes, {limit:,} are the most")
-    if len(found) > MOST_FILES + 1 or sum(found.values()) > LARGEST_ALL:
-        raise _too_large(name, f"with it there are more than {MOST_FILES:,} files, or more than {LARGEST_ALL:,} bytes")
+    try:
+        return plain_tar.tree(str(folder), _limits())
+    except plain_tar.HostileError as error:
+        raise _refused(error, folder.name) from error
 
 
 def _unpack(path: Path, scratch: Path) -> Path:
     """Its one folder, or `scratch` where it has none."""
     try:
-        with regular_file.opened(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with regular_file.opened(path) as file:
             size = path.stat().st_size
             if size > LARGEST_ALL + MOST_FILES * 4096:
                 raise _too_large(path.name, f"{size:,} bytes, {LARGEST_ALL:,} are the most")
-            _members(tar, scratch)
-    except (OSError, tarfile.TarError, ValueError, EOFError, RecursionError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise EnvbuildError("kit-missing", f"cannot read {path}", why=str(error)) from error
-        raise manifest.invalid(path.name, f"it is not an uncompressed tar file, or truncated: {error}") from error
+            for name, _, parts in plain_tar.members(file, _limits()):
+                target = scratch / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as out:
+                    out.writelines(parts)
+    except plain_tar.HostileError as error:
+        raise _refused(error, path.name) from error
+    except FileNotFoundError as error:
+        raise EnvbuildError("kit-missing", f"cannot read {path}", why=str(error)) from error
+    except OSError as error:
+        raise manifest.invalid(path.name, f"it cannot be read: {error}") from error
     tops = sorted(scratch.iterdir(), key=lambda top: (top.is_file(), top.name))
     if not tops or os.path.lexists(scratch / NAME):
         return scratch
@@ -139,31 +124,12 @@ def _unpack(path: Path, scratch: Path) -> Path:
     return tops[0]
 
 
-def _members(tar: tarfile.TarFile, scratch: Path) -> None:
-    found = dict[str, int]()
-    for count, member in enumerate(tar):
-        name = member.name.removeprefix("./")
-        if count > 2 * MOST_FILES:
-            raise _too_large(name, f"more than {2 * MOST_FILES:,} entries")
-        if member.isdir() and name in ("", "."):
-            continue
-        _check_name(name)
-        if member.isdir():
-            continue
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            what = "a link" if member.issym() or member.islnk() else "no regular file"
-            raise _unsafe(name, f"it is {what}")
-        if name in found:
-            raise _unsafe(name, "it is there twice")
-        found[name] = member.size
-        _check_sizes(name, found)
-        stream = tar.extractfile(member)
-        data = stream.read() if stream is not None else b""
-        if len(data) != member.size:
-            raise ValueError(f"{name} ends in the middle")
-        target = scratch / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+def _refused(error: plain_tar.HostileError, file: str) -> EnvbuildError:
+    if error.kind == "unsafe":
+        return _unsafe(error.name, error.why)
+    if error.kind == "too-large":
+        return _too_large(error.name, error.why)
+    return manifest.invalid(file, ": ".join(filter(None, (visible(error.name)[:200], error.why))))
 
 
 def _unsafe(name: str, why: str) -> EnvbuildError:

@@ -461,8 +461,10 @@ TARS: dict[str, tuple[bytes, str, str]] = {
     "a device": (packed({}, member("kit/null", tarfile.CHRTYPE)), "kit-unsafe", "kit/null"),
     "a pipe": (packed({}, member("kit/pipe", tarfile.FIFOTYPE)), "kit-unsafe", "kit/pipe"),
     "a file twice": (packed({"kit/a": b"1"}) [:1024] + packed({"kit/a": b"2"}), "kit-unsafe", "kit/a"),
-    "a file below a file": (packed({"kit/a": b"1", "kit/a/b": b"2"}), "kit-invalid", "kit.tar"),
-    "a file said to be huge": (member("kit/a", size=10**12).tobuf() + packed({}), "kit-too-large", "kit/a"),
+    "a file below a file": (packed({"kit/a": b"1", "kit/a/b": b"2"}), "kit-unsafe", "kit/a/b"),
+    "a file said to be huge": (
+        member("kit/a", size=10**12).tobuf(tarfile.GNU_FORMAT) + packed({}), "kit-too-large", "kit/a",
+    ),
     "a name that acts on terminals": (packed({"kit/\x1b[2J": b""}), "kit-unsafe", "\\x1b[2J"),
     "no tar file": (b"hello", "kit-invalid", "kit.tar"),
     "an empty file": (b"", "kit-invalid", "kit.tar"),

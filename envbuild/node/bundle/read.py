@@ -1,0 +1,164 @@
+"""Reading a bundle, a tar file or a folder: its index, all of it, or all of it into a folder. Nothing is executed."""
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+
+from envbuild.node import paths
+from envbuild.node.bundle import index as bundle_index
+from envbuild.node.bundle import plain_tar
+from envbuild.node.protocol import Json, NodeError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+    Member = tuple[str, int, Iterator[bytes]]
+
+
+def read_index(path: str) -> Json:
+    """The index of a bundle, whose other files are not read. Raises NodeError as `verify` does."""
+    with _opened(path) as listed:
+        return _first(path, listed)
+
+
+def verify(path: str) -> Json:
+    """Read every byte of a bundle; its index.
+
+    Raises NodeError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
+    """
+    return _each(path, None)
+
+
+def unpack(path: str, folder: str, digest: "str | None" = None) -> Json:
+    """Put all files of a bundle below `folder`, once every byte was checked; its index.
+
+    Nothing of a bad bundle gets a place there. `digest`: only the bundle of this digest. Raises NodeError as `verify`,
+    and `disk-full`, `inodes-full` (exit 75).
+    """
+    os.makedirs(folder, exist_ok=True)
+    staging = tempfile.mkdtemp(prefix=".bundle-", dir=folder)
+    try:
+        with paths.coded_errors(folder):
+            index = _each(path, staging, digest)
+            for file in index["files"]:
+                place = os.path.join(folder, file["path"])
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                os.replace(os.path.join(staging, file["path"]), place)
+        return index
+    finally:
+        paths.remove_tree(staging)
+
+
+def extract(path: str, wanted: "dict[str, str]") -> None:
+    """Write files of a bundle, by their paths in it, to where `wanted` says, each checked first; raises as `unpack`."""
+    with _opened(path) as listed:
+        rows = {file["path"]: file for file in _first(path, listed)["files"]}
+        for name, size, parts in listed:
+            if name not in wanted:
+                continue
+            half = wanted[name] + ".part"
+            try:
+                with open(half, "xb") as out:
+                    _check(path, rows.get(name), name, size, parts, out)
+                os.replace(half, wanted[name])
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(half)
+
+
+def _each(path: str, folder: "str | None", digest: "str | None" = None) -> Json:
+    """Check every file, and write it below `folder` where there is one."""
+    with _opened(path) as listed:
+        index = _first(path, listed)
+        if digest is not None and index["digest"] != digest:
+            raise bundle_index.damaged(path, "it is another bundle: %.12s, not %.12s" % (index["digest"], digest))
+        expected = iter(index["files"])
+        for name, size, parts in listed:
+            file = next(expected, None)
+            if file is None or file["path"] != name:
+                raise bundle_index.damaged(path, "%s is there, and its index does not list it here" % name)
+            if folder is None:
+                _check(path, file, name, size, parts, None)
+            else:
+                place = os.path.join(folder, name)
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                with open(place, "xb") as out:
+                    _check(path, file, name, size, parts, out)
+                os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
+        missing = next(expected, None)
+        if missing is not None:
+            raise bundle_index.damaged(path, "its index lists %s, which is not there" % missing["path"])
+        return index
+
+
+def _check(
+    path: str, file: "Json | None", name: str, size: int, parts: "Iterator[bytes]", out: "IO[bytes] | None"
+) -> None:
+    if file is None or size != file["bytes"]:
+        raise bundle_index.damaged(path, "%s has %d bytes, its index says otherwise" % (name, size))
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part)
+        if out is not None:
+            out.write(part)
+    if total.hexdigest() != file["sha256"]:
+        raise bundle_index.damaged(path, "%s has sha256 %.12s, not %.12s" % (name, total.hexdigest(), file["sha256"]))
+
+
+def _first(path: str, listed: "Iterator[Member]") -> Json:
+    """The index, which comes first."""
+    name, _size, parts = next(listed, ("", 0, iter(())))
+    if name != bundle_index.NAME:
+        raise bundle_index.damaged(path, "it does not begin with %s" % bundle_index.NAME)
+    return bundle_index.parse(b"".join(parts), path)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> "Iterator[Iterator[Member]]":
+    """The members of a bundle, its index first; what is hostile in it becomes a NodeError."""
+    try:
+        if os.path.isdir(path):
+            yield _folder(path)
+            return
+        with _file(path) as stream:
+            yield plain_tar.members(stream, bundle_index.LIMITS)
+    except plain_tar.HostileError as error:
+        name = ascii(error.name)[1:-1][:200]
+        why = "%s: %s" % (name, error.why) if name else error.why
+        make = bundle_index.damaged if error.kind == "damaged" else bundle_index.unsafe
+        raise make(path, why) from None
+
+
+def _folder(top: str) -> "Iterator[Member]":
+    """The files of a folder in the order of a bundle's tar file."""
+    found = plain_tar.tree(top, bundle_index.LIMITS)
+    for name in sorted(found, key=lambda each: (each != bundle_index.NAME, each)):
+        with _file(os.path.join(top, name), follow=False) as stream:
+            yield name, found[name], iter(lambda: stream.read(plain_tar.CHUNK), b"")  # noqa: B023 - read at once
+
+
+@contextlib.contextmanager
+def _file(path: str, follow: bool = True) -> "Iterator[IO[bytes]]":
+    """A regular file, never waited for. Raises NodeError `bundle-missing` (exit 2)."""
+    why = "not a regular file"
+    try:
+        # Non-blocking, because opening a pipe would wait for its writer for ever.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    except OSError as error:
+        handle, why = -1, error.strerror or str(error)
+    if handle >= 0 and stat.S_ISREG(os.fstat(handle).st_mode):
+        with os.fdopen(handle, "rb", buffering=0) as stream:
+            yield stream
+        return
+    if handle >= 0:
+        os.close(handle)
+    raise NodeError(
+        "bundle-missing",
+        "cannot read the bundle %s" % path,
+        why=why,
+        hint="give the file or the folder that `envbuild bundle create` wrote",
+    )

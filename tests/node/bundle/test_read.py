@@ -1,0 +1,209 @@
+"""Reading bundles: whole ones in both forms, and what is refused, each attack by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node.bundle import index, plain_tar, read
+from envbuild.node.protocol import NodeError
+from tests.node.bundle.making import FILES, KEY, forged, made, packed, rows, unpacked
+
+ALPHA = "wheels/alpha-1.0-py3-none-any.whl"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(path: Path, *, also: Callable[..., Any] = read.verify) -> NodeError:
+    with pytest.raises(NodeError) as caught:
+        also(str(path))
+    return caught.value
+
+
+def test_a_bundle_is_verified_and_unpacked_as_file_and_as_folder(tmp_path: Path) -> None:
+    file, folder = tmp_path / "b.tar", unpacked(tmp_path / "b")
+    file.write_bytes(made())
+    for number, bundle in enumerate((file, folder)):
+        told = read.verify(str(bundle))
+        assert [row["path"] for row in told["files"]] == sorted(FILES)
+        assert told == read.read_index(str(bundle))
+        to = tmp_path / f"to-{number}"
+        assert read.unpack(str(bundle), str(to), told["digest"]) == told
+        assert contents(to) == {path: data for path, (_, data) in FILES.items()}
+
+
+def test_a_bundle_is_a_tar_file_that_tar_unpacks_into_the_same_bundle(tmp_path: Path) -> None:
+    (tmp_path / "b.tar").write_bytes(made())
+    (tmp_path / "b").mkdir()
+    subprocess.run(["tar", "-xf", tmp_path / "b.tar", "-C", tmp_path / "b"], check=True)
+    assert read.verify(str(tmp_path / "b")) == read.verify(str(tmp_path / "b.tar"))
+
+
+def test_some_files_can_be_taken_out_and_each_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "b.tar").write_bytes(made().replace(b"git" * 700, b"gix" * 700))
+    read.extract(str(tmp_path / "b.tar"), {ALPHA: str(tmp_path / "alpha.whl")})
+    assert (tmp_path / "alpha.whl").read_bytes() == FILES[ALPHA][1]
+    with pytest.raises(NodeError, match="not the bundle that was made"):
+        read.extract(str(tmp_path / "b.tar"), {"sources/gamma-1234.bundle": str(tmp_path / "gamma")})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["alpha.whl", "b.tar"]
+
+
+def test_of_a_thousand_flipped_bits_none_is_accepted_and_nothing_is_unpacked(tmp_path: Path) -> None:
+    whole, dice = bytearray(made()), random.Random(37)
+    path, accepted = tmp_path / "b.tar", []
+    for _ in range(1000):
+        place, bit = dice.randrange(len(whole)), 1 << dice.randrange(8)
+        whole[place] ^= bit
+        path.write_bytes(whole)
+        try:
+            read.unpack(str(path), str(tmp_path / "to"))
+        except NodeError as error:
+            assert error.exit_code == 5
+        else:
+            accepted.append(place)
+        whole[place] ^= bit
+    assert accepted == []
+    assert contents(tmp_path / "to") == {}
+
+
+def test_a_bundle_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+    whole, path = made(), tmp_path / "b.tar"
+    for size in [*range(0, len(whole), 257), len(whole) - 1, len(whole) - 512, len(whole) - 1024]:
+        path.write_bytes(whole[:size])
+        assert refused(path).code == "bundle-damaged", size
+    path.write_bytes(whole + b"\0")
+    assert "does not end" in refused(path).why
+
+
+def test_another_bundle_than_the_one_that_was_meant_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.tar").write_bytes(made())
+    with pytest.raises(NodeError, match="not the bundle") as caught:
+        read.unpack(str(tmp_path / "b.tar"), str(tmp_path / "to"), "0" * 64)
+    assert "another bundle" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["none.tar", "pipe"])
+def test_what_is_no_file_is_missing_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert refused(tmp_path / name).code == "bundle-missing"
+
+
+EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0, mode: int = 0o644) -> bytes:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.size, found.mode = kind, link, size, mode
+    return found.tobuf(tarfile.GNU_FORMAT)
+
+
+def listing(*files: tuple[str, int]) -> list[dict[str, Any]]:
+    return [{"path": path, "sha256": EMPTY, "bytes": size, "what": "wheel"} for path, size in files]
+
+
+A = "wheels/a.whl"
+HOSTILE: dict[str, tuple[bytes, str, str]] = {
+    "traversal": (forged(member("wheels/../../evil")), "bundle-unsafe", "leads out"),
+    "traversal in the index": (forged(b"", listing(("wheels/../../evil", 0))), "bundle-unsafe", "../../evil"),
+    "an absolute path": (forged(member("/etc/cron.d/evil")), "bundle-unsafe", "leads out"),
+    "an absolute path in the index": (forged(b"", listing(("/etc/cron.d/evil", 0))), "bundle-unsafe", "/etc/cron.d"),
+    "a link that leads out": (forged(member(A, tarfile.SYMTYPE, "/etc/passwd")), "bundle-unsafe", "a link"),
+    "a hard link": (forged(member(A, tarfile.LNKTYPE, "/etc/passwd")), "bundle-unsafe", "a link"),
+    "a folder that is a link": (forged(member("wheels", tarfile.SYMTYPE, "/tmp")), "bundle-unsafe", "a link"),
+    "a device": (forged(member(A, tarfile.CHRTYPE)), "bundle-unsafe", "a device"),
+    "a block device": (forged(member(A, tarfile.BLKTYPE)), "bundle-unsafe", "a device"),
+    "a pipe": (forged(member(A, tarfile.FIFOTYPE)), "bundle-unsafe", "a pipe"),
+    "setuid": (forged(member(A, mode=0o4755), listing((A, 0))), "bundle-unsafe", "4755"),
+    "setgid": (forged(member(A, mode=0o2755), listing((A, 0))), "bundle-unsafe", "2755"),
+    "an executable file": (forged(member(A, mode=0o755), listing((A, 0))), "bundle-damaged", "header"),
+    "a bomb by its size": (forged(member(A, size=1 << 40), listing((A, 0))), "bundle-unsafe", "are the most"),
+    "a bomb by its holes": (forged(member(A, tarfile.GNUTYPE_SPARSE)), "bundle-unsafe", "sparse"),
+    "a bomb by its index": (forged(b"", listing((A, 1 << 40))), "bundle-unsafe", "are the most"),
+    "a compressed bomb": (b"\x1f\x8b\x08" + bytes(600), "bundle-damaged", "no"),
+    "a file twice": (forged(member(A) + member(A), listing((A, 0))), "bundle-unsafe", "twice"),
+    "a file twice in the index": (forged(b"", listing((A, 0), (A, 0))), "bundle-unsafe", "twice"),
+    "a case clash": (forged(b"", listing(("wheels/A.whl", 0), (A, 0))), "bundle-unsafe", "case"),
+    "a case clash of folders": (
+        forged(b"", [{**row, "what": "conda package"} for row in listing(("conda/A/b/c", 0), ("conda/a/b/d", 0))]),
+        "bundle-unsafe", "case",
+    ),
+    "a file that is a folder": (
+        forged(b"", [{**row, "what": "conda package"} for row in listing(("conda/a/b/c", 0), ("conda/a/b/c/d", 0))]),
+        "bundle-unsafe", "conda",
+    ),
+    "a hidden file": (forged(b"", listing(("wheels/.pth", 0))), "bundle-unsafe", ".pth"),
+    "an option of a program": (forged(b"", listing(("wheels/-rf", 0))), "bundle-unsafe", "-rf"),
+    "a name that acts on terminals": (forged(member("wheels/\x1b[2J")), "bundle-unsafe", "\\x1b[2J"),
+    "another index inside": (forged(member(index.NAME)), "bundle-unsafe", "twice"),
+    "headers that speak of headers": (forged(member("a", tarfile.XHDTYPE, size=10)), "bundle-damaged", "headers"),
+    "a file that is not listed": (forged(member(A)), "bundle-damaged", "does not list"),
+    "a file that is missing": (forged(b"", listing((A, 0))), "bundle-damaged", "not there"),
+    "files in another order": (
+        forged(b"", listing(("wheels/b.whl", 0), (A, 0))), "bundle-unsafe", "order",
+    ),
+    "a kind that there is not": (forged(b"", [{**listing((A, 0))[0], "what": "script"}]), "bundle-unsafe", "script"),
+    "no index": (packed({A: b""}), "bundle-damaged", "does not begin"),
+    "an index of another version": (packed({index.NAME: b'{"version":2}\n'}), "bundle-damaged", "this envbuild reads"),
+    "an index that is no JSON": (packed({index.NAME: b"\xff" * 9}), "bundle-damaged", "this envbuild reads"),
+    "an index nested too deeply": (packed({index.NAME: b"[" * 100_000}), "bundle-damaged", "this envbuild reads"),
+    "a larger index than there is": (member(index.NAME, size=1 << 30), "bundle-unsafe", "are the most"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "code", "why"), HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_bundle_is_refused_and_writes_nothing(tmp_path: Path, data: bytes, code: str, why: str) -> None:
+    path = tmp_path / "in" / "b.tar"
+    path.parent.mkdir()
+    path.write_bytes(data)
+    error = refused(path)
+    assert (error.code, error.exit_code) == (code, 5)
+    assert why in f"{error.what} {error.why}"
+    refused(path, also=lambda bundle: read.unpack(bundle, str(tmp_path / "to")))
+    assert [each.name for each in (tmp_path / "to").iterdir()] == []
+    assert {each.name for each in tmp_path.iterdir()} == {"in", "to"}
+
+
+CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a link": (lambda b: ((b / ALPHA).rename(b.parent / "far"), (b / ALPHA).symlink_to(b.parent / "far")), "a link"),
+    "a folder that is a link": (
+        lambda b: ((b / "wheels").rename(b.parent / "w"), (b / "wheels").symlink_to(b.parent / "w")), "a link",
+    ),
+    "a pipe": (lambda b: os.mkfifo(b / "wheels" / "pipe"), "no regular file"),
+    "setuid": (lambda b: (b / ALPHA).chmod(0o4755), "mode"),
+    "a file more": (lambda b: (b / "wheels" / "zeta.whl").write_bytes(b""), "does not list"),
+    "a file less": (lambda b: (b / ALPHA).unlink(), "not there"),
+    "another byte": (lambda b: (b / ALPHA).write_bytes(b"alphb" * 1000), "sha256"),
+    "a byte more": (lambda b: (b / ALPHA).write_bytes(b"alpha" * 1000 + b"a"), "bytes"),
+    "another index": (lambda b: (b / index.NAME).write_bytes(b"{}"), "reads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "why"), CHANGES.values(), ids=CHANGES)
+def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: Callable[[Path], Any], why: str) -> None:
+    folder = unpacked(tmp_path / "b")
+    change(folder)
+    error = refused(folder)
+    assert error.exit_code == 5
+    assert why in error.why
+    refused(folder, also=lambda bundle: read.unpack(bundle, str(tmp_path / "to")))
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_an_index_is_only_made_of_what_a_bundle_may_hold() -> None:
+    with pytest.raises(NodeError, match="no bundle"):
+        index.make("tiny", "exact", ["x86_64"], [], [{**rows()[0], "path": f"built/{KEY}/../x"}])
+
+
+def test_a_member_has_the_size_that_it_announced(tmp_path: Path) -> None:
+    with (tmp_path / "t").open("wb") as out, pytest.raises(ValueError, match="3 were announced"):
+        plain_tar.write(out, "a", 3, [b"ab"])
