@@ -22,7 +22,7 @@ OWN = """
     cli.env_shell container.build container.builders container.edits explain.page explain.source
     kit.make lock.packages lock.readers.wheel_record lock.sources provision.ansible.direct provision.bench_ways
     provision.contact.first_contact provision.contact.payload provision.contact.rattler_tool
-    provision.contact.receive provision.delivery.artifacts provision.fleet.shared_builds provision.gpu_use
+    provision.contact.receive provision.gpu_use
     provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
     provision.run.between_runs provision.run.durations provision.run.progress_events provision.survey.implicit
     regular_file report.recheck.contents report.render resolve.compat_read transport.processes

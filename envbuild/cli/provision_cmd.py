@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,10 +17,7 @@ from envbuild.errors import EnvbuildError, as_dicts, exit_of
 from envbuild.text import few, grouped
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from envbuild.model.plan import NodePlan, Plan
-    from envbuild.provision.run.context import Settings
     from envbuild.provision.run.findings import Prepared, Selection, Survey
 
 
@@ -36,7 +34,12 @@ _facts = click.option(
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("--print-script", is_flag=True, help="Print a bash file that does the same with uv and git, and stop.")
 @click.option("--print-prolog", is_flag=True, help="Print what later jobs begin with (node-local), and stop.")
-@click.option("--fetch-only", is_flag=True, help="Only stage what a job needs, on the login host, and stop.")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE",
+    help="Install from this bundle; nothing is fetched from any network.",
+)
 @click.option("--cancel-job", is_flag=True, help="An interrupt also ends the job that is waited for.")
 @click.option("--batch", metavar="N|P%", help="Change so many nodes at a time; the next ones when these are done.")
 @click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than these have failed.")
@@ -57,13 +60,13 @@ _facts = click.option(
 @_facts
 @common_options
 def provision(
-    ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, fetch_only: bool, cancel_job: bool, repair: bool,
-    check_rebuild: bool, no_locked: bool, connection: str | None, facts: str | None, **flags: Any,
+    ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, bundle: Path | None, cancel_job: bool,
+    repair: bool, check_rebuild: bool, no_locked: bool, connection: str | None, facts: str | None, **flags: Any,
 ) -> int:  # fmt: skip
     """Build the environment of a stack on a target, test it, verify it and write the report."""
     config = configured(flags)
     if facts is not None:
-        if not (dry_run or print_script) or fetch_only:
+        if not (dry_run or print_script):
             raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
         prepared = prepared_of(ui, flags, config, locked=not no_locked, recorded=True)
         if print_script:
@@ -73,9 +76,7 @@ def provision(
             if prepared.target.engine == "container":
                 raise click.UsageError("--facts prints no script of an image: its scheduler is asked for the nodes")
         return _plan_recorded(ui, prepared, facts, config.toolchain, script=print_script)
-    prepared = prepared_of(
-        ui, flags, config, locked=not no_locked, jobs=True, script=print_script and not fetch_only, ahead=True
-    )
+    prepared = prepared_of(ui, flags, config, locked=not no_locked, jobs=True, script=print_script, ahead=True)
     if print_prolog:
         return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
@@ -87,11 +88,10 @@ def provision(
         check_rebuild=check_rebuild,
         playbook=connection is not None,
         cancel_job=cancel_job,
-        script=print_script and not fetch_only,
+        script=print_script,
+        bundle=bundle,
         deadline=flags.get("deadline") or settings.deadline,
     )
-    if fetch_only:
-        return _fetch_only(ui, prepared, settings)
     if print_script:
         from envbuild.provision.jobs.node_local import refuse_script
 
@@ -187,15 +187,6 @@ def _show_plan(ui: Ui, prepared: Prepared, made: Plan, survey: Survey, *, script
         for error in survey.errors.values():
             print_error(error)
     return exit_of(survey.errors)
-
-
-def _fetch_only(ui: Ui, prepared: Prepared, settings: Settings) -> int:
-    from envbuild.cli.progress import RunProgress
-    from envbuild.provision.provision import fetch_only
-
-    with RunProgress(ui) as progress:
-        made, survey = fetch_only(prepared, settings, progress)
-    return _show_plan(ui, prepared, made, survey)
 
 
 def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:

@@ -56,36 +56,12 @@ def prune(ui: Ui, /, keep_days: float, dry_run: bool, **flags: Any) -> int:
     return _ask(ui, flags, _pruned, action="prune", keep_days=keep_days, dry_run=dry_run)
 
 
-@wheels.command("pack")
-@click.argument("file")
-@click.option("--key", "keys", multiple=True, metavar="KEY", help="Only this wheel, by the beginning of its key.")
-@_store_options
-@common_options
-def pack(ui: Ui, /, file: str, keys: tuple[str, ...], **flags: Any) -> int:
-    """Write wheels to the tar file FILE (a path on the node), for nodes that do not share the store."""
-    return _ask(ui, flags, _packed, action="pack", file=file, keys=list(keys) or None)
-
-
-@wheels.command("unpack")
-@click.argument("file")
-@click.option("--sha256", metavar="HEX", help="Refuse any file but the one with this sha256 (`pack` prints it).")
-@_store_options
-@common_options
-def unpack(ui: Ui, /, file: str, sha256: str | None, **flags: Any) -> int:
-    """Take the wheels of FILE (a path on the node) into the store, each byte checked; all or none."""
-    return _ask(ui, flags, _unpacked, action="unpack", file=file, sha256=sha256)
-
-
 def _ask(ui: Ui, flags: dict[str, Any], human: Callable[[dict[str, Any]], str], **args: Any) -> int:
     """Print each node's answer; one exit code for all of them."""
-    from pathlib import Path
-
     from envbuild.provision.contact.wheel_stores import ask_each
 
     target = target_of(ui, flags)
     store = flags["store"] or target.store
-    if "file" in args and target.connection.kind == "local":
-        args["file"] = str(Path(args["file"]).resolve())
     good, errors = sort_out(ask_each("wheels", target, {**args, **({"store": store} if store else {})}))
     if errors and len(good) + len(errors) == 1:
         raise next(iter(errors.values()))
@@ -162,12 +138,3 @@ def _pruned(result: dict[str, Any]) -> str:
     if not result["removed"]:
         return "\n".join([*lines, "nothing to remove"])
     return "\n".join([*lines, f"{would} {len(result['removed'])}, {size(result['bytes'])}"])
-
-
-def _packed(result: dict[str, Any]) -> str:
-    count = len(result["packed"])
-    return f"packed {plural(count, 'wheel')} into {result['file']}, {size(result['bytes'])}\nsha256 {result['sha256']}"
-
-
-def _unpacked(result: dict[str, Any]) -> str:
-    return f"took {len(result['taken'])}, had {len(result['there'])} already"

@@ -179,9 +179,10 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
     if "install" in requests:
         variant = _variant(lock, first)
         args = requests["install"]["args"]
+        bundle = args["artifacts"].get("bundle")
         found = ",".join(args["artifacts"].get("find_links") or [])
-        if args["artifacts"].get("offline"):
-            lines += _delivered(args["artifacts"].get("find_links") or [])
+        if bundle:
+            lines += _from_bundle(bundle["file"])
         if found:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
@@ -192,14 +193,16 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _delivered(folders: Sequence[str]) -> list[str]:
-    """What the script says of packages and sources that a controller brings: it does not bring them itself."""
-    lacking = "packages and sources are not there: this script brings none; `envbuild provision` stages them"
+def _from_bundle(file: str) -> list[str]:
+    """Packages and sources out of a bundle: each file has to have a hash of the lock, or a commit and tree of it."""
+    lacking = f"{file} is not there: make it with `envbuild bundle create`, and put it there"
     return [
-        "  # Packages and sources come from the store below the prefix, where a run of envbuild has staged them",
-        "  # (`--fetch-only` for nodes that jobs reach); this script fetches nothing over a network.",
+        "  # Packages and sources come from a bundle; nothing is fetched over a network.",
         "  export UV_OFFLINE=1",
-        *(f"  [ -d {quote(folder)} ] || fail {quote(f'{folder}: {lacking}')} 7" for folder in folders),
+        f"  [ -f {quote(file)} ] || fail {quote(lacking)} 7",
+        '  mkdir -p -- "$work/bundle"',
+        f'  tar -xf {quote(file)} -C "$work/bundle"',
+        '  export UV_FIND_LINKS="$work/bundle/wheels"',
     ]
 
 

@@ -91,7 +91,7 @@ def sources(
 ) -> list[str]:
     """The lines that bring the sources of a stack's variant; `build` is that of the install request.
 
-    `bundles`: paths on the node of repositories that were delivered, by name, as in the request's `artifacts`.
+    `bundles`: paths in the bundle of repositories, by name, as in the request's `artifacts`.
     """
     if not variant.sources and not variant.trees:
         return []
@@ -159,7 +159,9 @@ def _checkouts(stack: str, source: LockedSource, trees: Sequence[steps.Tree], bu
     lines = []
     for tree in trees:
         where = f'"$folder"/{quote(tree.path)}' if tree.path else '"$folder"'
-        lines.append(f"  checkout {quote(bundles.get(tree.name, tree.git))} {tree.commit} {tree.tree} {where}")
+        bundle = bundles.get(tree.name)
+        origin = f'"$work"/bundle/{quote(bundle)}' if bundle else quote(tree.git)
+        lines.append(f"  checkout {origin} {tree.commit} {tree.tree} {where}")
     lines.append('  find "$folder" -name .git -prune -exec rm -rf -- {} +')
     for output in source.outputs:
         kept = f'"$prefix"/outputs/{quote(f"{stack}/{source.name}/{output}")}'

@@ -23,7 +23,7 @@ _DETAILS: JsonValue = [
     "mfu_percent", "peak_tflops", "launch.model", "launch.nodes", "launch.gpus_per_node", "launch.degrees",
 ]  # fmt: skip
 _SOURCE: JsonValue = [
-    "name", "git", "commit", "tree", "install", "generated", "compiled", "patches.name", "patches.digest",
+    "name", "git", "commit", "tree", "bundle", "install", "generated", "compiled", "patches.name", "patches.digest",
     "patches.hits", "patches.changed", "patches.diff", "patches.files.path", "patches.files.hits", "build.from",
     "build.seconds", "build.jobs", "build.extensions", "build.arch.wanted", "build.arch.found", "build.arch.how",
     "build.route", "build.key", "build.sha256",

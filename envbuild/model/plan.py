@@ -8,7 +8,7 @@ from pydantic import computed_field
 from envbuild.model.common import StrictModel
 from envbuild.model.resolution import Resolution
 
-StepKind = Literal["toolchain", "deliver", "install", "unpack", "smoke", "activate", "container"]
+StepKind = Literal["toolchain", "deliver", "install", "smoke", "activate", "container"]
 
 
 class Step(StrictModel):
@@ -79,24 +79,21 @@ class BuildClass(StrictModel):
 
 
 class SpreadClass(StrictModel):
-    """Nodes that take over the finished environment of `builder`, because it would be the same on all of them.
-
-    `finished`: the builder has it already. `shared`: it lies on a prefix that all share, so nothing is carried; `nodes`
-    may be empty then.
+    """Nodes on one prefix that all share: `builder` builds the environment, or has `finished` it, and the `nodes` test
+    it; they may be none.
     """
 
     environment: str
     builder: str
     nodes: tuple[str, ...]
     finished: bool = False
-    shared: bool = False
 
 
 class Plan(StrictModel):
     """All nodes of one run; warnings are those of the decisions plus what the plan itself noticed.
 
     `profile_why` says why this profile, where nobody asked for it and it is not the stack's default.
-    `builds` are the nodes that do not each compile for themselves, `spreads` those that do not each install.
+    `builds` are the nodes that do not each compile for themselves, `spreads` those that share a prefix.
     """
 
     stack: str

@@ -182,13 +182,12 @@ class Target(StrictModel):
 
     `prefix` may hold `{user}`, `{home}` and `{data}` (XDG data directory), filled on the node. `delivery` says who
     fetches packages and sources: the node itself, the controller, or (`auto`) the controller where only that one can.
-    `spread`: nodes with a disk each take an environment over from one that has built it; without it, each installs for
-    itself. `store` is the wheel store for what is built from source (`<prefix>/store/wheels` without one; nodes may
+    `store` is the wheel store for what is built from source (`<prefix>/store/wheels` without one; nodes may
     share it), `build_jobs` how many compile jobs run at once (from cores and memory without one). What of this can be
     planned but not provisioned yet is in `provision/survey/supported.py`. `smoke_nodes`: how many nodes take part in
     the joint smoke test, the first ones (none: all; 0: no such test). `shared`: a folder that the login host and all
-    nodes of a job see; with `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and packs
-    lie there.
+    nodes of a job see; with `placement: node-local`, where `prefix` is on each node's own disk, jobs, tools and
+    bundles lie there.
     """
 
     name: Name
@@ -209,7 +208,6 @@ class Target(StrictModel):
     placement: Literal["shared", "node-local", "image"] = "node-local"
     privilege: Literal["none", "sudo"] = "none"
     delivery: Literal["auto", "node", "controller"] = "auto"
-    spread: bool = True
     cache: PathTemplate | None = None
     tmp: PathTemplate | None = None
     store: PathTemplate | None = None

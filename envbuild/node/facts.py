@@ -122,12 +122,12 @@ def _prefix(prefix: str, quota: "disks.Quotas") -> Json:
 def _environments(args: Json, prefix: str) -> "list[Json]":
     """Environments under the prefix; with `verify`, the fast checks of the one in use for `stack` (Python >= 3.8).
 
-    With `packed`: the one that lies there in a pack for `stack`.
+    With `published`: the one that every node gets for `stack`.
     """
     if trust.prefix_problem(prefix):
         return []  # what somebody else could have put there is neither read nor run
-    if args.get("packed"):
-        from envbuild.node.packs import published
+    if args.get("published"):
+        from envbuild.node.env import published
 
         return published.facts(prefix, str(args.get("stack")))
     found = inventory.facts(prefix)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 META = ".envbuild"
 EPOCH = 315532800  # 1980-01-01 in seconds since 1970, the earliest date that a zip archive can hold
-PACKS = os.path.join("store", "packs")  # below a prefix: packs on their way from node to node
 BASE_PTH = "_envbuild_base.pth"  # in site-packages, the link to a base that is itself a virtual environment
 _FULL = re.compile(r"(?i)no space left on device|disk quota exceeded|\bos error (28|122)\b")
 _NAME = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\Z")

@@ -55,7 +55,7 @@ _CODES = {
     Exit.UNREACHABLE: """
         answer-unreadable answers-not-collected contact-cut-off contact-malformed contact-no-answer
         contact-timeout contact-too-much-output host-key-changed host-key-unknown known-hosts-missing
-        login-needs-terminal node-program-died node-silent node-unreachable peer-gave-up peer-unreachable
+        login-needs-terminal node-program-died node-silent node-unreachable
         scheduler-unreachable ssh-auth-failed ssh-config-missing ssh-missing step-overdue transfer-cut-off
     """,
     Exit.BUILD_FAILED: """
@@ -68,14 +68,15 @@ _CODES = {
     Exit.INTEGRITY: """
         address-mismatch ancestor-missing artifact-damaged commit-missing conda-package-unsafe
         conda-record-invalid conda-unrecorded document-changed document-missing download-too-large
-        hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
+        bundle-damaged bundle-unsafe hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
         image-archive-damaged image-file-damaged image-id-differs kit-invalid kit-missing kit-too-large
-        kit-unsafe kit-version lock-digest-mismatch lock-edited pack-damaged package-not-required patch-changed
+        kit-unsafe kit-version lock-digest-mismatch lock-edited package-not-required patch-changed
         record-mismatch registry-digest-mismatch report-not-holding report-page-invalid root-differs
         toolchain-hash-mismatch transfer-damaged tree-mismatch wheel-unreadable wheel-unsafe wheelhouse-hash
     """,
     Exit.REFUSED: """
-        base-changed base-lacks base-lacks-package build-not-allowed cache-not-writable channel-not-a-channel
+        base-changed base-lacks base-lacks-package build-not-allowed bundle-does-not-fit
+        bundle-incomplete cache-not-writable channel-not-a-channel
         channel-refused conda-and-wheel conda-clobber conda-defaults-refused conda-in-a-script
         conda-prefix-too-long conda-unsatisfiable container-needs-job container-needs-registry
         container-no-gpu-access container-no-runtime container-option data-not-made
@@ -85,8 +86,8 @@ _CODES = {
         image-without-python interpreter-mismatch interpreter-missing interpreter-unavailable
         job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit
         no-acceptable-file node-class-differs
-        node-without-python nodes-differ nodes-unknown not-writable not-yet-supported pack-does-not-fit
-        pack-format-unknown pack-leads-out pack-not-writable patch-refused prefix-foreign prefix-not-shared
+        node-without-python nodes-differ nodes-unknown not-writable not-yet-supported
+        patch-refused prefix-foreign prefix-not-shared
         prefix-not-writable profile-cannot-run project-foreign rattler-unfit replaces-base-package
         resolution-failed
         run-elsewhere scheduler-missing script-of-image script-of-node-local ssh-keygen-missing

@@ -8,20 +8,17 @@ from envbuild.node.protocol import Json
 VERBS = {
     # A provisioned node, in this order (`NodeSteps.steps` of `plan/node_steps.py`), from `install` on under one lease:
     "probe": "facts",
-    "install": "packs.provide",  # a pack that is there, else `env/install.py`: `_build` is the order of a build
+    "install": "env.install",  # `_build` is the order of a build
     "smoke": "smoke.smoke",  # what fails here is never stamped
     "activate": "env.activate",  # `_finish` compares all with RECORD and stamps; `switch` points `current` at it
     # All others.
     "doctor": "doctor",
     "meet": "smoke.multi_node",
-    "pack": "packs.pack",
-    "unpack": "packs.unpack",
-    "ensure": "packs.ensure",
-    "relay": "packs.relay",
-    "verify": "packs.verify",
+    "ensure": "shared.ensure",
+    "verify": "shared.verify",
     "files": "env.files",
     "log": "logs",
-    "envs": "packs.listing",
+    "envs": "shared.listing",
     "use": "env.switch",
     "remove": "env.remove",
     "wheels": "wheels.manage",

@@ -1,6 +1,4 @@
-"""Where a delivery lies on a node: a folder a variant, wheels in its `wheels/`, conda's archives in
-`conda/<channel>/<subdir>/`, git bundles in `sources/`. Pure.
-"""
+"""Where a bundle lies on a node, and what an install request says of it. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +7,16 @@ from typing import Any
 from envbuild.model.lock import LockedSource, LockedSubmodule, Variant
 from envbuild.node import paths
 
+BUNDLE = "bundle.tar"
+
 
 def store_folder(prefix: str, variant: Variant) -> str:
-    """Where a variant's delivery goes on the node."""
+    """The folder on the node for a variant's bundle and what is unpacked from it."""
     return paths.delivered(prefix, variant.digest)
 
 
 def bundles(variant: Variant) -> dict[str, LockedSource | LockedSubmodule]:
-    """The repositories that are delivered, by name; that of a submodule is `<source>/<path of the submodule>`."""
+    """The repositories of a bundle, by name; that of a submodule is `<source>/<path of the submodule>`."""
     found: dict[str, LockedSource | LockedSubmodule] = {}
     for source in variant.sources:
         found[source.name] = source
@@ -25,13 +25,15 @@ def bundles(variant: Variant) -> dict[str, LockedSource | LockedSubmodule]:
 
 
 def bundle_name(name: str, source: LockedSource | LockedSubmodule) -> str:
-    """The file name of a bundle, the same in the controller's cache and on the node."""
+    """The file name of a git bundle, the same in the cache and in a bundle."""
     return f"{name.replace('/', '-')}-{source.commit}-{source.tree[:12]}.bundle"
 
 
-def delivered(prefix: str, variant: Variant) -> dict[str, Any]:
-    """The `artifacts` of an install request for a variant that was delivered."""
-    store = store_folder(prefix, variant)
-    paths = {name: f"{store}/sources/{bundle_name(name, source)}" for name, source in bundles(variant).items()}
-    common = {"find_links": [f"{store}/wheels"], "indexes": {}, "offline": True, "sources": paths}
-    return {**common, "conda": {"folder": f"{store}/conda"}} if variant.conda else common
+def delivered(prefix: str, variant: Variant, file: str | None = None, digest: str | None = None) -> dict[str, Any]:
+    """The `artifacts` of an install request for what comes in a bundle; `file` where it does not lie in its folder.
+
+    `digest`: the bundle must be this one.
+    """
+    bundle = {"file": file or f"{store_folder(prefix, variant)}/{BUNDLE}"}
+    sources = {name: f"sources/{bundle_name(name, source)}" for name, source in bundles(variant).items()}
+    return {"bundle": bundle | ({"digest": digest} if digest else {}), "sources": sources}

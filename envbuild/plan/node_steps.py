@@ -77,8 +77,8 @@ class Inputs(NamedTuple):
     `indexes` address and kind by index name; `artifacts` per node replaces what the planner would say; `tool_bytes`
     size by tool folder; `wait` seconds for a busy prefix; `patches` of the catalog by the names that sources use;
     `jobs` instead of the target's `build_jobs`; `check_rebuild` builds twice and compares; `asked`: the packages that
-    the lock has for themselves (None: nobody knows, and it is not checked); `channels`: base addresses by the name of a
-    conda channel.
+    the lock has for themselves (None: nobody knows, and it is not checked);
+    `bundle` that the user gave; `channels`: base addresses by the name of a conda channel.
     """
 
     run: str
@@ -94,6 +94,7 @@ class Inputs(NamedTuple):
     jobs: int | None = None
     check_rebuild: bool = False
     asked: Collection[str] | None = None
+    bundle: str = ""
     channels: Mapping[str, Sequence[str]] = {}
 
 
@@ -209,11 +210,13 @@ class NodeSteps(NamedTuple):
         packages, sources = len(self.variant.packages) + len(self.variant.archives), len(self.variant.sources)
         store = store_folder(self.facts.stage_prefix, self.variant)
         both = f"{plural(packages, 'file')} and {plural(sources, 'source')}"
+        what = f"fetch {both} on this machine and bring them in a bundle to {store}"
+        given = self.inputs.bundle
         step = Step(
             kind="deliver",
-            what=f"fetch {both} on this machine and bring them to {store}",
-            why=self.resolution.delivery.why,
-            fetch_bytes=self.cost.fetch_bytes,
+            what=f"bring {both} in the bundle {given} to {store}" if given else what,
+            why="you gave this bundle, so nothing is fetched" if given else self.resolution.delivery.why,
+            fetch_bytes=0 if given else self.cost.fetch_bytes,
             unsized=self.cost.unsized,
             beside_bytes=self.cost.fetch_bytes,
             seconds=round(self.cost.fetch_bytes / 40e6, 1),
@@ -261,7 +264,7 @@ class NodeSteps(NamedTuple):
         if not self.cost.rough:
             args["needed"] = {"bytes": self.cost.disk_bytes, "inodes": self.cost.inodes}
         if self.facts.shared:
-            args.update(staged=posixpath.join(self.facts.shared, "tools"), packed=self.facts.shared)
+            args.update(staged=posixpath.join(self.facts.shared, "tools"))
         args.update(self._source_args())
         fetched = not self._is_delivered
         words = self.cost.in_words(delivered=self._is_delivered)

@@ -19,8 +19,8 @@ _ONE_KIND = (
 def share(plan: Plan, variants: Mapping[str, Variant] | None = None, *, local: bool = False, pins: bool = True) -> Plan:
     """The plan on a prefix that all nodes share: the first node builds, the others only test what it built.
 
-    `variants`: by node, as they will be built. `local`: each node has a prefix of its own; the others take over what it
-    packs. `pins`: a job can be given a node by its name, else it builds on whichever it gets.
+    `variants`: by node, as they will be built. `local`: each node has a prefix of its own; the others install what it
+    has built. `pins`: a job can be given a node by its name, else it builds on whichever it gets.
 
     Raises EnvbuildError `nodes-differ` (exit 7) when the nodes would not get the same environment, `not-yet-supported`
     (exit 7) for what only nodes without a job can do, and that of a rule where no node can build.
@@ -88,13 +88,13 @@ def _shared(node: NodePlan, first: str | None, local: bool) -> NodePlan:
 
 def other_steps(node: NodePlan, first: str, *, local: bool) -> tuple[Step, ...]:
     """What is left of a node's steps where `first` builds for it."""
-    why = f"{first} builds and packs" if local else f"the prefix is shared: {first} builds"
+    why = f"{first} builds what is compiled" if local else f"the prefix is shared: {first} builds"
     tests = tuple(step.model_copy(update={"why": why}) for step in node.steps if step.kind == "smoke")
     if not local:
         return tests
-    what = f"unpack {posixpath.basename(node.environment)} and point the link at it"
+    what = f"install {posixpath.basename(node.environment)} and point the link at it"
     disk = max((step.disk_bytes for step in node.steps), default=0)
-    return (Step(kind="unpack", what=what, why=why, disk_bytes=disk), *tests)
+    return (Step(kind="install", what=what, why=why, disk_bytes=disk), *tests)
 
 
 def builder_of(plan: Plan) -> NodePlan:

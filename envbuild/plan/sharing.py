@@ -19,7 +19,7 @@ def share(plan: Plan, given: Sharing) -> tuple[Plan, dict[str, EnvbuildError]]:
 
 
 def over_ssh(plan: Plan, given: Sharing) -> Plan:
-    """One node builds an environment for those that take it over whole, else each wheel for those that can use it."""
+    """One node builds an environment on a prefix that all share, else each wheel for those that can use it."""
     if plan.nothing_to_do:
         return plan
     jobs = given.jobs or given.target.build_jobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
+from envbuild.plan.delivery_layout import BUNDLE, store_folder
+from envbuild.provision.ansible.node_files import node_files
 from envbuild.provision.ansible.play import following, telling
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.delivery.node_files import node_files
+from envbuild.provision.deliver import deliver
 from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
@@ -82,53 +85,29 @@ def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
 
 
 def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeFiles]]:
-    """Everything the controller prepares: payloads, and deliveries for nodes that fetch nothing themselves.
+    """Everything the controller prepares: payloads, and bundles for nodes that fetch nothing themselves.
 
     `only`: the node whose prefix all others share.
     """
-    deliveries: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
+    made: dict[str, Path] = {}
+    requests: dict[str, dict[str, Any]] = {}
     if any(step.kind == "deliver" for node in plan.nodes for step in node.steps):
-        with work.phase("fetch", "fetching packages and sources for the nodes"):
-            deliveries = _deliver(work, plan)
-        plan = plan_run.plan_of(work, {node: request for node, (_, request) in deliveries.items()})
-    nothing: tuple[None, None] = (None, None)
+        with work.phase("fetch", "getting packages and sources for the nodes"):
+            made, requests = deliver(work, plan)
+        plan = plan_run.plan_of(work, requests)
     takers = {name for each in plan.spreads for name in each.nodes}
     count = sum(bool(node.steps) for node in plan.nodes)
     if count > 1:
         work.progress.stage(f"preparing tools for {count} nodes")
-    files = {
-        node.node: node_files(work, node.node, *deliveries.get(node.node, (nothing,))[0], least=node.node in takers)
-        for node in plan.nodes
-        if node.steps and only in (None, node.node)
-    }
-    return plan, files
-
-
-def _deliver(work: Work, plan: Plan) -> dict[str, tuple[tuple[Path, str], dict[str, Any]]]:
-    """Fetch once per variant, pack once; by node the archive and its folder there, and what the request says of it."""
-    from envbuild.plan.delivery_layout import store_folder
-    from envbuild.provision.delivery.artifacts import artifact_cache, fetch_delivery
-
-    cache = artifact_cache()
-    out: dict[str, tuple[tuple[Path, str], dict[str, Any]]] = {}
+    files = {}
     for node in plan.nodes:
-        if not any(step.kind == "deliver" for step in node.steps):
+        if not node.steps or only not in (None, node.node):
             continue
-        variant, facts = work.survey.variants[node.node], work.survey.facts[node.node]
-        glibc = tuple(int(part) for part in facts.libc.version.split(".")) if facts.libc.kind == "glibc" else ()
-        delivery = fetch_delivery(
-            variant,
-            cache=cache,
-            glibc=glibc,
-            channels=work.prepared.channels,
-            on_fetch=lambda name: work.progress.stage(f"fetching {name}"),
-        )
-        archive = work.run.staging / f"artifacts-{variant.digest[:12]}.tar"
-        if not archive.exists():
-            delivery.write_archive(archive)
-        store = store_folder(facts.stage_prefix, variant)
-        out[node.node] = ((archive, store), delivery.request(store))
-    return out
+        files[node.node] = node_files(work, node.node, least=node.node in takers)
+        if node.node in made and work.prepared.target.connection.kind != "local":
+            store = store_folder(work.survey.facts[node.node].stage_prefix, work.survey.variants[node.node])
+            files[node.node] = replace(files[node.node], bundles={BUNDLE: made[node.node]}, store=store)
+    return plan, files
 
 
 def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
@@ -184,7 +163,7 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
 def environments(
     target: Target, run: RunDir | None = None, *, detailed: bool = False
 ) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
-    """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: see `node.packs.listing`)."""
+    """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: `node/shared/listing.py`)."""
     answers = contact(
         expand_hosts(target.hosts),
         lambda node: node_request("envs", target.prefix, {"node": node, "detailed": detailed}),

@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
-from envbuild.errors import EnvbuildError
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE
+from envbuild.provision.deliver import take_bundle
 from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Question, Settings, Work
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.journal import EventKind, read_journal
+from envbuild.provision.run.journal import EventKind, Journal, read_journal
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
@@ -68,7 +68,8 @@ def provision(
     Node failures are in the evidence; raised are errors of the run itself. Either way the journal says how it ended.
     """
     with one_run("provision", settings, progress, **about(prepared)) as run:
-        work, route = Work(prepared, settings, run.run, run.journal, run.progress), route_of(prepared.target)
+        work = _work(prepared, settings, run.run, run.journal, run.progress)
+        prepared, route = work.prepared, route_of(work.prepared.target)
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
         refuse_unrecorded(prepared, plan, work.survey)
@@ -84,39 +85,23 @@ def provision(
     return evidence, run.run
 
 
+def _work(prepared: Prepared, settings: Settings, run: RunDir, journal: Journal, progress: Progress) -> Work:
+    """The state of a run, with its bundle where it has one; raises EnvbuildError as `take_bundle` does."""
+    if settings.bundle is None:
+        return Work(prepared, settings, run, journal, progress)
+    prepared, told = take_bundle(settings.bundle, prepared)
+    return Work(prepared, settings, run, journal, progress, bundle=told)
+
+
 def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
     """Look and plan in a run directory that is thrown away; nothing on a node changes."""
     run = RunDir.create(settings.runs_root)
     try:
         with run.open_journal() as journal:
-            work = Work(prepared, settings, run, journal, progress)
-            plan = route_of(prepared.target).look_and_plan(work, bring_python=False)
+            work = _work(prepared, settings, run, journal, progress)
+            plan = route_of(work.prepared.target).look_and_plan(work, bring_python=False)
     finally:
         shutil.rmtree(run.path, ignore_errors=True)
-    return plan, work.survey
-
-
-def fetch_only(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
-    """Look, plan, and put what a job needs under the shared prefix from the login host; no job builds anything.
-
-    Raises EnvbuildError `fetch-only-without-jobs` (exit 2) for a target whose nodes are reached otherwise.
-    """
-    if prepared.target.connection.kind != "job":
-        raise EnvbuildError(
-            "fetch-only-without-jobs",
-            f"nothing can be staged for the target {prepared.target.name}",
-            why=f"its connection is {prepared.target.connection.kind}: there is no login host that stages for others",
-            hint="leave `--fetch-only` away",
-        )
-    from envbuild.provision.jobs.route import InJobs
-
-    with one_run("fetch", settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, run.progress)
-        route = InJobs()
-        plan = route.look_and_plan(work, bring_python=True)
-        refuse_unrecorded(prepared, plan, work.survey)
-        if not plan.nothing_to_do:
-            plan = route.stage(work, plan)
     return plan, work.survey
 
 

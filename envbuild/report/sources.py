@@ -62,7 +62,7 @@ def comparable(sources: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         build = mapping(source.get("build"))
         kept = {key: value for key, value in build.items() if key not in _OF_ONE_NODE}
         patches = [{"name": patch.get("name"), "digest": patch.get("digest")} for patch in _patches(source)]
-        out.append({key: value for key, value in source.items() if key not in ("build", "patches")})
+        out.append({key: value for key, value in source.items() if key not in ("build", "bundle", "patches")})
         out[-1] |= {"build": kept, "patches": patches}
     return out
 
@@ -119,12 +119,18 @@ def _view(name: str, holders: _Holders) -> SourceView:
         git=_text(source.get("git")),
         commit=_text(source.get("commit")),
         tree=_text(source.get("tree")),
-        install=_text(source.get("install")) or "wheel",
+        install=_install(source),
         made=_made(holders),
         patches=tuple(_patch(patch) for patch in _patches(with_diff)),
         rows=tuple((title, value) for title, value in _rows(holders) if value),
         extensions=tuple(_extensions(mapping(source.get("build")))),
     )
+
+
+def _install(source: Mapping[str, Any]) -> str:
+    """How it is installed, and the bundle where it came from one and not from its repository."""
+    bundle = _text(source.get("bundle"))
+    return (_text(source.get("install")) or "wheel") + (f", from the bundle {bundle[:12]}" if bundle else "")
 
 
 def _made(holders: _Holders) -> str:

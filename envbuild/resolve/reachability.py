@@ -76,13 +76,16 @@ def supplied(variant: Variant, facts: NodeFacts, target: Target, supply: Supply,
     """
     reach = {**supply.reachable, **facts.reachable}
     own = [] if all(reach.values()) else list(_lacking(variant, reach, facts.files_found, platform))
-    if target.delivery == "node" or (target.delivery == "auto" and not own):
+    once = target.connection.kind == "job" and target.placement == "node-local" and target.delivery == "auto"
+    if target.delivery == "node" or (target.delivery == "auto" and not own and not once):
         return _of(_by_node(_within(variant, facts, target)), own)
     ours = list(_lacking(variant, supply.reachable, supply.files_found, platform))
     if target.delivery == "controller":
         return _of(DeliveryChoice(by="controller", why="the target says that nodes fetch nothing themselves"), ours)
     if ours:
         return _of(DeliveryChoice(by="node"), own)
+    if once:
+        return _of(DeliveryChoice(by="controller", why="every job installs from one bundle in the shared folder"), [])
     asked = (
         "this machine has or reaches it" if supply.reachable else "whether this machine does is asked by `provision`"
     )

@@ -66,17 +66,7 @@ class JobText(StrictModel):
     each: Literal["batch", "node"] = "node"
 
 
-class Broadcast(StrictModel):
-    """A file that all nodes see, copied to `to` on the disk of each, where the scheduler can do that.
-
-    A node that does not get it is no failure: what comes next finds the file at its `source`.
-    """
-
-    source: AbsPath
-    to: AbsPath
-
-
-Step = JobStep | JobText | Broadcast
+Step = JobStep | JobText
 
 
 class Job(StrictModel):

@@ -15,7 +15,6 @@ from envbuild.model.target import QueueLimits, Target
 from envbuild.schedule import pbs_answers, script
 from envbuild.schedule.cluster import TIMEOUT, Scheduler, said
 from envbuild.schedule.job import (
-    Broadcast,
     Job,
     JobState,
     JobStep,
@@ -44,7 +43,7 @@ def render(job: Job) -> str:
         if isinstance(step, JobText):
             # mpiexec ends all ranks when one fails.
             body += ["", *script.piece(step, mpiexec('"$NNODES"'))]
-        elif not isinstance(step, Broadcast):  # PBS has no such thing
+        else:
             body += ["", *_step(step)]
     return "\n".join([*script.head(job, [*_directives(job), f"#PBS -o {_path(job.output)}"]), *body, ""])
 

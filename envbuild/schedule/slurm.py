@@ -11,7 +11,6 @@ from envbuild.model.target import Target
 from envbuild.schedule import script, slurm_answers
 from envbuild.schedule.cluster import TIMEOUT, Scheduler, said
 from envbuild.schedule.job import (
-    Broadcast,
     Failure,
     Gres,
     Job,
@@ -98,22 +97,7 @@ def _path(path: str, folder: str) -> str:
     return f'"{path}"' if shlex.quote(path) != path else path
 
 
-def _broadcast(step: Broadcast) -> list[str]:
-    source, to = shlex.quote(step.source), shlex.quote(step.to)
-    folder = shlex.quote(step.to.rpartition("/")[0])
-    return [
-        "# A copy to the disk of every node; a node that gets none reads the file where it is.",
-        'if [ "$NNODES" -gt 1 ]; then',
-        f"  srun {_EVERYWHERE} {_STEP} mkdir -p -- {folder} &&",
-        f"    sbcast --force {source} {to} ||",
-        "    echo 'warning: not every node has a copy of its own' >&2",
-        "fi",
-    ]
-
-
 def _step(step: Step, job: Job) -> list[str]:
-    if isinstance(step, Broadcast):
-        return _broadcast(step)
     if isinstance(step, JobText):
         return script.piece(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
     if step.each == "node":

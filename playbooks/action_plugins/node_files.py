@@ -1,6 +1,6 @@
-"""The action `node_files`: a tar file of the controller, unpacked into a folder of the node.
+"""The action `node_files`: files of the controller, put into a folder of the node.
 
-Like `ansible.builtin.unarchive`, which starts two Pythons on the node and reads the file four times.
+Like `ansible.builtin.copy`, which starts a Python on the node for each file and reads it twice.
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):
-    """`src`: the tar file here; `dest`: the folder there; `folder`: an empty one there, made as well."""
+    """`files`: the file here by its name there; `dest`: the folder there; `folder`: an empty one, made as well."""
 
     _supports_check_mode = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send and unpack it; `rc`, `stdout`, `stderr`, `changed` and `failed`."""
+        """Send them; `rc`, `stdout`, `stderr`, `changed` and `failed`."""
         result: dict[str, Any] = super().run(tmp, task_vars)
-        src, dest, folder = (self._task.args[name] for name in ("src", "dest", "folder"))
+        files, dest, folder = (self._task.args[name] for name in ("files", "dest", "folder"))
         # Before the folder for temporary files, which Ansible would make with its parents for this user alone.
         done = self._sh(f"umask 022; mkdir -p -- {shlex.join([dest, folder])}")
         if done["rc"] == 0:
             try:
                 sent = self._connection._shell.join_path(self._make_tmp_path(), "source")
-                self._transfer_file(src, sent)
-                done = self._sh(f"LC_ALL=C tar -xf {shlex.quote(sent)} -C {shlex.quote(dest)}")
+                for name, src in files.items():
+                    self._transfer_file(src, sent)
+                    place = shlex.quote(f"{dest}/{name}")
+                    # Copied, because a move keeps the mode, and the folder for temporary files may be on another disk.
+                    copy = f"cp -- {shlex.quote(sent)} {place}.half && mv -f -- {place}.half {place}"
+                    done = self._sh(f"umask 022; export LC_ALL=C; {copy}")
+                    if done["rc"] != 0:
+                        break
             finally:
                 self._remove_tmp_path(self._connection._shell.tmpdir)
         failed = {"failed": True, "msg": "non-zero return code"} if done["rc"] else {}

@@ -72,6 +72,8 @@ BAD = {
     "env activate tiny": 1,
     "env use none": 2,
     "env remove none": 2,
+    "bundle verify none.tar": 2,
+    "bundle list none.tar": 2,
     "wheels list --store relative": 2,
     "wheels prune --keep-days -1": 2,
     "lock sizes ./none.yaml": 2,

@@ -78,19 +78,6 @@ def test_another_store_can_be_named_and_what_is_wrong_with_it_is_said(stored: tu
     assert (done.rc, done.code) == (7, "store-not-writable")
 
 
-def test_wheels_are_carried_to_another_prefix_by_one_file(stored: tuple[World, Path, str]) -> None:
-    world, _, key = stored
-    said = world.good("wheels", "pack", "carried.tar", "--key", key[:10]).out
-    assert said.startswith(f"packed 1 wheel into {world.work / 'carried.tar'}, ")
-    digest = said.split()[-1]
-    world.env["ENVBUILD_PREFIX"] = str(world.top / "other")
-    done = world.run("wheels", "unpack", "carried.tar", "--sha256", "0" * 64)
-    assert (done.rc, done.code) == (5, "pack-damaged")
-    assert world.good("wheels", "unpack", "carried.tar", "--sha256", digest).out == "took 1, had 0 already\n"
-    assert world.good("wheels", "unpack", "carried.tar").out == "took 0, had 1 already\n"
-    assert world.good("wheels", "verify").out == "1 of 1 wheels are what their records say\n"
-
-
 def test_the_store_of_a_target_is_the_one_that_is_asked(stored: tuple[World, Path, str]) -> None:
     world, store, key = stored
     world.env["ENVBUILD_PREFIX"] = str(world.top / "nowhere")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from envbuild.bundle.collect import piece
+from envbuild.bundle.write import Contents, write_bundle
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.export import bash_script
@@ -152,20 +154,23 @@ def test_files_that_the_probe_found_are_taken_without_an_index(tmp_path: Path, h
     assert (tmp_path / "p/current/demo/bin/python").exists()
 
 
-def test_what_the_controller_delivered_is_taken_from_where_it_was_staged(tmp_path: Path, home: Path) -> None:
+def test_what_the_controller_delivers_is_taken_from_a_bundle(tmp_path: Path, home: Path) -> None:
     lock, wheels = real_lock(tmp_path, home)
     plan = planned(lock, str(tmp_path / "p"), delivery="controller")
     script = render_script(plan, lock)
     alone = run(script, tmp_path)
-    assert (alone.returncode, "this script brings none" in alone.stderr) == (7, True)
+    assert (alone.returncode, "make it with `envbuild bundle create`" in alone.stderr) == (7, True)
     assert not (tmp_path / "p/envs").exists()
     variant = lock.variants[0]
     store, upstream = Path(store_folder(str(tmp_path / "p"), variant)), tmp_path / "upstream"
-    (store / "sources").mkdir(parents=True)
-    wheels.rename(store / "wheels")
-    bundle = store / "sources" / bundle_name("lib", variant.sources[0])
+    store.mkdir(parents=True)
     git(upstream, "update-ref", "refs/heads/envbuild", "HEAD")
+    bundle = tmp_path / bundle_name("lib", variant.sources[0])
     git(upstream, "bundle", "create", "--quiet", str(bundle), "refs/heads/envbuild")
+    pieces = [piece(f"wheels/{path.name}", path, "wheel") for path in wheels.glob("*.whl")]
+    pieces.append(piece(f"sources/{bundle.name}", bundle, "source"))
+    write_bundle(store / "bundle.tar", Contents("demo", "exact", (variant.machine,), (variant.id,)), pieces)
+    shutil.rmtree(wheels)
     shutil.rmtree(upstream)
     done = run(script, tmp_path, UV_HTTP_TIMEOUT="2", UV_HTTP_RETRIES="0")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,4 @@
-"""What is compiled is compiled on one node of a fleet, and runs on the others, where no compiler ever was.
-
-With `spread: false`, as between nodes whose environments differ: else they would take over more than the wheels.
-"""
+"""What is compiled is compiled on one node of a fleet, and runs on the others, where no compiler ever was."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_a
     nodes = [*bare, builder]
     for node in bare:
         assert node.run(["sh", "-c", "command -v gcc cc c++ g++ ld tcc clang"], check=False).stdout == ""
-    world.target(nodes, spread=False)
+    world.target(nodes)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -68,11 +65,9 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_a
     assert (told["node"], set(told["data"]["to"])) == (builder.address, {node.address for node in bare})
     assert told["data"]["bytes"] > 0
     for node in nodes:
-        left = node.run(
-            ["sh", "-c", f"ls -A {PREFIX}/store/wheels/tmp {PREFIX}/store/*/packs {PREFIX}/tmp"], check=False
-        )
+        left = node.run(["sh", "-c", f"ls -A {PREFIX}/store/wheels/tmp {PREFIX}/store {PREFIX}/tmp"], check=False)
         assert ".tar" not in left.stdout
-    assert not list(world.last_run.glob("pack-*"))
+    assert not list(world.last_run.glob("built-*"))
 
     again = world.fleet("provision")
     assert (again.rc, again.json["steps_run"]) == (0, 0)
@@ -80,7 +75,7 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_a
     # One that comes later takes it from one that is finished.
     _, later = bare
     clear(later)
-    world.target([builder, later], delivery="controller", spread=False)
+    world.target([builder, later], delivery="controller")
     done = world.fleet("provision")
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -93,7 +88,7 @@ def test_one_node_compiles_and_nodes_without_a_compiler_get_the_extension_then_a
     builder.run(["rm", "-r", f"{PREFIX}/store/wheels"])
     (other,) = fleet(1, kind="gcc", tools=True)
     clear(later)
-    world.target([builder, later, other], spread=False)
+    world.target([builder, later, other])
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -108,7 +103,7 @@ def test_a_source_that_does_not_compile_is_tried_on_two_nodes_and_not_on_all(
 ) -> None:
     world = world_with(tmp_path, standalone_python, {"fast.c": BROKEN.replace("PyMODINIT_FUNC", "garbage")})
     nodes = fleet(3, kind="gcc", tools=True)
-    world.target(nodes, spread=False)
+    world.target(nodes)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 4, done.err
     errors = {name: item["error"] for name, item in by_node(done).items()}
@@ -125,7 +120,7 @@ def test_a_node_that_turns_out_to_be_different_builds_for_itself_and_it_is_said(
     usual, other = fleet(2, kind="gcc", tools=True)
     words = '#!/bin/sh\n[ "$1" = --version ] && echo "gcc (another) 12.2.0" && exit\nexec /usr/bin/gcc "$@"\n'
     other.run(["sh", "-c", "cat > /usr/local/bin/gcc && chmod 755 /usr/local/bin/gcc"], stdin=words)
-    world.target([usual, other], spread=False)
+    world.target([usual, other])
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -142,7 +137,7 @@ def test_nodes_on_one_folder_build_once_and_nothing_is_carried(
 ) -> None:
     world = world_with(tmp_path, standalone_python)
     nodes = fleet(2, kind="gcc", tools=True)
-    world.target(nodes, store="/shared/wheels", spread=False)
+    world.target(nodes, store="/shared/wheels")
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -164,7 +159,7 @@ def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
     for node in (builder, bare):
         node.run(["sh", "-c", "cat > /etc/pip.conf"], stdin="[global]\nno-index = true\nfind-links = /shared/dist\n")
     builder.run(["sh", "-c", "cat > /etc/gitconfig"], stdin=lines)
-    world.target([builder, bare], delivery="node", spread=False)
+    world.target([builder, bare], delivery="node")
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err
     found = by_node(done)
@@ -173,7 +168,7 @@ def test_nodes_that_fetch_for_themselves_are_sent_the_wheels_alone(
     assert bare.run(SAYS).stdout == "42\n", "it could not even have fetched the source"
     steps = steps_of(world)
     assert (steps[builder.address].count("deliver"), steps[bare.address].count("deliver")) == (0, 1)
-    assert "packs" not in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout, "it is in the store, and gone"
+    assert "built" not in bare.run(["sh", "-c", f"ls {PREFIX}/store/*"]).stdout, "it is in the store, and gone"
     assert not list(world.last_run.glob("*.tar"))
 
 
@@ -208,7 +203,7 @@ def test_a_node_without_nvcc_gets_what_one_with_it_has_built_and_is_refused_wher
     (bare,) = fleet(1, kind="bare", tools=True)
     nodes = [lacking, bare, builder]
     give_nvcc(builder)
-    world.target(nodes, spread=False)
+    world.target(nodes)
     done = world.fleet("provision", timeout=400)
     assert done.rc == 0, done.err + done.out[-3000:]
     found = by_node(done)

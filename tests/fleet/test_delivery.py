@@ -1,4 +1,4 @@
-"""Delivered files reach a node that has no network of its own, through Ansible over SSH."""
+"""Bundles reach a node that has no network of its own, through Ansible over SSH."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ import pytest
 
 from envbuild.provision.ansible.adapter import run_playbook
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
-from envbuild.provision.delivery.artifacts import Delivery
 from tests.fleet.nodes import Fleet, Node
 
 pytestmark = [pytest.mark.nodes, pytest.mark.slow]
 
 
-def test_a_delivery_is_unpacked_into_the_store_of_a_node_by_its_shell_alone(
+def test_bundles_are_put_into_the_store_of_a_node_by_its_shell_alone(
     fleet: Callable[..., list[Node]], tmp_path: Path
 ) -> None:
     (node,) = fleet(1, kind="bare")
-    (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"wheel")
-    (tmp_path / "s.bundle").write_bytes(b"bundle")
-    delivery = Delivery((tmp_path / "a-1.0-py3-none-any.whl",), {"s": tmp_path / "s.bundle"})
-    delivery.write_archive(tmp_path / "delivery.tar")
+    (tmp_path / "one").write_bytes(b"bundle")
+    (tmp_path / "two").write_bytes(b"built")
     store = "/opt/envbuild/store/0123456789ab"
     host = NodeHost(
         node.address,
         "/usr/bin/python3",
         "/nowhere",
-        artifacts=tmp_path / "delivery.tar",
+        bundles={"bundle.tar": tmp_path / "one", "built-1.tar": tmp_path / "two"},
         store=store,
         run="now",
         tmp="/opt/tmp",
@@ -45,10 +42,7 @@ def test_a_delivery_is_unpacked_into_the_store_of_a_node_by_its_shell_alone(
         cancel=lambda: False,
     )
     assert (result.status, result.nodes[node.address].status) == ("successful", "changed"), result.nodes
-    assert (
-        node.run(["cat", f"{store}/wheels/a-1.0-py3-none-any.whl", f"{store}/sources/s.bundle"]).stdout == "wheelbundle"
-    )
-    assert node.file(f"{store}/sources/s.bundle").read_bytes() == b"bundle"
+    assert node.run(["cat", f"{store}/bundle.tar", f"{store}/built-1.tar"]).stdout == "bundlebuilt"
     assert node.run(["stat", "-c", "%a", "/opt/envbuild", f"{store}/runs/now"]).stdout == "755\n755\n"
     assert node.run(["ls", "/opt/tmp"]).stdout == "", "nothing temporary stays"
 

@@ -24,7 +24,7 @@ def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_
     world = FleetWorld(tmp_path, standalone_python)
     hanging, good = fleet(2, kind="full", tools=True)
     # Each installs for itself, and the good one is done before: only the hanging one has to meet the deadline.
-    world.target([hanging, good], spread=False)
+    world.target([hanging, good])
     first = world.fleet("provision", "--host", good.address, timeout=200)
     assert first.rc == 0, first.err
     hanging.run(["tee", HANGS], stdin="#!/bin/sh\nexec sleep 1000\n")

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.env import activate, verify
-from envbuild.node.packs import provide
+from envbuild.node.env import activate, install, verify
 from tests.support import known_pythons
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
@@ -108,7 +107,7 @@ class Node:
         return self.request("install", **args)
 
     def install(self, variant: dict[str, Any], **more: Any) -> tuple[bool, dict[str, Any]]:
-        return provide.run(self.install_request(variant, **more))
+        return install.run(self.install_request(variant, **more))
 
     def activate(self, variant: dict[str, Any], **more: Any) -> tuple[bool, dict[str, Any]]:
         environment = str(self.environment(variant))

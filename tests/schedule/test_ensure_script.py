@@ -15,11 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.env import activation_files
 from envbuild.provision.jobs.node_local import is_local, prolog_text, refuse_prolog, refuse_script, require_shared
-from envbuild.schedule.job import Broadcast, JobStep
-from envbuild.schedule.pbs import render as render_pbs
 from envbuild.schedule.script import ensure_script, pbs_preamble, task_prolog
-from envbuild.schedule.slurm import render as render_slurm
-from tests.schedule.jobs import job
 
 HOSTILE = "/shared/it's $(touch /nonexistent) {{x}}"
 
@@ -111,20 +107,6 @@ def test_the_first_lines_of_a_pbs_job_run_once_on_every_node(tmp_path: Path) -> 
     assert (tmp_path / "ran").read_text() == "\n\n"
 
 
-def test_slurm_sends_a_copy_to_every_node_and_goes_on_without_and_pbs_has_no_such_thing() -> None:
-    asked = job(steps=(Broadcast(source="/shared/it's", to="/local/tmp/pack"), JobStep(argv=("true",))))
-    assert (
-        "# A copy to the disk of every node; a node that gets none reads the file where it is.\n"
-        'if [ "$NNODES" -gt 1 ]; then\n'
-        '  srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpu-bind=none '
-        "mkdir -p -- /local/tmp &&\n"
-        "    sbcast --force '/shared/it'\"'\"'s' /local/tmp/pack ||\n"
-        "    echo 'warning: not every node has a copy of its own' >&2\n"
-        "fi\n"
-    ) in render_slurm(asked)
-    assert "/local/tmp/pack" not in render_pbs(asked)
-
-
 def target(**more: object) -> Target:
     plain = {"name": "t", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
     return Target.from_plain({**plain, "prefix": "/local/eb", "placement": "node-local", **more})
@@ -146,7 +128,7 @@ def test_what_node_local_jobs_need_is_refused_by_name() -> None:
     assert require_shared(target(shared="/lus/{user}")) == "/lus/{user}"
     for call, code, exit_code in (
         (lambda: require_shared(target()), "shared-missing", 2),
-        (lambda: refuse_prolog(target(placement="shared")), "prolog-without-packs", 2),
+        (lambda: refuse_prolog(target(placement="shared")), "prolog-not-needed", 2),
         (lambda: refuse_prolog(target()), "shared-missing", 2),
         (lambda: refuse_script(target()), "script-of-node-local", 7),
     ):

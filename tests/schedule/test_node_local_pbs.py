@@ -55,7 +55,7 @@ def test_nodes_read_the_pack_where_it_lies_and_a_preamble_brings_back_what_was_l
     assert sorted(nodes) == ["x3001", "x3002"]
     (root,) = {node["root"] for node in nodes.values()}
     said = [check["says"] for node in nodes.values() for check in node["checks"] if check["name"] == "ensure"]
-    assert sum(text.startswith(f"unpacked from {world.shared}/packs/") for text in said) == 1, said
+    assert sum(text.startswith(f"installed from {world.shared}/store/") for text in said) == 1, said
     again = world.job()
     assert ({node["status"] for node in again.json["nodes"]}, world.submitted()) == ({"unchanged"}, [])
 

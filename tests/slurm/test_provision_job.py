@@ -200,18 +200,6 @@ def test_a_plan_asks_and_changes_nothing_on_the_prefix(world: JobWorld) -> None:
     assert snapshot(world.prefix) == {}
 
 
-def test_fetch_only_stages_on_the_login_host_and_builds_nothing(world: JobWorld) -> None:
-    world.tiny()
-    done = world.job("--fetch-only")
-    assert done.rc == 0, done.err
-    assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
-    assert list((world.prefix / "store").rglob("alpha-1.0*.whl"))
-    assert sorted(path.name.partition("-")[0] for path in (world.prefix / "tools").iterdir()) == ["envbuild", "uv"]
-    assert not (world.prefix / "envs").exists()
-    # No package can be had any more, and none is needed.
-    assert world.job().rc == 0
-
-
 def test_the_printed_file_builds_the_same_without_envbuild(world: JobWorld) -> None:
     # Nodes that fetch for themselves do it as the job's own environment says.
     world.target(scheduler={"nodes": 1}, delivery="node")

@@ -50,6 +50,7 @@ class Builder:
         self.options: Json = args.get("build") or {}
         self.cuda_home = environment.toolkit(self.options.get("cuda_home"))
         self.bundles = (args.get("artifacts") or {}).get("sources") or {}
+        self.bundle = (args.get("artifacts") or {}).get("bundle")
         self.store_path = self.options.get("store") or default_path(request["prefix"])
         self.python = os.path.join(self.environment, "bin", "python")
         given = args.get("patches") or {}
@@ -73,7 +74,7 @@ class Builder:
         """
         for tree in self.working_trees:
             self._link(tree)
-        self.handed.take_in(self.store_path)
+        self.handed.take_in(self.store_path, self.tool.tmp)
         store: Store | None = None
         for number, source in enumerate(self.pins):
             progress("fetching sources", source["name"], number, len(self.pins), "sources")
@@ -171,6 +172,8 @@ class Builder:
         out = []
         for source in self.pins:
             one = {key: source[key] for key in _KEYS if key in source}
+            if self.bundle and source["name"] in self.bundles:
+                one["bundle"] = self.bundle
             for key, told in (("patches", self.patched), ("build", self.built), ("compiled", self.compiled)):
                 if source["name"] in told:
                     one[key] = told[source["name"]]

@@ -1,5 +1,5 @@
 """One environment: made, hashed, stamped, switched to, verified, removed.
 
 In: a locked variant and a prefix. Out: an environment with a stamp, or the one that was there before.
-Never imports `smoke` or `image`. The verbs `install` and `verify` come in through `packs`, which may have it already.
+Never imports `smoke` or `image`.
 """

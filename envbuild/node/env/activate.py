@@ -4,7 +4,7 @@ import os
 import time
 
 from envbuild.node import git_source, lease, merkle, paths
-from envbuild.node.env import activation_files, contents, remove, stamp, switch, user_files, verify
+from envbuild.node.env import activation_files, contents, published, remove, stamp, switch, user_files, verify
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json, NodeError, log, plural, utc_time
 from envbuild.node.read_text import names
@@ -37,6 +37,8 @@ def run(request: Json) -> "tuple[bool, Json]":
             changed = new or _update(environment, found, args.get("variant"), variables)
             held.check()
             changed = switch.switch(prefix, stack, environment, variables) or changed
+            if args.get("publish"):
+                published.publish(request, found)
             notes = remove.retire(prefix, environment, bool(args.get("shared")))
             _drop_delivered(paths.delivered(prefix, found["variant_digest"]), request["run"])
     finally:
@@ -148,8 +150,8 @@ def _check_root(environment: str, found: str, wanted: "str | None") -> None:
     if wanted is not None and found != wanted:
         raise NodeError(
             "root-differs",
-            "%s is not what was packed" % environment,
-            why="its root is %.12s, the packed environment has %.12s" % (found, wanted),
-            hint="pack the environment again and provision again",
+            "%s is not what the first node built" % environment,
+            why="its root is %.12s, that node's is %.12s" % (found, wanted),
+            hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
             changed=True,
         )

@@ -59,7 +59,6 @@ def _places(prefix: str, args: Json) -> "list[Place]":
         Place("leftovers", paths.envs_dir(prefix), left, remove=functools.partial(user_files.discard, prefix)),
         Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
         Place("delivered", os.path.join(prefix, "store"), r"[0-9a-f]{12}(\.trash-\d+)?"),
-        Place("packs", os.path.join(prefix, paths.PACKS)),
         Place("temporary", os.path.join(prefix, "tmp")),
         Place("wheels", wheels or wheel_store.default_path(prefix), "[0-9a-f]{64}.*", "`envbuild wheels prune`"),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),

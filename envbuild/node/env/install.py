@@ -1,4 +1,4 @@
-"""Builds an environment in place, up to but without its stamp. The verb is `packs/provide.py`; `activate.py` stamps."""
+"""Builds an environment in place, up to but without its stamp. `activate.py` stamps."""
 
 import os
 import shutil
@@ -7,6 +7,7 @@ import time
 
 from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
+from envbuild.node.bundle import read as bundle_file
 from envbuild.node.env import contents, foundation, packages, stamp, user_files
 from envbuild.node.env import interpreter as base
 from envbuild.node.logs import progress
@@ -14,6 +15,8 @@ from envbuild.node.packages import installed as record
 from envbuild.node.packages import uv
 from envbuild.node.protocol import Json, NodeError, argument
 from envbuild.node.read_text import names
+from envbuild.node.wheels import bundled
+from envbuild.node.wheels.store import default_path
 
 _INODES_PER_PACKAGE = 20
 
@@ -33,6 +36,27 @@ class _Job:
         self.artifacts = args.get("artifacts") or {}
         self.seconds: dict[str, float] = {}
         self._begun = time.monotonic()
+
+    def take_bundle(self) -> None:
+        """Unpack and check the bundle of the request, if it has one; what it holds is then the only place to look at.
+
+        Raises NodeError as `bundle.read.unpack` and `wheels.bundled.take_in` do.
+        """
+        given = self.artifacts.get("bundle")
+        if not given:
+            return
+        progress("checking the bundle")
+        folder = paths.delivered(self.prefix, self.variant["digest"])
+        index = bundle_file.unpack(given["file"], folder, given.get("digest"))
+        build = dict(self.args.get("build") or {})
+        bundled.take_in(build.get("store") or default_path(self.prefix), folder, index)
+        build.setdefault("handed", {"by": "the bundle", "keys": bundled.keys_of(index)})
+        sources = {name: os.path.join(folder, path) for name, path in self.artifacts["sources"].items()}
+        self.artifacts = {"find_links": [os.path.join(folder, "wheels")], "offline": True, "sources": sources}
+        self.artifacts["conda"] = {"folder": os.path.join(folder, "conda")}
+        self.artifacts["bundle"] = index["digest"]
+        self.args.update(artifacts=self.artifacts, build=build)
+        self.phase("bundle")
 
     def phase(self, name: str) -> None:
         now = time.monotonic()
@@ -70,6 +94,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     own = os.path.join(job.prefix, "tmp")
     _sweep(own)
     _check_space(job)
+    job.take_bundle()
     # Not in the block below, which deletes what is there: files of a user may be, that cannot be moved.
     user_files.discard(job.prefix, job.environment)
     tool = _tool(job, own)

@@ -18,7 +18,6 @@ _TRASH = re.compile(r"\.trash-[0-9]+\Z")
 _NUMBER = re.compile(r"\A([2-9]|[1-9][0-9]{1,8})\Z")
 STAMP_VERSION = 1
 STAMP = "stamp.json"
-STAGING = ".unpack-"
 KEPT = "kept"  # below a prefix: files of users that were in environments which are gone
 
 
@@ -60,7 +59,7 @@ def siblings(environment: str) -> "list[str]":
 def leftovers(prefix: str) -> "list[str]":
     """Folders beside the environments that are none: what killed runs left, and what somebody has renamed."""
     folder = paths.envs_dir(prefix)
-    left = [name for name in names(folder) if name.startswith(STAGING) or (parse(name)[0] and not parse(name)[1])]
+    left = [name for name in names(folder) if (parse(name)[0] and not parse(name)[1])]
     return [os.path.join(folder, name) for name in left]
 
 

@@ -1,4 +1,4 @@
-"""The verb `wheels`: lists, verifies and prunes a wheel store, packs wheels for other nodes and takes them in."""
+"""The verb `wheels`: lists, verifies and prunes a wheel store, and writes its wheels into a bundle."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import time
 from envbuild.node import identity, lease, paths, protocol
 from envbuild.node.protocol import Json, NodeError, argument
 from envbuild.node.read_text import names
-from envbuild.node.wheels import archive, entry
+from envbuild.node.wheels import bundled, entry
 from envbuild.node.wheels.store import Store, default_path
 
 KEEP_DAYS = 90.0
@@ -15,18 +15,17 @@ _DAY = 86400.0
 
 
 def run(request: Json) -> "tuple[bool, Json]":
-    """Do `args.action` (`list`, `verify`, `prune`, `pack`, `unpack`) in `args.store` (default `<prefix>/store/wheels`).
+    """Do `args.action` (`list`, `verify`, `prune`, `pack`) in `args.store` (default `<prefix>/store/wheels`).
 
     `list` and `verify` write nothing; `verify` has `ok` False where an entry is damaged. `prune` removes what was not
-    used for `args.keep_days`, with `args.dry_run` it only says so. `pack` writes `args.keys` (default all) to the tar
-    file `args.file`; `unpack` takes them in from it, with `args.sha256` only from that very file. Every result has
-    `store` and `notes`.
+    used for `args.keep_days`, with `args.dry_run` it only says so. `pack` writes `args.keys` into the bundle
+    `args.file`. Every result has `store` and `notes`.
     """
     args = request["args"]
     given = argument(args, "store", "a text", None)
     action = _ACTIONS.get(str(args.get("action")))
     if action is None:
-        known = "list, verify, prune, pack or unpack"
+        known = "list, verify, prune or pack"
         raise NodeError("request-invalid", "`wheels` cannot %s" % str(args.get("action"))[:80], hint=known)
     changed, store, result = action(_expanded(given) if given else default_path(request["prefix"]), args)
     return changed, dict(result, store=store.path, notes=store.notes)
@@ -131,32 +130,11 @@ def _prune(path: str, args: Json) -> "tuple[bool, Store, Json]":
 
 
 def _pack(path: str, args: Json) -> "tuple[bool, Store, Json]":
-    store, keys = Store(path), argument(args, "keys", "a list of text", None)
-    found = [_full(store, key) for key in keys] if keys else None
-    return True, store, archive.pack(store, found, _expanded(argument(args, "file", "a text")))
+    store, file = Store(path), _expanded(argument(args, "file", "a text"))
+    return True, store, bundled.pack(store, argument(args, "keys", "a list of text"), file)
 
 
-def _full(store: "Store", beginning: str) -> str:
-    """The one key of the store that begins so."""
-    known = sorted({name[:64] for name in store.folders() if name.startswith(beginning)})
-    if len(known) == 1:
-        return known[0]
-    raise NodeError(
-        "wheel-unknown",
-        "%d wheels have a key that begins with %s" % (len(known), beginning[:64]),
-        hint="`envbuild wheels list` shows the keys",
-    )
-
-
-def _unpack(path: str, args: Json) -> "tuple[bool, Store, Json]":
-    sha256, pack = argument(args, "sha256", "a text", None), _expanded(argument(args, "file", "a text"))
-    paths.set_umask(path)
-    store = Store(path, create=True)
-    result = archive.unpack(store, pack, sha256)
-    return bool(result["taken"]), store, result
-
-
-_ACTIONS = {"list": _list, "verify": _verify, "prune": _prune, "pack": _pack, "unpack": _unpack}
+_ACTIONS = {"list": _list, "verify": _verify, "prune": _prune, "pack": _pack}
 
 
 class _Pruning:

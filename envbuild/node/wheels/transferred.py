@@ -1,19 +1,19 @@
 """Wheels that another node has built, handed to this one: taken into its store, used where they are right for it."""
 
-import os
 import shutil
 import tempfile
 
 from envbuild.node import paths
-from envbuild.node.protocol import Json, NodeError, log
-from envbuild.node.wheels import archive
+from envbuild.node.bundle import read
+from envbuild.node.protocol import Json, log
+from envbuild.node.wheels import bundled
 from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import why_not_for
 from envbuild.node.wheels.store import Store
 
 
 class Handed:
-    """`build.handed` of an install request: `by` (a node), `keys` {source: build key}, and a pack `file`, `sha256`.
+    """`build.handed` of an install request: `by` (a node), `keys` {source: build key}, and a bundle `file`, `digest`.
 
     Without a `file` the store is expected to have the keys. `told` says by source what became of it: `by`, `key`,
     `used`, `why` (why not, or why another key than the node's own was right).
@@ -25,27 +25,23 @@ class Handed:
         self.by = str(given.get("by") or "another node")
         self.keys: dict[str, str] = dict(given.get("keys") or {})
         self.file: str | None = given.get("file")
-        self.sha256: str | None = given.get("sha256")
+        self.digest: str | None = given.get("digest")
         self.told: dict[str, Json] = {}
 
-    def take_in(self, path: str) -> None:
-        """Take the pack into the store at `path` and remove it, with what lies beside it in a folder `packs`.
+    def take_in(self, path: str, tmp: str) -> None:
+        """Take the bundle into the store at `path` and remove it; it is unpacked below `tmp`.
 
-        A store that cannot be written is left as it is.
-
-        Raises NodeError `pack-damaged` (exit 5), `disk-full` or `inodes-full` (75).
+        A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `bundle-missing`
+        (2), `disk-full` or `inodes-full` (75).
         """
         if not self.file:
             return
+        folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
         try:
-            taken = archive.unpack(Store(path, create=True), self.file, self.sha256)
-            log("%d wheels of %s are in the wheel store" % (len(taken["taken"]) + len(taken["there"]), self.by))
-        except NodeError as error:
-            if error.code not in ("store-not-writable", "pack-missing"):
-                raise
-            log("warning: what %s has built is not taken in: %s (%s)" % (self.by, error, error.why))
+            bundled.take_in(path, folder, read.unpack(self.file, folder, self.digest))
         finally:
-            _remove(self.file)
+            paths.remove_tree(folder)
+            paths.remove_tree(self.file)
         self.file = None
 
     def expected(self, store: "Store", source: str, own: Json) -> bool:
@@ -80,12 +76,3 @@ class Handed:
         shutil.rmtree(folder)
         log("%s: the wheel that %s built is not used: %s" % (source, self.by, why))
         return None
-
-
-def _remove(pack: str) -> None:
-    folder = os.path.dirname(pack)
-    try:
-        # Beside it may lie packs of runs that were killed.
-        paths.remove_tree(folder if os.path.basename(folder) == "packs" else pack)
-    except OSError as error:
-        log("%s is not removed: %s" % (pack, error))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,15 +23,14 @@ from envbuild.transport.processes import GRACE, end_marked, end_orphans, marker_
 
 # The roles of each playbook in order, and the sentence of each role's last task.
 STEPS = {
-    "provision.yml": ("toolchain", "deliver", "install", "unpack", "smoke", "activate"),
+    "provision.yml": ("toolchain", "deliver", "install", "smoke", "activate"),
     "image.yml": ("toolchain", "carry", "container"),
 }
 SENTENCES = {
     "toolchain": "Put the toolchain in place",
-    "deliver": "Deliver packages and sources",
+    "deliver": "Deliver the bundles",
     "carry": "Send the image",
     "install": "Build the environment",
-    "unpack": "Unpack the environment that another node has built",
     "smoke": "Run the smoke tests in the environment",
     "activate": "Stamp the environment and make it current",
     "container": "Take the image in, test inside and write the launcher",
@@ -109,35 +107,26 @@ def _watched(argv: list[str], stdin: bytes | None, watch: Watch, variables: Mapp
 
 
 def _put(work: Callable[[NodeHost, Path], None], host: NodeHost) -> proc.Finished:
-    """Put the artifacts of `host` into its store."""
+    """Put files for `host` into its store."""
     store = Path(host.store or "")
     try:
         store.mkdir(mode=0o755, parents=True, exist_ok=True)
         work(host, store)
-    except (OSError, tarfile.TarError) as error:
+    except OSError as error:
         return proc.Finished(1, err=str(error))
     return proc.Finished(0)
 
 
 def _deliver(host: NodeHost, store: Path) -> None:
-    if host.run:
-        # Named by the run, so that another run which ends now leaves what this one delivers.
-        (store / "runs" / host.run).mkdir(mode=0o755, parents=True, exist_ok=True)
-    # `extractall(filter=...)` is not in every Python 3.11.
-    with tarfile.open(host.artifacts or "") as archive:
-        for member in archive:
-            place = Path(os.path.normpath(store / member.name))
-            if not member.isfile() or store not in place.parents:
-                raise tarfile.TarError(f"{member.name} is no file, or lies outside of {store}")
-            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            content = archive.extractfile(member)
-            assert content is not None  # noqa: S101 - it is a file
-            with content, place.open("wb") as out:
-                shutil.copyfileobj(content, out)
+    # Named by the run, so that another run which ends now leaves what this one delivers.
+    (store / "runs" / host.run).mkdir(mode=0o755, parents=True, exist_ok=True)
+    for name, bundle in host.bundles.items():
+        shutil.copyfile(bundle, store / name)
 
 
 def _carry(host: NodeHost, store: Path) -> None:
-    image = Path(host.artifacts or "")
+    image = host.image
+    assert image is not None  # noqa: S101 - else there is no such step
     place = store / image.name
     place.touch(mode=0o600)
     shutil.copyfile(image, place)

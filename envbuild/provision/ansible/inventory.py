@@ -95,7 +95,7 @@ ssh_args =
 """
 
 
-VERBS = ("install", "unpack", "smoke", "activate")
+VERBS = ("install", "smoke", "activate")
 # What playbooks/image.yml runs.
 IMAGE_VERBS = ("container",)
 
@@ -106,7 +106,8 @@ class NodeHost:
 
     `python`: interpreter on the node that runs the node program at `pyz` (both absolute paths on the node). `requests`:
     verb to the request file on the controller; a verb that is missing is not run. `payload`: a toolchain payload on the
-    controller to run first. `artifacts`: a tar file on the controller, unpacked into `store` on the node; of `run`.
+    controller to run first. `bundles`: name in `store` on the node to a bundle on the controller, of `run`; `image`: a
+    file that goes into `store`.
     `tmp`: where Ansible keeps temporary files on the node, `first_tmp` the same before the toolchain made the prefix;
     `/tmp` (private folders in it) when there is none or it is not plain.
     """
@@ -116,7 +117,8 @@ class NodeHost:
     pyz: str
     requests: Mapping[str, Path] = field(default_factory=dict)
     payload: Path | None = None
-    artifacts: Path | None = None
+    bundles: Mapping[str, Path] = field(default_factory=dict)
+    image: Path | None = None
     store: str | None = None
     run: str = ""
     tmp: str | None = None
@@ -124,8 +126,8 @@ class NodeHost:
 
     def steps(self) -> frozenset[str]:
         """The roles that will do something on this node; all others are skipped."""
-        extra = {"toolchain": self.payload, "deliver": self.artifacts, "carry": self.artifacts}
-        return frozenset(self.requests) | {role for role, file in extra.items() if file is not None}
+        extra = {"toolchain": self.payload, "deliver": self.bundles, "carry": self.image}
+        return frozenset(self.requests) | {role for role, file in extra.items() if file}
 
     def variables(self) -> dict[str, Any]:
         """The host variables that roles read."""
@@ -141,11 +143,15 @@ class NodeHost:
         }
         if self.payload is not None:
             out["envbuild_payload"] = str(self.payload.absolute())
-        if self.artifacts is not None:
+        if self.bundles or self.image is not None:
             if self.store is None:
-                raise ValueError("artifacts need a store")
-            out["envbuild_artifacts"] = str(self.artifacts.absolute())
-            out.update(envbuild_store=self.store, envbuild_run=self.run)
+                raise ValueError("bundles and images need a store")
+            out.update(envbuild_store=self.store)
+        if self.bundles:
+            bundles = {name: str(path.absolute()) for name, path in self.bundles.items()}
+            out.update(envbuild_bundles=bundles, envbuild_run=self.run)
+        if self.image is not None:
+            out["envbuild_image"] = str(self.image.absolute())
         # And these it gives to the node's shell as they are, so only plain paths can be used.
         if self.first_tmp is not None and is_plain_path(self.first_tmp):
             out["envbuild_first_tmp"] = self.first_tmp

@@ -120,10 +120,10 @@ def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run:
         pyz=files.pyz,
         requests=paths,
         payload=files.payload,
-        artifacts=files.artifacts,
+        bundles=files.bundles,
+        image=files.image,
         store=files.store,
-        # Who sends a pack takes it away.
-        run="" if "unpack" in verbs else run.id,
+        run=run.id,
         tmp=files.tmp or (posixpath.join(files.prefix, "tmp") if files.prefix else None),
         first_tmp=files.tmp,
     )

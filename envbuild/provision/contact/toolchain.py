@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # Node program and Ansible; what this Python cannot do on a node, no node program needs.
 BOOTSTRAP_PYTHON = "3.12"
 NODE_PROGRAM = "envbuild-node"
+TOOLCHAIN = "toolchain"  # the folder of the cache of this machine that keeps what is fetched here
 
 
 class NodeTools(NamedTuple):
@@ -92,7 +93,7 @@ def node_tools(
     tools = [_node_program(folder), uv_tool()]
     standalone: Tool | None = None
     if variant.interpreter.kind == "standalone":
-        standalone = _locked_python(variant, toolchain_file, fetch=folder is not None)
+        standalone = standalone_python(variant, toolchain_file, fetch=folder is not None)
         tools.append(standalone)
         # An environment stands on what lies on the same disk.
         interpreter = standalone.path(facts.prefix.path)
@@ -161,7 +162,7 @@ def first_tools(answer: ContactResult, variants: Iterable[Variant], toolchain_fi
     libc = answer.findings.get("libc", "glibc").split()[0]
     standalone = next((item for item in variants if item.interpreter.kind == "standalone"), None)
     if standalone is not None:
-        return (_locked_python(standalone, toolchain_file),)
+        return (standalone_python(standalone, toolchain_file),)
     return (bootstrap_python(arch, libc, toolchain_file),)
 
 
@@ -175,7 +176,8 @@ def _planned(build: ToolchainPython) -> Tool:
     return Tool("python", Path(build.name), build.sha256, "tree")
 
 
-def _locked_python(variant: Variant, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
+def standalone_python(variant: Variant, toolchain_file: Path | None, *, fetch: bool = True) -> Tool:
+    """The Python that a variant pins. Raises EnvbuildError `interpreter-mismatch` (exit 5)."""
     build = load_toolchain(toolchain_file).by_name(str(variant.interpreter.name))
     if build.sha256 != variant.interpreter.sha256:
         raise EnvbuildError(
@@ -195,7 +197,7 @@ def fetched_python(build: ToolchainPython) -> Tool:
 
     from envbuild.transport.download import download
 
-    folder = platformdirs.user_cache_path("envbuild") / "toolchain"
+    folder = platformdirs.user_cache_path("envbuild") / TOOLCHAIN
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"{build.sha256[:12]}-{build.name}"
     if not (archive.is_file() and sha256_of(archive) == build.sha256):

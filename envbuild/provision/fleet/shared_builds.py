@@ -1,9 +1,9 @@
 """Carry out a plan in which one node compiles for others that share no wheel store with it.
 
-Builders run first, together with the nodes that nobody waits for. What a builder has compiled is packed there, fetched
-into the run directory and delivered to the others of its class; they run then, and take it into their own stores. Where
-a builder fails the next one of its class tries once; then the others end with that error, none of them compiles it
-again. Where only the handing over fails, they build for themselves.
+Builders run first, together with the nodes that nobody waits for. What a builder has compiled is put into a bundle
+there, fetched into the run directory and delivered to the others of its class; they run then, and take it into their
+own stores. Where a builder fails the next one of its class tries once; then the others end with that error, none of
+them compiles it again. Where only the handing over fails, they build for themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import posixpath
 import secrets
-import tarfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -54,11 +53,11 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Pack:
-    """Wheels of one class on this machine."""
+class _Built:
+    """The bundle with the wheels of one class, on this machine."""
 
     path: Path
-    sha256: str
+    digest: str
     size: int
 
 
@@ -84,7 +83,7 @@ class _Run:
         }
         self.groups = [_Group(made, list(made.nodes)) for made in plan.builds]
         self.outcome = Outcome()
-        self.packs: list[Path] = []
+        self.bundles: list[Path] = []
 
     def run(self) -> Outcome:
         """Play until no node waits: first builders, those whom nobody waits for, and those whom a donor gave."""
@@ -111,7 +110,7 @@ class _Run:
                 for group in building:
                     self._give_up(group)
         finally:
-            for path in self.packs:
+            for path in self.bundles:
                 path.unlink(missing_ok=True)
         self.work.notes += _built_alone(self.outcome)
         return self.outcome
@@ -172,13 +171,13 @@ class _Run:
         ready: list[str] = []
         self.work.progress.stage("handing over what was built")
         began = time.monotonic()
-        packs = proc.parallel([partial(self._pack, group) for group in groups])
-        for group, pack in zip(groups, packs, strict=True):
-            if isinstance(pack, EnvbuildError) or pack is None:
-                if not self._without(group, pack):
+        found = proc.parallel([partial(self._bundle, group) for group in groups])
+        for group, answer in zip(groups, found, strict=True):
+            if isinstance(answer, EnvbuildError) or answer is None:
+                if not self._without(group, answer):
                     continue
             else:
-                self._give(group, *pack, seconds=round(time.monotonic() - began, 3))
+                self._give(group, *answer, seconds=round(time.monotonic() - began, 3))
             ready += group.waiting
             group.waiting = []
         return ready
@@ -192,8 +191,8 @@ class _Run:
             self._refuse_unable(group, why)
         return group.by != group.made.donor or not group.made.builders
 
-    def _pack(self, group: _Group) -> tuple[_Pack | None, set[str]] | EnvbuildError | None:
-        """The wheels of a class here, and which nodes lack them; no pack where none does."""
+    def _bundle(self, group: _Group) -> tuple[_Built | None, set[str]] | EnvbuildError | None:
+        """The wheels of a class here, and which nodes lack them; no bundle where none does."""
         try:
             if not group.keys:
                 return None
@@ -202,7 +201,7 @@ class _Run:
         except EnvbuildError as error:
             return error
         except OSError as error:
-            return EnvbuildError("pack-not-written", f"the wheels of {group.by} cannot be kept here", why=str(error))
+            return EnvbuildError("bundle-not-written", f"the wheels of {group.by} cannot be kept here", why=str(error))
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
             return self.work.run.unexpected("they were not fetched", error)
 
@@ -229,58 +228,40 @@ class _Run:
             return facts.filled(named)
         return posixpath.join(facts.prefix.path, "store", "wheels")
 
-    def _fetched(self, group: _Group) -> _Pack:
-        """Pack on the node that has the wheels, and fetch the pack."""
+    def _fetched(self, group: _Group) -> _Built:
+        """Put them into a bundle on the node that has the wheels, and fetch it."""
         work, store = self.work, self._store(group.by)
         prefix = work.survey.facts[group.by].prefix.path
         # One node can give to several classes at once.
-        name = f"pack-{work.run.id}-{secrets.token_hex(4)}.tar"
+        name = f"built-{work.run.id}-{secrets.token_hex(4)}.tar"
         there, here = posixpath.join(store, "tmp", name), work.run.staging / name
         args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
         request = node_request("wheels", prefix, args, work.run.id)
         connection = work.prepared.target.connection
         told = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S, run=work.run)[group.by].result()
-        self.packs.append(here)
+        self.bundles.append(here)
         receive(group.by, there, here, size=told["bytes"], sha256=told["sha256"], connection=connection)
-        return _Pack(here, told["sha256"], told["bytes"])
+        return _Built(here, told["digest"], told["bytes"])
 
-    def _give(self, group: _Group, pack: _Pack | None, lacking: set[str], *, seconds: float) -> None:
+    def _give(self, group: _Group, built: _Built | None, lacking: set[str], *, seconds: float) -> None:
         """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
         self.work.journal.append(
             EventKind.HANDED_OVER, node=group.by, to=list(group.waiting), keys=group.keys,
-            bytes=pack.size if pack else 0, seconds=seconds,
+            bytes=built.size if built else 0, seconds=seconds,
         )  # fmt: skip
         for node in group.waiting:
             install = self.requests[node]["install"] = copy.deepcopy(self.requests[node]["install"])
             handed: dict[str, Any] = {"by": group.by, "keys": group.keys}
-            if pack is not None and node in lacking:
-                handed.update(file=self._delivered(node, pack), sha256=pack.sha256)
+            if built is not None and node in lacking:
+                handed.update(file=self._delivered(node, built), digest=built.digest)
             install["args"]["build"].update(handed=handed, check_rebuild=False)
 
-    def _delivered(self, node: str, pack: _Pack) -> str:
-        """Put the pack into the node's delivery; where it will lie there."""
-        files, member = self.files[node], f"packs/{pack.sha256[:12]}.tar"
-        variant = self.work.survey.variants[node]
-        store = files.store or store_folder(self.work.survey.facts[node].prefix.path, variant)
-        # Nodes of one variant have one delivery; no play is under way that reads it.
-        archive = files.artifacts or self.work.run.staging / f"handed-{variant.digest[:12]}.tar"
-        add_member(archive, member, pack.path)
-        if files.artifacts is None and archive not in self.packs:
-            self.packs.append(archive)
-        self.files[node] = replace(files, artifacts=archive, store=store)
-        return posixpath.join(store, member)
-
-
-def add_member(archive: Path, name: str, path: Path) -> None:
-    """Append a file to a tar file, which is made where it is not there; once."""
-    if archive.exists():
-        with tarfile.open(archive) as there:
-            if name in there.getnames():
-                return
-    with tarfile.open(archive, "a", format=tarfile.GNU_FORMAT) as out, path.open("rb") as content:
-        member = tarfile.TarInfo(name)
-        member.size, member.mode = path.stat().st_size, 0o644
-        out.addfile(member, content)
+    def _delivered(self, node: str, built: _Built) -> str:
+        """Put the bundle beside what else the node is brought; where it will lie there."""
+        files, name = self.files[node], f"built-{built.digest[:12]}.tar"
+        store = files.store or store_folder(self.work.survey.facts[node].prefix.path, self.work.survey.variants[node])
+        self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
+        return posixpath.join(store, name)
 
 
 def _keys_in(answer: ContactResult | None) -> set[str]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envbuild.bundle.collect import artifact_cache, collect
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container import apptainer, build
 from envbuild.container.build import Options, fill_wheelhouse, link
@@ -26,7 +27,6 @@ from envbuild.model.lock import ArtifactFile, LockedPackage
 from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import fetched_python
-from envbuild.provision.delivery.artifacts import artifact_cache, fetch_delivery
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
@@ -45,7 +45,7 @@ def builds_in_job(prepared: Prepared) -> bool:
 def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Obtained:
     """One file in `folder` with everything that a build without a network needs, as something that is carried.
 
-    Its id is not known before a node has built it. Raises EnvbuildError: what `fetch_delivery`, `find_builder` and
+    Its id is not known before a node has built it. Raises EnvbuildError: what `collect`, `find_builder` and
     `Builder.save` raise.
     """
     assert image.recipe is not None  # noqa: S101 - see `builds_in_job`
@@ -83,9 +83,9 @@ def _fetch(recipe: ImageRecipe, settings: ContainerSettings, house: Path) -> Non
     sources = tuple(each for each in variant.sources if {name.partition("/")[0] for name in lacking} & {each.name})
     wanted = variant.model_copy(update={"packages": tuple(packages), "sources": sources})
     with _git_configuration(settings.gitconfig):
-        delivery = fetch_delivery(wanted, cache=artifact_cache(), glibc=recipe.inside.glibc)
-    for path in (*delivery.packages, *delivery.sources.values()):
-        link(path, house / path.name)
+        pieces = collect(wanted, cache=artifact_cache(), glibc=recipe.inside.glibc)
+    for each in pieces:
+        link(each.source, house / each.source.name)
     if (build := recipe.inside.python_build) is not None:
         link(fetched_python(build).source, house / build.name)
 

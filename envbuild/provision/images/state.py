@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envbuild.errors import EnvbuildError, as_dicts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
+from envbuild.provision.ansible.node_files import files_with
 from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.contact.toolchain import runner_tools
-from envbuild.provision.delivery.node_files import files_with
 from envbuild.provision.images import plan as container_plan
 from envbuild.provision.images.obtain import Obtained, Wanted, known_id, settings_of
 from envbuild.provision.images.plan import NodeImage
@@ -115,7 +115,7 @@ def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], got: Obta
     tools = runner_tools(
         facts, python["path"], python["version"], folder=work.run.staging, toolchain_file=work.settings.toolchain_file
     )
-    return files_with(work, facts, tools, tools.tools, got.archive if got else None, store)
+    return replace(files_with(work, facts, tools, tools.tools), image=got.archive if got else None, store=store)
 
 
 _BROUGHT = {"here": "take in", "job": "build in a job"}

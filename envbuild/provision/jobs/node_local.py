@@ -1,7 +1,7 @@
-"""Jobs whose nodes each have a disk of their own: one node builds and packs, all others take the pack over.
+"""Jobs whose nodes each have a disk of their own: one node builds what is compiled, and each installs from a bundle.
 
 The prefix is the same path on every node's disk. What login host and nodes share (`shared` of the target) holds jobs,
-staged tools, deliveries and packs, and says what nodes get: `node/packs/published.py`.
+staged tools, bundles and built wheels, and says what nodes get: `node/env/published.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
-from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.schedule.job import Broadcast, JobStep
+from envbuild.schedule.job import JobStep
 from envbuild.schedule.script import ensure_file, ensure_script, pbs_preamble, task_prolog
-
-# What `ensure` needs to stamp an environment as the node that built it has done.
-_OF_ACTIVATE = ("stack", "profile", "variant", "variables", "evidence")
 
 
 def is_local(target: Target) -> bool:
@@ -35,23 +31,23 @@ def require_shared(target: Target) -> str:
         raise EnvbuildError(
             "shared-missing",
             f"the target {target.name} names no folder that its login host and nodes share",
-            why="with `placement: node-local`, jobs, tools and packs lie in such a folder, and the prefix on each node",
+            why="`placement: node-local` keeps jobs, tools and bundles in such a folder, and the prefix on each node",
             hint="`shared: /path/on/the/shared/file/system` in the target file; or `placement: shared`",
         )
     return target.shared
 
 
-def with_packed(facts: NodeFacts, shared: Mapping[str, Any]) -> NodeFacts:
-    """Facts of a node with what the shared folder says; the packed environment only where its own disk had it."""
+def with_published(facts: NodeFacts, shared: Mapping[str, Any]) -> NodeFacts:
+    """Facts of a node with what the shared folder says; the environment only where its own disk had it."""
     own = {(item.path, item.root) for item in facts.environments if item.stamp}
-    packed = tuple(item for item in shared["environments"] if (item.path, item.root) in own)
-    return facts.model_copy(update={**shared, "environments": packed})
+    there = tuple(item for item in shared["environments"] if (item.path, item.root) in own)
+    return facts.model_copy(update={**shared, "environments": there})
 
 
 def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> None:
-    """Forget a packed environment that is not the one that was chosen, or has other variables: all is done again then.
+    """Forget an environment that is not the one that was chosen, or has other variables: all is done again then.
 
-    A change of the link or of variables alone has to reach all nodes too, and only a pack does.
+    A change of the link or of variables alone has to reach all nodes too, and only a new request of `ensure` does.
     """
     for node in nodes:
         variant, facts = survey.variants.get(node), survey.facts[node]
@@ -66,33 +62,19 @@ def keep_only_wanted(survey: Survey, prepared: Prepared, nodes: list[str]) -> No
         survey.facts[node] = facts.model_copy(update={"environments": good})
 
 
-def pack_request(builder: NodePlan, work: Work, folder: str) -> dict[str, Any]:
-    """The request that packs what was built into the shared folder, and tells later jobs of it.
+def published(builder: NodePlan, work: Work, folder: str) -> dict[str, Any]:
+    """What `activate` of the node that builds writes into the shared folder: how all nodes get the same, now and later.
 
-    The link `pack` in the job's folder names the pack, whose own name only its root gives.
+    `folder`: that of the job.
     """
     facts, tools, stack = work.survey.facts[builder.node], work.tools[builder.node], work.prepared.stack.name
-    activate = next(step.request for step in builder.steps if step.kind == "activate" and step.request is not None)
-    told = {
+    install = next(step.request for step in builder.steps if step.kind == "install" and step.request is not None)
+    return {
         "folder": posixpath.join(facts.shared, "ensure"),
         "script": ensure_script(facts.shared, stack, tools.python, tools.pyz),
-        "args": {key: activate["args"][key] for key in _OF_ACTIVATE},
-        "near": near_pack(facts, work.run.id),
+        "install": install["args"],
         "requests": [posixpath.join(folder, "requests", "ensure.json")],
-        "link": posixpath.join(folder, "pack"),
     }
-    args = {"environment": builder.environment, "folder": posixpath.join(facts.shared, "packs"), "ensure": told}
-    return node_request("pack", facts.prefix.path, args, work.run.id)
-
-
-def near_pack(facts: NodeFacts, run: str) -> str:
-    """Where the scheduler puts a copy of the pack on each node's disk; `ensure` removes it."""
-    return posixpath.join(facts.prefix.path, "tmp", f"pack-{run}")
-
-
-def broadcast(builder: NodePlan, work: Work, folder: str) -> Broadcast:
-    """The pack to every node."""
-    return Broadcast(source=posixpath.join(folder, "pack"), to=near_pack(work.survey.facts[builder.node], work.run.id))
 
 
 def ensure_step(target: Target, shared: str, stack: str) -> tuple[JobStep, ...]:
@@ -111,16 +93,16 @@ def refuse_script(target: Target) -> None:
         raise EnvbuildError(
             "script-of-node-local",
             "no script without envbuild builds environments on the disks of many nodes",
-            why="the others take a pack over, which the node program makes and unpacks",
+            why="every job begins with the node program, which installs what its node lacks",
             hint="`--print-prolog` prints what later jobs begin with; `placement: shared` has a script",
         )
 
 
 def refuse_prolog(target: Target) -> None:
-    """Raises EnvbuildError `prolog-without-packs` or `shared-missing` (exit 2) where later jobs take no pack over."""
+    """Raises EnvbuildError `prolog-not-needed` or `shared-missing` (exit 2) where later jobs need none."""
     if not is_local(target):
         raise EnvbuildError(
-            "prolog-without-packs",
+            "prolog-not-needed",
             f"jobs on {target.name} need nothing before they begin",
             why=f"its placement is {target.placement}, through {target.connection.kind}",
             hint="`. PREFIX/current/STACK/.envbuild/activate.sh` sets the variables of an environment",

@@ -28,7 +28,7 @@ from envbuild.provision.jobs.answers import (
     read_answers,
     tell_phases,
 )
-from envbuild.provision.jobs.node_local import broadcast, is_local, pack_request
+from envbuild.provision.jobs.node_local import is_local, published
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.jobs.survey import facts_file, facts_of, write_facts
@@ -37,7 +37,7 @@ from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.progress_events import followed
 from envbuild.provision.survey.ask import decide, probe_args
-from envbuild.schedule.job import Broadcast, Job, JobState, JobStep, job_error
+from envbuild.schedule.job import Job, JobState, JobStep, job_error
 
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
@@ -127,8 +127,10 @@ def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any
     checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
     requests["verify"] = node_request("verify", prefix, checked, work.run.id)
     requests["probe"] = node_request("probe", prefix, probe_args(work.prepared), work.run.id)
-    if is_local(work.prepared.target):
-        requests["pack"] = pack_request(builder, work, folder)
+    if is_local(work.prepared.target) and "install" in requests:
+        told = requests["activate"]
+        args = {**told["args"], "publish": published(builder, work, folder)}
+        requests["activate"] = {**told, "args": args}
     if meeting is not None:
         requests["meet"] = meeting
     script = Path(__file__).with_name("job_run.sh").read_bytes()
@@ -143,7 +145,7 @@ def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any
     }
 
 
-def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[JobStep | Broadcast]:
+def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[JobStep]:
     tools = work.tools[builder.node]
     run = ("/bin/sh", f"{folder}/run.sh", folder, tools.python, tools.pyz)
     asked = {str(step.request["verb"]) for step in builder.steps if step.request is not None}
@@ -152,10 +154,9 @@ def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[J
     together = [JobStep(argv=(*run, "meet"))] if meets else []
     if not is_local(work.prepared.target):
         return [JobStep(argv=(*run, *built), each="once"), JobStep(argv=(*run, *tested)), *together]
-    # `pack` writes the request of `ensure`, which finds nothing to do on the node that built.
+    # `activate` writes the request of `ensure`, which finds nothing to do on the node that built.
     return [
-        JobStep(argv=(*run, *built, "pack"), each="once"),
-        broadcast(builder, work, folder),
+        JobStep(argv=(*run, *built), each="once"),
         JobStep(argv=(*run, "ensure", *tested)),
         *together,
     ]

@@ -30,7 +30,7 @@ class InJobs(Environments):
             return execute_jobs(plan, work, JobSite.of(work.prepared.target))
 
     def stage(self, work: Work, plan: Plan) -> Plan:
-        """Put tools and deliveries under the prefix, from the login host; the plan as it is then."""
+        """Put tools and bundles under the prefix, from the login host; the plan as it is then."""
         site, builder = JobSite.of(work.prepared.target), builder_of(plan)
         plan, files = stage(work, plan, only=builder.node)
         with work.phase("stage", f"staging on {site.login}"):

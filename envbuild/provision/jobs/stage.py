@@ -35,8 +35,8 @@ def on_login(
 
 
 def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
-    """Put tools and deliveries there. Raises the EnvbuildError of a step that failed on the login host."""
-    if files is not None and (files.payload is not None or files.artifacts is not None):
+    """Put tools and bundles there. Raises the EnvbuildError of a step that failed on the login host."""
+    if files is not None and (files.payload is not None or files.bundles):
         on_login(work, site, files, {}, "provision.yml")
 
 

@@ -21,7 +21,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.answers import Asked, ask_in_job
-from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_packed
+from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.between_runs import MAX_AGE, keep, read_recent
 from envbuild.provision.run.context import Work
@@ -92,7 +92,7 @@ def survey_jobs(work: Work, site: JobSite, *, bring_python: bool = False, anew: 
             survey = _bring_python(work, site, top, survey)
             top, shared = look_at_login(work, site)
     if is_local(prepared.target):
-        survey.facts = {node: with_packed(facts, shared) for node, facts in survey.facts.items()}
+        survey.facts = {node: with_published(facts, shared) for node, facts in survey.facts.items()}
     elif known:
         survey.facts = {node: facts.model_copy(update=shared) for node, facts in known.items()}
     if can_keep(prepared.choice, prepared.target.base) and not work.settings.repair:
@@ -133,7 +133,7 @@ def login_facts(target: Target, stack: str | None, login: str, connection: Conne
     """
     local = is_local(target)
     prefix = require_shared(target) if local else target.prefix
-    args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "packed": local}
+    args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "published": local}
     request = node_request("probe", prefix, args, run.id if run else "-")
     return NodeFacts.from_plain(contact([login], lambda _: request, connection, run=run)[login].result())
 

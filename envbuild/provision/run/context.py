@@ -34,7 +34,7 @@ class Settings:
     `check_rebuild`: build what is compiled twice and compare; `cancel_job`: an interrupt also ends the job that the run
     waits for; `script`: the plan is only printed, so no job may be submitted for it; `batches`: how many nodes at a
     time, and how many may fail; `only`: what of the smoke test is run (`ITEM`, `ITEM/CHECK`; nothing: all);
-    `full`: the smoke item `full` too.
+    `full`: the smoke item `full` too; `bundle`: the file or folder that everything comes from.
     """
 
     runs_root: Path
@@ -50,6 +50,7 @@ class Settings:
     script: bool = False
     only: tuple[str, ...] = ()
     full: bool = False
+    bundle: Path | None = None
     command: tuple[str, ...] = ()
     cancel: Callable[[], bool] = lambda: False
 
@@ -72,8 +73,8 @@ class Work:
 
     `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished;
     `tried`: those that were to give an environment to others and could not; `lacking`: errors of those that the newest
-    plan left out, because they cannot build and nobody gives them anything; `rough`: seconds by node and step that
-    plans said before anything was known of a machine.
+    plan left out, because they cannot build and nobody gives them anything; `bundle`: the index of the one to use;
+    `rough`: seconds by node and step that plans said before anything was known of a machine.
     """
 
     prepared: Prepared
@@ -91,6 +92,7 @@ class Work:
     done: set[str] = field(default_factory=set)
     tried: set[str] = field(default_factory=set)
     lacking: dict[str, EnvbuildError] = field(default_factory=dict)
+    bundle: dict[str, Any] | None = None
     rough: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def planned(self, plan: Plan) -> Plan:

@@ -68,7 +68,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """What the controller prepared for one node: a toolchain payload, delivered artifacts and where they go.
+    """What the controller prepared for one node: a toolchain payload, bundles or an image, and where they go.
+
+    `bundles`: name in the folder `store` of the node to the file here.
 
     `tmp` is where temporary files go on the node: the folder that the target names, None when it names none.
     `prefix` is the node's, absolute.
@@ -77,7 +79,8 @@ class NodeFiles:
     python: str
     pyz: str
     payload: Path | None = None
-    artifacts: Path | None = None
+    bundles: Mapping[str, Path] = field(default_factory=dict)
+    image: Path | None = None
     store: str | None = None
     tmp: str | None = None
     prefix: str | None = None

@@ -115,7 +115,9 @@ def is_reach_known(prepared: Prepared, survey: Survey) -> bool:
 
 def ask_here(prepared: Prepared, survey: Survey) -> None:
     """Ask what this machine could deliver, where it is to decide and a node does not reach everything."""
-    short = next((facts for facts in survey.facts.values() if not all(facts.reachable.values())), None)
+    every_job = prepared.target.connection.kind == "job" and prepared.target.placement == "node-local"
+    nodes = survey.facts.values()
+    short = next((facts for facts in nodes if every_job or not all(facts.reachable.values())), None)
     if short is not None and survey.supply is None and prepared.target.delivery == "auto":
         from envbuild.provision.survey.reach import controller_supply
 

@@ -11,9 +11,9 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
+from envbuild.provision.ansible.node_files import payload_of
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact import toolchain
-from envbuild.provision.delivery.node_files import payload_of
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Survey
@@ -83,6 +83,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
         jobs=work.settings.jobs,
         check_rebuild=work.settings.check_rebuild,
         asked=prepared.asked,
+        bundle=str(work.settings.bundle or ""),
     )
     chosen = {
         node: item
@@ -96,7 +97,7 @@ def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None
     made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
     least = {node: each.least(survey.facts[node].prefix.path) for node, each in work.tools.items()}
     given = Sharing(
-        prepared.target, survey.facts, survey.variants, least, tools, work.tried,
+        prepared.target, survey.facts, survey.variants, least, work.tried,
         jobs=work.settings.jobs, rebuild=work.settings.check_rebuild,
     )  # fmt: skip
     made, work.lacking = share(made, given)

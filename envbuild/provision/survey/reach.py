@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from envbuild.bundle.collect import artifact_cache, place
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.model.lock import Lock
 from envbuild.node import pip_config
 from envbuild.node.probe import prefix
 from envbuild.plan.delivery_layout import bundle_name, bundles
-from envbuild.provision.delivery.artifacts import artifact_cache, place
 from envbuild.resolve.reachability import Supply, channel_key, channels_needed, indexes_needed, sources_needed
 
 Channels = Mapping[str, Sequence[str]]

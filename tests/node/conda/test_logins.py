@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from envbuild.bundle.conda_archives import fetch_archives
 from envbuild.conda.channels import addresses
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaChannel, CondaPackage, CondaSpec
@@ -17,7 +18,6 @@ from envbuild.node.conda import archives
 from envbuild.node.conda.logins import login
 from envbuild.node.protocol import NodeError
 from envbuild.node.redact import redact_text
-from envbuild.provision.delivery.conda_archives import fetch_archives
 from tests.support.conda import Channel, Package
 from tests.support.private_channel import BASIC, guarded
 

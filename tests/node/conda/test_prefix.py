@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.node import lease, paths
+from envbuild.node import lease
 from envbuild.node.conda import prefix
 from envbuild.node.env import remove
-from envbuild.node.packs import pack, unpack
 from envbuild.node.protocol import NodeError
 from tests.node.conda.support import CondaNode, conda_node
 from tests.node.env_support import make_wheel, node
@@ -225,19 +224,6 @@ def test_an_extension_is_compiled_against_the_conda_python(conda_node: CondaNode
     code = "import sysconfig; print(sysconfig.get_path('include')); print(sysconfig.get_config_var('prefix'))"
     include, prefix = run(environment / "bin" / "python", "-c", code).splitlines()
     assert include.startswith(str(environment)) and prefix == str(environment)
-
-
-@pytest.mark.slow
-def test_a_pack_of_a_conda_environment_has_the_root_of_what_went_in(conda_node: CondaNode) -> None:
-    variant = conda_node.variant(conda_node.add(TOOL, PURE))
-    environment = conda_node.build(variant)
-    made = pack.run(conda_node.request("pack", environment=str(environment), folder=str(conda_node.top / "packs")))[1]
-    paths.remove_tree(str(conda_node.prefix))
-    told = {key: made[key] for key in ("file", "sha256", "format", "root")}
-    result = unpack.run(conda_node.request("unpack", environment=str(environment), variant=variant, **told))[1]
-    assert result["conda"]["packages"]["tool"] == "2.0 h1_3"
-    assert conda_node.activate(variant)[1]["root"] == made["root"]
-    assert run(environment / "bin" / "pure-run") == "pure" and conda_node.verify(deep=True)["ok"]
 
 
 def test_a_node_without_certificates_installs_too(conda_node: CondaNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,11 @@ from envbuild.node.protocol import NodeError
 DAY = 86400.0
 FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
-    "packs": "store/packs/pack.tar.gz",
     "temporary": "tmp/install-x/file",
     "wheels": f"store/wheels/{'c' * 64}/z.whl",
     "tools": "tools/uv-1/uv",
 }
-GOES = {"delivered", "packs", "temporary"}
+GOES = {"delivered", "temporary"}
 
 
 def aged(path: Path, days: float) -> None:
@@ -64,14 +63,14 @@ def test_d11_what_is_old_goes_and_environments_and_tools_stay(prefix: Path) -> N
     result = ask(prefix, dry_run=False)
     assert left(prefix) == set(FILES) - GOES
     assert (prefix / "envs/mine/bin/python").exists()
-    assert len(result["removed"]) == 3 and result["bytes"] >= 3 * 8192
+    assert len(result["removed"]) == 2 and result["bytes"] >= 2 * 8192
     assert ask(prefix, dry_run=False)["removed"] == []
     assert not (prefix / "lease.json").exists()
 
 
 def test_d100_what_is_left_of_environments_is_told_and_goes_and_what_a_user_wrote_there_is_kept(prefix: Path) -> None:
     name = f"demo-exact-{'a' * 12}"
-    left_behind = [f"{name}.old-20260101T000000Z-dead", f"{name}.trash-123", ".unpack-r1"]
+    left_behind = [f"{name}.old-20260101T000000Z-dead", f"{name}.trash-123"]
     for each in (*left_behind, name, f"{name}.2"):
         (prefix / "envs" / each / ".envbuild").mkdir(parents=True)
         (prefix / "envs" / each / ".envbuild" / "files.json").write_text("{}")
@@ -83,10 +82,10 @@ def test_d100_what_is_left_of_environments_is_told_and_goes_and_what_a_user_wrot
     assert sorted(path.name for path in (prefix / "envs").iterdir()) == sorted([name, f"{name}.2", "mine"])
     kept = [path.read_text() for path in (prefix / "kept").rglob("checkpoint.pt")]
     assert sorted(kept) == sorted(left_behind)
-    assert len(result["notes"]) == 3 and all(str(prefix / "kept") in note for note in result["notes"])
+    assert len(result["notes"]) == 2 and all(str(prefix / "kept") in note for note in result["notes"])
     aged(prefix, 40)
     (row,) = (row for row in ask(prefix, dry_run=False)["places"] if row["kind"] == "kept")
-    assert (row["items"], row["old"]) == (3, [])
+    assert (row["items"], row["old"]) == (2, [])
 
 
 @pytest.mark.parametrize("moment", ["changed", "read"])

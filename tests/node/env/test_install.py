@@ -19,8 +19,8 @@ from envbuild.node import identity, lease, merkle, pip_config
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import packages as sync
 from envbuild.node.env import remove, switch
-from envbuild.node.packs import listing
 from envbuild.node.protocol import NodeError
+from envbuild.node.shared import listing
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
 from tests.support.wheels import tampered
 

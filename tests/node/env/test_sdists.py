@@ -20,8 +20,8 @@ import pytest
 
 from envbuild.node.build import no_network
 from envbuild.node.protocol import NodeError
-from envbuild.provision.fleet.pack_routes import _certificate
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
+from tests.support.certificates import certificate
 
 __all__ = ["node"]
 
@@ -255,7 +255,7 @@ def test_an_archive_comes_from_a_host_whose_certificate_uv_is_told_not_to_check(
     archive = put(tmp_path, "def seen():\n    return 1")
     with serving(partial(_Quiet, directory=str(tmp_path / "www"))) as server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        (tmp_path / "both.pem").write_text("".join(_certificate()))
+        (tmp_path / "both.pem").write_text("".join(certificate()))
         context.load_cert_chain(tmp_path / "both.pem")
         server.socket = context.wrap_socket(server.socket, server_side=True)
         monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://127.0.0.1:{server.server_port}/simple")

@@ -17,7 +17,6 @@ import pytest
 from envbuild.node.env import remove, user_files
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_repository, make_variant, make_wheel, node, redirect_git, site
-from tests.node.packs.test_pack import Packed
 
 __all__ = ["node"]
 FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n", "run.sh": "#!/bin/sh\nexec true\n"}
@@ -164,16 +163,6 @@ def test_an_environment_that_a_process_runs_from_stays_and_is_named(node: Node) 
     assert (node.prefix / "current" / "demo").resolve() == Path(again["environment"])
     assert environment.exists()
     remove.run(node.request("remove", environment=str(environment)))
-    assert node.verify(deep=True)["ok"]
-
-
-def test_d89_a_pack_that_takes_the_place_of_a_drifted_environment_keeps_what_a_user_wrote(node: Node) -> None:
-    packed = Packed(node)
-    (packed.environment / "notes.txt").write_text("notes")
-    shutil.rmtree(next(site(packed.environment).glob("alpha-*.dist-info")))
-    changed, told = packed.ensure()
-    assert changed and "notes.txt" in told["checks"][0]["says"]
-    assert kept(node, packed.environment) == {"notes.txt": "notes"}
     assert node.verify(deep=True)["ok"]
 
 

@@ -34,10 +34,11 @@ def of_tools(**toolchain: Any) -> dict[str, Any]:
 
 
 def packed(store: Path, to: Path) -> dict[str, Any]:
-    """A pack of everything in a store, as `build.handed` names it."""
-    request = {"prefix": "/nowhere", "args": {"action": "pack", "store": str(store), "file": str(to)}}
+    """A bundle of everything in a store, as `build.handed` names it."""
+    keys = [name[:64] for name in Store(str(store)).folders()]
+    request = {"prefix": "/nowhere", "args": {"action": "pack", "store": str(store), "file": str(to), "keys": keys}}
     made = manage.run(request)[1]
-    return {"by": "gpu1", "file": str(to), "sha256": made["sha256"]}
+    return {"by": "gpu1", "file": str(to), "digest": made["digest"]}
 
 
 @pytest.mark.parametrize(
@@ -112,29 +113,18 @@ def test_a_wrong_a_damaged_and_a_missing_wheel_are_not_used(tmp_path: Path) -> N
         assert (told["used"], told["why"]) == (False, "the wheel store has no good wheel of it")
 
 
-def test_a_damaged_pack_is_refused_and_a_store_that_is_only_read_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_refused_and_a_store_that_is_only_read_stays_as_it_is(tmp_path: Path) -> None:
     filled(tmp_path / "from", tmp_path)
     given = packed(tmp_path / "from", tmp_path / "p.tar")
     with pytest.raises(NodeError) as found:
-        Handed({**given, "sha256": "0" * 64}).take_in(str(tmp_path / "to"))
-    assert (found.value.code, found.value.exit_code) == ("pack-damaged", 5)
+        Handed({**given, "digest": "0" * 64}).take_in(str(tmp_path / "to"), str(tmp_path))
+    assert (found.value.code, found.value.exit_code) == ("bundle-damaged", 5)
     assert not (tmp_path / "p.tar").exists()
     given = packed(tmp_path / "from", tmp_path / "p.tar")
     (tmp_path / "file").write_text("in the way")
-    Handed(given).take_in(str(tmp_path / "file" / "store"))
+    Handed(given).take_in(str(tmp_path / "file" / "store"), str(tmp_path))
     assert not (tmp_path / "p.tar").exists()
-    Handed({"by": "gpu1", "file": str(tmp_path / "p.tar")}).take_in(str(tmp_path / "to"))
-    assert Store(str(tmp_path / "to")).folders() == []
-
-
-def test_packs_of_killed_runs_go_with_the_one_that_is_taken_in(tmp_path: Path) -> None:
-    filled(tmp_path / "from", tmp_path)
-    (tmp_path / "packs").mkdir()
-    (tmp_path / "packs" / "old.tar").write_text("left by a run that was killed")
-    given = packed(tmp_path / "from", tmp_path / "packs" / "p.tar")
-    Handed(given).take_in(str(tmp_path / "to"))
-    assert len(Store(str(tmp_path / "to")).folders()) == 1
-    assert not (tmp_path / "packs").exists()
+    assert list(tmp_path.glob("handed-*")) == []
 
 
 def _without_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

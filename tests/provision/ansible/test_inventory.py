@@ -186,7 +186,8 @@ def test_a_path_that_openssh_would_expand_is_refused(path: str) -> None:
 
 def test_every_text_in_the_file_is_marked_unsafe_and_the_file_is_private(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
-    inventory = Inventory((_host(store="/x", artifacts=tmp_path / "{{ 7*7 }}.tar", tmp="/p/'tmp'"),), Connection())
+    host = _host(store="/x", bundles={"bundle.tar": tmp_path / "{{ 7*7 }}.tar"}, run="now", tmp="/p/'tmp'")
+    inventory = Inventory((host,), Connection())
     inventory.write(path)
     text = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600

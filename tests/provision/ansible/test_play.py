@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -52,19 +51,19 @@ def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | Non
     return outcome, [(data["status"], data["error"]) for data in ended]
 
 
-def test_d11_a_delivery_is_named_by_its_run_wherever_its_archive_lies(tmp_path: Path) -> None:
+def test_d11_a_delivery_is_named_by_its_run_wherever_its_bundle_lies(tmp_path: Path) -> None:
     """Else nobody takes it away when its environment is stamped. As in jobs: the login host gets no request."""
     run = RunDir.create(tmp_path / "runs")
     run.staging.mkdir(exist_ok=True)
-    with tarfile.open(run.staging / "artifacts.tar", "w") as archive:
-        archive.add(__file__, "wheels/x.whl")
+    (run.staging / "made.tar").write_bytes(b"bundle")
     store = tmp_path / "store"
     with run.open_journal() as journal:
         work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal, _Silent())
-        artifacts = {"artifacts": run.staging / "artifacts.tar", "store": str(store)}
-        files = {"localhost": NodeFiles(sys.executable, "", **artifacts, prefix=str(tmp_path / "prefix"))}
+        bundles = {"bundle.tar": run.staging / "made.tar"}
+        given = NodeFiles(sys.executable, "", bundles=bundles, store=str(store), prefix=str(tmp_path / "prefix"))
+        files = {"localhost": given}
         assert run_hosts({"localhost": {}}, files, work).errors == {}
-    assert (store / "wheels" / "x.whl").is_file()
+    assert (store / "bundle.tar").read_bytes() == b"bundle"
     assert [path.name for path in (store / "runs").iterdir()] == [run.id]
 
 

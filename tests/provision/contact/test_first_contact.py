@@ -280,8 +280,8 @@ def test_every_contact_of_a_run_has_its_folder() -> None:
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "contact"
         if "run" not in {each.arg for each in call.keywords}
     }
-    # What `probe`, `wheels` and `cache` ask is no run.
-    assert without == {"probe_nodes", "ask_each"}
+    # What `probe`, `wheels`, `cache` and `bundle create` ask is no run.
+    assert without == {"probe_nodes", "ask_each", "_built"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,9 @@ class Stage:
         if self.pack_fails:
             return ContactResult.failed(node, EnvbuildError("wheel-unknown", "the store has no such wheel"))
         assert args["keys"] == [KEY]
-        return ContactResult(node, {}, (), {"ok": True, "result": {"bytes": 9, "sha256": "b" * 64}}, 0)
+        return ContactResult(
+            node, {}, (), {"ok": True, "result": {"bytes": 9, "sha256": "c" * 64, "digest": "b" * 64}}, 0
+        )
 
     def _receive(self, node: str, path: str, to: Path, **_: Any) -> None:
         self.received.append((path, to))
@@ -96,13 +97,11 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
 ) -> None:
     on = stage(tmp_path, monkeypatch, "a", "b", "c")
     on.has = {"c"}
-    members: list[list[str]] = []
+    sent: list[tuple[str, bytes]] = []
     play = on._play
 
     def look(requests: Any, files: Any, work: Work) -> Outcome:
-        for path in {each.artifacts for each in files.values() if each.artifacts}:
-            with tarfile.open(path) as archive:
-                members.append(archive.getnames())
+        sent.extend((name, path.read_bytes()) for node in requests for name, path in files[node].bundles.items())
         return play(requests, files, work)
 
     monkeypatch.setattr(shared_builds, "run_hosts", look)
@@ -112,9 +111,9 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
     told = handed(on.plays[1])
     assert told["c"] == {"by": "a", "keys": {"ext": KEY}}, "c has it already"
     store = on.plays[1]["b"][1].store
-    file = f"{store}/packs/{'b' * 12}.tar"
-    assert told["b"] == {"by": "a", "keys": {"ext": KEY}, "file": file, "sha256": "b" * 64}
-    assert ["packs/bbbbbbbbbbbb.tar"] in members
+    file = f"{store}/built-{'b' * 12}.tar"
+    assert told["b"] == {"by": "a", "keys": {"ext": KEY}, "file": file, "digest": "b" * 64}
+    assert sent == [("built-bbbbbbbbbbbb.tar", b"the wheel")]
     assert (outcome.errors, on.work.notes) == ({}, [])
     assert [path.name for path in on.work.run.path.rglob("*.tar")] == [], "nothing large stays in the run directory"
     (event,) = [each for each in read_journal(on.work.run.path / "journal.jsonl").events if each.kind == "handed-over"]
@@ -125,15 +124,12 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
 
 def test_what_is_delivered_anyway_takes_the_wheels_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on = stage(tmp_path, monkeypatch, "a", "b", "c")
-    archive = tmp_path / "artifacts.tar"
-    (tmp_path / "x").write_text("x")
-    with tarfile.open(archive, "w", format=tarfile.GNU_FORMAT) as out:
-        out.add(tmp_path / "x", "wheels/x.whl")
-    on.run(artifacts=archive, store="/data/envbuild/store/1")
-    with tarfile.open(archive) as there:
-        assert there.getnames() == ["wheels/x.whl", "packs/bbbbbbbbbbbb.tar"]
-    assert {files.artifacts for _, files in on.plays[1].values()} == {archive}
-    assert handed(on.plays[1])["b"]["file"] == "/data/envbuild/store/1/packs/bbbbbbbbbbbb.tar"
+    bundle = tmp_path / "bundle.tar"
+    on.run(bundles={"bundle.tar": bundle}, store="/data/envbuild/store/1")
+    assert [sorted(files.bundles) for _, files in on.plays[1].values()] == [
+        ["built-bbbbbbbbbbbb.tar", "bundle.tar"]
+    ] * 2
+    assert handed(on.plays[1])["b"]["file"] == "/data/envbuild/store/1/built-bbbbbbbbbbbb.tar"
 
 
 @pytest.mark.parametrize("how", ["bad", "lost"])

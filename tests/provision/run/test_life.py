@@ -23,7 +23,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "smoke": provision.smoke,
     "verify": lambda *args: provision.verify(*args, deep=False),
     "provision": lambda *args: provision.provision(*args, show_plan=lambda *_: None),
-    "fetch": provision.fetch_only,
 }
 
 

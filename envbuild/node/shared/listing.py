@@ -1,7 +1,6 @@
 """The verb `envs`: lists the environments of a prefix; writes nothing."""
 
-from envbuild.node.env import remove, stamp
-from envbuild.node.packs import published
+from envbuild.node.env import published, remove, stamp
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json
 
@@ -9,7 +8,7 @@ from envbuild.node.protocol import Json
 def run(request: Json) -> "tuple[bool, Json]":
     """StampFacts of every environment under the prefix; half-built ones have no stamp.
 
-    In a folder that nodes share these are the environments that lie there in packs. With `args.detailed` also when the
+    In a folder that nodes share these are the environments that every node gets. With `args.detailed` also when the
     contents were last `read`, how many files `differed` then, and the `processes` of this node that run from there.
     """
     prefix = request["prefix"]
@@ -20,5 +19,5 @@ def run(request: Json) -> "tuple[bool, Json]":
             each["processes"] = running[each["path"]]
             if each["stamp"] is not None:
                 each["read"], each["differed"] = stamp.last_read(each["path"], each["stamp"])
-    packed = [each for stack in published.stacks(prefix) for each in published.facts(prefix, stack)]
-    return False, {"environments": found + packed}
+    published_ = [each for stack in published.stacks(prefix) for each in published.facts(prefix, stack)]
+    return False, {"environments": found + published_}

@@ -1,9 +1,7 @@
-"""Delivery: what the controller fetches for nodes without a network, checked, cached and packed into one tar file.
+"""What goes into a bundle, fetched on this machine, checked and kept in its cache.
 
 Packages are fetched by pip, so that pip's own configuration (index, find-links, certificate, proxy) applies; of each
-package exactly the file that fits the node, by its locked sha256. Sources become git bundles. In the tar file, and so
-in the store folder on the node, packages lie under `wheels/`, archives of conda under `conda/` and bundles under
-`sources/`.
+package exactly the file that fits the node, by its locked sha256. Sources become git bundles.
 """
 
 from __future__ import annotations
@@ -12,23 +10,21 @@ import os
 import secrets
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.utils import parse_wheel_filename
 
+from envbuild.bundle.conda_archives import fetch_archives
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
-from envbuild.provision.delivery.conda_archives import fetch_archives
 
 if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
@@ -50,46 +46,27 @@ _PIP_DROPPED = (
 )
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """What one variant needs, on the controller: package files, and one git bundle a source (name to path).
+class Piece(NamedTuple):
+    """One file of a bundle: its path there, the file here, and what the index says of it (`more` beside the usual)."""
 
-    The bundle of a submodule has the name `<source>/<path of the submodule>`. `archives`: of conda packages, by
-    `<channel>/<subdir>/<file>`.
-    """
+    path: str
+    source: Path
+    sha256: str
+    bytes: int
+    what: str
+    more: Mapping[str, str] = {}
 
-    packages: tuple[Path, ...] = ()
-    sources: Mapping[str, Path] = field(default_factory=dict)
-    archives: Mapping[str, Path] = field(default_factory=dict)
+    def row(self) -> dict[str, Any]:
+        """Its row of the index."""
+        row = {"path": self.path, "sha256": self.sha256, "bytes": self.bytes, "what": self.what}
+        return {**row, **self.more}
 
-    @property
-    def bytes(self) -> int:
-        """Size of everything."""
-        return sum(path.stat().st_size for path in self._members().values())
 
-    def write_archive(self, path: Path) -> None:
-        """Write the tar file that the playbook unpacks; equal deliveries give equal bytes."""
-        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
-            for name, source in sorted(self._members().items()):
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = source.stat().st_size, 0o644
-                with source.open("rb") as content:
-                    archive.addfile(member, content)
-
-    def request(self, store: str) -> dict[str, Any]:
-        """The `artifacts` of an install request, for a delivery that lies in `store` on the node."""
-        found = {
-            "find_links": [f"{store}/wheels"],
-            "indexes": {},
-            "offline": True,
-            "sources": {name: f"{store}/sources/{path.name}" for name, path in self.sources.items()},
-        }
-        return {**found, "conda": {"folder": f"{store}/conda"}} if self.archives else found
-
-    def _members(self) -> dict[str, Path]:
-        members = {f"wheels/{path.name}": path for path in self.packages}
-        members |= {f"conda/{name}": path for name, path in self.archives.items()}
-        return members | {f"sources/{path.name}": path for path in self.sources.values()}
+def piece(
+    path: str, source: Path, what: str, sha256: str | None = None, more: Mapping[str, str] | None = None
+) -> Piece:
+    """A file as it will lie in a bundle; hashed here where its `sha256` is not known."""
+    return Piece(path, source, sha256 or sha256_of(source), source.stat().st_size, what, more or {})
 
 
 def artifact_cache() -> Path:
@@ -108,14 +85,27 @@ def sweep(cache: Path, now: float | None = None) -> None:
                 path.unlink()
 
 
-def fetch_delivery(
+def wanted(variant: Variant, glibc: tuple[int, ...]) -> dict[str, str | None]:
+    """What an installation of a variant takes out of a bundle: path to sha256 (None: a git bundle, which git checks).
+
+    Raises EnvbuildError `delivery-unfit` (exit 7), `hash-unrecorded` (5).
+    """
+    found: dict[str, str | None] = {}
+    for package in variant.packages:
+        file = _pick(package, variant, glibc)
+        found[f"wheels/{file.file}"] = file.sha256
+    found |= {f"conda/{each.channel}/{each.subdir}/{each.file}": each.sha256 for each in variant.archives}
+    return found | {f"sources/{bundle_name(name, each)}": None for name, each in bundles(variant).items()}
+
+
+def collect(
     variant: Variant,
     *,
     cache: Path,
     glibc: tuple[int, ...] = (),
     channels: Mapping[str, Sequence[str]] | None = None,
     on_fetch: Callable[[str], None] | None = None,
-) -> Delivery:
+) -> tuple[Piece, ...]:
     """Fetch everything a variant needs into `cache` and check it; what is there already is checked, not fetched.
 
     `glibc` is the node's version (`(2, 36)`), which decides between wheels; `channels` says where those of conda lie;
@@ -138,10 +128,13 @@ def fetch_delivery(
                     if on_fetch is not None:
                         on_fetch(f"{package.name} {package.version}")
                 _download(part, index, variant, cache)
-    paths = tuple(place(file, cache) for _, file in chosen)
-    archives = fetch_archives(variant, channels or {}, cache, on_fetch)
-    sources = {name: _bundle(name, each, cache, on_fetch) for name, each in bundles(variant).items()}
-    return Delivery(paths, sources, archives)
+    found = [piece(f"wheels/{file.file}", place(file, cache), "wheel", file.sha256) for _, file in chosen]
+    for name, archive in fetch_archives(variant, channels or {}, cache, on_fetch).items():
+        found.append(piece(f"conda/{name}", archive, "conda package", archive.parent.name))
+    for name, each in bundles(variant).items():
+        bundle = _bundle(name, each, cache, on_fetch)
+        found.append(piece(f"sources/{bundle.name}", bundle, "source"))
+    return tuple(found)
 
 
 def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
@@ -316,5 +309,7 @@ def _bundle(
             )
         repository.git("update-ref", "refs/heads/envbuild", source.commit)
         with _half(path) as half:
-            repository.git("bundle", "create", "--quiet", str(half.absolute()), "refs/heads/envbuild")
+            # One thread: equal objects give equal bytes.
+            words = ("bundle", "create", "--quiet", str(half.absolute()), "refs/heads/envbuild")
+            repository.git("-c", "pack.threads=1", *words)
     return path

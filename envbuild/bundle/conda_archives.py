@@ -1,4 +1,4 @@
-"""The conda archives of a delivery, fetched by the controller from the addresses of their channels."""
+"""The conda packages of a bundle, fetched from the addresses of their channels."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from envbuild.model.facts import NodeFacts
@@ -14,25 +15,23 @@ from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
 
 def node_files(
-    work: Work, node: str, artifacts: Path | None = None, store: str | None = None, *, least: bool = False
+    work: Work, node: str, bundles: Mapping[str, Path] | None = None, store: str | None = None, *, least: bool = False
 ) -> NodeFiles:
-    """The files of one node; `artifacts` is a delivery that goes into `store` there.
+    """The files of one node; `bundles` go into `store` there.
 
     `least`: of the tools, only those that run the node program.
     """
     tools, facts = work.tools[node], work.survey.facts[node]
     needed = tools.least(facts.stage_prefix) if least else tools.tools
-    return files_with(work, facts, tools, needed, artifacts, store)
+    return replace(files_with(work, facts, tools, needed), bundles=bundles or {}, store=store)
 
 
-def files_with(
-    work: Work, facts: NodeFacts, tools: NodeTools, needed: Sequence[Tool], artifacts: Path | None, store: str | None
-) -> NodeFiles:
+def files_with(work: Work, facts: NodeFacts, tools: NodeTools, needed: Sequence[Tool]) -> NodeFiles:
     """The files of a node that gets the `needed` of its tools."""
-    target, prefix = work.prepared.target, facts.stage_prefix
+    prefix = facts.stage_prefix
     payload = payload_of(work, [tool for tool in needed if tool in tools.missing(facts.toolchain)], prefix)
-    tmp = tmp_folder(target.tmp, facts.user, facts.home)
-    return NodeFiles(tools.python, tools.pyz, payload, artifacts, store, tmp=tmp, prefix=prefix)
+    tmp = tmp_folder(work.prepared.target.tmp, facts.user, facts.home)
+    return NodeFiles(tools.python, tools.pyz, payload, tmp=tmp, prefix=prefix)
 
 
 def payload_of(work: Work, tools: Sequence[Tool], prefix: str) -> Path | None:

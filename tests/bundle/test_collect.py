@@ -1,4 +1,4 @@
-"""Delivery with real pip and real git; packages are small wheels made here, found through pip's own configuration."""
+"""What goes into a bundle, with real pip and git; packages are small wheels, found by pip's own configuration."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
+from envbuild.bundle.collect import Piece, collect, wanted
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
-from envbuild.model.target import Connection
 from envbuild.node import git_source
-from envbuild.plan.delivery_layout import delivered, store_folder
-from envbuild.provision.ansible.adapter import run_playbook
-from envbuild.provision.ansible.inventory import Inventory, NodeHost
-from envbuild.provision.delivery.artifacts import Delivery, fetch_delivery
+from envbuild.plan.delivery_layout import delivered
 from tests.node.env_support import redirect_git
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
@@ -34,6 +30,10 @@ def _wheel(folder: Path, name: str, tag: str = "py3-none-any", text: str = "x = 
 
 def _variant(packages: tuple[LockedPackage, ...] = (), sources: tuple[LockedSource, ...] = ()) -> Variant:
     return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=sources)
+
+
+def names(pieces: tuple[Piece, ...]) -> list[str]:
+    return [each.source.name for each in pieces]
 
 
 def _package(name: str, *files: ArtifactFile) -> LockedPackage:
@@ -69,7 +69,7 @@ def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Pa
         path.write_bytes(b"half")
     for path in (kept, *old):
         os.utime(path, (time.time() - 90000,) * 2)
-    assert fetch_delivery(_variant(), cache=tmp_path).packages == ()
+    assert collect(_variant(), cache=tmp_path) == ()
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {kept, *young}
 
 
@@ -82,23 +82,23 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
     variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits)))
     cache = tmp_path / "cache"
     said: list[str] = []
-    delivery = fetch_delivery(variant, cache=cache, glibc=(2, 36), on_fetch=said.append)
-    assert [path.name for path in delivery.packages] == [pure.file, fits.file]
+    delivery = collect(variant, cache=cache, glibc=(2, 36), on_fetch=said.append)
+    assert names(delivery) == [pure.file, fits.file]
     assert said == ["alpha 1.0", "beta 1.0"]
     # A damaged cache is noticed and fetched anew; an intact one is used as it is.
-    delivery.packages[0].write_bytes(b"damaged")
+    delivery[0].source.write_bytes(b"damaged")
     said.clear()
-    assert fetch_delivery(variant, cache=cache, glibc=(2, 36), on_fetch=said.append) == delivery
+    assert collect(variant, cache=cache, glibc=(2, 36), on_fetch=said.append) == delivery
     assert said == ["alpha 1.0"]
-    assert hashlib.sha256(delivery.packages[0].read_bytes()).hexdigest() == pure.sha256
+    assert hashlib.sha256(delivery[0].source.read_bytes()).hexdigest() == pure.sha256
 
 
 def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_fetched(tmp_path: Path, links: Path) -> None:
     plain = _wheel(links, "alpha")
     write_wheel(links, "alpha", "1.0+cpu", {"alpha.py": "x = 2\n"})
     _publish(links)
-    delivery = fetch_delivery(_variant((_package("alpha", plain),)), cache=tmp_path / "cache")
-    assert [path.name for path in delivery.packages] == [plain.file]
+    delivery = collect(_variant((_package("alpha", plain),)), cache=tmp_path / "cache")
+    assert names(delivery) == [plain.file]
 
 
 def _source_archive(folder: Path, name: str) -> ArtifactFile:
@@ -129,8 +129,8 @@ def _source_archive(folder: Path, name: str) -> ArtifactFile:
 def test_a_source_archive_is_fetched_beside_wheels_without_being_built(tmp_path: Path, links: Path) -> None:
     packages = (_package("alpha", _wheel(links, "alpha")), _package("delta", _source_archive(links, "delta")))
     _publish(links)
-    delivery = fetch_delivery(_variant(packages), cache=tmp_path / "cache")
-    assert [path.name for path in delivery.packages] == ["alpha-1.0-py3-none-any.whl", "delta-1.0.tar.gz"]
+    delivery = collect(_variant(packages), cache=tmp_path / "cache")
+    assert names(delivery) == ["alpha-1.0-py3-none-any.whl", "delta-1.0.tar.gz"]
 
 
 def test_a_folder_of_find_links_is_used_without_pip(
@@ -139,8 +139,8 @@ def test_a_folder_of_find_links_is_used_without_pip(
     file = _wheel(links, "alpha")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     said: list[str] = []
-    delivery = fetch_delivery(_variant((_package("alpha", file),)), cache=tmp_path / "cache", on_fetch=said.append)
-    assert [path.name for path in delivery.packages] == [file.file]
+    delivery = collect(_variant((_package("alpha", file),)), cache=tmp_path / "cache", on_fetch=said.append)
+    assert names(delivery) == [file.file]
     assert said == []
 
 
@@ -149,7 +149,7 @@ def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path
     _wheel(links, "alpha", text="x = 2\n")
     _publish(links)
     with pytest.raises(EnvbuildError) as caught:
-        fetch_delivery(_variant((_package("alpha", file),)), cache=tmp_path / "cache")
+        collect(_variant((_package("alpha", file),)), cache=tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
     assert not list((tmp_path / "cache").rglob("*.whl"))
 
@@ -158,7 +158,7 @@ def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None
     _publish(links)
     file = ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64)
     with pytest.raises(EnvbuildError) as caught:
-        fetch_delivery(_variant((_package("gamma", file),)), cache=tmp_path / "cache")
+        collect(_variant((_package("gamma", file),)), cache=tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("package-not-found", ExitCode.BUILD_FAILED)
     assert "gamma" in caught.value.why
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path
         (_variant((_package("a", unfit),)), "delivery-unfit"),
     ):
         with pytest.raises(EnvbuildError) as caught:
-            fetch_delivery(variant, cache=tmp_path / "cache")
+            collect(variant, cache=tmp_path / "cache")
         assert caught.value.code == code
     assert not (tmp_path / "cache").exists()
 
@@ -204,55 +204,26 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedSource:
 
 
 def test_a_source_becomes_a_bundle_that_a_fresh_repository_can_fetch(tmp_path: Path, source: LockedSource) -> None:
-    delivery = fetch_delivery(_variant(sources=(source,)), cache=tmp_path / "cache")
+    delivery = collect(_variant(sources=(source,)), cache=tmp_path / "cache")
     place = tmp_path / "fresh"
     place.mkdir()
     for arguments in (
         ["init", "-q"],
-        ["fetch", "-q", "--no-tags", "--", str(delivery.sources["s"]), "+refs/*:refs/envbuild/*"],
+        ["fetch", "-q", "--no-tags", "--", str(delivery[0].source), "+refs/*:refs/envbuild/*"],
         ["checkout", "-q", "--detach", source.commit],
     ):
         subprocess.run(["git", *arguments], cwd=place, check=True)
     assert (place / "file").read_text() == "one"
-    assert delivery.request("/p/store/1")["sources"] == {"s": f"/p/store/1/sources/{delivery.sources['s'].name}"}
+    assert delivered("/p", _variant(sources=(source,)))["sources"] == {"s": delivery[0].path}
+    assert wanted(_variant(sources=(source,)), ()) == {delivery[0].path: None}
 
 
 def test_a_source_with_another_tree_is_refused_and_not_kept(tmp_path: Path, source: LockedSource) -> None:
     wrong = source.model_copy(update={"tree": "3" * 40})
     with pytest.raises(EnvbuildError) as caught:
-        fetch_delivery(_variant(sources=(wrong,)), cache=tmp_path / "cache")
+        collect(_variant(sources=(wrong,)), cache=tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("tree-mismatch", ExitCode.INTEGRITY)
     assert not list((tmp_path / "cache").rglob("*.bundle"))
-
-
-@pytest.mark.slow
-def test_the_playbook_unpacks_a_delivery_into_the_store_and_again_where_it_is_sent_again(tmp_path: Path) -> None:
-    (tmp_path / "a-1.0-py3-none-any.whl").write_bytes(b"wheel")
-    (tmp_path / "s.bundle").write_bytes(b"bundle")
-    delivery = Delivery((tmp_path / "a-1.0-py3-none-any.whl",), {"s": tmp_path / "s.bundle"})
-    archive = tmp_path / "delivery.tar"
-    delivery.write_archive(archive)
-    with tarfile.open(archive) as written:
-        assert written.getnames() == ["sources/s.bundle", "wheels/a-1.0-py3-none-any.whl"]
-    store = store_folder(f"{tmp_path}/a prefix {{{{ 7*7 }}}}", _variant())
-    host = NodeHost("localhost", sys.executable, "/nowhere", artifacts=archive, store=store)
-    statuses = []
-    for number in range(2):
-        result = run_playbook(
-            "provision.yml",
-            Inventory((host,), Connection()),
-            run_dir=tmp_path / f"run{number}",
-            on_event=lambda event: None,
-            forks=1,
-            deadline=600,
-            cancel=lambda: False,
-        )
-        assert result.status == "successful", result.nodes
-        assert result.tasks_run == 1
-        statuses.append(result.nodes["localhost"].status)
-    assert statuses == ["changed", "changed"], "as without Ansible: it is unpacked, not compared"
-    assert Path(delivery.request(store)["find_links"][0], "a-1.0-py3-none-any.whl").read_bytes() == b"wheel"
-    assert Path(delivery.request(store)["sources"]["s"]).read_bytes() == b"bundle"
 
 
 def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,16 +237,12 @@ def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkey
     source = LockedSource(
         name="outer", git="https://git.example.org/outer", commit=top, tree=top_tree, submodules=(part,)
     )
-    delivery = fetch_delivery(_variant(sources=(source,)), cache=tmp_path / "cache")
-    assert list(delivery.sources) == ["outer", "outer/third/inner"]
-    bundles = {name: str(path) for name, path in delivery.sources.items()}
-    assert delivery.request("/store")["sources"]["outer/third/inner"].startswith("/store/sources/outer-third-inner-")
-    variant = _variant(sources=(source,))
-    assert delivery.request(store_folder("/p", variant)) == delivered("/p", variant), (
-        "a plan says where staging puts it"
-    )
+    delivery = collect(_variant(sources=(source,)), cache=tmp_path / "cache")
+    outer, inner = (each.source for each in delivery)
+    told = delivered("/p", _variant(sources=(source,)))["sources"]
+    assert told == {"outer": delivery[0].path, "outer/third/inner": delivery[1].path}, "a plan says where they lie"
     shutil.rmtree(hub / "inner")
     shutil.rmtree(hub / "outer")
-    parts = {"third/inner": bundles["outer/third/inner"]}
-    git_source.fetch(source.to_json_dict(), str(tmp_path / "tree"), bundles["outer"], parts)
+    parts = {"third/inner": str(inner)}
+    git_source.fetch(source.to_json_dict(), str(tmp_path / "tree"), str(outer), parts)
     assert (tmp_path / "tree" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"

@@ -1,0 +1,98 @@
+"""`envbuild bundle`: create, verify, list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envbuild.cli import names
+from envbuild.cli.choose import build_options, configured, prepared_of, settings_of
+from envbuild.cli.output import Ui, columns, common_options
+from envbuild.text import grouped, plural, size
+
+_bundle = click.argument("bundle", type=click.Path(path_type=Path))
+
+
+@click.group("bundle")
+def bundle() -> None:
+    """Bundles: all that an installation needs, as one file for machines without a network."""
+
+
+@bundle.command("create")
+@click.argument("stack_name", metavar="STACK", shell_complete=names.stacks)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE",
+    help="The bundle: a tar file where the name ends in .tar, else a folder.",
+)  # fmt: skip
+@click.option("--base-is-there", is_flag=True, help="Leave out what the base (system, module, image) provides.")
+@click.option("--interpreter", "python", is_flag=True, help="Put a standalone Python in too.")
+@click.option("--facts", metavar="FILE|NAME", shell_complete=names.facts, help="For recorded facts; asks no node.")
+@build_options
+@common_options
+def create(
+    ui: Ui, /, stack_name: str, output: Path, base_is_there: bool, python: bool, facts: str | None, **flags: Any
+) -> int:
+    """Fetch what STACK needs on a target, and write it as a bundle. Equal locks give equal bytes."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.bundles import Asked, create_bundle
+    from envbuild.provision.provision import dry_run
+
+    flags["stack"] = stack_name
+    config = configured(flags)
+    prepared = prepared_of(ui, flags, config, jobs=True, recorded=facts is not None)
+    with RunProgress(ui) as progress:
+        if facts is None:
+            # Also of nodes on which nothing has to be done it is asked which variant they get.
+            _, survey = dry_run(prepared, replace(settings_of(config), repair=True), progress)
+        else:
+            from envbuild.catalog.node_facts import load_facts
+            from envbuild.provision.survey.recorded import plan_recorded
+
+            _, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=config.toolchain)
+        asked = Asked(output, base_is_there, python, config.toolchain, facts is not None)
+        index, notes = create_bundle(prepared, survey, asked, progress.stage)
+    for note in notes:
+        ui.note(f"note: {note}")
+    ui.result({"bundle": str(output), **index}, lambda: _summary(output, index))
+    return 0
+
+
+@bundle.command("verify")
+@_bundle
+@common_options
+def verify(ui: Ui, /, bundle: Path) -> int:
+    """Read every byte of BUNDLE and compare it with its index. Executes and unpacks nothing."""
+    from envbuild.bundle import reading
+
+    index = reading.verify(bundle)
+    ui.result({"bundle": str(bundle), **index}, lambda: f"{_summary(bundle, index)}\nevery file has its sha256")
+    return 0
+
+
+@bundle.command("list")
+@_bundle
+@common_options
+def list_(ui: Ui, /, bundle: Path) -> int:
+    """Print what BUNDLE holds, by its index; its files are not read."""
+    from envbuild.bundle import reading
+
+    index = reading.read_index(bundle)
+
+    def text() -> str:
+        rows = [(row["what"], size(row["bytes"]), row["sha256"][:12], row["path"]) for row in index["files"]]
+        return f"{_summary(bundle, index)}\n{columns([('what', 'size', 'sha256', 'path'), *rows])}"
+
+    ui.result({"bundle": str(bundle), **index}, text)
+    return 0
+
+
+def _summary(path: Path, index: dict[str, Any]) -> str:
+    kinds = grouped(index["files"], lambda row: row["what"])
+    counts = ", ".join(plural(len(rows), what) for what, rows in kinds.items()) or "nothing"
+    whom = f"{index['stack']} ({index['profile']}): {', '.join(index['variants'])}; {', '.join(index['machines'])}"
+    return (
+        f"{path}: {whom}\n{counts}, {size(sum(row['bytes'] for row in index['files']))}; digest {index['digest'][:12]}"
+    )

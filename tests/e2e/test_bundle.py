@@ -1,0 +1,216 @@
+"""Bundles through the real command, with the network cut: made, checked, installed from, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envbuild.node.bundle import index, plain_tar, read
+from tests.e2e.world import MINOR, PYTHON, Done, World, snapshot
+from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
+from tests.support.conda import Channel, fill
+
+
+@cache
+def no_network() -> tuple[str, ...]:
+    """What takes the network away from a command and all that it starts."""
+    for words in (("unshare", "-n"), ("unshare", "-r", "-n")):
+        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0:
+            return words
+    pytest.skip("this system does not let a process give up its network")
+
+
+def created(world: World, *args: str, name: str = "b.tar", stack: str = "./tiny.yaml") -> Path:
+    world.good("bundle", "create", stack, "-o", name, *args)
+    return world.work / name
+
+
+def cut_off(world: World) -> None:
+    """Leave nothing that the bundle was made from, and no network to get it again."""
+    for folder in (world.wheels, world.hub, world.home / ".cache" / "envbuild", world.prefix):
+        shutil.rmtree(folder, ignore_errors=True)
+    world.wheels.mkdir()
+    world.command = [*no_network(), sys.executable, "-m", "envbuild"]
+
+
+def refused(world: World, bundle: Path, code: str, rc: int, stack: str = "./tiny.yaml") -> Done:
+    done = world.provision("--bundle", str(bundle), stack=stack)
+    assert (done.code or done.json["nodes"][0]["error"]["code"], done.rc) == (code, rc), done.err
+    return done
+
+
+def test_a_bundle_becomes_an_environment_that_is_tested_verified_and_reported_without_a_network(world: World) -> None:
+    world.wheel("beta", "2.0")
+    world.wheel()
+    world.lock(world.stack(packages=["alpha==1.0", "beta==2.0"], imports=["alpha", "beta"]))
+    bundle = created(world)
+    online = world.built()["root"]
+    cut_off(world)
+    listed = world.good("bundle", "list", "b.tar").out
+    assert "wheels/alpha-1.0-py3-none-any.whl" in listed
+    assert "every file has its sha256" in world.good("bundle", "verify", "b.tar").out
+    plan = world.good("provision", "--stack", "./tiny.yaml", "--target", "local", "--bundle", "b.tar", "--dry-run").out
+    assert "you gave this bundle, so nothing is fetched" in plan
+    node = world.built("--bundle", str(bundle))
+    assert (node["status"], node["root"]) == ("ok", online), "the same as from the network"
+    assert world.good("smoke", "--stack", "./tiny.yaml").rc == 0
+    assert world.good("verify", "--stack", "./tiny.yaml").rc == 0
+    assert world.good("report", "verify", "last").rc == 0
+    assert [path.name for path in (world.prefix / "store").glob("*")] == [], "what was unpacked goes"
+    again = world.built("--bundle", str(bundle))
+    assert again["status"] == "unchanged"
+
+
+def test_equal_locks_give_equal_bundles_and_the_folder_is_as_good_as_the_file(world: World) -> None:
+    world.tiny(sources=[{**world.repository("lib", {"lib.py": "X = 1\n"}), "install": "path"}])
+    first = created(world)
+    shutil.rmtree(world.home / ".cache" / "envbuild")
+    assert created(world, name="again.tar").read_bytes() == first.read_bytes()
+    folder = created(world, name="folder")
+    assert read.verify(str(folder)) == read.verify(str(first))
+    there = world.run("bundle", "create", "./tiny.yaml", "-o", "b.tar")
+    assert (there.rc, there.code) == (2, "output-exists")
+    cut_off(world)
+    assert world.built("--bundle", str(folder))["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_a_lost_repository_a_patch_and_a_compiled_wheel_come_out_of_the_bundle(world: World) -> None:
+    log, programs = world.top / "compiled", world.top / "programs"
+    programs.mkdir()
+    (programs / "cc").write_text(LOGGED.format(log=log, compiler=need_compiler()))
+    (programs / "cc").chmod(0o755)
+    world.env |= {"PATH": f"{programs}:{world.env['PATH']}", "CCACHE_DISABLE": "1"}
+    build = {"kind": "wheel", "extensions": ["quick._fast"]}
+    pin = {**world.repository("quick", FILES), "ref": "main", "patches": [PATCH], "build": build}
+    tree = {**world.repository("lib", {"lib.py": "X = 1\n"}), "install": "path"}
+    world.tiny(sources=[pin, tree], imports=["quick._fast", "lib"])
+    source_only = created(world, name="sources.tar")
+    root = world.built()["root"]
+    bundle = created(world)
+    kinds = {row["what"] for row in read.read_index(str(bundle))["files"]}
+    assert kinds == {"wheel", "source", "built wheel"}
+    cut_off(world)
+    before = len(log.read_text().splitlines())
+    node = world.built("--bundle", str(bundle))
+    assert node["root"] == root
+    assert len(log.read_text().splitlines()) == before, "what was compiled once is not compiled again"
+    quick, lib = node["sources"]
+    assert (quick["build"]["from"], quick["build"]["handed"]["used"]) == ("store", True)
+    digest = read.read_index(str(bundle))["digest"]
+    assert (lib["commit"], lib["tree"], lib["bundle"]) == (tree["commit"], tree["tree"], digest)
+    assert f"bundle {digest[:12]}" in world.good("report", "show", "last", "--format", "md").out
+    assert world.good("smoke", "--stack", "./tiny.yaml").rc == 0
+    assert world.good("verify", "--stack", "./tiny.yaml").rc == 0
+    assert world.good("report", "verify", "last").rc == 0
+    shutil.rmtree(world.prefix)
+    node = world.built("--bundle", str(source_only))
+    assert (node["root"], node["sources"][0]["build"]["from"]) == (root, "built"), "else it is compiled from its source"
+
+
+@pytest.mark.slow
+def test_a_conda_stack_comes_out_of_a_bundle(world: World, conda_python: Path) -> None:
+    need_compiler()
+    channel = fill(Channel(world.top / "forge", "forge"), conda_python)
+    world.wheel(scripts={"alpha-run": "alpha:main"})
+    section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
+    build = {"kind": "wheel", "extensions": ["quick._fast"]}
+    pin = {**world.repository("quick", {**FILES, **ACTIVATED}), "ref": "main", "patches": [PATCH], "build": build}
+    world.lock(world.stack(conda=section, sources=[pin], imports=["alpha", "quick._fast", "quick.activated"]))
+    bundle = created(world, "--engine", "conda")
+    shutil.rmtree(world.top / "forge")
+    cut_off(world)
+    node = world.built("--engine", "conda", "--bundle", str(bundle))
+    assert node["status"] == "ok"
+    assert world.python("import alpha, pure; print(alpha.VERSION, pure.VERSION)") == "1.0 1.5"
+    assert world.good("smoke", "--stack", "./tiny.yaml", "--engine", "conda").rc == 0
+    assert world.good("verify", "--stack", "./tiny.yaml", "--engine", "conda").rc == 0
+    assert world.good("report", "verify", "last").rc == 0
+
+
+def test_the_base_and_the_interpreter_are_in_a_bundle_as_asked(world: World, tmp_path: Path) -> None:
+    world.wheel("beta", "2.0")
+    world.wheel()
+    world.stack(packages=["alpha==1.0", "beta==2.0"], bases=[{"kind": "system", "accepts": ["alpha>=1"]}])
+    world.good("lock", "create", "./tiny.yaml", "--base-python", str(PYTHON))
+    whole, lean = created(world), created(world, "--base-is-there", name="lean.tar")
+    names = [{row["path"] for row in read.read_index(str(each))["files"]} for each in (whole, lean)]
+    assert names[0] - names[1] == {"wheels/alpha-1.0-py3-none-any.whl"}
+    # Nothing provides it here.
+    cut_off(world)
+    refused(world, lean, "bundle-incomplete", 7)
+
+
+def altered(world: World, bundle: Path, name: str, change: Any) -> Path:
+    """The bundle with another index, which holds together."""
+    with bundle.open("rb") as stream:
+        files = {each: b"".join(parts) for each, _, parts in plain_tar.members(stream, index.LIMITS)}
+    told = json.loads(files[index.NAME])
+    change(told, files)
+    told["digest"] = index._digest(told)
+    files = {index.NAME: canonical(told), **{row["path"]: files[row["path"]] for row in told["files"]}}
+    path = world.work / name
+    with path.open("wb") as out:
+        for each, data in files.items():
+            plain_tar.write(out, each, len(data), [data])
+        out.write(plain_tar.END)
+    return path
+
+
+def canonical(data: Any) -> bytes:
+    return index.encode(data)
+
+
+def test_a_bundle_that_is_not_right_leaves_the_environment_in_use_untouched(world: World) -> None:
+    world.wheel("beta", "2.0")
+    world.tiny()
+    bundle = created(world)
+    world.built()
+    before = snapshot(world.prefix)
+    world.lock(world.stack(packages=["alpha==1.0", "beta==2.0"]))
+    wider = created(world, name="wider.tar")
+    for folder in (world.wheels, world.home / ".cache" / "envbuild"):
+        shutil.rmtree(folder)
+    world.wheels.mkdir()
+    world.command = [*no_network(), sys.executable, "-m", "envbuild"]
+
+    cut = world.work / "cut.tar"
+    cut.write_bytes(wider.read_bytes()[:-2000])
+    refused(world, cut, "bundle-damaged", 5)
+    data = bytearray(wider.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped = world.work / "flipped.tar"
+    flipped.write_bytes(data)
+    refused(world, flipped, "bundle-damaged", 5)
+    refused(world, bundle, "bundle-incomplete", 7)
+
+    def elsewhere(told: dict[str, Any], _: object) -> None:
+        told["machines"] = ["sparc64"]
+
+    def stranger(told: dict[str, Any], _: object) -> None:
+        told["stack"] = "other"
+
+    def other_bytes(told: dict[str, Any], files: dict[str, bytes]) -> None:
+        name = "wheels/beta-2.0-py3-none-any.whl"
+        files[name] = b"PK\x03\x04evil"
+        row = next(row for row in told["files"] if row["path"] == name)
+        row.update(bytes=len(files[name]), sha256=__import__("hashlib").sha256(files[name]).hexdigest())
+
+    refused(world, altered(world, wider, "sparc.tar", elsewhere), "bundle-does-not-fit", 7)
+    refused(world, altered(world, wider, "other.tar", stranger), "bundle-does-not-fit", 7)
+    refused(world, altered(world, wider, "evil.tar", other_bytes), "bundle-incomplete", 7)
+    (world.work / "text.tar").write_text("hello")
+    refused(world, world.work / "text.tar", "bundle-damaged", 5)
+    assert world.run("bundle", "verify", "none.tar").rc == 2
+    now = snapshot(world.prefix)
+    assert {path: now.get(path) for path in before if not path.startswith(("logs", "store"))} == {
+        path: what for path, what in before.items() if not path.startswith(("logs", "store"))
+    }
+    assert world.python("import alpha, sys; print('%d.%d' % sys.version_info[:2])") == MINOR

@@ -1,0 +1,149 @@
+"""What every job begins with: nothing where the environment is, else an installation from the bundle that all see."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from envbuild.node.env import install, published, staged_tools, stamp
+from envbuild.node.protocol import NodeError
+from tests.node.env_support import Node, node, site
+from tests.node.shared.published import Published
+
+__all__ = ["node"]
+
+
+@pytest.fixture
+def shared(node: Node) -> Published:
+    return Published(node)
+
+
+def code(shared: Published) -> tuple[str, int]:
+    with pytest.raises(NodeError) as caught:
+        shared.ensure()
+    return caught.value.code, caught.value.exit_code
+
+
+def test_ensure_does_nothing_quickly_where_everything_is_in_place(shared: Published) -> None:
+    shared.bundle.unlink()  # nothing of it is needed then
+    begun = time.process_time()
+    changed, told = shared.ensure()
+    assert (changed, told["root"]) == (False, shared.stamp["root"])
+    assert time.process_time() - begun < 0.5
+
+
+def test_ensure_installs_on_an_empty_disk_and_gives_the_root_of_the_first_node(shared: Published) -> None:
+    shared.wipe()
+    changed, told = shared.ensure()
+    assert (changed, told["root"]) == (True, shared.stamp["root"])
+    assert told["checks"][0]["says"] == f"installed from {shared.bundle}"
+    assert os.path.realpath(told["current"]) == str(shared.environment)
+    assert shared.node.verify(deep=True)["root"] == shared.stamp["root"]
+    assert "export A=1" in Path(told["activate"]).read_text()
+    out = subprocess.run([shared.environment / "bin" / "alpha"], capture_output=True, text=True, check=True)
+    assert out.stdout == "1\n"
+    assert list((shared.node.prefix / "store").iterdir()) == [], "what was unpacked goes"
+    assert shared.ensure()[0] is False
+
+
+def test_ensure_switches_back_and_repairs_what_has_drifted(shared: Published) -> None:
+    link = shared.node.prefix / "current" / "demo"
+    link.unlink()
+    assert shared.ensure()[0] is True
+    assert link.resolve() == shared.environment
+    (shared.environment / "notes.txt").write_text("notes")
+    shutil.rmtree(next(site(shared.environment).glob("alpha-*.dist-info")))
+    changed, told = shared.ensure()
+    assert changed and "notes.txt" in told["checks"][0]["says"], "files of users are kept"
+    assert shared.node.verify(deep=True)["ok"]
+
+
+def test_several_ensures_at_once_install_once(shared: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared.wipe()
+    installed: list[str] = []
+    real = install._build
+
+    def count(*args: object) -> object:
+        installed.append("once")
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(install, "_build", count)
+    results: list[bool] = []
+    threads = [threading.Thread(target=lambda: results.append(shared.ensure()[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [False, False, False, True]
+    assert installed == ["once"]
+
+
+def test_a_flipped_byte_makes_nothing_current(shared: Published) -> None:
+    shared.wipe()
+    data = bytearray(shared.bundle.read_bytes())
+    data[data.index(b"PK") + 100] ^= 1
+    shared.bundle.write_bytes(data)
+    assert code(shared) == ("bundle-damaged", 5)
+    assert not (shared.node.prefix / "current").exists()
+    assert not shared.environment.exists()
+
+
+def test_an_environment_with_another_root_is_not_stamped(shared: Published) -> None:
+    shared.wipe()
+    path = shared.shared / "ensure" / "demo.json"
+    request = shared.request()
+    request["args"]["root"] = "0" * 64
+    path.write_text(json.dumps(request))
+    assert code(shared) == ("root-differs", 5)
+    assert stamp.read(str(shared.environment)) is None
+    assert not (shared.node.prefix / "current").exists()
+
+
+def test_a_published_request_is_that_of_the_job_too_and_has_a_script(shared: Published) -> None:
+    assert shared.request() == json.loads(shared.more.read_text())
+    assert (shared.shared / "ensure" / "demo.sh").read_text() == "#!/bin/sh\n"
+
+
+def test_the_shared_folder_says_what_nodes_get_from_it(shared: Published) -> None:
+    (told,) = published.facts(str(shared.shared), "demo")
+    assert (told["path"], told["root"], told["current"]) == (str(shared.environment), shared.stamp["root"], True)
+    assert {**told["stamp"], "version": shared.stamp["version"]} == shared.stamp
+    assert published.facts(str(shared.shared), "other") == []
+
+
+def test_the_bundle_is_read_and_one_that_is_gone_is_told(shared: Published) -> None:
+    assert shared.verify()["ok"]
+    data = bytearray(shared.bundle.read_bytes())
+    data[data.index(b"PK") + 100] ^= 1
+    shared.bundle.write_bytes(data)
+    found = shared.verify()
+    assert (found["ok"], found["root"]) == (False, shared.stamp["root"])
+    assert "sha256" in found["checks"][0]["says"]
+    shared.bundle.unlink()
+    assert shared.verify()["ok"] is False
+    assert published.facts(str(shared.shared), "demo") == []
+    (shared.shared / "ensure" / "demo.json").unlink()
+    with pytest.raises(NodeError, match="demo") as caught:
+        shared.verify()
+    assert caught.value.code == "environment-unknown"
+
+
+def test_a_staged_interpreter_is_copied_to_where_it_belongs_once(tmp_path: Path) -> None:
+    staged, prefix = tmp_path / "shared" / "tools", tmp_path / "prefix"
+    (staged / "python-abc" / "python" / "bin").mkdir(parents=True)
+    (staged / "python-abc" / "python" / "bin" / "python3").symlink_to("python3.11")
+    interpreter = prefix / "tools" / "python-abc" / "python" / "bin" / "python3"
+    for _ in range(2):
+        staged_tools.bring(str(prefix), str(interpreter), str(staged))
+    assert os.readlink(interpreter) == "python3.11"
+    assert os.listdir(prefix / "tools") == ["python-abc"]
+    staged_tools.bring(str(prefix), "/usr/bin/python3", str(staged))
+    staged_tools.bring(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
+    assert os.listdir(prefix / "tools") == ["python-abc"]
