@@ -65,5 +65,5 @@ clean:
 .PHONY: build-old
 PREFIX ?= $(CURDIR)/.cache/old
 build-old: .venv/.ready  ## the old stacks' Python layers from their locks (1.6 GB; PY38 and PY39 name the interpreters)
-	.venv/bin/envbuild provision --target local --stack megatron-alpa --profile pypi-cu102 --prefix $(PREFIX) --python $(PY38)
-	.venv/bin/envbuild provision --target local --stack opt-175b --profile pypi-cu102 --prefix $(PREFIX) --python $(PY39)
+	.venv/bin/envbuild provision megatron-alpa --target local --profile pypi-cu102 --prefix $(PREFIX) --python $(PY38)
+	.venv/bin/envbuild provision opt-175b --target local --profile pypi-cu102 --prefix $(PREFIX) --python $(PY39)

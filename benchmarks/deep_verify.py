@@ -16,7 +16,7 @@ from benchmarks.measure import Case, measure, print_table, program, ratio, sprea
 
 def main() -> None:
     """Measure and print."""
-    found = subprocess.run([program("envbuild"), "env", "path", "--json"], capture_output=True, check=False)
+    found = subprocess.run([program("envbuild"), "env", "activate", "--json"], capture_output=True, check=False)
     if found.returncode:
         sys.exit("no environment of torch-smoke is in use; `make provision` builds one")
     path = json.loads(found.stdout)["path"]

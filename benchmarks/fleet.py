@@ -135,7 +135,11 @@ def _small(place: Place, runs: int, wanted: Sequence[str]) -> None:
             Case("provision", [program("envbuild"), "provision", *options, "--json"], env=place.env),
             Case("ping", place.ping(each), place.close_connections, usual),
             Case("tuned ping", place.ping(each), place.close_connections, place.env),
-            Case("probe", [program("envbuild"), "probe", *options[:2], "--json"], env=place.env),
+            Case(
+                "probe",
+                [program("envbuild"), "doctor", "--facts-out", "facts.json", *options[:2], "--json"],
+                env=place.env,
+            ),
         ]
         samples = measure(cases, runs=runs)
         noop[each], ping[each], tuned[each], probe[each] = samples.values()

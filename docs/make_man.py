@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from envbuild.cli.verbs import VERBS, cli
+from envbuild.cli.verbs import COMMANDS, cli
 from envbuild.config import KEYS
 
 PAGE = Path(__file__).parent / "man" / "envbuild.1"
@@ -18,7 +18,7 @@ FILES = {
     "/etc/envbuild/config.toml": "settings of a machine",
     "~/.local/share/envbuild": "environments of this machine, where no other prefix is said",
     "~/.local/state/envbuild/runs": "a folder for each run, with its journal and report",
-    "~/.cache/envbuild": "what can be fetched again; `envbuild cache clean`",
+    "~/.cache/envbuild": "what can be fetched again; `envbuild store clean`",
 }
 
 
@@ -48,17 +48,17 @@ def page() -> str:
     """The whole page."""
     lines = ['.TH ENVBUILD 1 "" "envbuild" "User Commands"', ".SH NAME"]
     lines += [f"envbuild \\- {roff((cli.help or '').rstrip('.'))}", ".SH SYNOPSIS"]
-    lines += [".B envbuild", "VERB [OPTIONS] [ARGUMENTS]", ".SH DESCRIPTION"]
+    lines += [".B envbuild", "COMMAND [OPTIONS] [ARGUMENTS]", ".SH DESCRIPTION"]
     lines += [
         roff(
             "A stack says what to reproduce, a target says where; envbuild reads the facts of the nodes, builds from a "
-            "lock in which every file has a hash, tests the result and writes a report. Without a verb it names three "
-            "next steps for the machine it is on; `envbuild help VERB` has the options of a verb."
+            "lock in which every file has a hash, tests the result and writes a report. Without a command it names "
+            "three next steps for the machine it is on; `envbuild help COMMAND` has the options of a command."
         ),
-        ".SH VERBS",
+        ".SH COMMANDS",
     ]
     context = click.Context(cli, info_name="envbuild")
-    for verb in VERBS:
+    for verb in COMMANDS:
         found = cli.get_command(context, verb)
         if found is not None:
             rows = commands(found, verb, click.Context(found, context, verb))

@@ -18,20 +18,20 @@ from envbuild.catalog.manifest_file import read_manifest
 from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
-from envbuild.text import unsafe
+from envbuild.text import seconds_of, unsafe
 
 PROJECT_FILE = "envbuild.toml"
 SYSTEM_FILE = Path("/etc/envbuild/config.toml")
 SYSTEM_FILE_VARIABLE = "ENVBUILD_SYSTEM_CONFIG"
 VARIABLE_PREFIX = "ENVBUILD_"
-Value = str | bool | float | None
+Value = str | bool | None
 T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """One setting. `kind`: `path` is a file or folder, `ref` a shipped name or a path, `seconds` a number from 0."""
+    """One setting. `kind`: `path` is a file or folder, `ref` a shipped name or a path, `time` as `90s` or `5m`."""
 
-    kind: Literal["text", "path", "ref", "seconds", "bool", "choice"]
+    kind: Literal["text", "path", "ref", "time", "bool", "choice"]
     help: str
     default: Value = None
     choices: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ KEYS: dict[str, Key] = {
     "cache": Key("text", "folder on the nodes in which uv keeps what it unpacked; the target's or none without it"),
     "toolchain": Key("path", "file of pinned interpreters that replaces the shipped one"),
     "runs": Key("path", "folder of the run directories"),
-    "wait": Key("seconds", "how long to wait for another envbuild in the same prefix", 600.0),
+    "wait": Key("time", "how long to wait for another envbuild in the same prefix, as `90s` or `10m`", "10m"),
     "batch": Key("text", "how many nodes are changed at a time, as `4` or `25%`"),
     "max_fail": Key("text", "how many nodes may fail before no more are begun, as `4` or `25%`"),
     "color": Key("choice", "colour on the terminal", "auto", ("auto", "always", "never")),
@@ -94,7 +94,7 @@ class Config:
     cache = _Value("cache", _text)
     toolchain = _Value("toolchain", lambda value: None if value is None else Path(str(value)))
     runs_root = _Value("runs", lambda value: Path(str(value)))
-    wait = _Value("wait", lambda value: float(value or 0.0))
+    wait = _Value("wait", lambda value: seconds_of(str(value)) or 0.0)
     batch = _Value("batch", _text)
     max_fail = _Value("max_fail", _text)
     color = _Value("color", str)
@@ -203,11 +203,6 @@ def _parsed(text: str, entry: Key) -> Value:
     """A variable's text as the type of its key; what does not fit stays text and is refused with its origin."""
     if entry.kind == "bool":
         return {"1": True, "true": True, "0": False, "false": False}.get(text.lower(), text)
-    if entry.kind == "seconds":
-        try:
-            return float(text)
-        except ValueError:
-            return text
     return text
 
 
@@ -225,12 +220,10 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
         if isinstance(value, bool):
             return value
         raise _invalid(key, origin, "must be true or false")
-    if entry.kind == "seconds":
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 10**9:
-            return float(value)
-        raise _invalid(key, origin, "must be a number of seconds, 0 or more")
     if not isinstance(value, str) or not value or unsafe(value):
         raise _invalid(key, origin, "must be text on one line")
+    if entry.kind == "time" and seconds_of(value) is None:
+        raise _invalid(key, origin, "must be a time such as 90s, 5m or 2h")
     if entry.kind == "choice" and value not in entry.choices:
         raise _invalid(key, origin, f"must be one of {', '.join(entry.choices)}", did_you_mean(value, entry.choices))
     if entry.kind == "path" or (entry.kind == "ref" and ("/" in value or value.endswith((".yaml", ".yml")))):

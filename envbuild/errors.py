@@ -1,7 +1,7 @@
 """Coded errors and the exit codes they end in.
 
 Every failure a user can meet is an `EnvbuildError`: a stable kebab-case code, what happened, why, and what to
-do next. The command line prints it and exits with its documented code; there is no traceback without `--debug`.
+do next. The command line prints it and exits with its documented code; there is no traceback without `--verbose`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EnvbuildError(Exception):
         That a disk is full can come up wherever something is written, and is no mistake of ours (`disk-full`, exit 75).
         """
         why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"
-        told = EnvbuildError("internal", what, why=why, hint="run again with --debug and report the traceback")
+        told = EnvbuildError("internal", what, why=why, hint="run again with -v and report the traceback")
         if isinstance(error, OSError):
             from envbuild.node import paths
 

@@ -13,6 +13,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 SHOWN = 500  # characters of what a program said
+COPIED = "cyan"  # the style of a line that is there to be copied, and is never broken
 
 
 # Cc: control characters; Cf: BiDi controls and zero-width characters; Cs: halves of surrogate pairs; Zl, Zp: separators
@@ -24,6 +25,8 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 # Soft hyphen and joiners belong to words of some languages, and to emoji.
 _PROSE = frozenset("\n\t\u00ad\u200c\u200d")
 _NOT_ASCII = re.compile("[^ -~]")
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINE_END = re.compile(r"\r+(?=\n|\Z)")
 
 
@@ -132,6 +135,12 @@ def size(count: float) -> str:
     if count >= 1e9:
         return f"{count / 1e9:.1f} GB"
     return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
+def seconds_of(text: str) -> float | None:
+    """The seconds of a time as people write it (`90s`, `5m`, `2h`, `30d`, `0.5s`); None where it is none."""
+    match = _TIME.fullmatch(text)
+    return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def minutes(seconds: float) -> str:

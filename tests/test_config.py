@@ -54,14 +54,14 @@ def test_defaults(layers: Layers, tmp_path: Path) -> None:
 
 
 def test_each_layer_wins_over_the_next(layers: Layers) -> None:
-    layers.system.write_text("wait = 1\nprefix = '/system'\ncache = '/system'\nprofile = 'system'\nquiet = true\n")
-    layers.user.write_text("wait = 2\nprefix = '/user'\ncache = '/user'\nprofile = 'user'\n")
-    layers.project.write_text("wait = 3\nprefix = '/project'\ncache = '/project'\n")
-    layers.environ = {"ENVBUILD_WAIT": "4", "ENVBUILD_PREFIX": "/environment"}
-    config = layers.load(wait=5.0)
+    layers.system.write_text("wait = '1s'\nprefix = '/system'\ncache = '/system'\nprofile = 'system'\nquiet = true\n")
+    layers.user.write_text("wait = '2s'\nprefix = '/user'\ncache = '/user'\nprofile = 'user'\n")
+    layers.project.write_text("wait = '3s'\nprefix = '/project'\ncache = '/project'\n")
+    layers.environ = {"ENVBUILD_WAIT": "4s", "ENVBUILD_PREFIX": "/environment"}
+    config = layers.load(wait="5s")
     got = {key: config.settings[key] for key in ("wait", "prefix", "cache", "profile", "quiet", "color")}
     assert {key: setting.value for key, setting in got.items()} == {
-        "wait": 5.0,
+        "wait": "5s",
         "prefix": "/environment",
         "cache": "/project",
         "profile": "user",
@@ -84,7 +84,7 @@ def test_xdg_and_the_variable_for_the_system_file_are_followed(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     (tmp_path / "xdg" / "envbuild").mkdir(parents=True)
-    (tmp_path / "xdg" / "envbuild" / "config.toml").write_text("wait = 7\n")
+    (tmp_path / "xdg" / "envbuild" / "config.toml").write_text("wait = '7s'\n")
     (tmp_path / "other.toml").write_text("quiet = true\n")
     config = load_config(environ={"ENVBUILD_SYSTEM_CONFIG": str(tmp_path / "other.toml")}, cwd=layers.cwd)
     assert (config.wait, config.quiet) == (7.0, True)
@@ -107,16 +107,16 @@ def test_a_home_sign_is_expanded(layers: Layers, tmp_path: Path) -> None:
 
 
 def test_the_project_file_is_sought_up_to_the_root_of_the_checkout(layers: Layers, tmp_path: Path) -> None:
-    (tmp_path / "envbuild.toml").write_text("wait = 1\n")
+    (tmp_path / "envbuild.toml").write_text("wait = '1s'\n")
     assert find_project_file(layers.cwd) is None
-    layers.project.write_text("wait = 2\n")
+    layers.project.write_text("wait = '2s'\n")
     assert find_project_file(layers.cwd) == layers.project
 
 
 def test_outside_a_checkout_only_the_working_directory_counts(tmp_path: Path) -> None:
     below = tmp_path / "below"
     below.mkdir()
-    (tmp_path / "envbuild.toml").write_text("wait = 1\n")
+    (tmp_path / "envbuild.toml").write_text("wait = '1s'\n")
     if any((parent / ".git").exists() for parent in tmp_path.parents):
         pytest.skip("the temporary folder lies inside a git checkout, so there is no outside here")
     assert find_project_file(below) is None

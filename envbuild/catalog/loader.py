@@ -192,9 +192,7 @@ def _find(ref: str, noun: str, base: Path) -> Path:
     if is_path(ref):
         path = base / _expanded(ref)
         if not _is_there(path):
-            begin = (
-                "`envbuild target init FILE` writes one" if noun == "target" else "docs/stacks.md says what one holds"
-            )
+            begin = "`envbuild init FILE` writes one" if noun == "target" else "docs/stacks.md says what one holds"
             raise EnvbuildError(
                 f"{noun}-unknown",
                 f"there is no {noun} file {show_value(ref)}",

@@ -18,6 +18,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.regular_file import read_file
 from envbuild.text import visible
 
+_HINT = "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes"
+
 
 def list_facts() -> tuple[str, ...]:
     """Names of the shipped examples."""
@@ -27,8 +29,8 @@ def list_facts() -> tuple[str, ...]:
 def load_facts(ref: str) -> dict[str, NodeFacts]:
     """Facts by node name, from a file (`./facts.json`) or a shipped example (`azure-nd96`).
 
-    A file holds the facts of one node, a list of nodes, `{node: facts}`, or what `probe --json` prints (`{node: facts}`
-    under `facts`). Raises EnvbuildError `facts-unknown` or `facts-unreadable`, exit 2.
+    A file holds the facts of one node, a list of nodes, or `{node: facts}` as `doctor --facts-out` writes it (or under
+    `facts`, as `--json` prints it). Raises EnvbuildError `facts-unknown` or `facts-unreadable`, exit 2.
     """
     path = _find(ref)
     try:
@@ -54,7 +56,8 @@ def _find(ref: str) -> Path:
             "facts-unknown",
             f"there are no facts named {ref!r}",
             why=f"neither a file nor a shipped example: {', '.join(names)}",
-            hint=did_you_mean(ref, names) or "`envbuild probe --json` prints the facts of nodes",
+            hint=did_you_mean(ref, names)
+            or "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes",
         )
     return resources.catalog() / "facts" / f"{ref}.json"
 
@@ -100,5 +103,8 @@ def _known(places: Mapping[str, tuple[str, str]], known: Mapping[tuple[str, str]
 
 def _unreadable(path: Path, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "facts-unreadable", f"cannot use the facts in {path}", why=why, hint="`envbuild probe --json` prints facts"
+        "facts-unreadable",
+        f"cannot use the facts in {path}",
+        why=why,
+        hint="`envbuild doctor --target TARGET --facts-out FILE` writes facts",
     )

@@ -65,7 +65,7 @@ def text(name: str, said: Answers) -> str:
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", said.prefix),
         ("the hardware; what differs is a warning in plan and report", "expects", _said(expects)),
     ]
-    lines = ["---", "# Written by `envbuild target init`; docs/targets.md has every key."]
+    lines = ["---", "# Written by `envbuild init`; docs/targets.md has every key."]
     for comment, key, value in keys:
         if value:
             lines += [f"# {comment}"] if comment else []

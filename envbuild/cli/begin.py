@@ -49,14 +49,14 @@ def _steps(used: list[str], scheduler: str) -> list[Step]:
     explain = ("envbuild explain opt-175b", "what a published document gets wrong")
     here = ("envbuild provision --target local", "build torch-smoke here, test and verify it")
     cluster = [
-        ("envbuild target init cluster.yaml", f"describe the cluster that {scheduler} gives you"),
+        ("envbuild init cluster.yaml", f"describe the cluster that {scheduler} gives you"),
         ("envbuild doctor --target cluster.yaml", "what follows from it, before anything is changed"),
         ("envbuild provision --target cluster.yaml", "build and test there, through one job"),
     ]
     if used:
         name = used[0]
         shipped = name in names.shipped("stacks")
-        verify = f"envbuild verify --stack {name}" if shipped else "envbuild env list"
+        verify = f"envbuild verify {name}" if shipped else "envbuild status"
         return [
             (f'eval "$(envbuild env activate {name})"', "use it in this shell, until `deactivate`"),
             (verify, "read every file again" if shipped else "what is there, and since when"),
@@ -64,7 +64,7 @@ def _steps(used: list[str], scheduler: str) -> list[Step]:
         ]
     if scheduler:
         return cluster
-    return [here, explain, ("envbuild target init lab.yaml", "describe machines that are reached over SSH")]
+    return [here, explain, ("envbuild init lab.yaml", "describe machines that are reached over SSH")]
 
 
 def _gpus() -> int:

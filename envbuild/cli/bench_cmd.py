@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import Amount, configured, place_options, prepared_of, settings_of
-from envbuild.cli.launch_cmd import absolute, launch_place, launch_settings, profile_to_run
+from envbuild.cli.choose import Time, configured, prepared_of, settings_of, stack_argument, where_options
+from envbuild.cli.launch_cmd import absolute, launch_place, launch_settings, profile_to_run, run_options
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options
 
@@ -18,23 +17,20 @@ _OTHERS = ("environment", "job", "hostfile", "image")
 
 
 @click.command("bench")
-@click.argument("stack_name", metavar="STACK", shell_complete=names.stacks)
-@place_options
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's).")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs to use (default: the target's).")
-@click.option("--master", metavar="ADDR", help="Address of the first node (default, over SSH: as it is reached).")
-@click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's).")
+@stack_argument(required=True)
+@where_options
+@run_options
 @click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="How often (default: once).")
 @click.option(
     "--deadline",
-    type=Amount(min=1, max=864000),
-    default=3600.0,
-    metavar="SECONDS",
-    help="A run is ended then: 1 hour.",
+    type=Time(1, 864000),
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="A run is ended then.",
 )
 @click.option(
-    "--output", metavar="DIR",
+    "-o", "--output", metavar="DIR",
     help="Each trial has a new folder below (default: ./bench, elsewhere below the prefix).",
 )  # fmt: skip
 @click.option(
@@ -42,8 +38,8 @@ _OTHERS = ("environment", "job", "hostfile", "image")
     help="Read the log of a run that was made elsewhere; nothing is run. Repeatable.",
 )  # fmt: skip
 @common_options
-def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
-    """Run STACK's own command on the target and compare its figure with the document's.
+def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
+    """Run STACK's own command, and compare its figure with the document's.
 
     Here, over SSH, or each run as a job. Exit 1 when a run fails or tells no figure, 6 when it is below the claim on
     the GPUs that the claim is about. An interrupt ends the job too.
@@ -52,7 +48,6 @@ def bench(ui: Ui, /, stack_name: str, trials: int, logs: tuple[str, ...], **flag
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.bench import Asked, bench
 
-    flags["stack"] = flags.get("stack") or stack_name
     config = configured(flags)
     profile = profile_to_run(flags, "bench", read=bool(logs))
     prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)

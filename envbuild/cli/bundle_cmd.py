@@ -8,39 +8,38 @@ from typing import Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import build_options, configured, prepared_of, settings_of
+from envbuild.cli.choose import build_options, configured, facts_option, prepared_of, settings_of
 from envbuild.cli.output import Ui, columns, common_options
+from envbuild.cli.verbs import Group
 from envbuild.text import grouped, plural, size
 
 _bundle = click.argument("bundle", type=click.Path(path_type=Path))
 
 
-@click.group("bundle")
+@click.group("bundle", cls=Group)
 def bundle() -> None:
     """Bundles: all that an installation needs, as one file for machines without a network."""
 
 
 @bundle.command("create")
-@click.argument("stack_name", metavar="STACK", shell_complete=names.stacks)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE",
     help="The bundle: a tar file where the name ends in .tar, else a folder.",
 )  # fmt: skip
 @click.option("--base-is-there", is_flag=True, help="Leave out what the base (system, module, image) provides.")
 @click.option("--interpreter", "python", is_flag=True, help="Put a standalone Python in too.")
-@click.option("--facts", metavar="FILE|NAME", shell_complete=names.facts, help="For recorded facts; asks no node.")
 @build_options
+@facts_option
 @common_options
-def create(
-    ui: Ui, /, stack_name: str, output: Path, base_is_there: bool, python: bool, facts: str | None, **flags: Any
-) -> int:
-    """Fetch what STACK needs on a target, and write it as a bundle. Equal locks give equal bytes."""
+def create(ui: Ui, /, output: Path, base_is_there: bool, python: bool, facts: str | None, **flags: Any) -> int:
+    """Fetch what STACK needs on a target, and write it as a bundle.
+
+    Equal locks give equal bytes.
+    """
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.bundles import Asked, create_bundle
     from envbuild.provision.provision import dry_run
 
-    flags["stack"] = stack_name
     config = configured(flags)
     prepared = prepared_of(ui, flags, config, jobs=True, recorded=facts is not None)
     with RunProgress(ui) as progress:
@@ -64,7 +63,10 @@ def create(
 @_bundle
 @common_options
 def verify(ui: Ui, /, bundle: Path) -> int:
-    """Read every byte of BUNDLE and compare it with its index. Executes and unpacks nothing."""
+    """Read every byte of BUNDLE and compare it with its index.
+
+    Executes and unpacks nothing.
+    """
     from envbuild.bundle import reading
 
     index = reading.verify(bundle)
@@ -76,7 +78,10 @@ def verify(ui: Ui, /, bundle: Path) -> int:
 @_bundle
 @common_options
 def list_(ui: Ui, /, bundle: Path) -> int:
-    """Print what BUNDLE holds, by its index; its files are not read."""
+    """Print what BUNDLE holds, by its index.
+
+    Its files are not read.
+    """
     from envbuild.bundle import reading
 
     index = reading.read_index(bundle)

@@ -6,15 +6,16 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from envbuild.cli import names
+from envbuild.errors import EnvbuildError
+from envbuild.text import seconds_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from envbuild.cli.output import Ui
     from envbuild.config import Config
     from envbuild.model.target import Target
@@ -30,7 +31,7 @@ def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 class Amount(click.FloatRange):
-    """A number in a range; to click `nan` is one, as no bound refuses it. `inf` is no time and no number of days."""
+    """A number in a range; to click `nan` is one, as no bound refuses it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number. Raises click.BadParameter."""
@@ -38,6 +39,51 @@ class Amount(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a valid number.", param, ctx)
         return number
+
+
+class Time(click.ParamType[float]):
+    """A time with its unit, `90s`, `5m`, `2h` or `30d`, as seconds from `least` to `most`."""
+
+    name = "time"
+
+    def __init__(self, least: float = 0.0, most: float = 3.2e9) -> None:
+        """Both in seconds."""
+        self.least, self.most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds. Raises click.BadParameter."""
+        seconds = seconds_of(value) if isinstance(value, str) else float(value)
+        if seconds is None:
+            self.fail(f"{value!r} is not a time: write 90s, 5m, 2h or 30d.", param, ctx)
+        if not self.least <= seconds <= self.most:
+            self.fail(f"{value!r} is not between {self.least:g}s and {self.most:g}s.", param, ctx)
+        return seconds
+
+
+def stack_argument(*, required: bool = False, complete: names.Completion = names.stacks) -> Callable[[F], F]:
+    """The first argument of a command: STACK, a shipped name or a file. `--stack` is another way to write it."""
+
+    def decorate(function: F) -> F:
+        @click.argument("stack", required=False, metavar="STACK" if required else "[STACK]", shell_complete=complete)
+        @click.option("-s", "--stack", "named", metavar="STACK", hidden=True, help="The argument STACK.")
+        @functools.wraps(function)
+        def wrapper(*args: Any, stack: str | None, named: str | None, **kwargs: Any) -> Any:
+            if stack and named and stack != named:
+                raise EnvbuildError(
+                    "stack-twice",
+                    f"two stacks are named: {stack} and {named}",
+                    why="STACK and --stack mean the same",
+                    hint="name one stack, as the first argument",
+                )
+            if required and not (stack or named):
+                context = click.get_current_context()
+                param = next(each for each in context.command.params if each.name == "stack")
+                raise click.MissingParameter(ctx=context, param=param)
+            return function(*args, stack=stack or named, **kwargs)
+
+        return cast(F, wrapper)
+
+    return decorate
 
 
 PROGRESS = "envbuild.progress"
@@ -59,13 +105,36 @@ progress_option = click.option(
 trust_option = click.option(
     "--trust", is_flag=True, help="Allow what a target that the folder's envbuild.toml names runs on this machine."
 )
-target_option = options(
-    click.option(
-        "-t", "--target", metavar="TARGET", shell_complete=names.targets,
-        help="Where: a shipped target, or a file (./lab.yaml).",
-    ),
-    trust_option,
-)  # fmt: skip
+# Of a command that asks none of its nodes.
+target_name = click.option(
+    "-t",
+    "--target",
+    metavar="TARGET",
+    shell_complete=names.targets,
+    help="Where: a shipped target, or a file (./lab.yaml).",
+)
+target_option = options(target_name, trust_option)
+profile_option = click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack.")
+prefix_option = click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
+lock_option = click.option(
+    "--lock",
+    "lock_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The lock file, when it is not the stack's own.",
+)
+variant_option = click.option("--variant", metavar="ID", help="This variant of the lock.")
+deadline_option = click.option(
+    "--deadline",
+    type=Time(0.1),
+    metavar="TIME",
+    help="A node that has not answered then is silent; the others do not wait for it.",
+)
+facts_option = click.option(
+    "--facts",
+    metavar="FILE|NAME",
+    shell_complete=names.facts,
+    help="Recorded facts of nodes (JSON), or a shipped example; asks no node.",
+)
 engine_option = click.option(
     "--engine",
     type=click.Choice(["venv", "conda", "container"]),
@@ -94,25 +163,16 @@ node_options = options(
         "--exclude", multiple=True, metavar="HOSTS", shell_complete=names.hosts, help="Without these hosts; repeatable."
     ),
 )
-place_options = options(
-    target_option,
-    click.option(
-        "-s",
-        "--stack",
-        metavar="STACK",
-        shell_complete=names.stacks,
-        help="What: a shipped stack, or a file (./my.yaml).",
-    ),
-    click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack."),
-    click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's."),
-    node_options,
-    progress_option,
-)
+# Which nodes are asked.
+nodes_of_target = options(target_option, prefix_option, node_options)
+# The environment of a stack on the nodes of a target; STACK comes before.
+where_options = options(target_option, profile_option, prefix_option, node_options, progress_option)
+place_options = options(stack_argument(), where_options)
 build_options = options(
     place_options,
-    click.option("--variant", metavar="ID", help="Build this variant of the lock."),
-    click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
     engine_option,
+    variant_option,
+    click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
     click.option(
@@ -126,23 +186,8 @@ build_options = options(
         metavar="N",
         help="Compile jobs at once on a node; else the target's, else from its cores and memory.",
     ),
-    click.option("--wait", type=Amount(min=0), metavar="SECONDS", help="Wait for another envbuild this long."),
+    click.option("--wait", metavar="TIME", help="Wait for another envbuild this long: 90s, 10m."),
 )
-
-
-# Days; a date that many before today there is.
-_CENTURY = 36525
-
-
-def keep_days(default: int) -> Callable[[F], F]:
-    """The options of a verb that removes what is old: `--keep-days`, and `--yes`, without which nothing goes."""
-    return options(
-        click.option(
-            "--keep-days", type=Amount(min=0, max=_CENTURY), default=default, show_default=True, metavar="N",
-            help="Keep what is of the last N days.",
-        ),
-        click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed."),
-    )  # fmt: skip
 
 
 def configured(flags: dict[str, Any]) -> Config:
@@ -222,6 +267,17 @@ def tell_lock(ui: Ui, path: Path) -> None:
 
     if path.is_relative_to(resources.user_locks()):
         ui.note(f"lock: {path} (recorded by you)")
+
+
+def output_option(help_: str, *, folder: bool = False) -> Callable[[F], F]:
+    """`-o/--output`: where a command writes."""
+    return click.option(
+        "-o",
+        "--output",
+        metavar="DIR" if folder else "FILE",
+        type=click.Path(path_type=Path, file_okay=not folder, dir_okay=folder),
+        help=help_,
+    )
 
 
 def narrowing_of(flags: dict[str, Any]) -> Narrowing:

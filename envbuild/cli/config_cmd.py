@@ -5,49 +5,49 @@ from __future__ import annotations
 import click
 
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.verbs import Group
+from envbuild.errors import EnvbuildError
 
 
-@click.group("config")
+@click.group("config", cls=Group)
 def config() -> None:
     """Configuration."""
 
 
 @config.command("show")
+@click.argument("name", required=False)
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @common_options
-def show(ui: Ui, origin: bool) -> None:
-    """Show every setting with its value."""
+def show(ui: Ui, name: str | None, origin: bool) -> None:
+    """Show every setting, and the folders of playbooks and fabfile.
+
+    With NAME only the value of this one: ansible-playbook "$(envbuild config show playbooks)/environment.yml".
+    """
+    from envbuild import resources
+    from envbuild.catalog.nearest import did_you_mean
     from envbuild.config import load_config
 
     loaded = load_config()
-    for name in loaded.unknown_variables:
-        ui.note(f"the variable {name} is no setting")
-    settings = {key: {"value": s.value, "origin": s.origin} for key, s in loaded.settings.items()}
-    data = {"settings": settings, "files": [str(path) for path in loaded.files]}
-    width = max(len(key) for key in settings)
+    for variable in loaded.unknown_variables:
+        ui.note(f"the variable {variable} is no setting")
+    rows = {key: (setting.value, setting.origin) for key, setting in loaded.settings.items()}
+    rows |= {
+        "playbooks": (str(resources.playbooks()), "shipped"),
+        "fabfile": (str(resources.fabfile_folder()), "shipped"),
+    }
+    if name is not None and name not in rows:
+        raise EnvbuildError("config-key-unknown", f"there is no setting {name!r}", hint=did_you_mean(name, rows))
+    if name is not None:
+        rows = {name: rows[name]}
+    data = {
+        "settings": {key: {"value": value, "origin": said_by} for key, (value, said_by) in rows.items()},
+        "files": [str(path) for path in loaded.files],
+    }
 
-    def line(key: str, value: object, said_by: str) -> str:
+    def line(key: str) -> str:
+        value, said_by = rows[key]
         shown = "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        return f"{key:{width}}  {shown}" + (f"  ({said_by})" if origin else "")
+        label = "" if name is not None else f"{key:{max(map(len, rows))}}  "
+        return f"{label}{shown}" + (f"  ({said_by})" if origin else "")
 
-    ui.result(data, lambda: "\n".join(line(key, s.value, s.origin) for key, s in loaded.settings.items()))
-
-
-@config.command("fabfile")
-@common_options
-def fabfile(ui: Ui) -> None:
-    """Print the folder of the tasks for fab: fab -r "$(envbuild config fabfile)" --list."""
-    from envbuild.resources import fabfile_folder
-
-    folder = str(fabfile_folder())
-    ui.result({"folder": folder}, lambda: folder)
-
-
-@config.command("playbooks")
-@common_options
-def playbooks(ui: Ui) -> None:
-    """Print the folder of the playbooks and roles: ansible-playbook -i INVENTORY FOLDER/environment.yml."""
-    from envbuild.resources import playbooks as shipped
-
-    folder = str(shipped())
-    ui.result({"folder": folder}, lambda: folder)
+    ui.result(data, lambda: "\n".join(map(line, rows)))

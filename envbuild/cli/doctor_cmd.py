@@ -1,48 +1,59 @@
-"""`envbuild doctor`."""
+"""`envbuild doctor`: what this machine lacks, or what follows on the nodes of a target, and their facts as a file."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import node_options, target_of
+from envbuild.cli.choose import configured, deadline_option, nodes_of_target, settings_of, target_of
 from envbuild.cli.output import Ui, common_options
-from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
 from envbuild.text import grouped
 
 if TYPE_CHECKING:
     from envbuild.doctor.controller import Diagnosis
     from envbuild.doctor.hosts import Visit
+    from envbuild.model.facts import NodeFacts
+    from envbuild.model.target import Target
+
+_NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.node_classes")
 
 
 @click.command("doctor")
+@nodes_of_target
 @click.option(
-    "-t",
-    "--target",
-    metavar="TARGET",
-    shell_complete=names.targets,
-    help="Look at a target instead: login host or nodes, in 30 s.",
+    "--facts-out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Read the facts of every node into this JSON file, for --facts of other commands; by a job if need be.",
 )
-@click.option("--prefix", type=click.Path(path_type=Path), help="Also check that this prefix can be built in.")
-@node_options
+@deadline_option
 @common_options
-def doctor(ui: Ui, /, prefix: Path | None, **flags: Any) -> int:
-    """Check this machine (the programs that envbuild drives), or with --target a cluster and what follows from it."""
+def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: Any) -> int:
+    """Check this machine, or with --target a cluster.
+
+    Of this machine, the programs that envbuild drives are checked, and a --prefix; of a cluster, its login host or
+    nodes, in 30 s, and what follows from them.
+    """
+    if facts_out is not None:
+        return _facts(ui, flags, facts_out, deadline)
+    if deadline is not None:
+        raise click.UsageError("--deadline needs --facts-out: a check takes 30 s at most")
     if flags["target"]:
-        return _target(ui, {**flags, "prefix": str(prefix) if prefix else None})
+        return _target(ui, flags)
     from envbuild.doctor.controller import diagnose
 
     if flags["hosts"] or flags["limit"] or flags["exclude"]:
         raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
                             hint="name it: `--target TARGET`")  # fmt: skip
-    lines = diagnose(prefix=prefix)
+    lines = diagnose(prefix=Path(flags["prefix"]) if flags["prefix"] else None)
     ok = all(line.level != "missing" for line in lines)
     data = {"ok": ok, "checks": [asdict(line) for line in lines]}
-    ui.result(data, lambda: "\n".join(_line(line) for line in lines), wrapped=True)
+    ui.result(data, lambda: "\n".join(_line(line) for line in lines))
     return ExitCode.OK if ok else ExitCode.CHECK_FAILED
 
 
@@ -63,19 +74,20 @@ def _target(ui: Ui, flags: dict[str, Any]) -> int:
     errors = {each.node: each.error for each in visits if each.error}
     hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
     data = {"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)}
-    ui.result(data, lambda: _told(visits), wrapped=True)
+    ui.result(data, lambda: _hosts(visits))
     return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
 
 
-def _told(visits: list[Visit]) -> str:
+def _hosts(visits: list[Visit]) -> str:
     """Hosts that differ in nothing but free space and names are told once."""
+    from envbuild.hostlist import fold_hosts
+
     good = [each for each in visits if each.error is None]
     alike = grouped(good, lambda each: tuple((line.name, line.level, line.consequence) for line in each.lines))
     parts: list[str] = []
     for same in alike.values():
-        names = [each.node for each in same]
-        shown = f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
-        parts.append(f"{shown} ({len(names)} nodes, as the first)" if len(names) > 1 else shown)
+        names = fold_hosts(each.node for each in same)
+        parts.append(f"{names} ({len(same)} nodes, as the first)" if len(same) > 1 else names)
         width = max(len(line.name) for line in same[0].lines)
         parts += [_line(line, width) for line in same[0].lines]
     for each in visits:
@@ -85,3 +97,90 @@ def _told(visits: list[Visit]) -> str:
                 f"  {label}: {text}" for label, text in (("why", each.error.why), ("hint", each.error.hint)) if text
             ]
     return "\n".join(parts)
+
+
+def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) -> int:
+    """Ask every node for its facts, write them, and show the nodes by class."""
+    from envbuild.provision.contact.first_contact import DEADLINE
+    from envbuild.provision.survey.ask import probe_nodes
+    from envbuild.redact import redact_data
+
+    target = target_of(ui, flags, jobs=True)
+    if target.connection.kind == "job":
+        if deadline is not None:
+            raise click.UsageError(
+                f"--deadline is for nodes that are asked one by one; {target.name} is asked by a job"
+            )
+        facts, errors = _facts_by_job(ui, target, flags)
+    else:
+        facts, errors = probe_nodes(target, deadline or DEADLINE, _NEXT)
+    plain = {node: item.to_json_dict() for node, item in facts.items()}
+    if plain:
+        with writing(file):
+            file.write_text(json.dumps(redact_data(plain), indent=2) + "\n", encoding="utf-8")
+        ui.note(f"wrote {file}")
+    _show_facts(ui, target, facts, plain, errors)
+    return ui.exit_of(errors)
+
+
+def _facts_by_job(
+    ui: Ui, target: Target, flags: dict[str, Any]
+) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """One short job that asks its nodes; an interrupt leaves it alone."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.jobs.smoke import probe_in_job
+    from envbuild.provision.run.life import one_run
+
+    settings = settings_of(configured(flags))
+    with RunProgress(ui) as progress, one_run("doctor", settings, progress, target=target.name) as run:
+        facts, errors = probe_in_job(run, target)
+        run.exit = exit_of(errors)
+    return facts, errors
+
+
+def _show_facts(
+    ui: Ui,
+    target: Target,
+    facts: dict[str, NodeFacts],
+    plain: dict[str, dict[str, Any]],
+    errors: dict[str, EnvbuildError],
+) -> None:
+    """The facts of nodes: by class for people, whole under `--json`."""
+    from envbuild.cli.nodes_table import probe_lines
+    from envbuild.resolve.node_classes import group
+
+    exclusive = target.scheduler.exclusive
+    data = {
+        "facts": plain,
+        "errors": as_dicts(errors),
+        "classes": [each._asdict() for each in group(facts, exclusive=exclusive)],
+    }
+
+    def human() -> list[tuple[str, str]]:
+        lines = probe_lines(facts, errors, exclusive=exclusive)
+        if len(plain) == 1:
+            lines += [(line, "") for line in _facts_lines(next(iter(plain.values())))]
+        return lines
+
+    ui.lines(data, human)
+
+
+def _facts_lines(facts: dict[str, Any]) -> list[str]:
+    """The facts of one node that people look for first."""
+    from envbuild.text import visible
+
+    prefix = facts["prefix"]
+    rows = {
+        "system": f"{facts['os']['id']} {facts['os']['version']}, {facts['libc']['kind']} {facts['libc']['version']}",
+        "cpus": f"{facts.get('cpus')}, {(facts.get('memory_bytes') or 0) / 1e9:.0f} GB memory",
+        "pythons": ", ".join(f"{item['version']} ({item['path']})" for item in facts["pythons"]) or "none",
+        "compilers": ", ".join(f"{item['version']} ({item['path']})" for item in facts["compilers"]) or "none",
+        "nvcc": ", ".join(f"{item['version']} ({item['path']})" for item in facts["nvcc"]) or "none",
+        "driver": facts["driver"].get("version") or facts["driver"].get("problem") or "none",
+        "gpus": ", ".join(item["name"] for item in facts["gpus"]) or "none",
+        "scheduler": facts["scheduler"]["kind"],
+        "prefix": f"{prefix['path']}, {(prefix.get('free_bytes') or 0) / 1e9:.1f} GB free"
+        + ("" if prefix["writable"] else f", not writable: {prefix.get('reason') or ''}"),
+        "environments": ", ".join(item["path"].rsplit("/", 1)[-1] for item in facts["environments"]) or "none",
+    }
+    return [f"  {name:<13} {visible(value)}" for name, value in rows.items()]

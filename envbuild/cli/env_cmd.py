@@ -1,50 +1,79 @@
-"""`envbuild env`: the environments under a prefix."""
+"""`envbuild env` and `envbuild status`: the environments under a prefix."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import configured, installer_option, keep_days, options, place_options, target_of
-from envbuild.cli.output import Ui, columns, common_options, failures, pruned
-from envbuild.errors import EnvbuildError, ExitCode, as_dicts, sort_out
+from envbuild.cli.choose import configured, installer_option, nodes_of_target, options, stack_argument, target_of
+from envbuild.cli.output import Ui, columns, common_options, failures
+from envbuild.cli.verbs import Group
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
 
 
 _TARGET = "envbuild.target"
-# Whose environments are meant, and how they are told.
-_place = options(installer_option, place_options, common_options)
+# Which environments are meant, and how the answer is given.
+_nodes = options(installer_option, nodes_of_target, common_options)
+_in_use = options(stack_argument(complete=names.used), _nodes)
 
 
-@click.group("env")
+@click.command("status")
+@_in_use
+def status(ui: Ui, /, stack: str | None, **flags: Any) -> int:
+    """List the environment in use on every node of a target, from its stamp; of STACK alone where it is named.
+
+    Only processes of yours are seen, unless envbuild runs there as root. Exit 1 where a node has none in use.
+    """
+    from envbuild.hostlist import fold_hosts
+
+    name = _stack_name(stack) if stack else None
+    good, errors = sort_out(_environments(ui, flags, detailed=True))
+    used = {
+        node: [item for item in items if item.get("current") and name in (None, item["stack"])]
+        for node, items in good.items()
+    }
+    lacking = [node for node, items in used.items() if not items]
+    code = ExitCode.CHECK_FAILED if lacking else ExitCode.OK
+    none = f"no environment{f' of {name}' if name else ''} is in use"
+    _show(ui, used, errors, none if lacking == list(good) else f"{none} on {fold_hosts(lacking)}" if lacking else "")
+    return gravest([ui.exit_of(errors), code])
+
+
+@click.group("env", cls=Group)
 def env() -> None:
-    """Environments: list, use, run in, switch, remove."""
+    """Environments: use them in a shell, switch, remove."""
 
 
 @env.command("list")
-@_place
+@_nodes
 def list_(ui: Ui, /, **flags: Any) -> int:
-    """List the environments on every node of a target: size, dates, and how many processes run from each.
+    """List the environments on every node, in use or not.
 
-    Only processes of yours are seen, unless envbuild runs there as root.
+    With size, dates, and how many processes run from each. Only processes of yours are seen, unless envbuild runs there
+    as root.
     """
     good, errors = sort_out(_environments(ui, flags, detailed=True))
+    _show(ui, good, errors, "" if any(good.values()) else "no environments")
+    return ui.exit_of(errors)
+
+
+def _show(ui: Ui, good: dict[str, list[dict[str, Any]]], errors: dict[str, EnvbuildError], lacking: str) -> None:
+    """The table of environments; `lacking`: what is not there."""
     rows = [(node, item) for node, items in good.items() for item in items]
     if good and not rows:
-        ui.note("hint: `envbuild provision --stack STACK` builds one; --target and --prefix say where to look")
+        ui.note("hint: `envbuild provision STACK` builds one; --target and --prefix say where to look")
 
     def human() -> str:
-        text = _table(rows, many=len(good) + len(errors) > 1) if rows else "no environments"
-        return "\n".join([*([text] if good else []), *_outputs(rows), *failures(errors)])
+        table = [_table(rows, many=len(good) + len(errors) > 1)] if rows else []
+        return "\n".join([*table, *([lacking] if good and lacking else []), *_outputs(rows), *failures(errors)])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
-    return ui.exit_of(errors)
 
 
 def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -63,7 +92,7 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
     from envbuild.provision.survey.in_use import made_by
     from envbuild.text import size
 
-    lines = [("NODE", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH")]
+    lines = [("NODE", "STACK", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH")]
     for node, item in rows:
         stamp = item.get("stamp") or {}
         state = "half built" if not stamp else "in use" if item.get("current") else "finished"
@@ -73,28 +102,31 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
         days = [str(when or "")[:10] for when in (stamp.get("stamped_at"), item.get("read"))]
         days[1] = f"{item['differed']} differed" if item.get("differed") else days[1]
         engine = made_by(item) if stamp else ""
-        lines.append((node, state, used, engine, (item.get("root") or "")[:12], taken, *days, item["path"]))
+        lines.append(
+            (
+                node,
+                item.get("stack") or "",
+                state,
+                used,
+                engine,
+                (item.get("root") or "")[:12],
+                taken,
+                *days,
+                item["path"],
+            )
+        )
     return columns(lines if many else [line[1:] for line in lines])
 
 
-@env.command("path")
-@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
-@_place
-def path(ui: Ui, /, **flags: Any) -> None:
-    """Print the folder of the environment in use for STACK on this machine; with --engine, of the one it made."""
-    item = _current(ui, flags)
-    ui.result({"path": item["path"], "environment": item}, lambda: str(item["path"]))
-
-
 @env.command("activate")
-@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
 @click.option("--shell", type=click.Choice(["sh", "fish", "csh"]), help="For this shell; else for the one that calls.")
-@_place
+@_in_use
 def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
-    """Print shell code that activates STACK in one shell: eval "$(envbuild env activate STACK)".
+    """Print shell code that activates the environment of STACK.
 
-    It is the environment in use; with --engine the one that this engine made, in use or not. In fish and csh:
-    envbuild env activate STACK | source; eval `envbuild env activate STACK`.
+    To use it: eval "$(envbuild env activate STACK)". In fish: envbuild env activate STACK | source. In csh:
+    eval `envbuild env activate STACK`. It is the environment in use; with --engine the one that this engine made, in
+    use or not.
     """
     from envbuild.cli.env_shell import calling_shell, code_for
 
@@ -103,28 +135,32 @@ def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
     ui.result({"path": item["path"], "shell": code}, lambda: code, verbatim=True)
 
 
-@env.command("exec", context_settings={"allow_interspersed_args": False})
-@click.argument("name", metavar="STACK", shell_complete=names.used)
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@_place
-def exec_(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
-    """Run COMMAND in the environment of STACK on this machine: envbuild env exec STACK -- python train.py.
+@env.command("run", context_settings={"allow_interspersed_args": False})
+@click.argument("stack", metavar="STACK", shell_complete=names.used)
+@click.argument("command", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
+@_nodes
+def run(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
+    """Run COMMAND in the environment of STACK, or a shell.
 
-    Its exit code is the answer. Options of envbuild stand before STACK.
+    For example: envbuild env run STACK -- python train.py. The exit code of COMMAND is the answer; without it a shell
+    is opened, until `exit`. Options of envbuild stand before STACK.
     """
     from envbuild.cli.env_shell import become
 
-    words = command[command[0] == "--" :]
+    words = command[command[:1] == ("--",) :]
     if not words:
-        raise click.UsageError("Missing argument 'COMMAND...'.")
+        return _shell(ui, flags)
     become(_current(ui, flags)["path"], words)
 
 
-@env.command("shell")
-@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
-@_place
+@env.command("shell", hidden=True)
+@_in_use
 def shell(ui: Ui, /, **flags: Any) -> None:
-    """Open a shell in the environment of STACK on this machine, until `exit`."""
+    """Open a shell in the environment of STACK, as `env run STACK` does."""
+    _shell(ui, flags)
+
+
+def _shell(ui: Ui, flags: dict[str, Any]) -> None:
     from envbuild.cli.env_shell import open_shell
 
     item = _current(ui, flags)
@@ -133,12 +169,11 @@ def shell(ui: Ui, /, **flags: Any) -> None:
 
 
 @env.command("kernel")
-@click.argument("name", required=False, metavar="[STACK]", shell_complete=names.used)
-@_place
+@_in_use
 def kernel(ui: Ui, /, **flags: Any) -> None:
-    """Register the environment of STACK with this user's Jupyter, by its own ipykernel.
+    """Register the environment of STACK with your Jupyter.
 
-    The kernel is that of the environment in use, also after another one has become that.
+    Its own ipykernel does that. The kernel is that of the environment in use, also after another one has become that.
     """
     from envbuild.cli.env_shell import add_kernel
 
@@ -151,68 +186,31 @@ def kernel(ui: Ui, /, **flags: Any) -> None:
 
 @env.command("use")
 @click.argument("environment", shell_complete=names.environments)
-@_place
+@_nodes
 def use(ui: Ui, /, environment: str, **flags: Any) -> None:
-    """Make ENVIRONMENT (a path, a folder name or its beginning) the one in use."""
+    """Make ENVIRONMENT the one in use.
+
+    It is a path, the name of a folder, or its beginning.
+    """
     item = _named(ui, flags, environment)
-    result = _change(ui, "use", flags, {"environment": item["path"], "stack": item["stack"]})
+    result = _changed(ui, "use", flags, {"environment": item["path"], "stack": item["stack"]})
     ui.result(result, lambda: f"{result['current']} -> {item['path']}")
 
 
 @env.command("remove")
 @click.argument("environment", shell_complete=names.environments)
 @click.option("--force", is_flag=True, help="Remove it although it is in use.")
-@_place
+@_nodes
 def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
-    """Remove ENVIRONMENT (a path, a folder name or its beginning) from this machine.
+    """Remove ENVIRONMENT.
 
-    Files in it that envbuild did not make are moved to PREFIX/kept. An environment that a process runs from stays.
-    Only processes of yours are seen, unless envbuild runs as root.
+    It is a path, the name of a folder, or its beginning. Files in it that envbuild did not make are moved to
+    PREFIX/kept. An environment that a process runs from stays. Only processes of yours are seen, unless envbuild runs
+    as root.
     """
     item = _named(ui, flags, environment)
-    result = _change(ui, "remove", flags, {"environment": item["path"], "force": force})
+    result = _changed(ui, "remove", flags, {"environment": item["path"], "force": force})
     ui.result(result, lambda: "\n".join([f"removed {result['removed']}", *result["notes"]]))
-
-
-@env.command("prune")
-@keep_days(30)
-@_place
-def prune(ui: Ui, /, keep_days: float, *, yes: bool, **flags: Any) -> int:
-    """Remove environments that are not in use and were stamped long ago, and half-built ones, on every node.
-
-    Files in them that envbuild did not make are moved to PREFIX/kept. Without `--yes` it only says which. One that a
-    process of its node runs from stays. Only processes of yours are seen, unless envbuild runs there as root.
-    """
-    from envbuild.text import size
-
-    good, errors = sort_out(_environments(ui, flags))
-    many = len(good) + len(errors) > 1
-    rows = [(node, item) for node, items in good.items() for item in items if _is_old(item, keep_days)]
-    gone, notes = [], list[str]()
-    for node, item in rows:
-        try:
-            if yes:
-                notes += _change(ui, "remove", flags, {"environment": item["path"]}, node)["notes"]
-            gone.append((node, item))
-        except EnvbuildError as error:
-            errors[f"{node} {item['path']}"] = error
-    taken = sum((item.get("stamp") or {}).get("bytes", 0) for _, item in gone)
-
-    def human() -> str:
-        table = [_table(gone, many=many)] if gone else []
-        return "\n".join([*table, *notes, *failures(errors), pruned(len(gone), "environment", size(taken), yes=yes)])
-
-    shown = [{"node": node, **item} for node, item in gone]
-    told = {"environments": shown, "bytes": taken, "removed": yes, "notes": notes}
-    ui.result({**told, "errors": as_dicts(errors)}, human)
-    return ui.exit_of(errors)
-
-
-def _is_old(item: dict[str, Any], days: float) -> bool:
-    if item.get("current"):
-        return False
-    at = (item.get("stamp") or {}).get("stamped_at")
-    return at is None or datetime.fromisoformat(at) <= datetime.now(UTC) - timedelta(days=days)
 
 
 def _target(ui: Ui, flags: dict[str, Any]) -> Target:
@@ -261,7 +259,7 @@ def _one_node(ui: Ui, flags: dict[str, Any]) -> list[dict[str, Any]]:
 def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     from envbuild.provision.survey.in_use import of_stack
 
-    stack, engine = flags.get("name") or flags.get("stack") or _target(ui, flags).stack, flags.get("engine")
+    stack, engine = flags.get("stack") or _target(ui, flags).stack, flags.get("engine")
     name = _stack_name(stack) if stack else None
     item = of_stack(_one_node(ui, flags), name, engine)
     if item is not None:
@@ -269,21 +267,21 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: envbuild provision --stack {_reference(str(stack))}{f' --engine {engine}' if engine else ''}; "
+        hint=f"build it: envbuild provision {_reference(str(stack))}{f' --engine {engine}' if engine else ''}; "
         "`envbuild env list` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
 
 
 def _reference(stack: str) -> str:
-    """What names this stack for `--stack`: one that is not shipped has a file, most likely of its name."""
+    """What names this stack for a command: one that is not shipped has a file, most likely of its name."""
     from envbuild.catalog.loader import is_path, list_stacks
 
     return stack if is_path(stack) or stack in list_stacks() else f"./{stack}.yaml"
 
 
 def _stack_name(reference: str) -> str:
-    """The name behind `--stack`: itself, or the one in the file."""
+    """The name behind STACK: itself, or the one in the file."""
     from envbuild.catalog.loader import is_path, load_stack
 
     return load_stack(reference).stack.name if is_path(reference) else reference
@@ -309,16 +307,20 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _change(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any], node: str | None = None) -> dict[str, Any]:
-    """Ask `node`, or the only one, to change something."""
-    from uuid import uuid4
-
+def _changed(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+    """Ask the only node to change something."""
     from envbuild.hostlist import expand_hosts
-    from envbuild.provision.contact.first_contact import node_request, run_node
 
     target = _target(ui, flags)
-    node = node or expand_hosts(target.hosts)[0]
-    wait = configured(flags).wait
+    return change(target, verb, args, expand_hosts(target.hosts)[0], wait=configured(flags).wait)
+
+
+def change(target: Target, verb: str, args: dict[str, Any], node: str, *, wait: float) -> dict[str, Any]:
+    """Ask a node to change something; `wait` so many seconds for another envbuild there. Raises EnvbuildError."""
+    from uuid import uuid4
+
+    from envbuild.provision.contact.first_contact import node_request, run_node
+
     # A run gets its own lease again, so each command is a run.
     sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}-{uuid4().hex[:12]}")
     return run_node(node, sent, target.connection, 3600.0).result()

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import engine_option, tell_lock
+from envbuild.cli.choose import (
+    engine_option,
+    facts_option,
+    output_option,
+    profile_option,
+    stack_argument,
+    target_name,
+    tell_lock,
+)
 from envbuild.cli.output import Ui, common_options, text_width
 from envbuild.errors import ExitCode, writing
 
@@ -24,29 +31,13 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command("explain")
-@click.argument("stack", shell_complete=names.stacks)
-@click.option(
-    "--profile",
-    metavar="NAME",
-    shell_complete=names.profiles,
-    help="Profile of the stack (default: the target's, else exact).",
-)
-@click.option(
-    "-t",
-    "--target",
-    metavar="TARGET",
-    shell_complete=names.targets,
-    help="Target for the decisions: a shipped name or a path (default: local).",
-)
+@stack_argument(required=True)
+@profile_option
+@target_name
 @engine_option
-@click.option(
-    "--facts",
-    metavar="FILE|NAME",
-    shell_complete=names.facts,
-    help="Recorded facts of nodes (JSON), or a shipped example; they give decisions.",
-)
+@facts_option
 @click.option("--run-checks", is_flag=True, help="Run every check against the upstream sources and the package index.")
-@click.option("--html", type=_FILE, help="Write the annotated document to this file.")
+@output_option("Write the annotated document (HTML) to this file.")
 @click.option("--document", type=_FILE, help="Take the document's text from this file, not from its pinned source.")
 @click.option("--other-text", is_flag=True, help="Annotate --document though it is another text; the page says so.")
 @common_options
@@ -58,18 +49,21 @@ def explain(
     engine: str | None,
     facts: str | None,
     run_checks: bool,
-    html: Path | None,
+    output: Path | None,
     document: Path | None,
     other_text: bool,
 ) -> int:
-    """Explain STACK (a shipped name or a path): what its document gets wrong, and what envbuild does instead."""
+    """Explain what the document of STACK gets wrong, and what is done.
+
+    Decisions for nodes need their --facts.
+    """
     from envbuild.catalog.loader import load_stack, load_target, lock_path
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.profile import choose_profile
 
-    if document is not None and html is None:
-        raise click.UsageError("--document needs --html")
+    if document is not None and output is None:
+        raise click.UsageError("--document needs --output")
     if other_text and document is None:
         raise click.UsageError("--other-text needs --document")
     loaded = load_stack(stack)
@@ -88,13 +82,13 @@ def explain(
         recipes=recipes,
         profile_why=chosen.why,
     )
-    if html is not None:
+    if output is not None:
         from envbuild.explain.source import read_document
 
-        _write_page(explanation, html, read_document(explanation.stack, document, other=other_text))
+        _write_page(explanation, output, read_document(explanation.stack, document, other=other_text))
         ui.result(
-            lambda: {**explanation.as_dict(), "html": str(html)},
-            lambda: f"{render_summary(explanation)}annotated document: {html}\n",
+            lambda: {**explanation.as_dict(), "html": str(output)},
+            lambda: f"{render_summary(explanation)}annotated document: {output}\n",
         )
     else:
         ui.result(explanation.as_dict, lambda: render_text(explanation, text_width(100)))

@@ -1,24 +1,21 @@
-"""`envbuild image`: dockerfile, build, verify, diff, pin, pods."""
+"""`envbuild image`: dockerfile, build, verify, pods."""
 
 from __future__ import annotations
 
-import functools
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import options
+from envbuild.cli.choose import options, output_option, profile_option, stack_argument, target_name, variant_option
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, writing
 
 if TYPE_CHECKING:
     from envbuild.container.builders import Builder
     from envbuild.container.recipe import ImageRecipe
-
-_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def _program(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
@@ -31,13 +28,11 @@ def _program(_context: click.Context, _option: click.Parameter, value: str | Non
 
 
 recipe_options = options(
-    click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack."),
-    click.option("--variant", metavar="ID", help="Variant of the lock."),
-    click.option(
-        "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose GPUs and variables it is for."
-    ),
-    click.option("--base", metavar="IMAGE", help="Build and run on this image."),
-    click.option("--runtime", metavar="IMAGE", help="Run on this image."),
+    profile_option,
+    variant_option,
+    target_name,
+    click.option("--base-image", "base", metavar="IMAGE", help="Build and run on this image."),
+    click.option("--run-image", "runtime", metavar="IMAGE", help="Run on this image."),
     click.option("--fetch-image", "fetch", metavar="IMAGE", help="Fetch with this image (Python 3.8 or newer, git)."),
     click.option(
         "--python",
@@ -50,7 +45,7 @@ recipe_options = options(
 _builder = click.option("--builder", type=click.Choice(["buildah", "podman", "docker"]), help="Use this program.")
 
 
-@click.group("image")
+@click.group("image", cls=Group)
 def image() -> None:
     """Images: the environment of a stack as a container image, from its lock."""
 
@@ -72,13 +67,13 @@ def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRec
 @click.argument("stacks", metavar="[STACK]...", nargs=-1, shell_complete=names.stacks)
 @recipe_options
 @click.option("--apptainer", is_flag=True, help="The same as a definition of Apptainer.")
-@click.option("-o", "--output", type=_FOLDER, metavar="DIR", help="Write the whole build context there.")
+@output_option("Write the whole build context there.", folder=True)
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff where files differ from the lock.")
 @common_options
 def dockerfile(
     ui: Ui, /, stacks: tuple[str, ...], apptainer: bool, output: Path | None, check: bool, **flags: Any
 ) -> int:
-    """Print the Dockerfile of STACK, or write it with its build context.
+    """Print the Dockerfile of STACK, or write it and its context.
 
     Without STACK, all shipped stacks: their files in `containers/` are written, or checked with `--check`.
     """
@@ -134,7 +129,7 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 
 
 @image.command("build")
-@click.argument("stack", shell_complete=names.stacks)
+@stack_argument(required=True)
 @recipe_options
 @click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
 @click.option(
@@ -155,7 +150,10 @@ def build(
     ui: Ui, /, stack: str, tag: str | None, wheelhouses: tuple[Path, ...], gitconfig: Path | None, no_cache: bool,
     verified: bool, push: str | None, insecure: bool, builder: str | None, **flags: Any,
 ) -> int:  # fmt: skip
-    """Build the image of STACK from its Dockerfile, with this machine's mirrors and credentials as build secrets."""
+    """Build the image of STACK from its Dockerfile.
+
+    This machine's mirrors and credentials are given to the build as secrets.
+    """
     from envbuild.container.build import Options, build_image
     from envbuild.container.builders import find_builder
 
@@ -163,7 +161,7 @@ def build(
     ui.note(f"building {recipe.stack}, profile {recipe.profile}, with {with_.name}")
     options = Options(
         wheelhouses=wheelhouses, tag=tag, cache=not no_cache, gitconfig=gitconfig,
-        on_line=ui.note if ui.debug else None,
+        on_line=ui.note if ui.verbose else None,
     )  # fmt: skip
     made = build_image(recipe, with_, options)
     code = ExitCode.OK
@@ -203,16 +201,16 @@ def _look_into(
     "-s", "--stack", metavar="STACK", shell_complete=names.stacks, help="Its stack, where that is a file of yours."
 )
 @click.option("--smoke", is_flag=True, help="Run the smoke test of the lock too.")
-@click.option("--gpus", is_flag=True, help="Give the container the GPUs of this machine.")
+@click.option("--with-gpus", "gpus", is_flag=True, help="Give the container the GPUs of this machine.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit there, too.")
 @_builder
 @common_options
 def verify(
     ui: Ui, /, name: str, stack: str | None, smoke: bool, gpus: bool, junit: Path | None, builder: str | None
 ) -> int:
-    """Compare the environment in IMAGE with its lock, in a container of it.
+    """Compare the environment in IMAGE with its lock.
 
-    Packages are compared with the lock, every file with its RECORD, and the root is measured.
+    In a container of it. Packages are compared with the lock, every file with its RECORD, and the root is measured.
     """
     from envbuild.container.builders import find_builder
     from envbuild.container.verify_image import as_junit
@@ -233,82 +231,10 @@ def _verified(found: dict[str, Any]) -> str:
     return "\n".join([f"{found['image']}: {good}", *lines])
 
 
-@image.command("diff")
-@click.argument("one", metavar="IMAGE")
-@click.argument("other", metavar="IMAGE")
-@click.option("--environment", is_flag=True, help="Compare the files of their environments alone.")
-@_builder
-@common_options
-def diff(ui: Ui, /, one: str, other: str, environment: bool, builder: str | None) -> int:
-    """Say file by file how two images differ; exit 1 when they do."""
-    from envbuild.container.builders import find_builder
-    from envbuild.container.verify_image import diff_images
-
-    found = diff_images(find_builder(builder), one, other, environment=environment)
-    ui.result({"ok": found["same"], **found}, lambda: _differences(found))
-    return ExitCode.OK if found["same"] else ExitCode.CHECK_FAILED
-
-
-def _differences(found: dict[str, Any]) -> str:
-    if found["same"]:
-        one, other = found["ids"]
-        return f"one image, id {one}" if one == other else "their environments have the same files"
-    lines = [f"id {found['ids'][0][:12]} and {found['ids'][1][:12]}"]
-    lines += [f"config {row['name']}: {row['before']!r} -> {row['after']!r}" for row in found["config"]]
-    lines += [f"{row['kind']:<8} {row['path']}  {row['what']}".rstrip() for row in found["files"]]
-    return "\n".join(lines)
-
-
-@image.command("pin")
-@click.argument("stack", shell_complete=names.stacks)
-@click.argument("reference", metavar="[IMAGE]", required=False)
-@click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack.")
-@click.option("--digest", metavar="sha256:HEX", help="Record this digest of IMAGE, without asking a registry.")
-@click.option("--witness", metavar="WHOSE", help="Whose word that digest is; with --digest.")
-@click.option("--upgrade", is_flag=True, help="Take the new digest of a tag that has moved.")
-@click.option("--insecure", is_flag=True, help="The registries have no TLS.")
-@common_options
-def pin(
-    ui: Ui, /, stack: str, reference: str | None, profile: str | None, digest: str | None, witness: str | None,
-    upgrade: bool, insecure: bool,
-) -> None:  # fmt: skip
-    """Record the digests of the images that STACK is built on, as their registries give them today, or of IMAGE alone.
-
-    They lie in `images.toml` beside the lock, with the day and the digest of each platform; a lock whose variants stand
-    on an image has its digest too. A mirror's digest is recorded by hand.
-    """
-    from envbuild.catalog.loader import load_stack, lock_path, pick_profile
-    from envbuild.container import pin_digests, registry
-    from envbuild.container.base_images import read_digests
-    from envbuild.lock.files import read_lock, write_lock
-
-    by_hand = [digest, witness, reference] if digest or witness else []
-    if None in by_hand or (digest and not re.fullmatch(r"sha256:[0-9a-f]{64}", digest)):
-        raise click.UsageError("by hand it takes IMAGE, --digest sha256:HEX and --witness")
-    loaded = load_stack(stack)
-    path = lock_path(loaded, pick_profile(loaded, profile))
-    lock = read_lock(path)
-    if digest and witness and reference:
-        made = pin_digests.record_by_hand(lock, path, reference, digest.removeprefix("sha256:"), witness)
-    else:
-        wanted = [reference] if reference else pin_digests.images_of(lock, shipped=loaded.shipped)
-        ask = functools.partial(registry.ask_image, plain_http=insecure)
-        made, asked = pin_digests.ask_and_record(lock, path, wanted, upgrade=upgrade, ask=ask)
-        for text in (*asked.warnings, *(f"{error.what} ({error.why})" for error in asked.errors)):
-            ui.warn(text)
-    if made != lock:
-        write_lock(path, made)
-    rows = {name: each.to_json_dict() for name, each in read_digests(path.with_name(pin_digests.FILE)).items()}
-    ui.result(
-        {"ok": True, "changed": made != lock, "lock": str(path), "images": rows},
-        lambda: "\n".join(f"{name} sha256:{row['digest']} ({row['asked']})" for name, row in rows.items()),
-    )
-
-
 @image.command("pods")
 @click.argument("stack", shell_complete=names.stacks)
 @recipe_options
-@click.option("--image", "reference", required=True, metavar="REF", help="The image, where the cluster can pull it.")
+@click.option("--image", "reference", required=True, metavar="IMAGE", help="The image, where the cluster can pull it.")
 @click.option("--name", metavar="NAME", help="Name of the service and the pods (default: the stack's).")
 @click.option("--rdma", metavar="RESOURCE", help="The cluster's resource of an InfiniBand device.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -316,9 +242,10 @@ def pin(
 def pods(
     ui: Ui, /, stack: str, reference: str, name: str | None, rdma: str | None, command: tuple[str, ...], **flags: Any
 ) -> None:
-    """Print the pods of STACK for Kubernetes; each runs COMMAND (after `--`) once the master's port answers.
+    """Print the pods of STACK for Kubernetes.
 
-    COMMAND sees NODE_RANK, NNODES, GPUS_PER_NODE, MASTER_ADDR and MASTER_PORT; without one the pods wait for you.
+    Each runs COMMAND (after `--`) once the master's port answers. COMMAND sees NODE_RANK, NNODES, GPUS_PER_NODE,
+    MASTER_ADDR and MASTER_PORT; without one the pods wait for you.
     """
     from envbuild.container import pods as made
     from envbuild.container.base_images import load_containers

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import configured, trust_option
+from envbuild.cli.choose import (
+    Time,
+    configured,
+    options,
+    prefix_option,
+    profile_option,
+    stack_argument,
+    target_option,
+)
 from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.errors import EnvbuildError
 
@@ -21,35 +28,44 @@ if TYPE_CHECKING:
     from envbuild.model.launch import Launch
 
 
-@click.command("launch")
-@click.argument("stack", shell_complete=names.stacks)
-@click.option("--profile", metavar="NAME", shell_complete=names.profiles, help="Profile of the stack (default: exact).")
-@click.option(
-    "-t", "--target", metavar="TARGET", shell_complete=names.targets, help="Whose prefix: a shipped target, or a file."
+_LONGEST = 999_999.0 * 3600
+environment_option = click.option(
+    "--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix)."
 )
-@trust_option
-@click.option("--prefix", metavar="DIR", help="Where environments live; instead of the target's.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's).")
-@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node (default: the target's).")
-@click.option("--master", metavar="ADDR", help="Address of the first node; needed from two nodes on.")
-@click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's).")
+# What is run, and on how much: of `launch` and `bench`.
+run_options = options(
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack, repeatable."),
+    click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes (default: 1; of a job, the target's)."),
+    click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs of a node (default: the target's)."),
+    click.option("--master", metavar="ADDR", help="Address of the first node (`bench` over SSH: as it is reached)."),
+    click.option("--port", type=click.IntRange(1024, 65535), help="Port of the first node (default: the document's)."),
+)
+
+
+@click.command("launch")
+@stack_argument(required=True)
+@profile_option
+@target_option
+@prefix_option
+@run_options
 @click.option("--job", metavar="ID", help="Job id of the scheduler.")
 @click.option("--node", "rank", type=click.IntRange(min=0), help="Only what the node of this rank runs.")
 @click.option("--hostfile", metavar="FILE", help="Node file of the MPI launcher.")
 @click.option("--image", metavar="IMAGE", help="Container image to start in: a registry's, or a .sqsh file.")
-@click.option("--environment", metavar="DIR", help="The built environment (default: the one in use under the prefix).")
-@click.option("--output", metavar="DIR", help="Where the run writes (default: here).")
+@environment_option
+@click.option("-o", "--output", metavar="DIR", help="Where the run writes (default: here).")
 @click.option("--run", "run_here", is_flag=True, help="Run this node's command here; its exit code is the answer.")
 @click.option("--submit", is_flag=True, help="Run it as a job of the target's scheduler, wait, and end as it ended.")
 @click.option("--print-script", is_flag=True, help="With --submit: print the job's file, and submit nothing.")
 @click.option("--no-wait", is_flag=True, help="With --submit: print the number of the job, and do not wait.")
 @click.option("--cancel-job", is_flag=True, help="With --submit: an interrupt also ends the job.")
-@click.option("--time-limit", metavar="TIME", help="How long the job may run: 90s, 40m, 2h (default: the target's).")
+@click.option(
+    "--time-limit", type=Time(1, _LONGEST), metavar="TIME", help="How long the job may run (default: the target's)."
+)
 @click.option("--parameters", is_flag=True, help="List what --set takes, and print no command.")
 @common_options
 def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
-    """Print the commands that start STACK (a shipped name or a path); with --run or --submit, start it."""
+    """Print the commands that start STACK; --run and --submit start it."""
     from envbuild.catalog.loader import load_stack
     from envbuild.launch.recipes import launch as make
     from envbuild.launch.shell import render
@@ -145,7 +161,7 @@ def environment_of(stack: str, flags: dict[str, Any]) -> str:
 
 def provision_place(stack: str, flags: dict[str, Any]) -> str:
     """Stack, target and prefix as options of `provision`."""
-    words = ["--stack", stack, "--target", flags["target"] or configured(flags).target]
+    words = [stack, "--target", flags["target"] or configured(flags).target]
     return shlex.join([*words, *(["--prefix", flags["prefix"]] if flags["prefix"] else [])])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -43,7 +42,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
         raise EnvbuildError(
             "environment-unknown",
             f"there is no {missing[0]}",
-            hint=f"build it: envbuild provision --stack {made.stack}; or name the environment: --environment DIR",
+            hint=f"build it: envbuild provision {made.stack}; or name the environment: --environment DIR",
             exit_code=ExitCode.CHECK_FAILED,
         )
     if not ui.quiet:
@@ -103,12 +102,10 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
     from envbuild.provision.jobs.launch import Asked
 
     limit = flags.get("time_limit")
-    if limit is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[smh]", limit):
-        raise click.UsageError(f"--time-limit takes 90s, 40m or 2h, not {limit!r}")
     for name in ("environment", "output"):
         if flags.get(name) and not flags[name].startswith("/"):
             raise click.UsageError(f"--{name} elsewhere is an absolute path on the nodes, not {flags[name]!r}")
         if ".." in (flags.get(name) or "").split("/"):
             raise click.UsageError(f"--{name} is a path without '..', not {flags[name]!r}")
     names = ("nodes", "gpus_per_node", "environment", "image", "output", "port", "deadline")
-    return Asked(values, time_limit=limit, **{name: flags.get(name) for name in names})
+    return Asked(values, time_limit=f"{limit:.0f}s" if limit else None, **{name: flags.get(name) for name in names})

@@ -1,4 +1,4 @@
-"""`envbuild lock`: create, record, sizes, check, diff, export."""
+"""`envbuild lock`: create, record, check, diff, export."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import configured, tell_lock
+from envbuild.cli.choose import (
+    configured,
+    facts_option,
+    lock_option,
+    output_option,
+    profile_option,
+    stack_argument,
+    tell_lock,
+    variant_option,
+)
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, gravest, writing
 
 if TYPE_CHECKING:
@@ -23,42 +32,33 @@ if TYPE_CHECKING:
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_profile = click.option(
-    "--profile",
-    metavar="NAME",
-    shell_complete=names.profiles,
-    help="Profile of the stack (default: exact, else its first).",
-)
+_index = click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
 _find_links = click.option(
     "--find-links", "-f", multiple=True, metavar="DIR_OR_URL", help="More places with wheels; pip's own are known."
 )
-_lock_file = click.option("--lock", "lock_file", type=_FILE, help="The lock file, when it is not the stack's own.")
 
 
-@click.group("lock")
+@click.group("lock", cls=Group)
 def lock() -> None:
     """Locks: exact contents of a stack, one variant for each Python, torch flavour, base and interpreter."""
 
 
 @lock.command("create")
-@click.argument("stack", shell_complete=names.stacks)
-@_profile
+@stack_argument(required=True)
+@profile_option
 @click.option("--as-of", type=click.DateTime(["%Y-%m-%d"]), help="Take nothing that was published after this date.")
 @click.option("--upgrade", is_flag=True, help="Forget the versions of the lock that is there.")
 @click.option("--base-python", type=_FILE, help="Interpreter of the base, to record what it provides.")
 @_find_links
-@click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
+@_index
 @click.option("--allow-build", multiple=True, metavar="NAME", help="Run setup code of this package's sdist here.")
-@click.option(
-    "--facts",
-    multiple=True,
-    metavar="FILE|NAME",
-    shell_complete=names.facts,
-    help="Solve conda for nodes with these recorded facts.",
-)
+@facts_option
 @click.option("--conda-unrecorded", is_flag=True, help="Ask no conda channel: its packages stay unrecorded.")
-@click.option("--images", is_flag=True, help="Ask registries for the digests of the images it is built on.")
-@click.option("--output", "-o", type=_FILE, help="Where to write (default: the stack's own lock file).")
+@click.option(
+    "--image", "images", multiple=True, metavar="IMAGE",
+    help="Ask registries for the digest of this image, or with `all` of those it is built on; repeatable.",
+)  # fmt: skip
+@output_option("Where to write (default: the stack's own lock file).")
 @common_options
 def create(
     ui: Ui,
@@ -70,12 +70,12 @@ def create(
     find_links: tuple[str, ...],
     indexes: tuple[str, ...],
     allow_build: tuple[str, ...],
-    facts: tuple[str, ...],
+    facts: str | None,
     conda_unrecorded: bool,
-    images: bool,
+    images: tuple[str, ...],
     output: Path | None,
 ) -> None:
-    """Resolve STACK (a shipped name or a file) and write its lock.
+    """Resolve STACK and write its lock.
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
     changed only in what is run with the environment (variables, imports, smoke items, deviations), or patches of the
@@ -121,7 +121,7 @@ def create(
     if built:
         ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")
     if images:
-        made = _with_images(ui, loaded, made, path, upgrade=upgrade)
+        made = _with_images(ui, loaded, made, path, images, upgrade=upgrade)
     changed = made != previous
     if changed:
         write_lock(path, made)
@@ -132,14 +132,14 @@ def create(
 
 
 @lock.command("record")
-@click.argument("stack", shell_complete=names.stacks)
-@_profile
+@stack_argument(required=True)
+@profile_option
 @click.option(
     "--from", "folders", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False),
     help="Take the files from this folder, and ask no index. Repeatable.",
 )  # fmt: skip
-@click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
-@click.option("--output", "-o", type=_FILE, help="Where to write (default: your lock of this stack).")
+@_index
+@output_option("Where to write (default: your lock of this stack).")
 @common_options
 def record(
     ui: Ui,
@@ -149,10 +149,11 @@ def record(
     indexes: tuple[str, ...],
     output: Path | None,
 ) -> None:
-    """Fetch the files of STACK whose hash its lock lacks, and record their sha256 and sizes.
+    """Record the sha256 of files of STACK whose hash its lock lacks.
 
-    Of a shipped stack this writes your own copy of the lock, which every verb then takes; of a stack file, the lock
-    beside it. Files come from find-links folders of pip, else from the index that the lock names.
+    They are fetched once for that. Of a shipped stack this writes your own copy of the lock, which every verb then
+    takes; of a stack file, the lock beside it. Files come from find-links folders of pip, else from the index that the
+    lock names.
     """
     from envbuild.bundle.collect import artifact_cache
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile, shipped_lock
@@ -188,44 +189,14 @@ def record(
     ui.result(data, human)
 
 
-@lock.command("sizes")
-@click.argument("stack", required=False, shell_complete=names.stacks)
-@_profile
-@_lock_file
-@_find_links
-@common_options
-def sizes(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, find_links: tuple[str, ...]) -> None:
-    """Write into the lock of STACK what its wheels and trees take on a disk, where it does not say so.
-
-    Nothing else changes, and no digest. Without STACK, the locks of all shipped stacks.
-    """
-    from envbuild.lock.files import write_lock
-    from envbuild.lock.sizes import with_all_sizes
-
-    rows = []
-    for name, each in _all_locks() if stack is None else [(stack, profile)]:
-        loaded, made, path = _read(ui, name, each, lock_file)
-        ui.note(f"measuring {path.name}")
-        places = [_places(variant, find_links) for variant in made.variants]
-        indexes = {name: index for place in places for name, index in (place.indexes or {}).items()}
-        channels = {name: urls for each in made.variants for name, urls in _channels(loaded, made, each).items()}
-        filled = with_all_sizes(made, places[0].find_links, indexes, ui.warn, channels)
-        if filled != made:
-            write_lock(path, filled)
-        left = {file.file for variant in filled.variants for file in variant.files if file.unpacked is None}
-        left |= {each.file for variant in filled.variants for each in variant.archives if each.unpacked is None}
-        rows.append({"lock": str(path), "changed": filled != made, "unmeasured": sorted(left)})
-    ui.result({"locks": rows}, lambda: "\n".join(_measured(row) for row in rows))
-
-
 @lock.command("check")
-@click.argument("stack", required=False, shell_complete=names.stacks)
-@_profile
-@_lock_file
+@stack_argument()
+@profile_option
+@lock_option
 @click.option("--offline", is_flag=True, help="Do not ask indexes and repositories.")
 @common_options
 def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None, offline: bool) -> int:
-    """Compare the lock of STACK with the stack file, the package indexes and the repositories of its sources.
+    """Compare the lock of STACK with its file, indexes and sources.
 
     Without STACK, the locks of all profiles of all shipped stacks.
     """
@@ -234,10 +205,10 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
             raise click.UsageError("--profile and --lock are about one STACK: name it")
         found = [_check_one(ui, name, profile, None, offline=offline) for name, profile in _all_locks()]
         data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
-        ui.result(data, lambda: "\n".join(text for _, _, text in found), wrapped=True)
+        ui.result(data, lambda: "\n".join(text for _, _, text in found))
         return gravest(code for code, _, _ in found)
     code, data, text = _check_one(ui, stack, profile, lock_file, offline=offline)
-    ui.result(data, lambda: text, wrapped=True)
+    ui.result(data, lambda: text)
     return code
 
 
@@ -280,7 +251,7 @@ def _check_one(
 @click.argument("after", type=_FILE)
 @common_options
 def diff(ui: Ui, before: Path, after: Path) -> None:
-    """Say what changed from the lock file BEFORE to the lock file AFTER."""
+    """Say what changed from the lock file BEFORE to AFTER."""
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import read_lock
 
@@ -289,8 +260,8 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 
 
 @lock.command("export")
-@click.argument("stack", shell_complete=names.stacks)
-@click.option("--variant", "variant_id", metavar="ID", help="Which variant (needed when the lock has several).")
+@stack_argument(required=True)
+@variant_option
 @click.option(
     "--format",
     "form",
@@ -302,15 +273,15 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 @click.option(
     "--wheelhouse", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder with the locked files."
 )
-@_profile
-@_lock_file
+@profile_option
+@lock_option
 @_find_links
-@click.option("--output", "-o", type=_FILE, help="Where to write (default: stdout).")
+@output_option("Where to write (default: stdout).")
 @common_options
 def export(
     ui: Ui,
     stack: str,
-    variant_id: str | None,
+    variant: str | None,
     form: str,
     wheelhouse: Path | None,
     profile: str | None,
@@ -318,14 +289,15 @@ def export(
     find_links: tuple[str, ...],
     output: Path | None,
 ) -> None:
-    """Write one variant of the lock of STACK for pip, uv, conda and others.
+    """Write a variant of the lock of STACK for other tools.
 
-    All but requirements hold addresses: paths in the wheelhouse, or what the configuration says now. Do not commit it.
+    --variant is needed when the lock has several. All but requirements hold addresses: paths in the wheelhouse, or what
+    the configuration says now. Do not commit it.
     """
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
     loaded, made, _ = _read(ui, stack, profile, lock_file)
-    variant = find_variant(made, variant_id)
+    found = find_variant(made, variant)
     if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
             "pylock-name",
@@ -333,21 +305,24 @@ def export(
             why="the standard wants pylock.toml or pylock.<name>.toml, the name without a dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
-    places = _places(variant, find_links) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
-    places = replace(places, channels=_channels(loaded, made, variant))
-    text = export_lock(made, variant.id, form, wheelhouse, places=places)
+    places = _places(found, find_links) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
+    places = replace(places, channels=_channels(loaded, made, found))
+    text = export_lock(made, found.id, form, wheelhouse, places=places)
     if output:
         with writing(output):
             output.write_text(text, encoding="utf-8")
-    data = {"variant": variant.id, "format": form, "file": str(output) if output else None, "text": text}
+    data = {"variant": found.id, "format": form, "file": str(output) if output else None, "text": text}
     ui.result(data, lambda: f"wrote {output}" if output else text, verbatim=True)
 
 
-def _with_images(ui: Ui, loaded: LoadedStack, made: Lock, path: Path, *, upgrade: bool) -> Lock:
-    """The lock with digests of images, which are also written to `images.toml` beside it."""
+def _with_images(
+    ui: Ui, loaded: LoadedStack, made: Lock, path: Path, images: tuple[str, ...], *, upgrade: bool
+) -> Lock:
+    """The lock with digests of images, which are also written to `images.toml` beside it; `all`: those of its build."""
     from envbuild.container.pin_digests import ask_and_record, images_of
 
-    wanted = images_of(made, shipped=loaded.shipped)
+    wanted = [image for image in images if image != "all"]
+    wanted += images_of(made, shipped=loaded.shipped) if "all" in images else []
     ui.note(f"asking for the digests of {len(wanted)} images")
     made, asked = ask_and_record(made, path, wanted, upgrade=upgrade)
     for text in (*asked.warnings, *(f"{error.what} ({error.why})" for error in asked.errors)):
@@ -386,12 +361,12 @@ def _previous(ui: Ui, path: Path) -> Lock | None:
         return None
 
 
-def _virtual(refs: tuple[str, ...]) -> tuple[dict[str, str], ...]:
+def _virtual(facts: str | None) -> tuple[dict[str, str], ...]:
     """The virtual packages of nodes by recorded facts."""
     from envbuild.catalog.node_facts import load_facts
     from envbuild.conda.virtual import of_facts
 
-    return tuple(of_facts(node) for ref in refs for node in load_facts(ref).values())
+    return tuple(map(of_facts, load_facts(facts).values())) if facts else ()
 
 
 def _named_urls(values: tuple[str, ...]) -> dict[str, str]:
@@ -446,11 +421,6 @@ def _created(path: Path, rows: list[dict[str, Any]], *, changed: bool, changes: 
         lines.append(f"  {row['id']:{width}}  {row['digest'][:12]}  {row['packages']:3} {words}  {size:>11}{conda}")
         lines += [f"    no recorded hash: {file}" for file in row["unrecorded"]]
     return "\n".join([*lines, *([changes] if changes else [])])
-
-
-def _measured(row: dict[str, Any]) -> str:
-    left = f"; not measured: {', '.join(row['unmeasured'])}" if row["unmeasured"] else ""
-    return f"{'wrote' if row['changed'] else 'unchanged:'} {row['lock']}{left}"
 
 
 def _checked(path: Path, made: Lock, findings: list[LockFinding], *, offline: bool) -> str:

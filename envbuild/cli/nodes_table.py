@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from itertools import groupby
 
@@ -25,21 +24,19 @@ _PHASES = {
 }
 
 
-def probe_lines(
-    facts: Mapping[str, NodeFacts], errors: Mapping[str, EnvbuildError], *, exclusive: bool, width: int
-) -> list[Line]:
-    """Lines of at most `width` columns (0: as long as they are). `exclusive`: jobs there get whole nodes."""
+def probe_lines(facts: Mapping[str, NodeFacts], errors: Mapping[str, EnvbuildError], *, exclusive: bool) -> list[Line]:
+    """Lines as long as they are. `exclusive`: jobs there get whole nodes."""
     classes = group(facts, exclusive=exclusive)
     lines: list[Line] = []
     for each in classes:
-        lines += _class_lines(each, width)
+        lines += _class_lines(each)
     by_phase = sorted(errors.items(), key=lambda item: (phase(item[1]), item[1].code))
     for (where, code), found in groupby(by_phase, key=lambda item: (phase(item[1]), item[1].code)):
         silent = list(found)
         first = silent[0][1]
         text = f"silent {where}: error[{code}]: {first.what}" + (f" ({first.why})" if first.why else "")
-        lines += _block(f"{len(silent)}", text, fold_hosts(name for name, _ in silent), "red", width)
-        lines += _wrapped("", f"hint: {first.hint}", "cyan", width) if first.hint else []
+        lines += _block(f"{len(silent)}", text, fold_hosts(name for name, _ in silent), "red")
+        lines += [_line("", f"hint: {first.hint}", "cyan")] if first.hint else []
     return lines
 
 
@@ -48,22 +45,16 @@ def phase(error: EnvbuildError) -> str:
     return _PHASES.get(error.code, "in the first contact" if error.code.startswith("contact-") else "when it was asked")
 
 
-def _class_lines(found: NodeClass, width: int) -> list[Line]:
-    lines = _block(f"{len(found.nodes)} x", found.label, fold_hosts(found.nodes), "bold", width)
-    for text, style in (
-        *((f"not like the largest class: {each}", "yellow") for each in found.differs),
-        (found.fault and f"fault: {found.fault}", "red"),
-    ):
-        lines += _wrapped("", text, style, width) if text else []
-    return lines
+def _class_lines(found: NodeClass) -> list[Line]:
+    lines = _block(f"{len(found.nodes)} x", found.label, fold_hosts(found.nodes), "bold")
+    lines += [_line("", f"not like the largest class: {each}", "yellow") for each in found.differs]
+    return lines + ([_line("", f"fault: {found.fault}", "red")] if found.fault else [])
 
 
-def _block(count: str, text: str, nodes: str, style: str, width: int) -> list[Line]:
-    return _wrapped(count, text, style, width) + _wrapped("", nodes, "", width)
+def _block(count: str, text: str, nodes: str, style: str) -> list[Line]:
+    return [_line(count, text, style), _line("", nodes, "")]
 
 
-def _wrapped(count: str, text: str, style: str, width: int) -> list[Line]:
+def _line(count: str, text: str, style: str) -> Line:
     """The text in a column of its own beside the count."""
-    safe = visible(text)
-    parts = textwrap.wrap(safe, max(20, width - 8)) if width else [safe]
-    return [(f"{count if not index else '':>6}  {part}", style) for index, part in enumerate(parts or [""])]
+    return f"{count:>6}  {visible(text)}", style

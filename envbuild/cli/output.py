@@ -19,7 +19,7 @@ import click
 
 from envbuild.errors import EnvbuildError, ExitCode, exit_of
 from envbuild.node.read_text import integer
-from envbuild.text import visible
+from envbuild.text import COPIED, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,12 +33,13 @@ JSON_SCHEMA = 1
 class Ui(NamedTuple):
     """One command's voice. `json`: stdout carries one JSON document; `quiet`: no notes on stderr.
 
-    `colour` is what the configuration says; None: colour on terminals, unless NO_COLOR is set.
+    `verbose`: reasons, what tools print, and tracebacks too. `colour` is what the configuration says; None: colour on
+    terminals, unless NO_COLOR is set.
     """
 
     json: bool = False
     quiet: bool = False
-    debug: bool = False
+    verbose: bool = False
     colour: bool | None = None
 
     def result(
@@ -47,33 +48,30 @@ class Ui(NamedTuple):
         human: Callable[[], str],
         *,
         verbatim: bool = False,
-        wrapped: bool = False,
     ) -> None:
         """Print the result: `data` under `--json` (with its schema version), else what `human()` gives.
 
         `data` that takes long to make comes as a function.
-        `verbatim`: text for another program (a script, an export); all other is redacted. `wrapped`: on a terminal its
-        lines are broken between words, after that, so that no secret is broken before it is found.
+        `verbatim`: text for another program (a script, an export). All other is redacted, and then, on a terminal, its
+        lines are broken between words: no secret is broken before it is found.
         """
         if self.json:
             write_json(data() if callable(data) else data)
             return
         shown = human()
-        shown = shown if verbatim else _shown(shown)
-        shown = fitted(shown, sys.stdout) if wrapped else shown
+        shown = shown if verbatim else fitted(_shown(shown), sys.stdout)
         sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
 
-    def lines(self, data: dict[str, Any], human: Callable[[int], list[tuple[str, str]]]) -> None:
-        """Print the result as lines of (text, style); `human` gets the width of the terminal."""
+    def lines(self, data: dict[str, Any], human: Callable[[], list[tuple[str, str]]]) -> None:
+        """Print the result as lines of (text, style); on a terminal they are broken between words, but for commands."""
         if self.json:
             write_json(data)
             return
         colour = self.colour
         if colour is None:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        width = shutil.get_terminal_size((100, 24)).columns
-        for line, style in human(max(80, width)):
-            text = _shown(line)
+        for line, style in human():
+            text = _shown(line) if style == COPIED else fitted(_shown(line), sys.stdout)
             sys.stdout.write((_styled(text, style) if colour else text) + "\n")
 
     def note(self, text: str) -> None:
@@ -86,8 +84,8 @@ class Ui(NamedTuple):
         say(fitted(f"warning: {_shown(text)}", sys.stderr))
 
     def exit_of(self, errors: Mapping[str, EnvbuildError]) -> ExitCode:
-        """The one exit code for the errors of nodes; with `--debug` their tracebacks on stderr."""
-        if self.debug:
+        """The one exit code for the errors of nodes; with `--verbose` their tracebacks on stderr."""
+        if self.verbose:
             for error in errors.values():
                 print_traceback(error)
         return exit_of(errors)
@@ -113,19 +111,19 @@ def write_json(data: dict[str, Any]) -> None:
 
 
 def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
-    """Add `--json`, `--quiet` and `--debug`, and hand the command a `Ui`."""
+    """Add `--json`, `--quiet` and `--verbose`, and hand the command a `Ui`."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
     @click.option("-q", "--quiet", is_flag=True, help="Say nothing but results, warnings and errors.")
-    @click.option("--debug", is_flag=True, help="Show tracebacks and what the tools print.")
+    @click.option("-v", "--verbose", is_flag=True, help="Show reasons, what the tools print, and tracebacks.")
     @functools.wraps(function)
-    def wrapper(*args: Any, as_json: bool, quiet: bool, debug: bool, **kwargs: Any) -> R:
-        return function(_voice(as_json, quiet, debug), *args, **kwargs)
+    def wrapper(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> R:
+        return function(_voice(as_json, quiet, verbose), *args, **kwargs)
 
     return cast(Callable[P, R], wrapper)
 
 
-def _voice(as_json: bool, quiet: bool, debug: bool) -> Ui:
+def _voice(as_json: bool, quiet: bool, verbose: bool) -> Ui:
     """Flags above configuration."""
     from envbuild.config import load_config
 
@@ -133,7 +131,7 @@ def _voice(as_json: bool, quiet: bool, debug: bool) -> Ui:
     return Ui(
         json=as_json,
         quiet=quiet or config.quiet,
-        debug=debug,
+        verbose=verbose,
         colour={"always": True, "never": False}.get(config.color),
     )
 
@@ -262,7 +260,7 @@ def columns(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(shown)
 
 
-def validate_each(ui: Ui, noun: str, references: Sequence[str], name_of: Callable[[str], str]) -> int:
+def each_checked(ui: Ui, noun: str, references: Sequence[str], name_of: Callable[[str], str]) -> int:
     """Load each manifest with `name_of`, which raises EnvbuildError; the exit code is that of the first refused."""
     rows: list[dict[str, Any]] = []
     failed: EnvbuildError | None = None
@@ -284,13 +282,3 @@ def failures(errors: Mapping[str, EnvbuildError]) -> list[str]:
     for error in errors.values():
         hints.setdefault(error.code, error.hint)
     return [*(f"{where}: {error}" for where, error in errors.items()), *(f"hint: {h}" for h in hints.values() if h)]
-
-
-def pruned(count: int, noun: str, size: str, *, yes: bool) -> str:
-    """The last line of such a verb."""
-    from envbuild.text import plural
-
-    if not count:
-        return f"no {noun} is that old"
-    what = f"{plural(count, noun)}, {size}"
-    return f"removed {what}" if yes else f"would remove {what}; `--yes` does it"

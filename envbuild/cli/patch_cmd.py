@@ -9,13 +9,14 @@ import click
 
 from envbuild.cli import names
 from envbuild.cli.output import Ui, columns, common_options
+from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
     from envbuild.model.patch import Patch
 
 
-@click.group("patch")
+@click.group("patch", cls=Group)
 def patch() -> None:
     """Patches: edits of pinned sources, counted and checked."""
 
@@ -23,7 +24,7 @@ def patch() -> None:
 @patch.command("list")
 @common_options
 def list_(ui: Ui) -> None:
-    """Name every patch, the files it edits and the commits it was tried at."""
+    """Name every patch, and how many commits it was tried at."""
     from envbuild.catalog.patches import digest_of, load_patches
 
     patches = load_patches()
@@ -48,9 +49,10 @@ def _table(patches: list[Patch]) -> str:
 def apply_(
     ui: Ui, /, name: str, directory: Path, check: bool, diff: bool, commit: str | None, digest: str | None
 ) -> int:
-    """Apply the patch NAME to the checkout DIRECTORY, or say what it would do.
+    """Apply the patch NAME to the checkout DIRECTORY.
 
-    All files are changed or none. A patch that is applied already changes nothing and says so.
+    With --check it only says what it would do. All files are changed or none. A patch that is applied already changes
+    nothing and says so.
     """
     from envbuild.catalog.patches import digest_of, load_patch
     from envbuild.node.build.patch_sources import apply

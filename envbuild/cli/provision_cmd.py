@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
 from envbuild.cli.begin import off_path
-from envbuild.cli.choose import Amount, build_options, configured, prepared_of, settings_of
+from envbuild.cli.choose import Time, build_options, configured, facts_option, prepared_of, settings_of
 from envbuild.cli.output import Ui, common_options, print_error
 from envbuild.errors import EnvbuildError, as_dicts, exit_of
 from envbuild.text import few, grouped
@@ -19,14 +18,6 @@ from envbuild.text import few, grouped
 if TYPE_CHECKING:
     from envbuild.model.plan import NodePlan, Plan
     from envbuild.provision.run.findings import Prepared, Selection, Survey
-
-
-_facts = click.option(
-    "--facts",
-    metavar="FILE|NAME",
-    shell_complete=names.facts,
-    help="Plan for recorded facts of nodes (JSON), or a shipped example; asks no node.",
-)
 
 
 @click.command("provision")
@@ -45,8 +36,8 @@ _facts = click.option(
 @click.option("--max-fail", metavar="N|P%", help="Begin no more nodes once more than these have failed.")
 @click.option(
     "--deadline",
-    type=Amount(min=1),
-    metavar="SECONDS",
+    type=Time(1),
+    metavar="TIME",
     help="Nodes of a wave that are not done then have failed; 6 hours without it. Jobs have a time limit instead.",
 )
 @click.option(
@@ -57,13 +48,13 @@ _facts = click.option(
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
-@_facts
+@facts_option
 @common_options
 def provision(
     ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, bundle: Path | None, cancel_job: bool,
     repair: bool, check_rebuild: bool, no_locked: bool, connection: str | None, facts: str | None, **flags: Any,
 ) -> int:  # fmt: skip
-    """Build the environment of a stack on a target, test it, verify it and write the report."""
+    """Build, test and verify the environment of a stack on a target."""
     config = configured(flags)
     if facts is not None:
         if not (dry_run or print_script):
@@ -135,10 +126,10 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 
 @click.command("plan")
 @build_options
-@_facts
+@facts_option
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
-    """Say what would run where, and why; the same as `provision --dry-run`."""
+    """Say what would run where, and why; as `provision --dry-run`."""
     config = configured(flags)
     if facts is not None:
         return _plan_recorded(ui, prepared_of(ui, flags, config, recorded=True), facts, config.toolchain)
@@ -171,7 +162,7 @@ def _show_plan(ui: Ui, prepared: Prepared, made: Plan, survey: Survey, *, script
         return {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors), **selected}
 
     if not script:
-        ui.result(data, lambda: plan_text(made, survey, prepared.selection), wrapped=True)
+        ui.result(data, lambda: plan_text(made, survey, prepared.selection))
         return exit_of(survey.errors)
     from envbuild.export.bash_script import render_script
     from envbuild.provision.provision import refuse_unrecorded
@@ -195,7 +186,7 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
     def show(made: Plan, survey: Survey) -> None:
         if not ui.quiet:
-            text = plan_text(made, survey, prepared.selection).rstrip("\n")
+            text = plan_text(made, survey, prepared.selection, why=ui.verbose).rstrip("\n")
             progress.pause(lambda: ui.note(text))
 
     with RunProgress(ui) as progress:
@@ -204,7 +195,7 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
     page = run.path / "report.html"
     named = str(page) if page.exists() else ""
-    ui.lines(evidence.to_json_dict() if ui.json else {}, lambda width: summary_lines(evidence, named, width=width))
+    ui.lines(evidence.to_json_dict() if ui.json else {}, lambda: summary_lines(evidence, named, verbose=ui.verbose))
     kept = sum(node.status == "unchanged" for node in evidence.nodes)
     if settings.check_rebuild and kept:
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
@@ -216,19 +207,24 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
     return evidence.exit
 
 
-def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None) -> str:
-    """The plan for people: per class of equal plans what, where, why and what it costs."""
+def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *, why: bool = True) -> str:
+    """The plan for people: per class of equal plans what, where, `why` and what it costs."""
+    from envbuild.hostlist import fold_hosts
+
     lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
     if plan.profile_why:
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")
     alike = grouped(plan.nodes, lambda node: tuple((step.kind, step.what, step.why) for step in node.steps))
     for steps, (node, *others) in alike.items():
-        names = _names([node.node, *(each.node for each in others)])
-        lines.append(f"  {names}: {node.resolution.variant_id} in {node.environment}")
+        nodes = fold_hosts([node.node, *(each.node for each in others)])
+        count = f"{len(others) + 1} nodes, " if others else ""
+        lines.append(f"  {count}{nodes}: {node.resolution.variant_id} in {node.environment}")
         if not steps:
             lines.append("    nothing to do: by its stamp the environment is there, finished and in use")
             continue
-        lines += [f"    {kind:<10} {what}\n{'':15}because {why}" for kind, what, why in steps]
+        for kind, what, reason in steps:
+            lines.append(f"    {kind:<10} {what}")
+            lines += [f"{'':15}because {reason}"] if why else []
         lines += _total(node)
     lines += [f"  warning: {text}" for text in plan.warnings]
     for node_name, error in survey.errors.items():
@@ -260,12 +256,6 @@ def _total(node: NodePlan) -> list[str]:
     when = f"about {took} as before" if measured else f"roughly {took} (estimated, not yet measured here{longer})"
     when += f"; compiling, where that is needed, took {_duration(compiling)} before" if compiling else ""
     return [f"    in all     {cost}, {when}{left}"]
-
-
-def _names(names: list[str]) -> str:
-    return (
-        names[0] if len(names) == 1 else f"{len(names)} nodes ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-    )
 
 
 def _duration(seconds: float) -> str:

@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild.cli import names
+from envbuild.cli.choose import output_option
 from envbuild.cli.output import Ui, common_options
+from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
 
 
-@click.group("report")
+_publish = click.option(
+    "--publish/--no-publish", default=None, help="Only the fields that the schema marks as public; nodes are numbered."
+)
+_key = click.option(
+    "--key", type=click.Path(path_type=Path, dir_okay=False),
+    help="Sign with this private SSH key, or the public one of a key that the agent has.",
+)  # fmt: skip
+
+
+@click.group("report", cls=Group)
 def report() -> None:
     """Reports of runs."""
 
@@ -26,16 +37,14 @@ def report() -> None:
     "--format", "form", type=click.Choice(["summary", "md", "html", "junit", "cyclonedx"]), default="summary",
     show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON).",
 )  # fmt: skip
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write all forms, and what belongs to them, into a folder.",
-)
-@click.option("--publish/--full", help="Only the fields that the schema marks as public; nodes are numbered.")
+@output_option("Write all forms, and what belongs to them, into a folder.", folder=True)
+@_publish
 @common_options
-def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
-    """Show the report of RUN (an id, its beginning, `last`, or its folder), rendered anew from its evidence."""
+def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool | None) -> None:
+    """Show the report of RUN, rendered anew from its evidence.
+
+    RUN is an id, its beginning, `last`, or the folder of a run.
+    """
     from envbuild.report import render, terminal
     from envbuild.report.recheck.opened import open_report
 
@@ -50,13 +59,13 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
     if output is not None:
         from envbuild.report.publish import copy_report
 
-        written, left = copy_report(path, output, publish=publish)
+        written, left = copy_report(path, output, publish=bool(publish))
         for each in written:
             ui.note(f"written: {each}")
         for said in left:
             ui.warn(said)
     if form == "summary":
-        ui.lines(evidence.to_json_dict(), lambda width: terminal.summary_lines(evidence, width=width))
+        ui.lines(evidence.to_json_dict(), lambda: terminal.summary_lines(evidence, verbose=ui.verbose))
     else:
         pages = {
             "html": lambda: render.render_html(evidence, text, envelope),
@@ -75,17 +84,18 @@ def _other(form: str, evidence: Evidence) -> str:
 
 @report.command("verify")
 @click.argument("path", metavar="REPORT|KIT", default="last", shell_complete=names.runs)
-@click.option("--run", metavar="RUN", help="The run that the report has to be of.")
+@click.option("--run-id", "run", metavar="RUN", help="The run that the report has to be of.")
 @click.option(
     "--signers", type=click.Path(path_type=Path, dir_okay=False),
     help="The keys that you trust, as ssh-keygen's allowed_signers has them: demands a signature of one of them.",
 )  # fmt: skip
 @common_options
 def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
-    """Check REPORT again without trusting it: a run (as `report show` takes it), its evidence.json or its report.html.
+    """Check REPORT again without trusting it, or a KIT.
 
-    A KIT of `report kit` (its folder, or a tar file) is checked with all that lies in it. Asks no network and no node.
-    Exit 5 where something does not hold; what could not be checked is listed.
+    REPORT is a run (as `report show` takes it), its evidence.json or its report.html. A KIT of `report kit` (its
+    folder, or a tar file) is checked with all that lies in it. Asks no network and no node. Exit 5 where something does
+    not hold; what could not be checked is listed.
     """
     from envbuild.kit.read import is_kit
     from envbuild.report.recheck.told import as_dict, lines
@@ -98,7 +108,7 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
         from envbuild.report.recheck.verify import verify_report
 
         opened, findings = verify_report(_place(path), run=run, signers=signers)
-    ui.lines(as_dict(opened, findings), lambda width: lines(opened, findings, width=width))
+    ui.lines(as_dict(opened, findings), lambda: lines(opened, findings))
     return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
 
 
@@ -111,9 +121,10 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
 )  # fmt: skip
 @common_options
 def diff(ui: Ui, before: str, after: str, form: str) -> int:
-    """What is other in the run AFTER than in BEFORE: two runs, sites, or before and after an update.
+    """Say what changed from the run BEFORE to the run AFTER.
 
-    Exit 1 where something fails or drifted that did not, 6 where a figure is worse than the worst of BEFORE, else 0.
+    Two runs, two sites, or before and after an update. Exit 1 where something fails or drifted that did not, 6 where a
+    figure is worse than the worst of BEFORE, else 0.
     """
     from envbuild.report.diff import told
     from envbuild.report.diff.compare import compare, exit_code
@@ -125,21 +136,23 @@ def diff(ui: Ui, before: str, after: str, form: str) -> int:
     if form == "html":
         ui.result(data, lambda: told.page(one, other))
     else:
-        ui.lines(data, lambda width: told.lines(one, other, changes, width))
+        ui.lines(data, lambda: told.lines(one, other, changes))
     return exit_code(changes)
 
 
 @report.command("sign")
 @click.argument("run", default="last", shell_complete=names.runs)
-@click.option(
-    "--key", type=click.Path(path_type=Path, dir_okay=False), required=True,
-    help="A private SSH key, or the public one of a key that the agent has.",
-)  # fmt: skip
+@_key
 @common_options
-def sign(ui: Ui, run: str, key: Path) -> None:
-    """Sign the report of RUN (an id, `last`, or its folder) with an SSH key, after checking that it holds."""
+def sign(ui: Ui, run: str, key: Path | None) -> None:
+    """Sign the report of RUN with an SSH key, after checking it.
+
+    RUN is an id, `last`, or the folder of a run.
+    """
     from envbuild.report.sign import sign_report
 
+    if key is None:
+        raise click.UsageError("Missing option '--key'.")
     path = _place(run)
     written = sign_report(path if path.is_dir() else path.parent, key)
     ui.result({"signature": str(written)}, lambda: f"written: {written}")
@@ -148,25 +161,25 @@ def sign(ui: Ui, run: str, key: Path) -> None:
 @report.command("kit")
 @click.argument("run", default="last", shell_complete=names.runs)
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder or FILE.tar to write (default: kit-STACK-RUN here)."
-)
-@click.option("--tar", is_flag=True, help="One tar file; the same report gives the same bytes.")
-@click.option("--publish/--full", default=True, help="The public fields of the report (default), or all of it.")
-@click.option(
-    "--key", type=click.Path(path_type=Path, dir_okay=False), help="Sign the report in the kit with this key."
-)
-@click.option("-s", "--stack", metavar="FILE", help="The stack's file, where it is one of your own.")
+    "-o", "--output", metavar="DIR|FILE.tar", type=click.Path(path_type=Path),
+    help="Where to write it (default: kit-STACK-RUN here); of a tar file, the same report gives the same bytes.",
+)  # fmt: skip
+@_publish
+@_key
+@click.option("-s", "--stack", metavar="STACK", help="Its stack, where that is a file of yours.")
 @common_options
 def kit(
-    ui: Ui, run: str, out: Path | None, tar: bool, publish: bool, key: Path | None, stack: str | None
+    ui: Ui, run: str, output: Path | None, publish: bool | None, key: Path | None, stack: str | None
 ) -> None:  # fmt: skip
-    """Make the reviewer's kit of RUN: its report and lock, how to repeat it, what to expect, everything by sha256."""
+    """Make the reviewer's kit of RUN.
+
+    Its report and lock, how to repeat it, what to expect, everything by sha256. Without --no-publish it has the public
+    fields of the report alone.
+    """
     from envbuild.kit.make import default_name, make_kit
 
     path = _place(run)
-    output = out or Path(default_name(path))
-    if tar and output.suffix != ".tar":
-        output = output.with_name(f"{output.name}.tar")
+    output, publish = output or Path(default_name(path)), publish is not False
     files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:
         ui.warn("the public key goes with the signature, and may tell whose kit it is")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 
 import click
@@ -14,7 +15,7 @@ from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 
 
 def run(arguments: list[str]) -> int:
-    """Run and return the exit code; no traceback without `--debug`."""
+    """Run and return the exit code; no traceback without `--verbose`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")  # a locale of few characters: `?` for the others, and no failure
@@ -28,11 +29,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    as_json, debug = "--json" in arguments, "--debug" in arguments
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_json = "--json" in ours
+    verbose = any(word == "--verbose" or re.fullmatch("-q?v+q?", word) for word in ours)
     try:
         result = cli.main(args=arguments, prog_name="envbuild", standalone_mode=False)
     except EnvbuildError as error:
-        return _report(error, as_json=as_json, debug=debug)
+        return _report(error, as_json=as_json, verbose=verbose)
     except click.UsageError as error:
         # A group without a command; click before 8.2 shows its help itself.
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
@@ -40,9 +43,9 @@ def _run(arguments: list[str]) -> int:
             return ExitCode.USAGE
         path = error.ctx.command_path if error.ctx else "envbuild"
         usage = EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
-        return _report(usage, as_json=as_json, debug=debug)
+        return _report(usage, as_json=as_json, verbose=verbose)
     except click.ClickException as error:
-        return _report(EnvbuildError("usage", error.format_message()), as_json=as_json, debug=debug)
+        return _report(EnvbuildError("usage", error.format_message()), as_json=as_json, verbose=verbose)
     except (KeyboardInterrupt, click.Abort):
         sys.stderr.write("\ninterrupted; the same command continues where this one stopped\n")
         return ExitCode.INTERRUPTED
@@ -54,23 +57,20 @@ def _run(arguments: list[str]) -> int:
         internal = EnvbuildError.unexpected("this command failed", error)
         kept = (note for note in getattr(error, "__notes__", ()) if note.startswith(TRACEBACK_KEPT))
         internal.hint = next(kept, internal.hint)
-        return _report(internal, as_json=as_json, debug=debug)
+        return _report(internal, as_json=as_json, verbose=verbose)
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
 def _where_stacks_go(error: click.UsageError) -> str:
-    """Of a stack that was given, or left out, as other verbs want it."""
-    options = [option for param in error.ctx.command.params for option in param.opts] if error.ctx else []
-    if error.message.startswith("Got unexpected extra argument") and "--stack" in options:
-        return "--stack names the stack here, --target where; "
+    """Of a stack that was left out."""
     if isinstance(error, click.MissingParameter) and error.param and error.param.human_readable_name == "STACK":
         return "`envbuild stack list` names those that are shipped; "
     return ""
 
 
-def _report(error: EnvbuildError, *, as_json: bool, debug: bool) -> int:
+def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:
     try:
-        if debug:
+        if verbose:
             print_traceback(error)
         if as_json:
             print_error_json(error)

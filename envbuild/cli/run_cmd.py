@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import keep_days, progress_option
-from envbuild.cli.output import Ui, columns, common_options, pruned
+from envbuild.cli.choose import progress_option
+from envbuild.cli.output import Ui, columns, common_options
+from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
 
 if TYPE_CHECKING:
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from envbuild.provision.run.run_dir import RunDir
 
 
-@click.group("run")
+@click.group("run", cls=Group)
 def run() -> None:
     """Runs: what was done, when, and how it ended."""
 
 
 @run.command("list")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most this many."
+    "-n", "--count", type=click.IntRange(min=1), default=20, show_default=True, help="Show at most this many."
 )
 @common_options
-def list_command(ui: Ui, limit: int) -> None:
+def list_command(ui: Ui, count: int) -> None:
     """List the runs, the newest first."""
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import list_runs
 
     found = list_runs(load_config().runs_root)
-    rows = [_row(item) for item in found[:limit]]
+    rows = [_row(item) for item in found[:count]]
     if not rows:
         ui.note("no runs yet")
-    elif len(found) > limit:
-        ui.note(f"{len(found) - limit} older runs are not shown")
+    elif len(found) > count:
+        ui.note(f"{len(found) - count} older runs are not shown")
     ui.result({"runs": rows, "count": len(found)}, lambda: _table(rows))
 
 
@@ -46,7 +46,7 @@ def list_command(ui: Ui, limit: int) -> None:
 @click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
 @common_options
 def show(ui: Ui, run_id: str) -> None:
-    """Show the journal of RUN (an id, its beginning or its end, or `last`)."""
+    """Show the journal of RUN: an id, its beginning or end, or `last`."""
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import open_run
 
@@ -64,7 +64,7 @@ def show(ui: Ui, run_id: str) -> None:
             for event in found.journal.events
         ],
     }
-    ui.result(data, lambda: _story(found, files), wrapped=True)
+    ui.result(data, lambda: _story(found, files))
 
 
 @run.command("watch")
@@ -72,9 +72,9 @@ def show(ui: Ui, run_id: str) -> None:
 @progress_option
 @common_options
 def watch(ui: Ui, run_id: str) -> int:
-    """Show what RUN (default: the newest) does until it ends; its exit code is this one's.
+    """Show what RUN does until it ends; its exit code is the answer.
 
-    Not a run that goes on on another machine. Ctrl-C ends the watching, not the run.
+    Without RUN the newest one. Not a run that goes on on another machine. Ctrl-C ends the watching, not the run.
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.config import load_config
@@ -99,30 +99,6 @@ def watch(ui: Ui, run_id: str) -> int:
     row = _row(open_run(found.path.parent, found.id))
     ui.result(row, lambda: _table([row]))
     return int(row.get("exit", ExitCode.OK if row["status"] == "finished" else ExitCode.CHECK_FAILED))
-
-
-@run.command("prune")
-@keep_days(90)
-@common_options
-def prune(ui: Ui, keep_days: float, *, yes: bool) -> None:
-    """Remove the directories of old runs, but for the newest and any that still runs.
-
-    Without `--yes` it only says which.
-    """
-    from envbuild.config import load_config
-    from envbuild.provision.run.run_dir import old_runs
-    from envbuild.text import size
-
-    found = old_runs(load_config().runs_root, keep_days)
-    rows = [{**_row(item), "bytes": item.size} for item in found]
-    if yes:
-        for item in found:
-            shutil.rmtree(item.path)
-    taken = sum(row["bytes"] for row in rows)
-    ui.result(
-        {"runs": rows, "bytes": taken, "removed": yes},
-        lambda: "\n".join([*([_table(rows)] if rows else []), pruned(len(rows), "run", size(taken), yes=yes)]),
-    )
 
 
 def _row(found: RunDir) -> dict[str, Any]:

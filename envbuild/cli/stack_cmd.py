@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import names
-from envbuild.cli.output import Ui, common_options, named, validate_each
+from envbuild.cli.choose import stack_argument
+from envbuild.cli.output import Ui, common_options, each_checked, named
+from envbuild.cli.verbs import Group
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from envbuild.model.stack import Profile
 
 
-@click.group("stack")
+@click.group("stack", cls=Group)
 def stack() -> None:
     """Stacks: the systems that can be reproduced."""
 
@@ -35,10 +37,10 @@ def list_command(ui: Ui) -> None:
 
 
 @stack.command("show")
-@click.argument("stack", required=False, shell_complete=names.stacks)
+@stack_argument()
 @common_options
 def show(ui: Ui, stack: str | None) -> None:
-    """Show STACK: a shipped name or the path of a file (default: the configured one)."""
+    """Show STACK: a shipped name or a file; else the configured one."""
     from envbuild.catalog.loader import load_stack
 
     loaded = load_stack(stack or _configured())
@@ -46,11 +48,14 @@ def show(ui: Ui, stack: str | None) -> None:
     ui.result({**data, "stack": loaded.stack.to_json_dict()}, lambda: _described(loaded))
 
 
-@stack.command("validate")
+@stack.command("check")
 @click.argument("stacks", nargs=-1, required=True, shell_complete=names.stacks)
 @common_options
-def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
-    """Check each of STACKS (names or paths); the exit code is that of the first that is refused."""
+def check(ui: Ui, stacks: tuple[str, ...]) -> int:
+    """Check each of STACKS: names or files.
+
+    The exit code is that of the first that is refused.
+    """
     from envbuild.catalog.loader import load_stack
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import refuse
@@ -63,7 +68,7 @@ def validate(ui: Ui, stacks: tuple[str, ...]) -> int:
             refuse(profile, compat)
         return found.name
 
-    return validate_each(ui, "stack", stacks, name_of)
+    return each_checked(ui, "stack", stacks, name_of)
 
 
 def _configured() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli import names
-from envbuild.cli.choose import Amount, configured, place_options, prepared_of, settings_of
+from envbuild.cli.choose import Amount, Time, configured, prepared_of, settings_of, stack_argument, where_options
 from envbuild.cli.launch_cmd import place_here, profile_to_run
 from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options, fitted
@@ -24,12 +22,11 @@ if TYPE_CHECKING:
     from envbuild.strategy.problem import Placed, Problem
 
 _SHOWN = 12
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 @click.command("strategy")
-@click.argument("stack_name", metavar="STACK", shell_complete=names.stacks)
-@place_options
+@stack_argument(required=True)
+@where_options
 @click.option("--gpus", type=click.IntRange(1, 16384), required=True, metavar="N", help="GPUs to train on.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), help="GPUs of a node (default: N, at most 8).")
 @click.option("--model", metavar="NAME", help="Row of the stack's model table (default: the document's for N GPUs).")
@@ -39,31 +36,23 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
     "--network", type=Amount(min=0.01), default=3.1, metavar="GB/S",
     help="Network of a node (default: 3.1, the 25 Gbit/s of a p3.16xlarge).",
 )  # fmt: skip
-@click.option("--budget", default="5m", metavar="TIME", help="No trial runs longer: 90s, 5m, 1h (default: 5m).")
+@click.option("--deadline", type=Time(1), default="5m", show_default=True, metavar="TIME", help="No trial runs longer.")
 @click.option(
-    "--output", metavar="DIR", default="strategy", help="Each trial has a folder below (default: ./strategy)."
+    "-o", "--output", metavar="DIR", default="strategy", help="Each trial has a folder below (default: ./strategy)."
 )
 @click.option("--dry-run", is_flag=True, help="Rank only; compare with the best cases that the document published.")
 @common_options
-def strategy(ui: Ui, /, stack_name: str, **flags: Any) -> int:
-    """Search the data, tensor and pipeline parallel degrees and microbatches that train STACK's model fastest.
+def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
+    """Search the parallel degrees that train STACK's model fastest.
 
-    Memory decides what fits and an estimate of time what is tried first; then the stack's own command runs on this
-    machine, case after case, as `bench` runs it. To run out of memory is an answer. Exit 1 when a run fails otherwise.
+    Data, tensor and pipeline parallel, and microbatches. Memory decides what fits and an estimate of time what is tried
+    first; then the stack's own command runs on this machine, case after case, as `bench` runs it. To run out of memory
+    is an answer. Exit 1 when a run fails otherwise.
     """
-    flags["stack"] = flags.get("stack") or stack_name
     flags["gpus_per_node"] = flags["gpus_per_node"] or min(flags["gpus"], 8)
-    budget = _seconds(flags["budget"])
     if flags["dry_run"]:
         return _rank_only(ui, flags)
-    return _search(ui, flags, budget)
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([smh])", text)
-    if match is None:
-        raise click.UsageError(f"--budget takes 90s, 5m or 1h, not {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+    return _search(ui, flags, deadline)
 
 
 def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
@@ -124,7 +113,7 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
     return 0
 
 
-def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
+def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
     from envbuild.cli.progress import RunProgress
     from envbuild.launch.recipes import launch
     from envbuild.provision.strategy import Asked
@@ -148,7 +137,7 @@ def _search(ui: Ui, flags: dict[str, Any], budget: float) -> int:
         make=lambda found, case, where: launch(prepared.stack, prepared.profile, found.settings(case), where),
         place=place,
         activate=f"{place.environment}/.envbuild/activate.sh",
-        budget=budget,
+        budget=deadline,
     )
     with RunProgress(ui) as progress:
         evidence, run = search(prepared, settings_of(config), progress, asked)

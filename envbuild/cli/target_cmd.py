@@ -1,4 +1,4 @@
-"""`envbuild target`."""
+"""`envbuild target` and `envbuild init`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import begin, names
-from envbuild.cli.output import Ui, common_options, named, validate_each
+from envbuild.cli.choose import facts_option
+from envbuild.cli.output import Ui, common_options, each_checked, named
+from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
 
 
-@click.group("target")
+@click.group("target", cls=Group)
 def target() -> None:
     """Targets: where environments are built."""
 
@@ -38,15 +40,16 @@ def list_command(ui: Ui) -> None:
     ui.result({"targets": rows}, lambda: named([(str(row["name"]), [str(row["summary"])]) for row in rows]))
 
 
-@target.command("validate")
+@target.command("check")
 @click.argument("targets", nargs=-1, required=True, shell_complete=names.targets)
 @common_options
-def validate(ui: Ui, targets: tuple[str, ...]) -> int:
-    """Check each of TARGETS (names or paths); the exit code is that of the first that is refused.
+def check(ui: Ui, targets: tuple[str, ...]) -> int:
+    """Check each of TARGETS: names or files.
 
-    A stack that the target names is looked up too; no host is asked. A template is good as far as it goes.
+    The exit code is that of the first that is refused. A stack that the target names is looked up too; no host is
+    asked. A template is good as far as it goes.
     """
-    return validate_each(ui, "target", targets, lambda reference: _valid(reference).name)
+    return each_checked(ui, "target", targets, lambda reference: _valid(reference).name)
 
 
 def _valid(reference: str) -> Target:
@@ -64,7 +67,10 @@ def _valid(reference: str) -> Target:
 @click.argument("target", required=False, shell_complete=names.targets)
 @common_options
 def show(ui: Ui, target: str | None) -> None:
-    """Show TARGET after its `extends:`: a shipped name or the path of a file (default: the configured one)."""
+    """Show TARGET, a name or a file, after its `extends:`.
+
+    Without TARGET, the configured one.
+    """
     from envbuild.catalog.loader import is_template, load_target
     from envbuild.config import load_config
     from envbuild.redact import redact_data
@@ -79,15 +85,14 @@ def show(ui: Ui, target: str | None) -> None:
     ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _text(redact_data(data))]))
 
 
-@target.command("init")
+@click.command("init")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--from-facts", "facts", metavar="FILE|NAME", shell_complete=names.facts,
-              help="Ask nothing: as recorded facts say (`envbuild probe --json`).")  # fmt: skip
+@facts_option
 @common_options
 def init(ui: Ui, file: Path, facts: str | None) -> None:
-    """Write a first target file FILE, with comments: from eight answers at most, or from facts of its nodes.
+    """Write a first target file FILE, with comments.
 
-    A file that is there is never replaced.
+    From eight answers at most, or from recorded facts of its nodes. A file that is there is never replaced.
     """
     from envbuild.catalog import target_file
     from envbuild.catalog.loader import is_template
@@ -140,7 +145,7 @@ def _asked() -> Answers:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise click.UsageError("the answers on standard input ended; `--from-facts` asks nothing") from None
+        raise click.UsageError("the answers on standard input ended; `--facts` asks nothing") from None
     return Answers(kind, stack, hosts, user, login, account, prefix, gpu.removeprefix("NVIDIA "), count)
 
 

@@ -24,13 +24,13 @@ _ENDINGS = {"chrome": ".json", "svg": ".svg", "xlsx": ".xlsx"}
 @click.option("--chunks", type=click.IntRange(min=1), help="Chunks of the model a stage (default: of the file's name).")
 @click.option("--iteration", type=click.IntRange(min=0), help="Which one to draw (default: the last whole one).")
 @click.option("--format", "formats", multiple=True, type=click.Choice(sorted(_ENDINGS)), help="Only these; repeatable.")
-@click.option("--output", metavar="DIR", default=".", help="Where to write (default: here).")
+@click.option("-o", "--output", metavar="DIR", default=".", help="Where to write (default: here).")
 @common_options
 def trace(ui: Ui, /, **flags: Any) -> int:
-    """Read the traces that MegatronAPP prints, one FILE for each node of a run, and write what shows them.
+    """Show traces of MegatronAPP, one FILE for each node of a run.
 
-    A Chrome trace (all iterations), an SVG and the document's xlsx (one iteration), named after the first FILE. The
-    share of the bubble is measured; broken lines are counted and named, and the rest is shown.
+    Written are a Chrome trace (all iterations), an SVG and the document's xlsx (one iteration), named after the first
+    FILE. The share of the bubble is measured; broken lines are counted and named, and the rest is shown.
     """
     from envbuild.trace.pipeline import bubble, iterations, pipeline_of
     from envbuild.trace.records import read

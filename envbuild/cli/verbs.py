@@ -1,4 +1,4 @@
-"""Which verb lives in which module. Help and completion read this table, so that nothing else is imported."""
+"""The tree of commands: which command lives in which module. Help and completion read this table and import nothing."""
 
 from __future__ import annotations
 
@@ -8,73 +8,130 @@ from typing import TYPE_CHECKING
 import click
 
 from envbuild import __version__
+from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-# Verb -> its module in this package, where a click command has the name of the verb, and its line of `--help`.
-VERBS: dict[str, tuple[str, str]] = {
-    "explain": ("explain_cmd", "What a stack's document gets wrong, and what is done instead"),
-    "plan": ("provision_cmd", "Say what would run where, and why"),
-    "probe": ("nodes_cmd", "Read the facts of the nodes"),
-    "provision": ("provision_cmd", "Build the environment of a stack on a target"),
-    "smoke": ("nodes_cmd", "Run the smoke benchmarks in a built environment"),
-    "verify": ("nodes_cmd", "Compare a built environment with its lock and stamp"),
-    "doctor": ("doctor_cmd", "Check this machine, or say what follows on a cluster"),
-    "launch": ("launch_cmd", "Print the commands that start a stack, or run them here or as a job"),
-    "bench": ("bench_cmd", "Measure a stack's own run, and compare it with its document"),
-    "strategy": ("strategy_cmd", "Search the parallel degrees that train fastest, by trials"),
-    "data": ("data_cmd", "Make small synthetic data for a stack's own run"),
-    "trace": ("trace_cmd", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
-    "stack": ("stack_cmd", "Stacks: list, show, validate"),
-    "target": ("target_cmd", "Targets: list, show, validate, init"),
-    "lock": ("lock_cmd", "Locks: create, record, sizes, check, diff, export"),
-    "patch": ("patch_cmd", "Patches: list, apply"),
-    "env": ("env_cmd", "Environments: list, activate, exec, shell, kernel, use, prune"),
-    "bundle": ("bundle_cmd", "Bundles for machines without a network: create, verify, list"),
-    "wheels": ("wheels_cmd", "Wheels built from source: list, verify, prune"),
-    "cache": ("cache_cmd", "Caches of this machine and of nodes: show, clean"),
-    "image": ("image_cmd", "Images: dockerfile, build, verify, diff, pin, apptainer, pods, workflow"),
-    "run": ("run_cmd", "Runs: list, show, watch, prune"),
-    "report": ("report_cmd", "Reports: show, verify, sign, diff, merge, kit"),
-    "config": ("config_cmd", "Configuration: show, fabfile, playbooks"),
-    "completion": ("completion_cmd", "Print the completion script of a shell"),
+# Section of `--help` -> command -> its module in this package, where a click command has this name, and its summary.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Start": {
+        "init": ("target_cmd", "Write a first target file, from a few answers or recorded facts"),
+        "doctor": ("doctor_cmd", "Check this machine, or the nodes of a target"),
+    },
+    "Everyday": {
+        "plan": ("provision_cmd", "Say what would run where, and why"),
+        "provision": ("provision_cmd", "Build, test and verify the environment of a stack"),
+        "status": ("env_cmd", "List the environment in use on every node"),
+        "verify": ("nodes_cmd", "Compare every file of an environment with its lock and stamp"),
+        "smoke": ("nodes_cmd", "Run the smoke tests in a built environment"),
+        "env": ("env_cmd", "Environments: activate, run, list, use, remove, kernel"),
+    },
+    "Measure": {
+        "bench": ("bench_cmd", "Measure a stack's own run, compare it with its document"),
+        "launch": ("launch_cmd", "Print the commands that start a stack, or run them"),
+        "strategy": ("strategy_cmd", "Search the parallel degrees that train fastest"),
+        "trace": ("trace_cmd", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
+        "data": ("data_cmd", "Make small synthetic data for a stack's own run"),
+    },
+    "Prove": {
+        "explain": ("explain_cmd", "Show what a stack's document gets wrong, and what is done"),
+        "report": ("report_cmd", "Reports: show, verify, diff, sign, kit"),
+    },
+    "Describe": {
+        "stack": ("stack_cmd", "Stacks: list, show, check"),
+        "target": ("target_cmd", "Targets: list, show, check"),
+        "lock": ("lock_cmd", "Locks: create, record, check, diff, export"),
+        "patch": ("patch_cmd", "Patches: list, apply"),
+    },
+    "Hand over": {
+        "bundle": ("bundle_cmd", "Bundles for machines without a network: create, verify, list"),
+        "image": ("image_cmd", "Images: dockerfile, build, verify, pods"),
+    },
+    "Keep house": {
+        "run": ("run_cmd", "Runs: list, show, watch"),
+        "store": ("store_cmd", "Wheels, caches, old environments and runs: list, verify, clean"),
+        "config": ("config_cmd", "Configuration: show"),
+        "completion": ("completion_cmd", "Print the completion script of a shell"),
+    },
 }
-# What other tools call it. A second name for a verb would be one more thing to know, so it is only told.
-MEANT = {
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+# What a command was called, or other tools call it -> what to type. None of these runs: one command has one name.
+NAMES = {
+    **dict.fromkeys(("probe", "facts", "inspect"), "doctor --facts-out FILE"),
+    **dict.fromkeys(("target init", "new"), "init"),
+    "stack validate": "stack check",
+    "target validate": "target check",
+    **dict.fromkeys(("env exec", "exec"), "env run"),
+    "env path": "status",
+    **dict.fromkeys(("env prune", "run prune", "cache clean", "wheels prune", "clean", "prune", "gc"), "store clean"),
+    **dict.fromkeys(("cache", "cache show", "wheels", "wheels list"), "store list"),
+    "wheels verify": "store verify",
+    **dict.fromkeys(("wheels pack", "wheels unpack"), "bundle create"),
+    **dict.fromkeys(("image pin", "lock sizes"), "lock create"),
+    **dict.fromkeys(("image diff", "report merge"), "report diff"),
+    **dict.fromkeys(("image apptainer", "image workflow"), "image dockerfile"),
+    **dict.fromkeys(("config fabfile", "config playbooks"), "config show"),
     **dict.fromkeys(("install", "build", "create", "setup", "sync", "up", "apply", "update"), "provision"),
-    **dict.fromkeys(("list", "ls", "status", "envs", "environments"), "env list"),
+    **dict.fromkeys(("list", "ls", "envs", "environments"), "env list"),
     **dict.fromkeys(("activate", "deactivate", "use"), "env activate"),
     **dict.fromkeys(("uninstall", "remove", "rm", "delete", "destroy"), "env remove"),
-    **dict.fromkeys(("clean", "prune", "gc"), "cache clean"),
-    **dict.fromkeys(("init", "new"), "target init"),
+    **{name: f"env {name}" for name in ("shell", "kernel")},
     **dict.fromkeys(("check", "validate", "diff"), "verify"),
     **dict.fromkeys(("test", "tests"), "smoke"),
-    **dict.fromkeys(("info", "facts", "inspect"), "probe"),
+    "info": "doctor",
     **dict.fromkeys(("logs", "log", "history", "runs"), "run list"),
     **dict.fromkeys(("docs", "show", "describe"), "explain"),
     **dict.fromkeys(("docker", "container", "images"), "image"),
     **dict.fromkeys(("start", "submit", "train"), "launch"),
-    **{name: f"env {name}" for name in ("exec", "shell", "kernel")},
     "export": "lock export",
     "stacks": "stack list",
     "targets": "target list",
 }
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are used."""
+def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
+    """The error for a command that is not there; `words`: as typed, `names`: those that are there."""
+    import difflib
+
+    meant = next((NAMES[typed] for typed in (" ".join(words), words[0]) if typed in NAMES), "")
+    if not meant:
+        near = difflib.get_close_matches(words[-1], names, n=1)
+        meant = " ".join([*words[:-1], near[0]]) if near else ""
+    typed = " ".join(words)
+    return EnvbuildError(
+        "command-unknown",
+        f"there is no command `envbuild {typed}`",
+        hint=f"`envbuild {meant}`" if meant else "`envbuild --help` lists the commands",
+    )
+
+
+class Group(click.Group):
+    """A group of commands that names the right command where another one was typed."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does. Raises EnvbuildError `command-unknown` (exit 2)."""
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise _unknown([*ctx.command_path.split()[1:], args[0]], names)
+        return super().resolve_command(ctx, args)
+
+
+class Tree(Group):
+    """All of envbuild: commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs, in the order of the table."""
-        return list(VERBS)
+        """All commands, in the order of the table."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of one verb."""
-        if cmd_name not in VERBS:
+        """Import the module of one command."""
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"envbuild.cli.{VERBS[cmd_name][0]}"), cmd_name)
+        command = getattr(importlib.import_module(f"envbuild.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
         if not isinstance(command, click.Command):
             raise TypeError(f"{cmd_name} is not a command")
         return command
@@ -82,34 +139,33 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest verb when there is none of that name; `help VERB` is `VERB --help`."""
+        """`help COMMAND` is `COMMAND --help`; of a group that is gone the error names what replaced its command."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
             if len(args) == 1:
                 click.echo(ctx.get_help())
                 ctx.exit()
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            import difflib
-
-            meant = MEANT.get(args[0]) or next(iter(difflib.get_close_matches(args[0], VERBS, n=1)), "")
-            ctx.fail(f"no such verb: {args[0]}" + (f" (did you mean `{meant}`?)" if meant else ""))
+        if args and args[0] not in COMMANDS and " ".join(args[:2]) in NAMES:
+            raise _unknown(args[:2], [])
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Verbs and options from the table, without importing the commands."""
+        """Commands and options from the table, without importing the commands."""
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name, help=line) for name, (_, line) in VERBS.items() if name.startswith(incomplete)]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        items = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help lines from the table, without importing the commands."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+        """Write the sections from the table, without importing the commands."""
+        column = max(map(len, COMMANDS))
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{column}}", line) for name, (_, line) in section.items()])
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=Tree,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
     "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted.",

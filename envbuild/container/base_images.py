@@ -128,7 +128,7 @@ class Containers(StrictModel):
             "image-base-unknown",
             f"no image with the toolkit of CUDA {cuda} is known",
             why=f"the catalog has {', '.join(each.cuda for each in self.cuda)}",
-            hint="name one with `--base IMAGE`",
+            hint="name one with `--base-image IMAGE`",
         )
 
     def known_base(self, image: str) -> KnownBase | None:
@@ -178,7 +178,7 @@ def write_digests(found: dict[str, AskedDigest], path: Path | None = None) -> No
     import tomlkit
 
     images = {name: found[name].to_json_dict() for name in sorted(found)}
-    text = "# Digests of images by their tags, as their registries gave them (`envbuild lock create STACK --images`).\n"
+    text = "# Digests of images by their tags, from their registries (`envbuild lock create STACK --image all`).\n"
     path = path or digests_path()
     try:
         paths.write_whole(str(path), (text + tomlkit.dumps({"images": images})).encode())

@@ -50,15 +50,15 @@ CAUSES = (
     ("No space left on device", "disk-full", "the builder's storage is full"),
 )
 HINTS = {
-    "image-base-unknown": "name another with `--base`, `--runtime` or `--fetch-image`",
-    "image-without-python": "name another with `--base`, `--fetch-image` or `--python`",
+    "image-base-unknown": "name another with `--base-image`, `--run-image` or `--fetch-image`",
+    "image-without-python": "name another with `--base-image`, `--fetch-image` or `--python`",
     "image-without-ids": "ask for ranges of the user in /etc/subuid and /etc/subgid (package uidmap), then call "
     "`podman system migrate`; or build as root",
     "hash-mismatch": "do not use this index or mirror; if the lock is wrong, create it again",
     "disk-full": "remove images that are not needed (`rmi`), or give the builder's storage more room",
     "registry-refused": "log in with the builder's own `login`",
     "registry-busy": "wait, or log in with the builder's own `login`",
-    "registry-unreachable": "check the name, the network and the proxy, or name a mirror's image with `--base`",
+    "registry-unreachable": "check the name, the network and the proxy, or name a mirror's image with `--base-image`",
     "registry-not-a-registry": "check the name and the proxy; a portal may want a login",
 }
 
@@ -84,5 +84,5 @@ def failure(name: str, output: str) -> EnvbuildError:
         return meant
     tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
     return EnvbuildError(
-        "image-build-failed", f"{name} could not build the image", why=tail, hint="`--debug` shows all that it printed"
+        "image-build-failed", f"{name} could not build the image", why=tail, hint="`-v` shows all that it printed"
     )

@@ -145,7 +145,7 @@ def _refuse_unfit(variant: Variant, place: Place) -> None:
                 "image-no-file",
                 f"no file of {package.name} {package.version} fits glibc {'.'.join(map(str, place.glibc))}",
                 why=f"the lock has {', '.join(file.file for file in package.files)[:300]}",
-                hint="choose a newer base with `--base` and say its `--glibc`",
+                hint="choose a newer base with `--base-image` and say its `--glibc`",
             )
 
 

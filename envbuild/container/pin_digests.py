@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 from envbuild.container import registry
 from envbuild.container.base_images import (
@@ -71,15 +69,6 @@ def ask_and_record(
     if asked.digests != known:
         write_digests(asked.digests, path.with_name(FILE))
     return pin_images(lock, asked.digests), asked
-
-
-def record_by_hand(lock: Lock, path: Path, reference: str, digest: str, witness: str) -> Lock:
-    """Record a digest that somebody else vouches for, with that witness; the lock with it."""
-    registry.parse_reference(reference)
-    data: dict[str, Any] = {"digest": digest, "asked": date.today().isoformat(), "witness": witness}
-    digests = {**read_digests(path.with_name(FILE)), reference: AskedDigest.from_plain(data)}
-    write_digests(digests, path.with_name(FILE))
-    return pin_images(lock, digests)
 
 
 def moved(lock: Lock, path: Path, *, shipped: bool, ask: Ask | None = None) -> list[LockFinding]:

@@ -188,7 +188,7 @@ class _Maker:
         for image in dict.fromkeys(stage.image for stage in stages if not stage.digest and _is_of_registry(stage)):
             yield (
                 f"the digest of {image} is not recorded, so its registry decides what the tag is today "
-                "(`envbuild lock create STACK --images` asks)"
+                "(`envbuild lock create STACK --image all` asks)"
             )
         if self.variant.arch_list == ():
             yield (

@@ -229,7 +229,7 @@ def _raise_for(answer: _Answer, reference: str) -> None:
             "image-unknown",
             f"the registry has no {reference}",
             why="it answers 404",
-            hint="old tags of some images are removed; name another image with `--base`",
+            hint="old tags of some images are removed; name another image with `--base-image`",
         )
     if code in (401, 403):
         raise _refused(reference, f"it answers {code}")

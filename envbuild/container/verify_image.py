@@ -5,10 +5,8 @@ Nothing of envbuild is in an image: the node program goes in by standard input a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -158,93 +156,3 @@ def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
         why=why,
         hint="see by hand, with the builder's own `run`, whether any program starts in it",
     )
-
-
-def diff_images(builder: Builder, one: str, other: str, *, environment: bool = False) -> dict[str, Any]:
-    """What differs: `files` [{path, kind, what}] and `config` [{name, before, after}]; `same` where ids are equal.
-
-    `kind`: `missing`, `extra`, `content`, `mode`, `owner`, `time`, `type`, `link`. With `environment` the files of the
-    two environments alone, by their paths in them and without times; `same` where these are equal. Raises
-    `image-unknown`, `image-not-ours` (exit 2).
-    """
-    first, second = builder.inspect(one), builder.inspect(other)
-    same = first["id"] == second["id"]
-    config = [] if environment else _config_diff(first, second)
-    listings = [] if same else [_listing(builder, name) for name in (one, other)]
-    if environment:
-        places = [_about(name, each["config"])["environment"].lstrip("/") + "/"
-                  for name, each in ((one, first), (other, second))]  # fmt: skip
-        listings = [_below(place, found) for place, found in zip(places, listings, strict=False)]
-    files = _file_diff(*listings) if listings else []
-    same = same or (environment and not files)
-    ids = [str(each["id"]).removeprefix("sha256:") for each in (first, second)]
-    return {"images": [one, other], "ids": ids, "same": same, "config": config, "files": files}
-
-
-def _config_diff(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
-    before, after = dict(first["config"]), dict(second["config"])
-    before["created"], after["created"] = first["created"], second["created"]
-    names = sorted({*before, *after})
-    rows = [(name, before.get(name), after.get(name)) for name in names]
-    return [{"name": name, "before": one, "after": two} for name, one, two in rows if one != two]
-
-
-Entry = tuple[str, str, int, tuple[int, int], int, str]
-
-
-def _listing(builder: Builder, image: str) -> dict[str, Entry]:
-    """Path -> (type, sha256 of the content, mode, owner and group, time, link target)."""
-    found: dict[str, Entry] = {}
-    with builder.exported(image) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
-            digest = ""
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is not None:
-                total = hashlib.sha256()
-                while block := content.read(_READ):
-                    total.update(block)
-                digest = total.hexdigest()
-            kind = "file" if member.isfile() or member.islnk() else "folder" if member.isdir() else "other"
-            kind = "link" if member.issym() else kind
-            path = member.name.removeprefix("./").rstrip("/")
-            if path in ("", "."):
-                continue  # a mount point, not a folder of the image
-            owner = (member.uid, member.gid)
-            if member.islnk():
-                # A second name of a file that was read before.
-                digest = found.get(member.linkname.removeprefix("./"), ("", "", 0, owner, 0, ""))[1]
-            found[path] = (
-                kind,
-                digest,
-                member.mode,
-                owner,
-                int(member.mtime),
-                member.linkname if kind == "link" else "",
-            )
-    return found
-
-
-def _below(top: str, found: dict[str, Entry]) -> dict[str, Entry]:
-    """The entries below a folder, by their paths in it; times are as the builder has them, and say nothing."""
-    return {path[len(top) :]: (*each[:4], 0, each[5]) for path, each in found.items() if path.startswith(top)}
-
-
-_KINDS = ("type", "content", "mode", "owner", "time", "link")
-
-
-def _file_diff(before: dict[str, Entry], after: dict[str, Entry]) -> list[dict[str, str]]:
-    rows = []
-    for path in sorted({*before, *after}):
-        one, two = before.get(path), after.get(path)
-        if one is None or two is None:
-            rows.append({"path": path, "kind": "missing" if two is None else "extra", "what": ""})
-            continue
-        for kind, left, right in zip(_KINDS, one, two, strict=True):
-            if left != right:
-                shown = [
-                    f"{each:o}" if kind == "mode" and isinstance(each, int) else str(each)[:40]
-                    for each in (left, right)
-                ]
-                rows.append({"path": path, "kind": kind, "what": f"{shown[0]} -> {shown[1]}"})
-                break
-    return rows

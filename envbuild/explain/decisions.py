@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from envbuild.catalog.loader import manifest_digest
 from envbuild.explain.view import Decided, OtherProfile
-from envbuild.lock.create import standalone_interpreters
 from envbuild.lock.variants import Plan, decided, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.facts import NodeFacts
@@ -29,6 +28,8 @@ _NEED_A_LOCK = ("conda-unrecorded", "disk-space", "disk-inodes", "cuda-without-g
 def outline(stack: Stack, name: str) -> Lock:
     """The variants that a lock of this profile would have, without packages; it is only good for deciding."""
     profile = stack.profiles[name]
+    from envbuild.lock.create import standalone_interpreters  # it brings what locks are made with
+
     # A Python that has no pinned standalone build yet gets a stand-in, because only its version matters.
     stand_in = LockedInterpreter(kind="standalone", name="not pinned yet", sha256="0" * 64)
     plans = variant_plans(profile, {**dict.fromkeys(profile.python, stand_in), **standalone_interpreters()})

@@ -1,4 +1,4 @@
-"""Tasks for hand use: `fab -r "$(envbuild config fabfile)" -H gpu01,gpu02 probe`; all at once `probe -t ./lab.yaml`.
+"""Tasks for hand use: `fab -r "$(envbuild config show fabfile)" -H gpu01 facts`; all at once `facts -t ./lab.yaml`.
 
 `-H` names hosts as everywhere in Fabric: each task runs for one after the other. With a target it chooses among its
 hosts, without one they are reached over SSH as `ssh HOST` reaches them. Nodes are reached as envbuild does it, through
@@ -35,10 +35,10 @@ _HELP = {
 }
 
 
-@task(help=_HELP)
-def probe(context: Context, target: str = "", limit: str = "", exclude: str = "") -> None:
-    """Read the facts of every node: the table of `envbuild probe`."""
-    _verb(context, "probe", target, limit, exclude)
+@task(help={**_HELP, "to": "file for them (./facts.json)"})
+def facts(context: Context, target: str = "", limit: str = "", exclude: str = "", to: str = "facts.json") -> None:
+    """Read the facts of every node into a file: `envbuild doctor --facts-out`."""
+    _verb(context, "doctor", target, limit, exclude, "", "--facts-out", to)
 
 
 @task(help={**_HELP, "stack": "a shipped stack or a file; the target's without it", "dry-run": "print the plan alone"})
@@ -106,8 +106,9 @@ def _verb(context: Context, verb: str, target: str, limit: str, exclude: str, st
     from envbuild.cli.entry import main
 
     with _chosen(context, target, limit) as (target, limit):
-        options = {"--target": target, "--limit": limit, "--exclude": exclude, "--stack": stack}
-        code = main([verb, *(word for name, value in options.items() if value for word in (name, value)), *more])
+        options = {"--target": target, "--limit": limit, "--exclude": exclude}
+        place = (word for name, value in options.items() if value for word in (name, value))
+        code = main([verb, *filter(None, [stack]), *place, *more])
     if code:
         raise Exit(code=code)
 

@@ -57,7 +57,7 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
     raise EnvbuildError(
         "lock-edited",
         f"{name} does not hold what the stack {stack.name} asks for",
-        why="; ".join(f"`{finding.subject}`: {finding.says}" for finding in found[:5]),
+        why="; ".join(f"`{finding.subject}`: {finding.says}" for finding in found),
         hint="a lock is made by `envbuild lock create`, never by hand; `envbuild lock check` says all that differs",
     )
 

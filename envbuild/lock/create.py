@@ -37,7 +37,7 @@ from envbuild.lock.readers.torch_wheels import (
     named,
 )
 from envbuild.lock.readers.uvtool import uv_version
-from envbuild.lock.sizes import with_trees
+from envbuild.lock.readers.wheel_record import of_source
 from envbuild.lock.sources import lock_source, with_patched_trees
 from envbuild.lock.unpinned import newcomers
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
@@ -72,6 +72,24 @@ def default_supply(
         reachable=can_reach,
         allow_build=tuple(allow_build),
     )
+
+
+def with_trees(
+    sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
+) -> tuple[LockedSource, ...]:
+    """The sources with what their trees take; `say` is told of a tree that could not be had.
+
+    What the previous lock says of the same commit stays: a commit does not change.
+    """
+    before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
+    known = {(source.git, source.commit): source.unpacked for source in before if source.unpacked is not None}
+    for source in sources:
+        if (source.git, source.commit) not in known:
+            try:
+                known[source.git, source.commit] = of_source(source)
+            except EnvbuildError as error:
+                say(f"the tree of {source.name} was not measured: {error.what}")
+    return tuple(each.model_copy(update={"unpacked": known.get((each.git, each.commit))}) for each in sources)
 
 
 def create_lock(

@@ -123,7 +123,7 @@ def _validated(as_json: str | bytes, name: str) -> Lock:
         raise EnvbuildError(
             "lock-invalid",
             f"{name} is not a valid lock",
-            why="; ".join(problems[:10]),
+            why="; ".join(problems),
             hint="restore the file, or create it again with `envbuild lock create`",
         ) from error
 

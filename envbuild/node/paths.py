@@ -205,8 +205,7 @@ def full_disk(where: str, why: str) -> NodeError:
         "inodes-full" if inodes else "disk-full",
         "no %s left at %s" % ("inodes are" if inodes else "space is", where),
         why=why,
-        hint="remove old environments or runs (`envbuild env remove`, `envbuild run prune`), or choose another prefix, "
-        "cache or tmp folder",
+        hint="remove old environments or runs (`envbuild store clean`), or choose another prefix, cache or tmp folder",
         changed=True,
     )
 

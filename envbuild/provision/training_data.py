@@ -35,7 +35,7 @@ def make(stack: Stack, place: Place) -> dict[str, str]:
             "environment-unknown",
             f"there is no {activate}",
             why="the data are made by the stack's own tool",
-            hint=f"build it: envbuild provision --stack {stack.name}; or name the environment: --environment DIR",
+            hint=f"build it: envbuild provision {stack.name}; or name the environment: --environment DIR",
             exit_code=ExitCode.CHECK_FAILED,
         )
     folder.mkdir(parents=True, exist_ok=True)

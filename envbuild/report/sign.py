@@ -23,7 +23,7 @@ def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opene
         raise EnvbuildError(
             "report-not-holding",
             f"the report at {path} does not hold",
-            why="; ".join(f"{each.code}: {each.says}" for each in problems[:3]),
+            why="; ".join(f"{each.code}: {each.says}" for each in problems),
             hint="`envbuild report verify` says all of it",
         )
     return report

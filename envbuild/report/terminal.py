@@ -1,11 +1,10 @@
-"""The closing summary on a terminal: verdict, what was built, where, and what to look at; one 80 by 24 screen."""
+"""The closing summary on a terminal: verdict, what was built, where, and what to look at. Nothing of it is cut."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import shlex
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
@@ -15,54 +14,43 @@ from envbuild.report.render import shown
 from envbuild.report.tables import headline
 from envbuild.report.verdict import GOOD, reason
 from envbuild.report.view import MARKS, NODE_MARKS, View
-from envbuild.text import plural
+from envbuild.text import COPIED, grouped, plural
 
-WIDTH = 80
-HEIGHT = 23  # the last line is the shell's
 _TONE_STYLES = {"good": "bold green", "partial": "bold yellow", "bad": "bold red"}
 _TONE_MARKS = {"good": "✓", "partial": "!", "bad": "✗"}
-_MAX_NODES = 3
-_MAX_CHECKS = 6
-_MAX_WARNINGS = 2
-_MAX_BUILT = 3
-_MAX_WHY = 4
-_MAX_HINT = 4
-_MAX_LAST = 15
-_LONGEST = 240  # a compile command may be some thousand characters
+_PASSED = 6  # checks that passed; the others are counted, unless all are asked for
 _WIDEST_NAME = 38
+_SHORT = 4  # lines of a `why` that are no output
+_OUTPUT = "\n…\n"  # in the `why` of an error between what says why and what was printed last
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 Line = tuple[str, str]
 """text and style: words of bold, dim and a colour"""
 
 
-def summary_lines(evidence: Evidence, report: str = "", *, width: int = WIDTH) -> list[Line]:
-    """`closing_lines`, those of deviations and of drift, and `failure_lines`; `report`: the HTML page to name."""
-    view = shown(evidence)
-    lines = closing_lines(view, report, width=width) + deviation_lines(view.evidence) + drift_lines(view.evidence)
-    return lines + failure_lines(view)
+def summary_lines(evidence: Evidence, report: str = "", *, verbose: bool = False) -> list[Line]:
+    """Lines with a style each, as long as they are; colour is never the only signal.
 
-
-def closing_lines(view: View, report: str = "", *, width: int = WIDTH) -> list[Line]:
-    """At most 23 lines of at most `width` columns, each with a style; colour is never the only signal.
-
-    Only commands and the paths of the report and of the first failed node's log may be longer, to be copied.
+    `report`: the HTML page to name. `verbose`: every check that passed, not only the first.
     """
+    view = shown(evidence)
     evidence, verdict = view.evidence, view.verdict
-    lines: list[Line] = []
-    for index, part in enumerate(_wrap(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", 3, width)):
-        lines.append((part if index == 0 else f"  {part}", _TONE_STYLES[verdict.tone]))
-    lines.append((f"  {verdict.detail}", ""))
-    lines.append(("", ""))
+    lines = [(f"{_TONE_MARKS[verdict.tone]} {verdict.sentence}", _TONE_STYLES[verdict.tone])]
+    lines += [(f"  {verdict.detail}", ""), ("", "")]
     lines += _what(view)
-    lines += _nodes(view, width)
-    lines += _warnings(evidence)
-    tail = [(f"  log     {path}", "cyan") for path in _logs(view)[:1]]
-    tail += [(f"  {name:<7} {text}", "cyan") for name, text in _next(view)]
-    tail += [(f"  report  {report}", "cyan")] if report else []
-    lines += _checks(evidence, HEIGHT - len(lines) - len(tail))
-    lines += _deviations(evidence, HEIGHT - len(lines) - len(tail))
-    return [(_cut(text, width), style) for text, style in lines[: HEIGHT - len(tail)]] + tail
+    lines += _nodes(view)
+    lines += _block([(f"  warning: {text}", "yellow") for text in evidence.warnings])
+    lines += _checks(evidence, verbose=verbose)
+    lines += _block([(f"  deviation: {text}", "") for text in evidence.deviations])
+    lines += deviation_lines(evidence) + drift_lines(evidence) + output_lines(view)
+    tail = [(f"  log     {path}", COPIED) for path in _logs(view)]
+    tail += [(f"  {name:<7} {text}", COPIED) for name, text in _next(view)]
+    tail += [(f"  report  {report}", COPIED)] if report else []
+    return [(text.replace("\n", " "), style) for text, style in lines] + tail
+
+
+def _block(lines: list[Line]) -> list[Line]:
+    return [("", ""), *lines] if lines else []
 
 
 def _logs(view: View) -> list[str]:
@@ -100,14 +88,13 @@ def drift_lines(evidence: Evidence) -> list[Line]:
     return lines
 
 
-def failure_lines(view: View) -> list[Line]:
-    """The last lines of what the first node that failed said, where there are more than stand in the summary."""
+def output_lines(view: View) -> list[Line]:
+    """What the first node that failed printed, where its error has that."""
     for node in view.nodes_by_need[:1]:
-        said = [line.rstrip() for line in str((node.error or {}).get("why", "")).splitlines() if line.strip()]
-        if node.status not in GOOD and len(said) > _MAX_WHY:
-            shown = said[-_MAX_LAST:]
-            head = ("", ""), (f"  the last {plural(len(shown), 'line')} from {node.node}", "red")
-            return [*head, *((f"    {_cut(line, _LONGEST)}", "") for line in shown)]
+        _, printed = _why(node)
+        if node.status not in GOOD and printed:
+            head = ("", ""), (f"  the last {plural(len(printed), 'line')} from {node.node}", "red")
+            return [*head, *((f"    {line}", "") for line in printed)]
     return []
 
 
@@ -124,16 +111,6 @@ def _next(view: View) -> list[tuple[str, str]]:
     return [("use", f". {shlex.quote(script)}"), ("next", view.commands[1])]
 
 
-def _cut(text: str, width: int) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
-
-
-def _wrap(text: str, most: int, width: int) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), width - 2, max_lines=most, placeholder=" …") or [text]
-
-
 def _what(view: View) -> list[Line]:
     evidence = view.evidence
     wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
@@ -143,69 +120,64 @@ def _what(view: View) -> list[Line]:
         rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
     rows += image_rows(evidence)
     took = f", {seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
-    built = view.sources
-    rows += built[:_MAX_BUILT]
-    if len(built) > _MAX_BUILT:
-        rows.append(("", f"and {plural(len(built) - _MAX_BUILT, 'more source')}"))
+    rows += view.sources
     return [(f"  {name.lower():<15} {value}", "") for name, value in rows] + [
         (f"  {'run':<15} {evidence.run}{took}", "dim")
     ]
 
 
-def _reason(node: NodeEvidence, width: int) -> list[Line]:
-    """Why a node failed and what to do next."""
+def _why(node: NodeEvidence) -> tuple[str, list[str]]:
+    """Why a node failed, and the lines of output that its error has besides."""
+    why, mark, printed = str((node.error or {}).get("why") or "").partition(_OUTPUT)
+    if not mark and len(why.splitlines()) > _SHORT:
+        why, printed = "", why
+    return why, [line.rstrip() for line in printed.splitlines() if line.strip()]
+
+
+def _reason(node: NodeEvidence) -> list[Line]:
+    """Why a node failed and what to do next; what its build printed stands at the end (`output_lines`)."""
     error = node.error or {}
-    # The last lines of an output stand at the end (`failure_lines`); before its `…` is the one that says why.
-    told = {"why": str(error.get("why") or "").partition("\n…\n")[0], "hint": str(error.get("hint") or "")}
-    said = ((label, most, told[label]) for label, most in (("why", _MAX_WHY), ("hint", _MAX_HINT)))
-    wrapped = [part for label, most, text in said if text for part in _wrap(f"{label}: {text}", most, width - 4)]
-    code = [f"error[{error['code']}]"] if error.get("code") and wrapped else []
-    return [(f"    {part}", "red" if part in code else "") for part in code + wrapped]
+    told = (("why", _why(node)[0]), ("hint", str(error.get("hint") or "")))
+    said = [f"{label}: {' '.join(text.split())}" for label, text in told if text]
+    code = [f"error[{error['code']}]"] if error.get("code") and said else []
+    return [(f"    {part}", "red" if part in code else "") for part in code + said]
 
 
-def _nodes(view: View, width: int) -> list[Line]:
-    nodes = view.nodes_by_need
+def _nodes(view: View) -> list[Line]:
+    """Those that failed first; nodes of which the same is to be said together."""
+    from envbuild.hostlist import fold_hosts
+
     lines: list[Line] = [("", "")]
-    for index, node in enumerate(nodes[:_MAX_NODES]):
-        good = node.status in GOOD
-        what = (node.environment or "") if good else reason(node)
-        style = "" if good else "red"
-        lines.append((f"  {NODE_MARKS[node.status]} {node.node:<16} {node.status:<12} {what}", style))
-        # Those that failed stand first, most often all of them for one reason.
-        lines += _reason(node, width) if not good and not index else []
-    rest = nodes[_MAX_NODES:]
-    if rest:
-        bad = sum(node.status not in GOOD for node in rest)
-        note = f", {bad} of them failed" if bad else ""
-        lines.append((f"    and {plural(len(rest), 'more node')}{note}", "red" if bad else "dim"))
+
+    def about(node: NodeEvidence) -> tuple[str, str, str]:
+        what = (node.environment or "") if node.status in GOOD else reason(node)
+        return node.status, what, "".join(text for text, _ in _reason(node))
+
+    for (status, what, _), nodes in grouped(view.nodes_by_need, about).items():
+        good = status in GOOD
+        names = fold_hosts(node.node for node in nodes)
+        lines.append((f"  {NODE_MARKS[status]} {names:<16} {status:<12} {what}".rstrip(), "" if good else "red"))
+        lines += [] if good else _reason(nodes[0])
     return lines
 
 
-def _warnings(evidence: Evidence) -> list[Line]:
-    """The first ones; how many there are is in the verdict."""
-    shown = [f"  warning: {text}".replace("\n", " ") for text in evidence.warnings[:_MAX_WARNINGS]]
-    rest = len(evidence.warnings) - len(shown)
-    shown += [f"    and {plural(rest, 'more warning')} in the report"] if rest else []
-    return [("", "")] * bool(shown) + [(text, "yellow") for text in shown]
-
-
-def _checks(evidence: Evidence, room: int) -> list[Line]:
+def _checks(evidence: Evidence, *, verbose: bool) -> list[Line]:
     rows = _check_rows(evidence.nodes)
-    if not rows or room < 3:
-        return []
-    shown = rows[: min(_MAX_CHECKS, room - 1 if len(rows) < room else room - 2)]
-    lines: list[Line] = [("", "")]
-    wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check, _, _ in shown)])
-    for check, says, _ in shown:
+    others = [row for row in rows if row[0].status != "passed"]
+    passed = rows[len(others) :]
+    rows = others + (passed if verbose else passed[:_PASSED])
+    lines: list[Line] = []
+    wide = max([25, *(min(_WIDEST_NAME, len(check.name)) for check, _, _ in rows)])
+    for check, says, _ in rows:
         took = seconds(check.seconds) if check.seconds is not None else ""
         style = {"failed": "red", "passed": ""}.get(check.status, "dim")
         if check.metrics and check.status == "passed":
             says = f"{headline(check)}; {says}"
         lines.append((f"  {MARKS[check.status]} {check.name:<{wide}} {took:>8}  {says}", style))
-    rest = sum(count for _, _, count in rows[len(shown) :])
+    rest = 0 if verbose else sum(count for _, _, count in passed[_PASSED:])
     if rest:
-        lines.append((f"    and {plural(rest, 'more check')}", "dim"))
-    return lines
+        lines.append((f"    {plural(rest, 'more check')} passed; `-v` shows all", "dim"))
+    return _block(lines)
 
 
 def _check_rows(nodes: Sequence[NodeEvidence]) -> list[tuple[Check, str, int]]:
@@ -234,16 +206,3 @@ def _said(group: list[tuple[str, Check]]) -> str:
         return first.says
     equal = all(check.says == first.says and check.metrics == first.metrics for _, check in group)
     return f"{plural(len(group), 'node')}{'' if equal else f', on {who}'}: {first.says}"
-
-
-def _deviations(evidence: Evidence, room: int) -> list[Line]:
-    """In at most `room` lines; how many there are is in the verdict."""
-    texts = evidence.deviations
-    if not texts or room < 2:
-        return []
-    fits = len(texts) if len(texts) < room else room - 2
-    lines: list[Line] = [("", "")]
-    lines += [(f"  deviation: {text}".replace("\n", " "), "") for text in texts[:fits]]
-    if len(texts) > fits:
-        lines.append((f"  {plural(len(texts) - fits, 'more deviation')} in the report", "dim"))
-    return lines

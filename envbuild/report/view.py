@@ -284,35 +284,39 @@ def _left_out(node: NodeEvidence) -> str:
 
 
 _PLACE_OPTIONS = {"-s": "--stack", "-t": "--target"} | {
-    word: word for word in ("--stack", "--target", "--profile", "--prefix", "--host", "--limit", "--exclude")
+    word: word
+    for word in ("--stack", "--target", "--profile", "--prefix", "--engine", "--host", "--limit", "--exclude")
 }
-# Verbs that have the stack as an argument and no option.
-_STACK_FIRST = ("bench", "strategy")
+
+
+def place_words(command: Sequence[str], stack: str = "") -> list[str]:
+    """STACK and the options that say where, as `envbuild VERB …` has them; a file is named as it was.
+
+    `stack`: the name of the stack, where it may have come from the target.
+    """
+    named, place = "", list[str]()
+    words = iter(command[2:])
+    for index, word in enumerate(words):
+        name, sign, value = word.partition("=")
+        if name in _PLACE_OPTIONS:
+            given = value if sign else next(words, "")
+            if _PLACE_OPTIONS[name] == "--stack":
+                named = given
+            else:
+                place += [_PLACE_OPTIONS[name], given]
+        elif not named and not word.startswith("-"):
+            named = word if not index or word == stack or word.endswith((".yaml", ".yml")) else ""
+    return [*filter(None, [named]), *place]
 
 
 def _commands(evidence: Evidence) -> tuple[str, ...]:
     """The command that was given, and the verify of the same stack and place."""
-    named = ["--stack", evidence.stack, "--profile", evidence.profile]
+    named = [evidence.stack, "--profile", evidence.profile]
     named += ["--target", evidence.target] if evidence.target != LEFT_OUT else []
     verify = ["envbuild", "verify"]
     if not evidence.command:
         return shlex.join(["envbuild", evidence.verb, *named]), shlex.join([*verify, *named])
-    place = _place_words(evidence.command)
-    if evidence.verb in _STACK_FIRST and "--stack" not in place:
-        given = [word for word in evidence.command[2:3] if not word.startswith("-")]
-        place = ["--stack", *(given or [evidence.stack]), *place]
-    return shlex.join(evidence.command), shlex.join([*verify, *place])
-
-
-def _place_words(command: Sequence[str]) -> list[str]:
-    """The options of a command that say which stack and where, as they were given: a file is no name."""
-    out: list[str] = []
-    words = iter(command)
-    for word in words:
-        name, sign, value = word.partition("=")
-        if name in _PLACE_OPTIONS and (given := value if sign else next(words, None)) is not None:
-            out += [_PLACE_OPTIONS[name], given]
-    return out
+    return shlex.join(evidence.command), shlex.join([*verify, *place_words(evidence.command, evidence.stack)])
 
 
 def _compared(told: tuple[Claim, ...]) -> str:

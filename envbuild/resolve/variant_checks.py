@@ -370,7 +370,7 @@ def _room(rule: str, free: int, need: int, certain: int, compared: tuple[str, st
     if free >= certain:
         return decision(rule, "warn", "there may be too little room; the need is an estimate", compared, OURS)
     what = f"there is too little room: {', '.join(compared)}"
-    instead = "another `--prefix`, or remove environments (`envbuild env prune`)"
+    instead = "another `--prefix`, or remove environments (`envbuild store clean`)"
     return decision(rule, "refuse", what, compared, OURS, instead)
 
 

@@ -51,25 +51,25 @@ def test_every_shipped_stack_can_be_shown(capsys: pytest.CaptureFixture[str], na
     assert capsys.readouterr().out.startswith(f"{name}: ")
 
 
-def test_stack_validate_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stack_check_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: mine\nsumary: s\n")
-    assert main(["stack", "validate", "torch-smoke", "bad.yaml"]) == 2
+    assert main(["stack", "check", "torch-smoke", "bad.yaml"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == ["torch-smoke: ok", "bad.yaml: refused"]
     assert "error[manifest-invalid]" in err
     assert "bad.yaml:2:1" in err
-    document = as_json(capsys, "stack", "validate", "bad.yaml", code=2)
+    document = as_json(capsys, "stack", "check", "bad.yaml", code=2)
     assert document["stacks"][0]["error"]["code"] == "manifest-invalid"
 
 
-def test_target_validate_names_every_refusal_and_looks_for_the_stack_too(
+def test_target_check_names_every_refusal_and_looks_for_the_stack_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     begin = "name: mine\nextends: ssh\nhosts: [a]\n"
     for name, line in (("good", "stack: torch-smoke"), ("gone", "stack: ./none.yaml"), ("root", "prefix: /"),
                        ("part", "stack: torch-smoke\nprofile: none")):  # fmt: skip
         (tmp_path / f"{name}.yaml").write_text(f"{begin}{line}\n")
-    assert main(["target", "validate", *list_targets(), "good.yaml", "gone.yaml", "root.yaml", "part.yaml"]) == 2
+    assert main(["target", "check", *list_targets(), "good.yaml", "gone.yaml", "root.yaml", "part.yaml"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         *(f"{name}: ok" for name in list_targets()), "good.yaml: ok", "gone.yaml: refused", "root.yaml: refused",
@@ -120,10 +120,10 @@ def test_a_target_is_shown_as_a_file_that_says_the_same(
 def test_config_show_with_origins(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "envbuild.toml").write_text("wait = 5\n")
+    (tmp_path / "envbuild.toml").write_text("wait = '5s'\n")
     monkeypatch.setenv("ENVBUILD_PREFIX", "/opt/e")
     settings = as_json(capsys, "config", "show")["settings"]
-    assert settings["wait"] == {"value": 5.0, "origin": str(tmp_path / "envbuild.toml")}
+    assert settings["wait"] == {"value": "5s", "origin": str(tmp_path / "envbuild.toml")}
     assert settings["prefix"] == {"value": "/opt/e", "origin": "ENVBUILD_PREFIX"}
     assert main(["config", "show", "--origin"]) == 0
     assert "/opt/e  (ENVBUILD_PREFIX)" in capsys.readouterr().out

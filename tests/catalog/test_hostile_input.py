@@ -124,7 +124,7 @@ def test_d26_a_requirement_of_brackets_is_exit_2_with_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(changed(STACK, ("profiles", "exact", "packages", 0), "(" * 2000)))
-    assert run(["stack", "validate", str(tmp_path / "my.yaml")]) == ExitCode.USAGE
+    assert run(["stack", "check", str(tmp_path / "my.yaml")]) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert "profiles.exact.packages" in err
     assert "at most 500 characters" in err

@@ -1,4 +1,4 @@
-"""`target init`: a first target file from answers or from recorded facts, which loads and says what was said."""
+"""`init`: a first target file from answers or from recorded facts, which loads and says what was said."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from click.testing import CliRunner, Result
 from envbuild.catalog import target_file
 from envbuild.catalog.loader import load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
-from envbuild.cli.target_cmd import target as targets
+from envbuild.cli.target_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
 
 
 def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
     said = "".join(f"{each}\n" for each in answers)
-    return CliRunner().invoke(targets, ["init", str(folder / "lab.yaml"), *words], input=said)
+    return CliRunner().invoke(command, [str(folder / "lab.yaml"), *words], input=said)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_answers_become_a_commented_file_that_loads(
 
 @pytest.mark.parametrize("name", list_facts())
 def test_facts_become_a_file_that_their_nodes_do_not_differ_from(tmp_path: Path, name: str) -> None:
-    done = init(tmp_path, "--from-facts", name)
+    done = init(tmp_path, "--facts", name)
     assert done.exit_code == 0, (done.output, done.exception)
     made = load_target(str(tmp_path / "lab.yaml"), template=True).target
     nodes = load_facts(name)
@@ -85,7 +85,7 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     unknown = init(tmp_path, answers=("local", "opt-176b", "", ""))
     assert isinstance(unknown.exception, EnvbuildError) and unknown.exception.code == "stack-unknown"
     short = init(tmp_path, answers=("ssh",))
-    assert short.exit_code == 2 and "--from-facts" in short.output
+    assert short.exit_code == 2 and "--facts" in short.output
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "lab.yaml").write_text("mine\n")
     there = init(tmp_path, answers=("local", "", "", ""))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack
-from envbuild.cli.verbs import VERBS
+from envbuild.cli.verbs import COMMANDS
 from tests.e2e.world import World
 
 
@@ -25,13 +25,13 @@ def offered(world: World, line: str) -> list[str]:
 
 
 def test_verbs_stacks_targets_profiles_and_patches_are_offered(world: World) -> None:
-    assert offered(world, "envbuild ") == list(VERBS)
+    assert offered(world, "envbuild ") == list(COMMANDS)
     assert offered(world, "envbuild stack show ") == list(list_stacks())
     assert offered(world, "envbuild provision --target ") == list(list_targets())
-    assert offered(world, "envbuild provision -s opt-") == ["opt-175b"]
+    assert offered(world, "envbuild provision opt-") == ["opt-175b"]
     profiles = list(load_stack("megatron-alpa").stack.profiles)
     assert offered(world, "envbuild explain megatron-alpa --profile ") == profiles
-    assert offered(world, "envbuild plan --stack megatron-alpa --profile ") == profiles
+    assert offered(world, "envbuild plan megatron-alpa --profile ") == profiles
     assert offered(world, "envbuild plan --profile ") == list(load_stack("torch-smoke").stack.profiles)
     assert offered(world, "envbuild patch apply alcf-hos") == ["alcf-hosfile"]
     assert offered(world, "envbuild plan --facts azure") == ["azure-nd96"]
@@ -42,8 +42,8 @@ def test_files_of_a_user_are_offered_with_their_profiles_and_hosts(world: World)
     (world.work / "mine.yaml").write_text("name: mine\nprofiles:\n    one:\n        python: []\n    two: {}\nlast: 1\n")
     (world.work / "lab.yml").write_text('extends: ssh\nstack: ./mine.yaml\nhosts: ["gpu[08-10]", n1]  # four\n')
     (world.work / "row.yaml").write_text("hosts:\n  - b1\n  - b2\nprefix: /p\n")
-    assert offered(world, "envbuild provision --stack mi") == ["mine.yaml"]
-    assert offered(world, "envbuild provision --stack ./mine.yaml --profile ") == ["one", "two"]
+    assert offered(world, "envbuild provision mi") == ["mine.yaml"]
+    assert offered(world, "envbuild provision ./mine.yaml --profile ") == ["one", "two"]
     assert offered(world, "envbuild provision --target ./lab.yml --profile ") == ["one", "two"]
     assert offered(world, "envbuild verify -t ./lab.yml --limit ") == ["gpu08", "gpu09", "gpu10", "n1"]
     assert offered(world, "envbuild verify -t row.yaml --exclude ") == ["b1", "b2"]

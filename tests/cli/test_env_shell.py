@@ -45,23 +45,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World) -> None:
-    done = built.run("env", "exec", "tiny", "--", "python", "-c", SAYS, "-q", "--json", fresh=True)
+    done = built.run("env", "run", "tiny", "--", "python", "-c", SAYS, "-q", "--json", fresh=True)
     assert (done.rc, done.out) == (3, "tiny ['-q', '--json'] it's $x\n"), done.err
-    same = built.run("env", "exec", "tiny", "python", "-c", SAYS, fresh=True)
+    same = built.run("env", "run", "tiny", "python", "-c", SAYS, fresh=True)
     assert (same.rc, same.out) == (3, "tiny [] it's $x\n")
-    killed = built.run("env", "exec", "tiny", "--", "sh", "-c", "kill -TERM $$", fresh=True)
+    killed = built.run("env", "run", "tiny", "--", "sh", "-c", "kill -TERM $$", fresh=True)
     assert killed.rc == -15, "the process is the command, so its signal is seen"
-    assert built.run("env", "exec", "tiny", "--").code == "usage"
-    other = built.run("env", "exec", "other", "--", "true")
+    other = built.run("env", "run", "other", "--", "true")
     assert other.code == "environment-unknown"
-    assert "envbuild provision --stack ./other.yaml" in other.err, "no stack of that name is shipped"
+    assert "envbuild provision ./other.yaml" in other.err, "no stack of that name is shipped"
     assert drift(built) == (0, {})
 
 
 def test_env_list_tells_what_runs_from_an_environment_and_when_it_was_read(built: World) -> None:
     assert built.good("env", "list", "--json").json["environments"][0]["processes"] == []
     assert drift(built) == (0, {})
-    process = built.start("env", "exec", "tiny", "--", "sleep", "600")
+    process = built.start("env", "run", "tiny", "--", "sleep", "600")
     try:
         deadline = time.monotonic() + 100
         while True:
@@ -132,13 +131,13 @@ def test_the_shell_that_calls_is_known(built: World, shell: str) -> None:
 
 
 def typed(world: World, shell: str, text: str, until: str) -> str:
-    """What a terminal shows of `env shell` when `text` is typed, as soon as it holds `until`."""
+    """What a terminal shows of `env run STACK` when `text` is typed, as soon as it holds `until`."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(world.work)
         os.execve(
             sys.executable,
-            [sys.executable, "-m", "envbuild", "env", "shell", "tiny"],
+            [sys.executable, "-m", "envbuild", "env", "run", "tiny"],
             {**world.env, "SHELL": shutil.which(shell) or "", "TERM": "dumb"},
         )
     shown, deadline = "", time.monotonic() + 100

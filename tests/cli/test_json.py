@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.cli.verbs import VERBS
+from envbuild.cli.verbs import COMMANDS
 from envbuild.model.evidence import EVIDENCE_VERSION
 from tests.e2e.world import World
 
 GOOD = [
-    "plan --stack ./tiny.yaml",
-    "probe",
+    "plan ./tiny.yaml",
+    "doctor --facts-out facts.json",
     "provision --stack ./tiny.yaml --dry-run",
     "provision --stack ./tiny.yaml --print-script",
     "doctor",
     "explain torch-smoke",
     "stack list",
     "stack show torch-smoke",
-    "stack validate torch-smoke ./tiny.yaml",
+    "stack check torch-smoke ./tiny.yaml",
     "target list",
     "target show local",
-    "target validate local ssh",
+    "target check local ssh",
     "lock create ./tiny.yaml",
     "lock check ./tiny.yaml",
     "lock diff ./tiny.lock.toml ./tiny.lock.toml",
@@ -28,35 +28,32 @@ GOOD = [
     "patch list",
     "launch opt-175b --gpus-per-node 8",
     "launch megatronapp --parameters",
+    "init new.yaml --facts h200",
     "env list",
-    "env prune",
-    "wheels list",
-    "wheels verify",
-    "wheels prune --dry-run",
-    "lock sizes ./tiny.yaml",
-    "cache show --target local",
-    "cache clean --target local",
+    "store list",
+    "store verify",
+    "store clean --target local",
     "image dockerfile ./tiny.yaml",
     "image dockerfile --check",
     "image pods megatronapp --image example.org/x:1",
     "run list",
-    "run prune",
     "config show",
+    "config show playbooks",
     "completion bash",
 ]
 BAD = {
     "plan --stack ./none.yaml": 2,
     "plan --stack torch-smok": 2,
-    "probe --target locale": 2,
+    "doctor --facts-out facts.json --target locale": 2,
     "provision --stack ./none.yaml": 2,
     "provision --no-such-option": 2,
     "smoke --stack ./tiny.yaml": 1,
     "verify --stack ./tiny.yaml": 1,
     "explain torch-smok": 2,
     "stack show torch-smok": 2,
-    "stack validate ./none.yaml": 2,
+    "stack check ./none.yaml": 2,
     "target show locale": 2,
-    "target validate locale": 2,
+    "target check locale": 2,
     "lock create ./none.yaml": 2,
     "lock check ./none.yaml": 2,
     "lock diff ./none.toml ./none.toml": 2,
@@ -68,17 +65,17 @@ BAD = {
     "data opt-175b": 7,
     "strategy opt-175b --gpus 8 --gpu H200 --dry-run": 2,
     "launch opt-175b --gpus-per-node 8 --set model_size=175b": 7,
-    "env path tiny": 1,
+    "status": 1,
     "env activate tiny": 1,
     "env use none": 2,
     "env remove none": 2,
     "bundle verify none.tar": 2,
     "bundle list none.tar": 2,
-    "wheels list --store relative": 2,
-    "wheels prune --keep-days -1": 2,
-    "lock sizes ./none.yaml": 2,
-    "cache clean --keep-days -1": 2,
-    "cache show --target locale": 2,
+    "store list --target locale": 2,
+    "store clean --keep -1d": 2,
+    "store clean --keep 30": 2,
+    "plan ./tiny.yaml --stack ./other.yaml": 2,
+    "cache clean": 2,
     "image dockerfile ./none.yaml": 2,
     "image dockerfile megatron-alpa --profile exact": 5,
     "image dockerfile megatron-deepspeed-alcf --profile exact": 7,
@@ -120,10 +117,10 @@ def test_an_error_is_one_json_document_too(locked: World, line: str, code: int) 
         assert told["error"]["code"] == done.code
     else:
         # A verb over several things tells the error of each.
-        assert line.startswith(("stack validate", "target validate", "verify", "smoke"))
+        assert line.startswith(("stack check", "target check", "verify", "smoke", "status"))
     assert not locked.prefix.exists()
 
 
 def test_every_verb_is_asked_for_a_result_or_an_error() -> None:
     asked = {line.split()[0] for line in (*GOOD, *BAD)}
-    assert asked >= set(VERBS)
+    assert asked >= set(COMMANDS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.cli.verbs import VERBS
+from envbuild.cli.verbs import COMMANDS
 
 TOP = Path(__file__).parents[2]
 PAGE = TOP / "docs" / "man" / "envbuild.1"
@@ -24,7 +24,7 @@ def test_the_man_page_is_what_the_commands_give() -> None:
     assert made.roff("a\\b\n  --c") == "a\\eb \\-\\-c" and made.roff(".x") == "\\&.x"
 
 
-def test_man_shows_every_verb_and_complains_of_nothing() -> None:
+def test_man_shows_every_command_and_complains_of_nothing() -> None:
     if shutil.which("man") is None:
         pytest.skip("man is not there (apt-get install man-db)")
     done = subprocess.run(
@@ -32,5 +32,5 @@ def test_man_shows_every_verb_and_complains_of_nothing() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     first = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("       ") and line.split()}
-    assert first >= set(VERBS)
+    assert first >= set(COMMANDS)
     assert max(map(len, done.stdout.splitlines())) <= 80

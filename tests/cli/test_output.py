@@ -93,7 +93,7 @@ def test_a_secret_of_several_words_is_masked_before_its_line_is_broken(
 ) -> None:
     monkeypatch.setenv("SITE_PASSPHRASE", "correct horse battery staple")
     monkeypatch.setattr("sys.stdout", sixty)
-    Ui().result({}, lambda: f"{'word ' * 9}correct horse battery staple {'word ' * 9}", wrapped=True)
+    Ui().result({}, lambda: f"{'word ' * 9}correct horse battery staple {'word ' * 9}")
     assert "horse" not in sixty.getvalue() and "battery" not in sixty.getvalue()
     assert max(map(len, sixty.getvalue().splitlines())) <= 60
 
@@ -116,7 +116,7 @@ HOSTILE = "a\x9b31m\x9d0;pwn\x9c\x85\u202e\u2028\x1b[2J\ud800b"
 def test_d71_what_a_terminal_or_a_page_shows_has_no_hidden_characters(capsys: pytest.CaptureFixture[str]) -> None:
     ui = Ui()
     ui.result({}, lambda: HOSTILE)
-    ui.lines({}, lambda width: [(HOSTILE, "")])
+    ui.lines({}, lambda: [(HOSTILE, "")])
     ui.note(HOSTILE)
     ui.warn(HOSTILE)
     print_error(EnvbuildError("a-code", HOSTILE, why=HOSTILE, hint=HOSTILE))

@@ -17,6 +17,7 @@ from tests.e2e.world import World
 from tests.provision.ansible.test_play import _Silent
 
 SECRET = "correct-horse-battery"
+FACTS = ("doctor", "--facts-out", "facts.json")
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -60,12 +61,12 @@ def test_a_note_of_somebody_else_on_an_exception_is_no_hint(
         raise error
 
     monkeypatch.setattr(boundary.cli, "main", main)
-    assert "hint: run again with --debug and report the traceback" in told(capsys)
+    assert "hint: run again with -v and report the traceback" in told(capsys)
 
 
 @pytest.mark.usefixtures("failing")
 def test_with_debug_it_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Traceback (most recent call last):" in told(capsys, "--debug")
+    assert "Traceback (most recent call last):" in told(capsys, "-v")
 
 
 def test_outside_of_a_run_it_is_said_how_to_get_one(
@@ -73,7 +74,7 @@ def test_outside_of_a_run_it_is_said_how_to_get_one(
 ) -> None:
     monkeypatch.setattr(boundary.cli, "main", lambda **_: 1 // 0)
     said = told(capsys)
-    assert "hint: run again with --debug and report the traceback" in said and "Traceback" not in said
+    assert "hint: run again with -v and report the traceback" in said and "Traceback" not in said
 
 
 @pytest.mark.usefixtures("failing")
@@ -84,7 +85,7 @@ def test_a_traceback_that_cannot_be_kept_is_no_other_error(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("envbuild.node.paths.write_whole", full)
-    assert "hint: run again with --debug" in told(capsys)
+    assert "hint: run again with -v" in told(capsys)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_of_a_node_too_the_traceback_is_in_the_folder_of_the_run(
 
 
 @pytest.mark.parametrize(
-    "verb", [("probe",), ("doctor",), ("env", "list"), ("env", "path"), ("env", "prune"), ("wheels", "list")]
+    "verb", [FACTS, ("doctor",), ("status",), ("env", "list"), ("env", "activate"), ("store", "list")]
 )
 def test_of_a_node_that_no_run_asks_debug_shows_it(
     local: tuple[str, ...], verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -120,13 +121,13 @@ def test_of_a_node_that_no_run_asks_debug_shows_it(
     assert boundary.run([*verb, *local]) == 70
     said = capsys.readouterr()
     assert "[internal]: localhost was not contacted" in said.out + said.err and "Traceback" not in said.out + said.err
-    assert boundary.run([*verb, *local, "--debug"]) == 70
+    assert boundary.run([*verb, *local, "--verbose"]) == 70
     said = capsys.readouterr()
     assert said.err.count("Traceback (most recent call last):") == 1 and "in run_node\n" in said.err
     assert SECRET not in said.out + said.err
 
 
-@pytest.mark.parametrize("verb", [("probe",), ("env", "list"), ("env", "prune"), ("wheels", "list"), ("cache", "show")])
+@pytest.mark.parametrize("verb", [FACTS, ("status",), ("env", "list"), ("store", "list"), ("store", "clean")])
 def test_a_table_says_what_helps_where_a_node_could_not_be_asked(
     local: tuple[str, ...], verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,4 +143,4 @@ def test_a_table_says_what_helps_where_a_node_could_not_be_asked(
 def test_a_prefix_without_environments_says_how_one_is_built(world: World) -> None:
     done = world.good("env", "list")
     assert done.out == "no environments\n"
-    assert done.err.startswith("hint: `envbuild provision --stack STACK` builds one")
+    assert done.err.startswith("hint: `envbuild provision STACK` builds one")

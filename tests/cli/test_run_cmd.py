@@ -61,7 +61,7 @@ def test_list_shows_how_each_run_ended(runs: Path, capsys: pytest.CaptureFixture
     assert lines["RUN"].split() == ["STATUS", "VERB", "STACK", "AND", "TARGET"]
     assert words[good.id] == ["finished", "provision", "torch-smoke", "on", "local"]
     assert words[bad.id] == ["failed", "provision", "torch-smoke", "on", "local"]
-    assert run(["run", "list", "--json", "--limit", "1"]) == 0
+    assert run(["run", "list", "--json", "--count", "1"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (len(shown["runs"]), shown["count"]) == (1, 2)
 
@@ -126,26 +126,6 @@ def test_show_ends_with_the_steps_of_each_node_of_a_fleet(runs: Path, capsys: py
         "    why: last lines: \\x1b[2Jcompiling",
         "n3  not finished",
     ]
-
-
-def test_prune_says_what_would_go_and_removes_it_when_told_but_never_what_runs_nor_the_newest(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, young, running, newest = (_make(runs, exit=0) for _ in range(4))
-    with running.journal_path.open("w"), running.open_journal() as journal:
-        journal.append(EventKind.RUN_STARTED, **identity.here(), verb="provision", stack="torch-smoke", target="local")
-    for made in (old, running, newest):
-        for path in (made.journal_path, made.path):
-            os.utime(path, (0, 0))
-    assert run(["run", "prune"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("would remove 1 run, ")
-    assert len(list(runs.iterdir())) == 4
-    assert run(["run", "prune", "--yes", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert ([row["id"] for row in told["runs"]], told["removed"]) == ([old.id], True)
-    assert {path.name for path in runs.iterdir()} == {young.id, running.id, newest.id}
-    assert run(["run", "prune"]) == 0
-    assert capsys.readouterr().out == "no run is that old\n"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from envbuild.cli.verbs import VERBS
+from envbuild.cli.verbs import COMMANDS
 from tests.e2e.world import World
 
 HEAVY = ("ansible", "ansible_runner", "fabric", "paramiko", "invoke")
@@ -66,7 +66,7 @@ def test_help_and_questions_about_envbuild_itself_import_no_big_library(world: W
 
 
 def test_the_help_of_every_verb_imports_no_big_library(world: World) -> None:
-    lines = [f"{verb} --help" for verb in VERBS]
+    lines = [f"{verb} --help" for verb in COMMANDS]
     found = imported(world, HEAVY + LIBRARIES, *lines)
     assert found == {line: [0, []] for line in lines}
 

@@ -1,4 +1,4 @@
-"""What people type first: `help`, `version`, a verb with a typing error; and the table of environments."""
+"""The tree of commands: help, names, options; and the table of environments."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import pytest
 
 from envbuild import __version__
 from envbuild.cli import begin
+from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
-from envbuild.cli.verbs import MEANT, cli
+from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
 from envbuild.provision.survey.in_use import of_stack
 from tests.e2e.world import World
 
 
 def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
-    assert "Verbs:" in capsys.readouterr().out
+    assert "Everyday:" in capsys.readouterr().out
     assert main(["help", "lock", "create"]) == 0
     assert capsys.readouterr().out.startswith("Usage: envbuild lock create")
 
@@ -30,7 +31,7 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
 def options(command: click.Command, context: click.Context) -> Iterator[tuple[click.Context, click.Option]]:
     """All options of a command and of those below it, as its help lists them."""
     for each in command.params:
-        if isinstance(each, click.Option):
+        if isinstance(each, click.Option) and not each.hidden:
             yield context, each
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -50,11 +51,68 @@ def test_every_option_says_what_it_takes_in_a_sentence_and_where_and_what_come_f
     assert {first[f"envbuild {verb}"] for verb in ("plan", "provision", "smoke", "verify", "bench")} == {"-t"}
 
 
+def leaves(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """All commands that are no group and are shown, with their words."""
+    if not isinstance(command, click.Group):
+        yield context.command_path, command
+        return
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        if not below.hidden:
+            yield from leaves(below, click.Context(below, context, name))
+
+
+def test_the_tree_of_commands_is_the_one_that_is_documented() -> None:
+    found = {path.removeprefix("envbuild ") for path, _ in leaves(cli, click.Context(cli, info_name="envbuild"))}
+    groups = {name: {path.split()[1] for path in found if path.startswith(f"{name} ")} for name in COMMANDS}
+    assert {name: words for name, words in groups.items() if words} == {
+        "env": {"activate", "run", "list", "use", "remove", "kernel"},
+        "report": {"show", "verify", "diff", "sign", "kit"},
+        "stack": {"list", "show", "check"},
+        "target": {"list", "show", "check"},
+        "lock": {"create", "record", "check", "diff", "export"},
+        "patch": {"list", "apply"},
+        "bundle": {"create", "verify", "list"},
+        "image": {"dockerfile", "build", "verify", "pods"},
+        "run": {"list", "show", "watch"},
+        "store": {"list", "verify", "clean"},
+        "config": {"show"},
+    }
+    assert list(SECTIONS) == [
+        "Start", "Everyday", "Measure", "Prove", "Describe", "Hand over", "Keep house",
+    ]  # fmt: skip
+    assert len(found) <= 52
+
+
+def test_each_summary_is_whole_on_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [name for name in COMMANDS if isinstance(cli.get_command(click.Context(cli), name), click.Group)]
+    for words in ([], *([name] for name in groups)):
+        assert main([*words, "--help"]) == 0
+        listed = capsys.readouterr().out.partition("--help  Show this message and exit.\n")[2]
+        names = COMMANDS if not words else groups
+        assert "..." not in listed and max(map(len, listed.splitlines())) <= 80, (words, names)
+        rows = [line for line in listed.splitlines() if line.startswith("    ")]
+        assert not rows, f"a summary of {words} goes on in a second line"
+
+
+def test_an_option_has_one_name_one_meaning_and_a_time_has_its_unit() -> None:
+    choices: dict[str, set[str]] = {}
+    for context, option in options(cli, click.Context(cli, info_name="envbuild")):
+        place = f"{context.command_path} {option.opts}"
+        assert "--output" not in option.opts or "-o" in option.opts, place
+        assert isinstance(option.type, Time) == (option.metavar == "TIME") or "--wait" in option.opts, place
+        kind = "flag" if option.is_flag else option.metavar or option.type.name
+        choices.setdefault(option.opts[-1], set()).add(kind)
+    several = {name: kinds for name, kinds in choices.items() if len(kinds) > 1}
+    assert set(several) <= {"--output", "--only"}, several
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "x"])
 def test_no_option_takes_what_is_no_number(value: str) -> None:
     found = 0
     for context, option in options(cli, click.Context(cli, info_name="envbuild")):
-        if isinstance(option.type, click.FloatRange):
+        if isinstance(option.type, click.FloatRange | Time):
             found += 1
             with pytest.raises(click.BadParameter):
                 option.type.convert(value, option, context)
@@ -66,42 +124,63 @@ def test_version_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"envbuild {__version__}\n"
 
 
-def test_a_verb_with_a_typing_error_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["provison"]) == 2
-    assert "did you mean `provision`" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("provison", "provision"), ("env activat", "env activate"), ("env zzz", "--help"), ("cache prun", "store list")],
+)
+def test_a_command_with_a_typing_error_names_the_nearest(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed.split()) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error[command-unknown]: there is no command `envbuild ")
+    assert hint.startswith(f"hint: `envbuild {meant}`")
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["provision", "opt-175b"], "--stack names the stack here, --target where; see `envbuild provision --help`"),
+        (["provision", "opt-175b", "x"], "see `envbuild provision --help`"),
         (["bench"], "`envbuild stack list` names those that are shipped; see `envbuild bench --help`"),
         (["explain"], "`envbuild stack list` names those that are shipped; see `envbuild explain --help`"),
         (["run", "list", "x"], "see `envbuild run list --help`"),
     ],
 )
-def test_a_stack_in_the_wrong_place_or_in_none_is_told_where_it_goes(
+def test_a_stack_that_is_left_out_is_told_where_it_goes(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"hint: {hint}"
 
 
-@pytest.mark.parametrize("verb", ["list", "remove", "prune"])
+def test_two_stacks_that_differ_are_a_mistake_and_the_same_twice_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("plan", "provision", "verify", "smoke", "bench", "explain", "data"):
+        assert main([command, "opt-175b", "--stack", "megatronapp"]) == 2
+        assert capsys.readouterr().err.startswith(
+            "error[stack-twice]: two stacks are named: opt-175b and megatronapp\n"
+        )
+    assert main(["explain", "torch-smoke", "-s", "torch-smoke"]) == main(["explain", "-s", "torch-smoke"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verb", ["list", "remove"])
 def test_the_help_says_whose_processes_are_seen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", verb, "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Only processes of yours are seen, unless envbuild runs" in told
 
 
-@pytest.mark.parametrize(("typed", "verb"), MEANT.items())
-def test_what_other_tools_call_it_names_a_verb_that_is_there(
-    typed: str, verb: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("typed", "command"), NAMES.items())
+def test_an_old_name_and_what_other_tools_call_it_name_the_command(
+    typed: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([typed]) == 2
-    assert f"no such verb: {typed} (did you mean `{verb}`?)" in capsys.readouterr().err
-    assert main([*verb.split(), "--help"]) == 0
-    assert f"envbuild {verb}" in capsys.readouterr().out
+    assert main(typed.split()) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error[command-unknown]: there is no command `envbuild {typed}`"
+    assert hint == f"hint: `envbuild {command}`"
+    words = command.split(" --")[0].split()
+    assert main([*words, "--help"]) == 0
+    assert f"envbuild {' '.join(words)}" in capsys.readouterr().out
 
 
 def executable(path: Path) -> Path:
@@ -122,14 +201,14 @@ def alone(world: World, *programs: str, **env: str) -> list[str]:
 
 def test_envbuild_alone_names_three_next_steps_that_fit_the_machine(world: World) -> None:
     first = alone(world)
-    assert [line.split()[1] for line in first] == ["provision", "explain", "target"]
-    assert alone(world, "sbatch", SLURM_CONF=str(world.top / "slurm.conf"))[0].startswith("envbuild target init")
+    assert [line.split()[1] for line in first] == ["provision", "explain", "init"]
+    assert alone(world, "sbatch", SLURM_CONF=str(world.top / "slurm.conf"))[0].startswith("envbuild init")
     (world.prefix / "envs" / "e").mkdir(parents=True)
     (world.prefix / "current").mkdir()
     for name in ("gone", "torch-smoke"):
         (world.prefix / "current" / name).symlink_to(f"../envs/{'e' if name == 'torch-smoke' else 'none'}")
     used = alone(world)
-    assert used[:2] == ['eval "$(envbuild env activate torch-smoke)"', "envbuild verify --stack torch-smoke"]
+    assert used[:2] == ['eval "$(envbuild env activate torch-smoke)"', "envbuild verify torch-smoke"]
     assert len(first) == len(used) == 3
     for line in [*first, *used]:
         words = line.removeprefix('eval "$(').removesuffix(')"').split()
@@ -200,15 +279,15 @@ def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pyte
     stamp = {"conda": {"packages": {}}, "bytes": 741_000_000, "stamped_at": "2026-11-22T10:00:00Z"}
     seen = {"processes": ["7", "8"], "read": "2026-11-23T01:00:00Z", "differed": 0}
     rows = [
-        ("gpu01", {"path": "/p/envs/a", "root": "e" * 64, "current": True, "stamp": stamp, **seen}),
+        ("gpu01", {"path": "/p/envs/a", "stack": "tiny", "root": "e" * 64, "current": True, "stamp": stamp, **seen}),
         ("gpu2", {"path": "/p/envs/b", "root": None, "current": False, "stamp": None, "processes": []}),
     ]
     head, first, second = _table(rows, many=True).splitlines()
     assert re.split("  +", head) == [
-        "NODE", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH",
+        "NODE", "STACK", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH",
     ]  # fmt: skip
     assert re.split("  +", first) == [
-        "gpu01", "in use", "2 processes", "conda", "e" * 12, "741 MB", "2026-11-22", "2026-11-23", "/p/envs/a",
+        "gpu01", "tiny", "in use", "2 processes", "conda", "e" * 12, "741 MB", "2026-11-22", "2026-11-23", "/p/envs/a",
     ]  # fmt: skip
     assert re.split("  +", second) == ["gpu2", "half built", "/p/envs/b"]
     assert head.index("PATH") == first.index("/p") == second.index("/p")
@@ -219,6 +298,6 @@ def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pyte
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     narrow = _table(rows, many=False).splitlines()
-    assert narrow[0].startswith("STATE") and narrow[1] == "    PATH"
-    assert (narrow[3], narrow[5]) == ("    /p/envs/a", "    /p/envs/b")
+    assert narrow[0].startswith("STACK") and narrow[1].split() == ["VERIFIED", "PATH"]
+    assert (narrow[3].split()[-1], narrow[5].split()[-1]) == ("/p/envs/a", "/p/envs/b")
     assert max(map(len, narrow)) <= 80

@@ -127,7 +127,7 @@ def test_every_field_of_a_source_stays_a_value_or_is_refused(plain: ImageRecipe)
 def test_d66_a_python_is_an_absolute_path_and_nothing_else(value: str) -> None:
     with pytest.raises(ValidationError):
         ContainerSettings.from_plain({"python": value})
-    words = ["image", "dockerfile", "torch-smoke", "--base", "localhost/b", "--python", value]
+    words = ["image", "dockerfile", "torch-smoke", "--base-image", "localhost/b", "--python", value]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2 and "absolute path" in done.output and "FROM" not in done.stdout
 

@@ -18,7 +18,7 @@ from tests.node.forge import FILES, PATCH
 from tests.support.patience import PATIENCE, answers, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PLACE = ("--base", BASE, "--fetch-image", BASE, "--python", f"/usr/bin/python{PYTHON}", "--glibc", "2.36")
+PLACE = ("--base-image", BASE, "--fetch-image", BASE, "--python", f"/usr/bin/python{PYTHON}", "--glibc", "2.36")
 LONG = 400.0
 LOOK = "cat /root/.netrc; grep -rs s3cret-canary /etc /root /run /var /opt/envbuild"
 
@@ -113,8 +113,6 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
         second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1", "--gitconfig", str(config))
         by_hand = _from_its_folder(site, storage, house, config)
     assert first["id"] == second["id"]
-    same = site.good("image", "diff", "localhost/tiny/one:1", "localhost/tiny/two:1")
-    assert same.out == f"one image, id {first['id']}\n"
 
     found = site.good(
         "image", "verify", "localhost/tiny/one:1", "-s", "./tiny.yaml", "--smoke", "--json", timeout=LONG
@@ -134,17 +132,13 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
     _run(storage, "sh", "-c", f"echo new > {environment}/src/tree/data/old.so")  # in place
     _tampered(site, storage, environment)
 
-    # What changes is rebuilt and told file by file; with the layers that were kept it is the image of a build without.
+    # What changes is rebuilt; with the layers that were kept it is the image of a build without.
     _stack(site, {**FILES, "fast.c": FILES["fast.c"].replace("42", "43")})
     bundle(site, house)
     third = _build(site, house, "--tag", "localhost/tiny/one:2", "--verify")
     assert third["id"] != first["id"]
     assert _build(site, house, "--tag", "localhost/tiny/again:2")["id"] == third["id"]
     assert _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:3")["id"] == third["id"]
-    differ = site.run("image", "diff", "localhost/tiny/one:1", "localhost/tiny/one:2", "--json", timeout=LONG)
-    assert differ.rc == 1
-    assert any(row["path"].endswith(".so") for row in differ.json["files"])
-    assert {"Labels"} <= {row["name"] for row in differ.json["config"]}
     other = site.run("image", "verify", "localhost/tiny/one:1", "-s", "./tiny.yaml", timeout=LONG)
     assert (other.rc, other.code) == (7, "image-of-another-lock")
 
@@ -230,7 +224,7 @@ def _pushed_image_comes_back(world: World, storage: Storage, image: str) -> None
 def _a_digest_that_is_not_there(world: World, port: int) -> None:
     config = world.top / "registries.conf"
     config.write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
-    place = ["--base", f"127.0.0.1:{port}/tiny@sha256:{'0' * 64}", *PLACE[2:]]
+    place = ["--base-image", f"127.0.0.1:{port}/tiny@sha256:{'0' * 64}", *PLACE[2:]]
     done = world.run(
         "image", "build", "./tiny.yaml", *place, env={"CONTAINERS_REGISTRIES_CONF": str(config)}, timeout=LONG
     )

@@ -108,7 +108,7 @@ def test_lock_create_asks_and_writes_beside_the_lock(tmp_path: Path, monkeypatch
         return DIGEST, {}
 
     monkeypatch.setattr(registry, "ask_image", ask)
-    done = CliRunner().invoke(cli, ["lock", "create", str(stack), "--images", "--json"])
+    done = CliRunner().invoke(cli, ["lock", "create", str(stack), "--image", "all", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["changed"] is True
     assert (
@@ -149,15 +149,21 @@ def invoke(*words: str) -> tuple[int, str, dict[str, Any]]:
     return done.exit_code, done.stderr, json.loads(done.stdout or "{}")
 
 
-def test_pin_records_index_and_platform_digests_and_check_says_when_a_tag_has_moved(
+def recorded(stack: Path, image: str) -> dict[str, Any]:
+    """What `images.toml` beside a stack says of an image."""
+    return read_digests(stack.parent / "images.toml")[image].to_json_dict()
+
+
+def test_an_image_is_pinned_by_index_and_platform_digests_and_check_says_when_a_tag_has_moved(
     mine: Path, registry_server: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = f"{registry_server.host}/team/image:1"
     body = json.dumps(INDEX).encode()
     registry_server.manifest(body=body)
-    code, said, data = invoke("image", "pin", str(mine), image, "--insecure")
+    monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
+    code, said, _ = invoke("lock", "create", str(mine), "--image", image)
     assert code == 0, said
-    row = data["images"][image]
+    row = recorded(mine, image)
     assert row["digest"] == hashlib.sha256(body).hexdigest() and row["asked"] == date.today().isoformat()
     assert row["platforms"] == {"linux/amd64": "a" * 64, "linux/arm/v7": "b" * 64}
     assert f"FROM {image}@sha256:{row['digest']} AS " in render(
@@ -167,14 +173,14 @@ def test_pin_records_index_and_platform_digests_and_check_says_when_a_tag_has_mo
     moved = json.dumps({**INDEX, "schemaVersion": 2}).encode()
     registry_server.manifest(body=moved)
     new = hashlib.sha256(moved).hexdigest()
-    monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
     code, _, data = invoke("lock", "check", str(mine))
     (found,) = (each for each in data["findings"] if each["subject"] == image)
     assert (code, found["code"], found["kind"]) == (0, "image-tag-moved", "note")
     assert row["digest"] in found["says"] and new in found["says"]
-    code, said, data = invoke("image", "pin", str(mine), image, "--insecure")
-    assert "has moved" in said and data["images"][image] == row
-    assert invoke("image", "pin", str(mine), image, "--insecure", "--upgrade")[2]["images"][image]["digest"] == new
+    _, said, _ = invoke("lock", "create", str(mine), "--image", image)
+    assert "has moved" in said and recorded(mine, image) == row
+    assert invoke("lock", "create", str(mine), "--image", image, "--upgrade")[0] == 0
+    assert recorded(mine, image)["digest"] == new
 
 
 @pytest.mark.parametrize(
@@ -190,24 +196,14 @@ def test_a_registry_that_does_not_answer_leaves_what_is_recorded_and_is_no_probl
     status: int, headers: dict[str, str], body: bytes, code: str, exit_code: int,
 ) -> None:  # fmt: skip
     image = f"{registry_server.host}/team/image:1"
-    witness = ("--digest", f"sha256:{DIGEST}", "--witness", "our mirror's own list")
-    assert invoke("image", "pin", str(mine), image, *witness)[0] == 0
+    by_hand = {"digest": DIGEST, "asked": "2026-11-01", "witness": "our mirror's own list"}
+    write_digests({image: AskedDigest.from_plain(by_hand)}, mine.parent / "images.toml")
     before = (mine.parent / "images.toml").read_text()
     registry_server.manifest(status, headers, body)
-    rc, said, _ = invoke("image", "pin", str(mine), image, "--insecure")
+    monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
+    rc, said, _ = invoke("lock", "create", str(mine), "--image", image)
     assert (rc, said) == (exit_code, code)
     assert (mine.parent / "images.toml").read_text() == before and "our mirror's own list" in before
-    monkeypatch.setattr(registry, "ask_image", functools.partial(registry.ask_image, plain_http=True))
     rc, _, data = invoke("lock", "check", str(mine))
     assert (rc, data["unchecked"]) == (0, 1)
     assert [each["code"] for each in data["findings"] if each["subject"] == image] == ["image-tag-unchecked"]
-
-
-def test_a_digest_by_hand_wants_its_image_and_a_witness(mine: Path) -> None:
-    for words in (
-        ["--digest", f"sha256:{DIGEST}"],
-        ["a:1", "--digest", "sha256:12", "--witness", "w"],
-        ["--witness", "w"],
-    ):
-        assert invoke("image", "pin", str(mine), *words)[0] == 2
-    assert not (mine.parent / "images.toml").exists()

@@ -66,7 +66,7 @@ def test_what_the_base_provides_is_recorded_and_part_of_the_identity(world: Worl
     assert stamp["base_packages"]["beta"] == "1.5"
     assert world.current == Path(on_base["environment"])
     assert world.python("import alpha, beta; print(alpha.VERSION, beta.VERSION)") == "1.0 1.5"
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
     again = world.provision("--base", "system", "--python", str(system_python))
     assert (again.rc, again.json["steps_run"]) == (0, 0)
 
@@ -104,7 +104,7 @@ def test_what_the_base_has_in_an_accepted_range_is_left_to_it(
         return
     assert world.python("import alpha, beta; print(alpha.VERSION, beta.VERSION)") == "1.0 1.5"
     assert "beta" not in done.node["packages"]
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
 
 
 def test_a_base_that_lacks_what_it_must_provide_is_refused(world: World, system_python: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_run_that_crashes_hangs_or_tells_no_figure_is_a_failure(built: World, 
     last = {"crash": "np.float64", "silent": "building GPT model", "hang": "waiting for rank 3"}[case]
 
     def run(deadline: float) -> Done:
-        args = ("--trials", "2", "--deadline", str(deadline), "--json")
+        args = ("--trials", "2", "--deadline", f"{deadline}s", "--json")
         return built.run("bench", *ARGS, *args, env={"CASE": case})
 
     deadline, done = with_deadline(
@@ -219,7 +219,7 @@ def test_of_nodes_over_ssh_the_last_line_of_each_is_told_and_nothing_stays_behin
 
     def run(deadline: float) -> Done:
         where = ("--nodes", "2", "--port", "29417", "--output", str(tmp_path))
-        return over_ssh(ssh, *where, "--deadline", str(deadline))
+        return over_ssh(ssh, *where, "--deadline", f"{deadline}s")
 
     def told(done: Done) -> bool:
         output = done.json["nodes"][0]["checks"][-1]["details"]["output"].splitlines()
@@ -244,7 +244,7 @@ def test_a_secret_that_a_run_prints_is_in_no_file(built: World) -> None:
 def test_where_nothing_is_built_the_hint_names_the_profile_that_was_asked_for(built: World) -> None:
     done = built.run("bench", *ARGS, "--profile", "exact", "--prefix", str(built.top / "empty"))
     assert (done.rc, done.code) == (1, "environment-unknown")
-    assert "--stack ./timed.yaml --profile exact" in " ".join(done.err.split())
+    assert "envbuild provision ./timed.yaml" in " ".join(done.err.split())
 
 
 def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:

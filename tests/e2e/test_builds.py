@@ -53,7 +53,7 @@ def test_a_patched_extension_is_built_proven_and_reported(world: World, forge: P
     assert build["rebuild"] == {"equal": True, "different": []}
     assert (patched["name"], patched["hits"]) == (PATCH, 1)
     assert "+KIND = float" in patched["diff"]
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
     assert compiled(forge) == 2
     page = min(world.runs.glob("*/report.html"))  # of the provision; the verify has one too
     text = html.unescape(page.read_text())
@@ -131,4 +131,4 @@ def test_a_kill_while_it_compiles_leaves_nothing_that_the_next_run_could_stumble
     assert world.python("import quick._fast as f; print(f.answer())") == "42"
     store = world.prefix / "store" / "wheels"
     assert [list((store / name).iterdir()) for name in ("leases", "tmp", "quarantine")] == [[], [], []]
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})

@@ -51,11 +51,14 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     assert said.stdout.splitlines() == [f"{world.current} {world.current}/share", "none none"]
     venv = world.built()
     assert (venv["status"], venv["root"] == node["root"]) == ("ok", False)
-    paths = {engine: world.good("env", "path", "tiny", *engine).out.strip() for engine in ((), ("--engine", "conda"))}
+    paths = {
+        engine: world.good("env", "activate", "tiny", *engine, "--json").json["path"]
+        for engine in ((), ("--engine", "conda"))
+    }
     assert Path(paths["--engine", "conda"]).joinpath("conda-meta").is_dir() and paths[()] != paths["--engine", "conda"]
     assert paths["--engine", "conda"] in world.good("env", "activate", "tiny", "--engine", "conda").out
     listed = world.good("env", "list", "--engine", "conda").out.splitlines()
-    assert (len(listed), listed[1].split()[:2]) == (2, ["finished", "conda"])
+    assert (len(listed), listed[1].split()[:2]) == (2, ["tiny", "finished"])
     again = world.built("--engine", "conda")
     assert again["root"] == node["root"]
     again = world.built("--engine", "conda")

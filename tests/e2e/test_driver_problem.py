@@ -19,8 +19,8 @@ def test_d29_a_driver_that_cannot_be_asked_is_said_by_probe_plan_and_doctor(tmp_
     (programs / "nvidia-smi").chmod(0o755)
     world.env["PATH"] = f"{programs}:{world.env['PATH']}"
     said = "nvidia-smi printed bytes that are no text"
-    (facts,) = json.loads(world.good("probe", "--json").out)["facts"].values()
+    (facts,) = json.loads(world.good("doctor", "--facts-out", "facts.json", "--json").out)["facts"].values()
     assert facts["driver"]["problem"].startswith(said)
-    assert said in world.good("probe").out
+    assert said in world.good("doctor", "--facts-out", "facts.json").out
     assert said in world.run("doctor", "--target", "local").out
     assert said in world.run("plan", "--target", "local", "--stack", "torch-smoke").out

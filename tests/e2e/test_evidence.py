@@ -62,7 +62,7 @@ def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(sha
     shared.good("provision", "--stack", "tiny.yaml", "--target", "local")
     kinds = {each["kind"] for each in json.loads((newest(shared) / "evidence.json").read_text())["attachments"]}
     assert kinds == {"lock", "profile", "variant", "plan", "journal"}
-    told = shared.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep", "--json").json
+    told = shared.good("verify", "--stack", "tiny.yaml", "--target", "local", "--json").json
     (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
     assert files["of"] == node["root"]
 
@@ -82,12 +82,12 @@ def test_honest_reports_of_every_verb_hold_and_say_what_nobody_could_check(world
     assert {each["topic"] for each in built} == {"signature", "lock", "root", "logs", "nodes"}
     world.good("provision", "--stack", "tiny.yaml", "--target", "local")
     assert {each["topic"] for each in verified(world)} == {"signature", "lock", "page", "root", "nodes", "checks"}
-    world.good("verify", "--stack", "tiny.yaml", "--target", "local", "--deep")
+    world.good("verify", "--stack", "tiny.yaml", "--target", "local")
     assert {each["topic"] for each in verified(world)} >= {"lock", "root", "nodes"}
     world.good("smoke", "--stack", "tiny.yaml", "--target", "local")
     verified(world)
     (world.current / "lib" / f"python{MINOR}" / "site-packages" / "alpha" / "__init__.py").write_text("VALUE = 2\n")
-    drifted = world.run("verify", "--stack", "tiny.yaml", "--target", "local", "--deep")
+    drifted = world.run("verify", "--stack", "tiny.yaml", "--target", "local")
     assert drifted.rc == 1
     verified(world)
 

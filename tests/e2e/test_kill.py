@@ -122,7 +122,7 @@ def check_convergence(shared: Shared, *, again: bool = False) -> None:
     assert in_use(shared) == NEW
     again = world.provision()
     assert (again.rc, again.json["steps_run"], again.node["root"]) == (0, 0, shared.roots[NEW])
-    deep = world.run("verify", "--deep", "--stack", "./tiny.yaml", "--json")
+    deep = world.run("verify", "--stack", "./tiny.yaml", "--json")
     assert (deep.rc, deep.node["drift"]) == (0, []), deep.err
     left = [name for name in snapshot(world.prefix) if name.startswith("lease.json")]
     left += [path.name for path in (world.prefix / "envs").iterdir() if ".trash-" in path.name]
@@ -208,7 +208,7 @@ def test_d100_a_prune_that_is_killed_at_any_moment_leaves_the_environment_in_use
     world.built()
     (world.prefix / "envs" / next(iter(unused(world))) / "notes.txt").write_text("a user's")
     saved = shutil.copytree(world.prefix, world.top / "before-prune", symlinks=True)
-    command = ("env", "prune", "--keep-days", "0", "--yes")
+    command = ("store", "clean", "--only", "environments", "--keep", "0s", "--yes")
     started = time.monotonic()
     world.good(*command)
     whole = time.monotonic() - started
@@ -258,7 +258,7 @@ def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild
         path.write_bytes(content[: int(len(content) * share)])
     lease = world.prefix / "lease.json"
     assert (lease in found) == (kind == "step-finished")
-    for verb in ("run list", "run show", "report show", "env list", "wheels list", "cache show"):
+    for verb in ("run list", "run show", "report show", "status", "env list", "store list"):
         done = world.run(*verb.split())
         assert done.rc != 70 and done.code != "node-internal", f"{verb}\n{done.err}"
     if lease in found:

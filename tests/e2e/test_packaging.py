@@ -111,7 +111,7 @@ def test_an_installed_envbuild_does_its_main_job(world: World, wheel: Path, empt
     world.tiny()
     assert world.built()["status"] == "ok"
     assert world.provision().json["steps_run"] == 0
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
 
 
 @pytest.mark.slow

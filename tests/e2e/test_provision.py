@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ def test_going_back_is_switching_a_link(world: World) -> None:
     states = {item["path"]: item["current"] for item in world.good("env", "list", "--json").json["environments"]}
     assert states == {old: False, new: True}
     world.good("env", "use", Path(old).name)
-    assert world.good("env", "path", "tiny").out.strip() == old
+    assert world.good("env", "activate", "tiny", "--json").json["path"] == old
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
     refused = world.run("env", "remove", Path(old).name)
     assert refused.rc != 0
@@ -142,25 +143,32 @@ def test_going_back_is_switching_a_link(world: World) -> None:
 
 def _prune(world: World, in_use: str, other: str) -> None:
     """Of two environments the one that nobody uses goes, when it is old and when it is told."""
-    assert world.good("env", "prune").out == "no environment is that old\n"
+    assert world.good("store", "clean", "--only", "environments").out == "nothing is that old\n"
     assert (
-        world.good("env", "prune", "--keep-days", "0").out.splitlines()[-1].startswith("would remove 1 environment, ")
+        world.good("store", "clean", "--only", "environments", "--keep", "0s")
+        .out.splitlines()[-1]
+        .startswith("would remove 1 item, ")
     )
     waiting = "import sys; sys.stdin.read()"
     with subprocess.Popen(
         [f"{other}/bin/python", "-c", waiting], stdin=subprocess.PIPE, env={"VIRTUAL_ENV": other}
     ) as process:
-        kept = world.run("env", "prune", "--keep-days", "0", "--yes", "--json")
-        assert (kept.rc, kept.json["environments"]) == (7, [])
+        kept = world.run("store", "clean", "--only", "environments", "--keep", "0s", "--yes", "--json")
+        assert (kept.rc, old_ones(kept.json)) == (7, set())
         (error,) = kept.json["errors"].values()
         assert (error["code"], error["why"]) == ("environment-in-use", f"pid {process.pid}")
         process.communicate()
     half = Path(in_use).with_name("tiny-exact-0123456789ab")
     half.mkdir()
-    done = world.good("env", "prune", "--keep-days", "0", "--yes", "--json").json
-    assert {item["path"] for item in done["environments"]} == {other, str(half)}
+    done = world.good("store", "clean", "--only", "environments", "--keep", "0s", "--yes", "--json").json
+    assert old_ones(done) == {other, str(half)}
     assert list(Path(in_use).parent.iterdir()) == [Path(in_use)]
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
+
+
+def old_ones(told: dict[str, Any]) -> set[str]:
+    """What `store clean` names to remove."""
+    return {path for row in told["places"] for path in row["old"]}
 
 
 @pytest.mark.parametrize(
@@ -169,10 +177,10 @@ def _prune(world: World, in_use: str, other: str) -> None:
         "verify --stack ./tiny.yaml",
         "verify --quick --stack ./tiny.yaml",
         "smoke --stack ./tiny.yaml",
-        "probe",
+        "doctor --facts-out facts.json",
+        "status",
         "plan --stack ./tiny.yaml",
         "env list",
-        "env path tiny",
         "env activate tiny",
         "env use tiny-exact",
         "run list",

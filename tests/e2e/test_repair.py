@@ -31,7 +31,7 @@ def stamped(world: World) -> dict[str, Any]:
 
 def check(world: World, before: dict[str, Any]) -> None:
     assert stamped(world) == before
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
 
 
 def test_d38_a_repair_whose_smoke_test_fails_leaves_the_environment_in_use(shared: World) -> None:

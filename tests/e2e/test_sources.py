@@ -55,7 +55,7 @@ def test_a_moved_branch_changes_nothing_but_the_answer_of_lock_check(world: Worl
     assert world.python("import lib; print(lib.VALUE)") == "41"
     (told,) = evidence["sources"]
     assert told["tree"] == git(world.hub / "lib", "rev-parse", f"{told['commit']}^{{tree}}")
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_an_editable_source_is_watched_but_not_its_generated_files(world: World)
     (tree / "lib" / "version.py").write_text("V = 1\n")
     (tree / "lib" / "jit.so").write_text("built by a run")
     assert world.python("import lib.version; print(lib.version.V)") == "1"
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
     (tree / "lib" / "__init__.py").write_text("VALUE = 42\n")
     (tree / "planted.py").write_text("")
-    code, found = drift(world, "--deep")
+    code, found = drift(world)
     assert code == 1
     assert found["src/lib/lib/__init__.py"] == "changed"
     assert found["src/lib/planted.py"] == "extra"
@@ -112,11 +112,11 @@ def test_an_extension_is_built_in_place(world: World) -> None:
     world.tiny(sources=[pin], imports=["megatron", "helpers"])
     world.built()
     assert world.python("import helpers; print(helpers.answer())") == "42"
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
     (module,) = (world.current / "src" / "megatron").glob("helpers*.so")
     with module.open("ab") as stream:
         stream.write(b"changed")
-    assert drift(world, "--deep") == (1, {f"src/megatron/{module.name}": "changed"})
+    assert drift(world) == (1, {f"src/megatron/{module.name}": "changed"})
 
 
 @pytest.mark.parametrize("shell", [pytest.param("dash", marks=pytest.mark.slow), "bash"])

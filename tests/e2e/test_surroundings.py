@@ -17,7 +17,7 @@ def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
     world.env["ENVBUILD_PREFIX"] = str(world.prefix)
     assert world.built()["status"] == "ok"
     assert world.provision().json["steps_run"] == 0
-    assert drift(world, "--deep") == (0, {})
+    assert drift(world) == (0, {})
     code = world.good("env", "activate", "tiny").out
     shell = f'{code}\nprintf %s "$HF_GREETING" && python -c "import alpha"'
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=world.env, cwd=world.top)

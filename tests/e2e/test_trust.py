@@ -21,15 +21,16 @@ from envbuild.provision.contact.payload import uv_tool
 from envbuild.provision.survey import implicit
 from tests.e2e.world import World
 
+FACTS = ("doctor", "--facts-out", "facts.json")
 VERBS = [
-    ("plan", "--stack", "./tiny.yaml"),
-    ("probe",),
+    ("plan", "./tiny.yaml"),
+    FACTS,
     ("env", "list"),
-    ("env", "path", "tiny"),
+    ("env", "activate", "tiny"),
     ("verify", "--stack", "./tiny.yaml"),
     ("smoke", "--stack", "./tiny.yaml"),
     ("provision", "--stack", "./tiny.yaml"),
-    ("wheels", "list"),
+    ("store", "list"),
     ("bench", "megatron-alpa"),
 ]
 SOMEBODY = 4242
@@ -77,8 +78,8 @@ def test_d63_the_command_runs_when_it_is_allowed_or_named_by_the_user_and_is_sho
     assert world.run("plan", "--stack", "./tiny.yaml", "--trust").code != "target-untrusted"
     assert ran.exists()
     ran.unlink()
-    assert world.run("probe").code == "target-untrusted", "an allowance is for one command"
-    named = world.run("probe", "--target", "./evil.yaml", "--deadline", "1")
+    assert world.run(*FACTS).code == "target-untrusted", "an allowance is for one command"
+    named = world.run(*FACTS, "--target", "./evil.yaml", "--deadline", "1s")
     assert ran.exists()
     assert "runs `sh -c" in named.err
 
@@ -104,18 +105,18 @@ def answer(world: World, text: bytes, *words: str) -> tuple[int, str]:
 
 
 def test_d63_on_a_terminal_the_answer_is_asked_once_and_again_when_the_target_changes(world: World, ran: Path) -> None:
-    rc, shown = answer(world, b"n\n", "probe", "--deadline", "1")
+    rc, shown = answer(world, b"n\n", *FACTS, "--deadline", "1s")
     assert (rc, ran.exists()) == (7, False)
     assert "id > " in " ".join(shown.split())
-    answer(world, b"y\n", "probe", "--deadline", "1")
+    answer(world, b"y\n", *FACTS, "--deadline", "1s")
     assert ran.exists()
     ran.unlink()
-    assert world.run("probe", "--deadline", "1").code != "target-untrusted", "the answer was remembered"
+    assert world.run(*FACTS, "--deadline", "1s").code != "target-untrusted", "the answer was remembered"
     assert ran.exists()
     ran.unlink()
     target = world.work / "evil.yaml"
     target.write_text(target.read_text().replace("id >", "id  >"))
-    assert world.run("probe").code == "target-untrusted"
+    assert world.run(*FACTS).code == "target-untrusted"
     assert not ran.exists()
 
 
@@ -134,14 +135,14 @@ def test_d63_everything_of_a_target_that_runs_here_is_asked_for(world: World, te
     (world.work / "envbuild.toml").write_text('target = "evil.yaml"\n')
     extends = "ssh" if "hosts" in text else "local"
     (world.work / "evil.yaml").write_text(f"name: evil\nextends: {extends}\n{text}")
-    done = world.run("plan", "--stack", "./tiny.yaml")
+    done = world.run("plan", "./tiny.yaml")
     assert (done.rc, done.code) == (7, "target-untrusted"), done.err
 
 
 def test_d63_a_target_that_runs_nothing_is_not_asked_for(world: World) -> None:
     (world.work / "envbuild.toml").write_text('target = "mine.yaml"\n')
     (world.work / "mine.yaml").write_text("name: mine\nextends: local\nenvironment: {NCCL_DEBUG: WARN}\n")
-    world.good("plan", "--stack", "./tiny.yaml")
+    world.good("plan", "./tiny.yaml")
 
 
 def test_d63_a_program_or_ssh_configuration_that_changes_is_asked_for_again(world: World) -> None:
@@ -244,7 +245,7 @@ def test_d65_a_prefix_of_another_user_runs_nothing(
         assert done.rc == 7, done.err
         assert "prefix-usable" in done.out + done.err
         assert f"belongs to user id {SOMEBODY}" in done.out + done.err
-    for words in (("env", "list"), ("env", "exec", "tiny", "true"), ("verify", "--stack", "./tiny.yaml")):
+    for words in (("env", "list"), ("env", "run", "tiny", "true"), ("verify", "--stack", "./tiny.yaml")):
         done = world.run(*words, "--target", "local") if words[1] != "exec" else world.run(*words)
         assert done.rc in (7, 8), done.err
         assert "prefix-foreign" in done.err + done.out
@@ -302,7 +303,7 @@ def test_d63_programs_of_a_prefix_that_came_with_the_folder_run_for_nobody_unask
     (world.work / "mine.yaml").write_text(f"name: mine\nextends: local\nprefix: {world.work}/p\n")
     (world.work / "envbuild.toml").write_text(says.format(work=world.work))
     del world.env["ENVBUILD_PREFIX"]
-    done = world.run("plan", "--stack", "./tiny.yaml")
+    done = world.run("plan", "./tiny.yaml")
     assert (done.rc, done.code) == (7, "target-untrusted"), done.err
     assert f"runs the programs that lie in {world.work}/p" in done.err
     assert not canary.exists()

@@ -59,7 +59,7 @@ def test_d89_files_of_a_script_survive_repair_version_change_prune_and_remove(
     world.lock(world.stack(packages=["alpha==2.0"], sources=sources))
     world.built()
     assert (old / "src/nano/out/ckpt.pt").exists(), "an older version stays until it is pruned"
-    pruned = world.good("env", "prune", "--keep-days", "0", "--yes")
+    pruned = world.good("store", "clean", "--only", "environments", "--keep", "0s", "--yes")
     assert not old.exists()
     check(pruned.out, world.prefix, 2)
 

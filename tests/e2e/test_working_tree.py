@@ -57,7 +57,7 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     report = world.good("report", "show", "last", "--format", "md").out
     assert says in report.replace("\\", "")
     (clone / "model.py").write_text("X = 3\n")
-    assert drift(world, "--deep") == (0, {}), "what is in the tree is no drift"
+    assert drift(world) == (0, {}), "what is in the tree is no drift"
     assert world.python(IMPORT) == "3"
     (clone / "model.py").write_text("X = 2\n")
     again = world.built()
@@ -120,6 +120,6 @@ def test_d89_outputs_of_a_source_are_linked_listed_and_stay(world: World) -> Non
     world.built()
     assert world.current != old
     assert (world.current / "src" / "nano" / "out" / "ckpt.pt").read_text() == "weights"
-    world.good("env", "prune", "--keep-days", "0", "--yes")
+    world.good("store", "clean", "--only", "environments", "--keep", "0s", "--yes")
     world.good("env", "remove", world.current.name, "--force")
     assert (kept / "out" / "ckpt.pt").read_text() == "weights"

@@ -66,7 +66,7 @@ def test_the_document_is_read_from_its_pinned_place(
     mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
-    code, _ = run(capsys, str(mine), "--html", str(page), "--run-checks")
+    code, _ = run(capsys, str(mine), "--output", str(page), "--run-checks")
     assert code == 0
     html = page.read_text()
     assert "git clone" in html
@@ -89,14 +89,14 @@ def test_d32_a_text_that_is_not_the_pinned_document_is_refused(
     own, page = tmp_path / "own.md", tmp_path / "page.html"
     own.write_text("Only words of mine.\n")
     with pytest.raises(EnvbuildError) as caught:
-        explain.main(args=[str(pinned), "--html", str(page), "--document", str(own)], standalone_mode=False)
+        explain.main(args=[str(pinned), "--output", str(page), "--document", str(own)], standalone_mode=False)
     assert (caught.value.code, caught.value.exit_code) == ("document-differs", 2)
     assert not page.exists()
-    assert run(capsys, str(pinned), "--html", str(page), "--document", str(own), "--other-text")[0] == 0
+    assert run(capsys, str(pinned), "--output", str(page), "--document", str(own), "--other-text")[0] == 0
     html = page.read_text()
     assert html.index("This is not the document that the findings are about: own.md") < html.index("<h1>")
     own.write_text(GUIDE)
-    assert run(capsys, str(pinned), "--html", str(page), "--document", str(own))[0] == 0
+    assert run(capsys, str(pinned), "--output", str(page), "--document", str(own))[0] == 0
     assert 'role="alert"' not in page.read_text()
 
 
@@ -105,7 +105,7 @@ def test_d32_where_no_hash_is_recorded_the_page_says_that_nothing_was_compared(
 ) -> None:
     own, page = tmp_path / "own.md", tmp_path / "page.html"
     own.write_text("Only words of mine.\n")
-    run(capsys, str(mine), "--html", str(page), "--document", str(own))
+    run(capsys, str(mine), "--output", str(page), "--document", str(own))
     assert "Only words of mine." in page.read_text()
     assert "Not compared: the stack records no sha256" in page.read_text()
 
@@ -114,7 +114,7 @@ def test_d32_a_pinned_place_with_another_text_is_an_integrity_error(pinned: Path
     raw = pinned.read_text()
     pinned.write_text(raw.replace(hashlib.sha256(GUIDE.encode()).hexdigest(), "0" * 64))
     with pytest.raises(EnvbuildError) as caught:
-        explain.main(args=[str(pinned), "--html", str(tmp_path / "x.html")], standalone_mode=False)
+        explain.main(args=[str(pinned), "--output", str(tmp_path / "x.html")], standalone_mode=False)
     assert (caught.value.code, caught.value.exit_code) == ("document-changed", 5)
 
 
@@ -122,7 +122,7 @@ def test_a_page_is_a_line_and_not_the_whole_text(
     mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
-    out = run(capsys, str(mine), "--html", str(page))[1]
+    out = run(capsys, str(mine), "--output", str(page))[1]
     assert out == f"1 findings: 1 wrong\nannotated document: {page}\n"
 
 
@@ -131,15 +131,15 @@ def test_a_document_is_fetched_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     page = tmp_path / "page.html"
-    assert run(capsys, str(pinned), "--html", str(page))[0] == 0
+    assert run(capsys, str(pinned), "--output", str(page))[0] == 0
     (kept,) = (tmp_path / "cache" / "envbuild" / "documents").iterdir()
     first = page.read_text()
     shutil.rmtree(repos.folder / "guide")
-    assert run(capsys, str(pinned), "--html", str(page))[0] == 0
+    assert run(capsys, str(pinned), "--output", str(page))[0] == 0
     assert page.read_text() == first
     kept.write_text("planted")
     with pytest.raises(EnvbuildError) as caught:
-        explain.main(args=[str(pinned), "--html", str(page)], standalone_mode=False)
+        explain.main(args=[str(pinned), "--output", str(page)], standalone_mode=False)
     assert caught.value.code == "source-unreachable"
     assert "--document FILE needs no network" in caught.value.hint
 
@@ -167,7 +167,7 @@ def test_a_broken_check_exits_1(mine: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_moved_document_is_an_integrity_error(mine: Path, tmp_path: Path) -> None:
     mine.write_text(mine.read_text().replace("path: guide.md}\n", "path: other.md}\n", 1))
     with pytest.raises(EnvbuildError) as caught:
-        explain.main(args=[str(mine), "--html", str(tmp_path / "x.html")], standalone_mode=False)
+        explain.main(args=[str(mine), "--output", str(tmp_path / "x.html")], standalone_mode=False)
     assert (caught.value.code, caught.value.exit_code) == ("document-missing", 5)
 
 

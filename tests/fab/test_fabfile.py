@@ -30,15 +30,15 @@ def _host(name: str) -> Connection:
 
 
 def test_a_host_is_chosen_by_the_name_that_was_given(called: list[list[str]]) -> None:
-    fabfile.probe(_host("me@gpu01:2222"), target="./lab.yaml", exclude="gpu02")
-    fabfile.probe(Context(), target="./lab.yaml", limit="gpu[01-04]")
+    fabfile.facts(_host("me@gpu01:2222"), target="./lab.yaml", exclude="gpu02")
+    fabfile.facts(Context(), target="./lab.yaml", limit="gpu[01-04]", to="lab.json")
     assert called == [
-        ["probe", "--target", "./lab.yaml", "--limit", "gpu01", "--exclude", "gpu02"],
-        ["probe", "--target", "./lab.yaml", "--limit", "gpu[01-04]"],
+        ["doctor", "--target", "./lab.yaml", "--limit", "gpu01", "--exclude", "gpu02", "--facts-out", "facts.json"],
+        ["doctor", "--target", "./lab.yaml", "--limit", "gpu[01-04]", "--facts-out", "lab.json"],
     ]
 
 
-@pytest.mark.parametrize("task", [fabfile.probe, fabfile.provision, fabfile.smoke, fabfile.logs, fabfile.pull_evidence])
+@pytest.mark.parametrize("task", [fabfile.facts, fabfile.provision, fabfile.smoke, fabfile.logs, fabfile.pull_evidence])
 @pytest.mark.parametrize("target", ["./lab.yaml", ""])
 def test_hosts_and_limit_together_are_refused(called: list[list[str]], task: Task, target: str) -> None:
     with pytest.raises(Exit) as caught:

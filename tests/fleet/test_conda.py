@@ -43,7 +43,7 @@ def test_two_nodes_without_a_network_get_one_verified_environment(
         assert node.run(["sh", "-c", f"ls {PREFIX}/store/*/conda 2>&1 || true"]).stdout.find("forge") < 0
     assert by_node(world.fleet("provision", "--engine", "conda"))[nodes[0].address]["status"] == "unchanged"
     nodes[1].run(["sh", "-c", f"printf x >> {PREFIX}/current/own/lib/libtool.so"])
-    deep = world.fleet("verify", "--deep")
+    deep = world.fleet("verify")
     assert deep.rc == 8, deep.err
     drift = {name: evidence["drift"] for name, evidence in by_node(deep).items()}
     said = {"path": "lib/libtool.so", "kind": "changed", "package": "tool 2.0 h1_3"}

@@ -83,7 +83,7 @@ def test_four_nodes_one_dies_half_way_and_the_same_command_touches_only_that_one
         nodes[2].run(["sh", "-c", f"ls -d {PREFIX}/envs/*/lib/python3*/site-packages/alpha/__init__.py"]).stdout.strip()
     )
     nodes[2].run(["sed", "-i", "s/1.0/6.6/", file])
-    verified = world.fleet("verify", "--deep")
+    verified = world.fleet("verify")
     assert verified.rc == 8, verified.err
     drifted = {
         name: [each["path"] for each in item["drift"]] for name, item in by_node(verified).items() if item["drift"]

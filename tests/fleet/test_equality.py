@@ -56,7 +56,7 @@ def test_roots_are_compared_and_what_differs_is_named(
 
     file = nodes[2].run(["find", f"{PREFIX}/current/{STACK}/", "-path", "*/beta/__init__.py"]).stdout.strip()
     nodes[2].run(["sh", "-c", f"echo '# tampered' >> '{file}'"])
-    deep = world.run("verify", "--deep", "--target", "./nodes.yaml")
+    deep = world.run("verify", "--target", "./nodes.yaml")
     assert deep.rc == 8
     assert third in deep.out
     assert "/beta/__init__.py" in deep.out

@@ -44,7 +44,7 @@ def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(
     tested = _fab(world, "-H", both, "smoke", "-t", "./nodes.yaml", *stack)
     assert (tested.rc, tested.out.count("✓ tiny")) == (0, 2), (tested.out, tested.err)
 
-    probed = _fab(world, "probe", "-t", "./nodes.yaml")
+    probed = _fab(world, "facts", "-t", "./nodes.yaml")
     assert probed.rc == 0, probed.err
     assert "   2 x  no GPU" in probed.out
 
@@ -65,7 +65,7 @@ def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(
     empty = world.work / "known_hosts"
     empty.write_text("")
     world.target(nodes, connection={"known_hosts": str(empty)})
-    for task in ("probe", "provision", "smoke", "logs", "pull-evidence"):
+    for task in ("facts", "provision", "smoke", "logs", "pull-evidence"):
         refused = _fab(world, task, "-t", "./nodes.yaml")
         assert refused.rc == 3, (task, refused.err)
         assert "host-key-unknown" in refused.out + refused.err

@@ -97,7 +97,7 @@ def test_a_node_that_prints_100_megabytes_costs_little_and_is_named(three: Place
             f"Path({str(measured)!r}).write_text(most[1])\n"
             "raise SystemExit(rc)\n"
         )
-        done = world.run("probe", "--target", "./nodes.yaml", "--json", code=("-c", code))
+        done = world.run("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml", "--json", code=("-c", code))
         seconds = time.monotonic() - begun
         assert done.rc == 3, done.err
         assert set(done.json["facts"]) == {node.address for node in nodes[:2]}
@@ -125,7 +125,10 @@ def test_facts_that_are_an_attack_act_nowhere(three: Place) -> None:
     node.run(["ln", "-s", "/usr/bin/python3", f"{evil_python}/python3"])
     try:
         before = node.run(["ls", "/srv"], check=False).stdout
-        people = [world.run(verb, "--target", "./nodes.yaml") for verb in ("probe", "plan")]
+        people = [
+            world.run(*words, "--target", "./nodes.yaml")
+            for words in (("doctor", "--facts-out", "facts.json"), ("plan",))
+        ]
         done = world.run("provision", "--target", "./nodes.yaml")
         (found,) = json.loads((world.last_run / "evidence.json").read_text())["nodes"]
         assert done.rc == 0, found.get("error")
@@ -141,7 +144,7 @@ def test_facts_that_are_an_attack_act_nowhere(three: Place) -> None:
         for path in (page, text):
             assert "\x1b" not in path.read_text()
             assert "62773913" not in re.sub("[0-9a-f]{12,}", "", path.read_text())
-        facts = world.fleet("probe").json["facts"][node.address]
+        facts = world.fleet("doctor", "--facts-out", "facts.json").json["facts"][node.address]
         assert facts["gpus"][0]["name"].startswith(r"\x1b]0;owned"), "what no text may hold is named, as data too"
         assert node.run(["ls", "/srv"], check=False).stdout == before
         assert (

@@ -20,7 +20,7 @@ def test_an_inventorys_hosts_are_reached_by_their_addresses_and_limited_by_name(
     lines = [f"gpu{i} ansible_host={node.address} ansible_user=root" for i, node in enumerate(nodes, 1)]
     (world.work / "hosts.ini").write_text("[gpu]\n" + "\n".join(lines) + "\n")
     world.target(nodes, hosts={"inventory": "hosts.ini"}, connection={"user": "nobody-there"})
-    done = world.fleet("probe", "--limit", "gpu[1-2]")
+    done = world.fleet("doctor", "--facts-out", "facts.json", "--limit", "gpu[1-2]")
     assert (done.rc, done.err.splitlines()[0]) == (0, "2 of 3 nodes, by --limit")
     facts = done.json["facts"]
     assert {name: item["hostname"] for name, item in facts.items()} == {f"gpu{i}": nodes[i - 1].name for i in (1, 2)}
@@ -34,7 +34,7 @@ def test_an_inventorys_hosts_are_reached_by_their_addresses_and_limited_by_name(
     assert [node["node"] for node in done.json["plan"]["nodes"]] == [nodes[2].address]
     told = world.run("plan", "--target", "./nodes.yaml", "--limit", nodes[0].address)
     assert told.out.splitlines()[0] == "plan: tiny (exact) on nodes, 1 of 3 nodes, by --limit"
-    for verb in (["env", "list"], ["wheels", "list"], ["verify"], ["smoke"]):
+    for verb in (["env", "list"], ["store", "list"], ["verify"], ["smoke"]):
         done = world.run(*verb, "--target", "./nodes.yaml", "--limit", nodes[2].address + "9", "--json")
         assert (done.rc, done.code) == (2, "host-unknown"), done.err
         assert "did you mean" in done.err

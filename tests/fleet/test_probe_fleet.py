@@ -60,14 +60,14 @@ def test_nodes_are_shown_by_class_and_those_that_differ_or_are_silent_by_name(
     base = nodes[0].address.rpartition(".")[0]
     for node in nodes:
         _gpus(node, lost=node is nodes[6])
-    done = world.good("probe", "--target", "./nodes.yaml")
+    done = world.good("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml")
     lines = done.out.splitlines()
     assert lines[0].startswith("   7 x  8 x ")
     assert f"{base}.[11-16,18]" in lines[1]
     assert lines[2].startswith("   1 x  7 x ")
     assert f"{base}.17" in lines[3]
     assert "not like the largest class: GPUs 7 x " in done.out
-    plain = world.good("probe", "--target", "./nodes.yaml", "--json").json
+    plain = world.good("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml", "--json").json
     assert [len(each["nodes"]) for each in plain["classes"]] == [7, 1]
     assert len(plain["facts"]) == 8
 
@@ -75,7 +75,7 @@ def test_nodes_are_shown_by_class_and_those_that_differ_or_are_silent_by_name(
     pids = _stop_sshd(fleet_network, nodes[1])
     try:
         begun = time.monotonic()
-        some = world.run("probe", "--target", "./nodes.yaml", "--deadline", "2")
+        some = world.run("doctor", "--facts-out", "facts.json", "--target", "./nodes.yaml", "--deadline", "2s")
         seconds = time.monotonic() - begun
     finally:
         for pid in pids:

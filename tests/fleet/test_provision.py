@@ -51,7 +51,7 @@ def _assert_nothing_to_do(world: FleetWorld, nodes: list[Node]) -> None:
 def test_a_node_whose_own_python_is_3_6_is_provisioned(fleet: StartNodes, nodes_world: FleetWorld) -> None:
     (node,) = fleet(1, kind="py36")
     nodes_world.target([node])
-    probed = nodes_world.fleet("probe")
+    probed = nodes_world.fleet("doctor", "--facts-out", "facts.json")
     versions = [python["version"][:4] for python in probed.json["facts"][node.address]["pythons"]]
     assert versions == ["3.6."], "there is no other that the probe could run on"
     done = nodes_world.fleet("provision")

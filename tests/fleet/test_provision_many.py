@@ -59,7 +59,7 @@ def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_f
     assert [(item["kind"], item["path"].endswith("alpha/__init__.py")) for item in found[bad.address]["drift"]] == [
         ("changed", True)
     ]
-    alone = nodes_world.run("verify", "--deep", "--target", "./nodes.yaml", "--host", bad.address)
+    alone = nodes_world.run("verify", "--target", "./nodes.yaml", "--host", bad.address)
     assert alone.rc == 1
     assert bad.address in alone.out
     assert "alpha/__init__.py" in alone.out
@@ -67,7 +67,7 @@ def test_different_nodes_get_equal_environments_and_drift_is_named_by_node_and_f
     repaired = nodes_world.fleet("provision", "--repair", "--host", bad.address)
     assert repaired.rc == 0, repaired.err
     assert by_node(repaired)[bad.address]["root"] == evidence[good.address]["root"]
-    assert nodes_world.fleet("verify", "--deep").rc == 0
+    assert nodes_world.fleet("verify").rc == 0
 
 
 def test_a_node_that_is_down_costs_the_others_nothing_and_is_caught_up_later(
@@ -131,12 +131,12 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
         "GIT_CONFIG_KEY_0": f"url.https://someone:{CANARY}@git.invalid/gamma.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://git.example.org/gamma",
     }
-    failed = nodes_world.fleet("provision", "--debug", env=secrets, fresh=True, timeout=240)
+    failed = nodes_world.fleet("provision", "-v", env=secrets, fresh=True, timeout=240)
     assert failed.rc == 75, failed.err
     assert "source gamma cannot be fetched" in failed.err
     assert "network-unreachable" in failed.out
     del secrets["GIT_CONFIG_COUNT"]
-    done = nodes_world.fleet("provision", "--debug", env=secrets, fresh=True, timeout=240)
+    done = nodes_world.fleet("provision", "-v", env=secrets, fresh=True, timeout=240)
     assert done.rc == 0, done.err
     config = node.folder / "etc" / "sshd_config"  # of several `SetEnv` the first one holds
     config.write_text(f"SetEnv LOGIN_TOKEN={CANARY} SITE_NOTE=the-login\n" + config.read_text())
@@ -144,7 +144,7 @@ def test_d22_secrets_of_controller_and_login_reach_no_output_no_run_directory_an
     wait_for("a login with the token", lambda: CANARY in node.run(["env"], check=False).stdout)
     pin = nodes_world.repository("quick", {**FILES, "backend.py": BACKEND})
     nodes_world.lock(nodes_world.stack("telling", interpreters=["standalone"], sources=[{**pin, "install": "wheel"}]))
-    told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "--debug", env=secrets, fresh=True, timeout=240)
+    told = nodes_world.fleet("provision", "--stack", "./telling.yaml", "-v", env=secrets, fresh=True, timeout=240)
     assert told.rc == 4, told.err
     log = node.run(["sh", "-c", f"cat {PREFIX}/logs/{nodes_world.last_run.name}.log"]).stdout
     assert "PATH=" in log and "the build ends here" in log, "the build was to print what it sees"

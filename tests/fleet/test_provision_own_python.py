@@ -49,11 +49,11 @@ def test_the_node_builds_on_its_own_python_and_answers_every_verb(own: tuple[Fle
     assert checks(by_node(smoke)[node.address]) == {"smoke/sound": "passed"}
     listed = world.good("env", "list", "--target", "./nodes.yaml", "--json")
     assert evidence["environment"] in listed.out
-    path = world.good("env", "path", "own", "--target", "./nodes.yaml")
-    assert path.out.strip() == evidence["environment"]
+    told = world.good("env", "activate", "own", "--target", "./nodes.yaml", "--json")
+    assert told.json["path"] == evidence["environment"]
 
     node.run(["sed", "-i", "s/41/42/", FILE])
-    deep = world.fleet("verify", "--deep")
+    deep = world.fleet("verify")
     assert deep.rc == 1, deep.err
     (drift,) = by_node(deep)[node.address]["drift"]
     assert drift["path"].endswith("lib/__init__.py")
@@ -68,7 +68,7 @@ def test_a_prefix_that_another_run_holds_is_left_alone(own: tuple[FleetWorld, No
     owner = {"run": "other", "host": "elsewhere", "boot_id": "x", "pid": 1, "controller": {}, "token": "t"}
     node.run(["mkdir", "-p", PREFIX])
     node.run(["sh", "-c", f"cat > {PREFIX}/lease.json"], stdin=json.dumps(owner))
-    done = world.fleet("provision", "--wait", "0")
+    done = world.fleet("provision", "--wait", "0s")
     assert done.rc == 75, done.err
     error = by_node(done)[node.address]["error"]
     assert error["code"] == "prefix-busy"

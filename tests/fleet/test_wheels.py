@@ -29,17 +29,19 @@ def test_the_stores_of_a_fleet_are_listed_verified_and_pruned_in_one_contact_eac
         node.run(["sh", "-c", unpack], stdin=base64.b64encode(tar.stdout).decode())
     world = FleetWorld(tmp_path / "world", standalone_python)
     world.target(nodes)
-    listed = world.run("wheels", "list", "--target", "./nodes.yaml", "--json")
+    listed = world.run("store", "list", "--target", "./nodes.yaml", "--json")
     assert listed.rc == 0, listed.err
-    assert {one["node"]: one["entries"][0]["key"] for one in listed.json["stores"]} == keys
+    assert {one["node"]: one["key"] for one in listed.json["wheels"]} == keys
     bad = nodes[0]
     bad.run(["sh", "-c", f"echo x >> {PREFIX}/store/wheels/{keys[bad.address]}/apex-0.1-py3-none-any.whl"])
-    done = world.run("wheels", "verify", "--target", "./nodes.yaml")
+    done = world.run("store", "verify", "--target", "./nodes.yaml")
     assert done.rc == 1
     assert f"damaged   {keys[bad.address][:12]}" in done.out
     assert "1 of 1 wheels are what their records say" in done.out
-    done = world.run("wheels", "prune", "--keep-days", "0", "--target", "./nodes.yaml", "--json")
+    done = world.run(
+        "store", "clean", "--only", "wheels", "--keep", "0s", "--yes", "--target", "./nodes.yaml", "--json"
+    )
     assert done.rc == 0, done.err
-    assert [len(one["removed"]) for one in done.json["stores"]] == [1, 1]
+    assert [len(one["old"]) for one in done.json["places"]] == [1, 1]
     for node in nodes:
         assert node.run(["ls", f"{PREFIX}/store/wheels"]).stdout.split() == ["leases", "quarantine", "tmp"]

@@ -190,7 +190,7 @@ def test_the_file_of_an_own_stack_is_in_its_kit_and_checked(report: Path, tmp_pa
     _, left = make_kit(report, tmp_path / "kit", stack=given)
     assert [text for text in left if "stack" in text] == []
     assert (tmp_path / "kit" / "torch-smoke.yaml").read_bytes() == Path(given).read_bytes()
-    assert "`--stack ./torch-smoke.yaml`" in (tmp_path / "kit" / "README.md").read_text()
+    assert "name it as `./torch-smoke.yaml`" in (tmp_path / "kit" / "README.md").read_text()
     assert problems(tmp_path / "kit") == []
     says = [each.says for each in verify_kit(tmp_path / "kit")[1] if each.topic == "stack" and each.kind == "checked"]
     assert "torch-smoke.yaml is the stack that the lock was made from" in says
@@ -545,7 +545,7 @@ def test_the_command_makes_a_kit_and_checks_it(
     report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command.main(["kit", str(report), "--tar", "--json"], standalone_mode=False)
+    command.main(["kit", str(report), "--output", f"kit-torch-smoke-{RUN}.tar", "--json"], standalone_mode=False)
     told = json.loads(capsys.readouterr().out)
     assert told["kit"] == f"kit-torch-smoke-{RUN}.tar"
     assert stat.S_ISREG(Path(told["kit"]).stat().st_mode)
@@ -562,11 +562,11 @@ def test_the_command_warns_of_the_key_in_a_published_kit(
     key = tmp_path / "key"
     need("ssh-keygen")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    wanted = ["kit", str(report), "--key", str(key), "--out"]
+    wanted = ["kit", str(report), "--key", str(key), "--output"]
     command.main([*wanted, str(tmp_path / "kit")], standalone_mode=False)
     told = capsys.readouterr().err
     assert "the public key goes with the signature" in told
-    command.main([*wanted, str(tmp_path / "full"), "--full"], standalone_mode=False)
+    command.main([*wanted, str(tmp_path / "full"), "--no-publish"], standalone_mode=False)
     assert "public key" not in capsys.readouterr().err
 
 

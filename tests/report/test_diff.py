@@ -161,7 +161,7 @@ def test_a_run_that_failed_as_before_is_no_good_one_as_text_and_as_page() -> Non
     broken = [{**check, "status": "failed"} for check in checks()[:1]]
     failed = evidence(node(checks=broken, exit=1, status="failed"), exit=1)
     assert compare(failed, failed) == []
-    [(text, style)] = told.lines(failed, failed, [], 100)
+    [(text, style)] = told.lines(failed, failed, [])
     page = told.page(failed, failed)
     assert style == "bold red"
     assert "is not ready on localhost" in text
@@ -173,7 +173,7 @@ def test_a_run_that_failed_as_before_is_no_good_one_as_text_and_as_page() -> Non
 
 def test_text_and_page_are_harmless(tmp_path: Path) -> None:
     run = hostile()
-    text = "\n".join(line for line, _ in told.lines(evidence(), run, compare(evidence(), run), 100))
+    text = "\n".join(line for line, _ in told.lines(evidence(), run, compare(evidence(), run)))
     assert "\x1b" not in text
     assert "\u202e" not in text
     tags = [tag for tag, _ in Page(told.page(evidence(), run)).tags]

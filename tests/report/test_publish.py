@@ -126,7 +126,7 @@ def test_nodes_have_one_label_all_over_and_figures_stay() -> None:
 
 def test_a_published_command_names_no_target() -> None:
     page = render_markdown(published(telling()))
-    assert "envbuild provision --stack torch-smoke --profile exact\n" in page
+    assert "envbuild provision torch-smoke --profile exact\n" in page
 
 
 @pytest.mark.parametrize("run", [telling(), fleet(12)])

@@ -110,7 +110,7 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
 
 def test_nodes_are_asked_and_tested_through_jobs(world: PbsWorld) -> None:
     world.tiny(imports=["alpha"])
-    probed = world.job(verb="probe")
+    probed = world.job("--facts-out", "facts.json", verb="doctor")
     assert probed.rc == 0, probed.err
     assert sorted(probed.json["facts"]) == ["x3001", "x3002"]
     assert world.job().rc == 0

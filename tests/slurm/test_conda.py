@@ -34,6 +34,6 @@ def test_one_node_of_a_job_builds_the_conda_environment_and_a_changed_file_is_na
     assert (again.rc, world.submitted(), again.json["steps_run"]) == (0, [], 0), again.err
     (library,) = (world.prefix / "envs").glob("own-*/lib/libtool.so")
     library.write_bytes(library.read_bytes() + b"x")
-    deep = world.job("--deep", verb="verify")
+    deep = world.job(verb="verify")
     said = {"path": "lib/libtool.so", "kind": "changed", "package": "tool 2.0 h1_3"}
     assert (deep.rc, deep.node["drift"]) == (1, [said]), deep.err

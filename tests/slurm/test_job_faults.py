@@ -248,7 +248,7 @@ def test_the_same_command_after_a_killed_controller_is_told_of_the_job_that_stil
     until(seen.exists, "the build did not begin")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    told = world.job("--wait", "1")
+    told = world.job("--wait", "1s")
     assert (told.rc, "prefix-busy" in told.out + told.err) == (75, True), told.err
     threading.Timer(8.0, gates.open).start()
     done = world.job()

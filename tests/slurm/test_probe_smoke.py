@@ -20,15 +20,15 @@ def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
 
 def test_probe_asks_the_nodes_of_one_short_job_and_leaves_nothing(world: JobWorld) -> None:
     world.target()
-    done = world.job(verb="probe")
+    done = world.job("--facts-out", "facts.json", verb="doctor")
     assert done.rc == 0, done.err
     assert len(done.json["facts"]) == 2
     assert all(facts["scheduler"]["job"] for facts in done.json["facts"].values())
     assert [job["name"] for job in world.submitted()] == ["envbuild-probe"]
     assert snapshot(world.prefix) == {}
-    late = world.job("--deadline", "5", verb="probe")
+    late = world.job("--facts-out", "facts.json", "--deadline", "5s", verb="doctor")
     assert (late.rc, late.code) == (2, "usage")
-    table = world.run("probe", "--target", "./cluster.yaml")
+    table = world.run("doctor", "--facts-out", "facts.json", "--target", "./cluster.yaml")
     assert table.rc == 0, table.err
     assert "gpu1" in table.out or "gpu[" in table.out, table.out
 

@@ -65,13 +65,13 @@ def test_the_journal_tells_what_was_asked_of_the_scheduler_and_a_tampered_file_i
     assert "#SBATCH" in (last / "envbuild-provision.sbatch").read_text()
     assert list(last.glob("envbuild-provision-*.log"))
 
-    whole = world.job("--deep", verb="verify")
+    whole = world.job(verb="verify")
     assert whole.rc == 0, whole.err
     listed = world.run("env", "list", "--target", "./cluster.yaml", "--json")
     assert listed.rc == 0, listed.err
     (module,) = (world.prefix / "envs").glob("tiny-*/lib/python*/site-packages/alpha/__init__.py")
     module.write_text(module.read_text() + "# changed\n")
-    drifted = world.job("--deep", verb="verify")
+    drifted = world.job(verb="verify")
     assert drifted.rc == 1
     assert [item["path"].partition("site-packages/")[2] for item in drifted.node["drift"]] == ["alpha/__init__.py"]
     assert world.submitted() == []

@@ -221,7 +221,16 @@ def _target(tmp_path: Path, connection: Connection) -> list[str]:
         f"name: far\nextends: ssh\nhosts: [login]\nprefix: {tmp_path}/prefix\n"
         f"connection: {{kind: ssh, config: {connection.config}}}\n"
     )
-    return ["-m", "envbuild", "probe", "--json", "--target", str(tmp_path / "target.yaml")]
+    return [
+        "-m",
+        "envbuild",
+        "doctor",
+        "--facts-out",
+        "facts.json",
+        "--json",
+        "--target",
+        str(tmp_path / "target.yaml"),
+    ]
 
 
 def test_d49_without_a_terminal_the_error_says_what_to_do(codes: Codes, client: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Applies patches to a folder: patterns that we wrote, what is written in their place, and how often each must match.
 
-It also runs alone, with nothing but the standard library of Python 3.6 or newer:
+It also runs alone, with nothing but the standard library of Python 3.8 or newer:
 
     python3 patch.py PATCHES.json FOLDER
 

@@ -88,7 +88,7 @@ def _broken(source: str, broken: "dict[str, str]") -> "NodeError":
         "source %s: the extension %s was built and cannot be imported" % (source, first),
         why="; ".join("%s: %s" % (name, broken[name]) for name in sorted(broken)),
         hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at the "
-        "stored wheel: `envbuild wheels list`",
+        "stored wheel: `envbuild store list`",
         details={"extensions": sorted(broken)},
         changed=True,
     )

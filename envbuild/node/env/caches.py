@@ -1,4 +1,4 @@
-"""The verb `cache`: what lies below a prefix beside its environments, and how to be rid of what is not used any more.
+"""The verb `cache`: what lies below a prefix beside its environments and wheels, and how to be rid of what is old.
 
 `tidy` does the same for the controller's own caches.
 """
@@ -16,7 +16,6 @@ from envbuild.node.env import user_files
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, argument
 from envbuild.node.read_text import names
-from envbuild.node.wheels import store as wheel_store
 
 KEEP_DAYS = 30.0
 _LEAST_DAYS = 1.0  # what another run may still be writing is left alone, however short the time asked for
@@ -39,7 +38,7 @@ class Place(NamedTuple):
 def run(request: Json) -> "tuple[bool, Json]":
     """Say what lies there and, with `args.dry_run` false, remove what nobody used for `args.keep_days`.
 
-    `args.cache` and `args.store`: those of the target. Result as of `tidy`. Raises NodeError `prefix-busy` (exit 75),
+    `args.cache`: that of the target. Result as of `tidy`. Raises NodeError `prefix-busy` (exit 75),
     `prefix-not-writable` (7) and `request-invalid`.
     """
     args, prefix = request["args"], request["prefix"]
@@ -53,14 +52,13 @@ def run(request: Json) -> "tuple[bool, Json]":
 
 
 def _places(prefix: str, args: Json) -> "list[Place]":
-    cache, wheels = (protocol.expand_prefix(args[key]) if args.get(key) else "" for key in ("cache", "store"))
+    cache = protocol.expand_prefix(args["cache"]) if args.get("cache") else ""
     left = "|".join(re.escape(os.path.basename(path)) for path in inventory.leftovers(prefix))
     return [
         Place("leftovers", paths.envs_dir(prefix), left, remove=functools.partial(user_files.discard, prefix)),
         Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
         Place("delivered", os.path.join(prefix, "store"), r"[0-9a-f]{12}(\.trash-\d+)?"),
         Place("temporary", os.path.join(prefix, "tmp")),
-        Place("wheels", wheels or wheel_store.default_path(prefix), "[0-9a-f]{64}.*", "`envbuild wheels prune`"),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),
     ]

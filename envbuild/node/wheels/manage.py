@@ -208,7 +208,7 @@ class _Pruning:
     def _lease(self, key: str) -> "tuple[lease.Lease | None, Json | None]":
         path = self.store.place("leases", key + ".json")
         if not self.dry:
-            mine = dict(identity.here(), run="prune", what="wheels prune")
+            mine = dict(identity.here(), run="prune", what="store clean")
             return lease.attempt(path, dict(mine, token=os.urandom(16).hex()))
         owner = lease.read_at(path)
         alive = owner is not None and not lease.is_abandoned(owner, time.time() - _mtime(path))

@@ -103,7 +103,7 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
         return EnvbuildError(
             "playbook-deadline",
             f"{name} did not end within {deadline:g} s and was stopped",
-            why="; ".join(f"{node}: {last}" for node, last in list(nodes.items())[:5]),
+            why="; ".join(f"{node}: {last}" for node, last in nodes.items()),
             hint="give more time, or look into the log of the node that hangs; the same command continues",
             details={"nodes": nodes},
         )

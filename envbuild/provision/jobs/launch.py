@@ -179,7 +179,7 @@ def _environment(facts: NodeFacts, stack: str, target: Target) -> str:
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {stack} is in use under {facts.prefix.path}",
-        hint=f"build it: envbuild provision --target {target.name} --stack {stack}; or name one: --environment DIR",
+        hint=f"build it: envbuild provision {stack} --target {target.name}; or name one: --environment DIR",
         exit_code=ExitCode.CHECK_FAILED,
     )
 

@@ -13,13 +13,12 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.report.verdict import GPU_WARNINGS
+from envbuild.report.view import place_words
 from envbuild.resolve.rules.packages import install_words
 from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
 _NO_LIBRARY = re.compile(r"\b(lib[\w.+-]+): cannot open shared object file")
-# The options that say what and where, as every verb takes them.
-_PLACE = frozenset({"-t", "--target", "-s", "--stack", "--profile", "--prefix", "--engine"})
 Responses = Mapping[str, Mapping[str, Any]]
 
 
@@ -114,7 +113,7 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
 def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
     """What to do about drift. Files that only lie beside those of a source may be somebody's work."""
     added = all(each.get("kind") == "extra" and each.get("path", "").startswith("src/") for each in node.drift)
-    repair, names = f"`{_as('provision --repair', command)}`", f"`{_as('verify', command)}` names every file"
+    repair, names = f"`{_as('provision', command)} --repair`", f"`{_as('verify', command)}` names every file"
     if added and 0 < node.drift_count == len(node.drift):
         declare = "declare what runs write: `generated:` or `outputs:` of the source in the stack file"
         return f"{declare}; {repair} builds the environment without these files"
@@ -135,10 +134,7 @@ def _missing_library(said: str) -> str:
 
 def _as(verb: str, command: Sequence[str]) -> str:
     """Another verb for the stack, the target and the prefix of a command."""
-    pairs = [(word, after) for word, after in zip(command, (*command[1:], ""), strict=True)]
-    named = [[word, after] for word, after in pairs if word in _PLACE]
-    joined = [[word] for word, _ in pairs if word.partition("=")[0] in _PLACE and "=" in word]
-    return f"envbuild {verb} {shlex.join([each for part in (*named, *joined) for each in part])}".rstrip()
+    return f"envbuild {verb} {shlex.join(place_words(command))}".rstrip()
 
 
 def _only(command: Sequence[str], name: str) -> list[str]:

@@ -193,7 +193,7 @@ def open_run(runs: Path, run: str) -> RunDir:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        names = ", ".join(item.id for item in matches[:5])
+        names = ", ".join(item.id for item in matches)
         raise EnvbuildError(
             "run-ambiguous", f"{len(matches)} runs begin with {run!r}", why=names, hint="give more of the id"
         )

@@ -10,7 +10,7 @@ from typing import Any
 from envbuild.catalog.loader import LoadedTarget, load_target, refuse_template
 from envbuild.catalog.nearest import nearest
 from envbuild.errors import EnvbuildError
-from envbuild.hostlist import MAX_HOSTS, expand_hosts
+from envbuild.hostlist import MAX_HOSTS, expand_hosts, fold_hosts
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
 from envbuild.node.proc import clean_env
@@ -188,11 +188,10 @@ def _known(lists: Sequence[str], names: Sequence[str], option: str, whose: str) 
     if unknown:
         near = nearest(unknown[0], names)
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        first = f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
         raise EnvbuildError(
             "host-unknown",
             f"`{option}` names {unknown[0]}{more}, which {'are' if more else 'is'} not of {whose}",
-            why=f"its {plural(len(names), 'host')}: {first}",
+            why=f"its {plural(len(names), 'host')}: {fold_hosts(names)}",
             hint=f"did you mean `{near}`?" if near else "",
         )
     return set(said)

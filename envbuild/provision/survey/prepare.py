@@ -54,7 +54,7 @@ def prepare(
         raise EnvbuildError(
             "target-without-stack",
             f"the target {target.name} names no stack",
-            hint="say which one: `--stack NAME`, or `stack:` in the target file",
+            hint="name one: `STACK` after the command, or `stack:` in the target file",
         )
     loaded = loader.load_stack(reference)
     chosen = choose_profile(loaded, choice.profile, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from envbuild.model.evidence import Evidence
@@ -30,7 +29,7 @@ def _verdict(after: Evidence, changes: Sequence[Change]) -> tuple[bool, str]:
     return not bad and not after.exit, sentence(changes) + failed
 
 
-def lines(before: Evidence, after: Evidence, changes: Sequence[Change], width: int) -> list[tuple[str, str]]:
+def lines(before: Evidence, after: Evidence, changes: Sequence[Change]) -> list[tuple[str, str]]:
     """Lines of (text, style)."""
     good, says = _verdict(after, changes)
     title = f"{'✓' if good else '✗'} {after.run} against {before.run}: {says}"
@@ -39,9 +38,7 @@ def lines(before: Evidence, after: Evidence, changes: Sequence[Change], width: i
         mark, colour = _MARKS[change.kind]
         where = f" on {equality.names(change.nodes)}" if change.nodes else ""
         text = f"{change.topic} {change.what}{where}: {change.before} → {change.after}"
-        wrapped = textwrap.wrap(visible(text), max(40, width - 4), break_on_hyphens=False, break_long_words=False)
-        first, *rest = wrapped or [""]
-        out += [(f"  {mark} {first}", colour), *((f"    {part}", "") for part in rest)]
+        out.append((f"  {mark} {visible(text)}", colour))
     return out
 
 

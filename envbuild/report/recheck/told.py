@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ _KINDS: tuple[tuple[Kind, str, str, str], ...] = (
     ("checked", "Checked", "✓", "green"),
     ("not-checked", "Not checked", "○", "yellow"),
 )
-_WIDEST = 12
+_WIDEST = 10
 
 
 def as_dict(report: Opened, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def as_dict(report: Opened, findings: Sequence[Finding]) -> dict[str, Any]:
     return {"ok": not problems, **first, **told}
 
 
-def lines(report: Opened, findings: Sequence[Finding], *, width: int) -> list[tuple[str, str]]:
+def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:
     """Lines of (text, style)."""
     problems = [finding for finding in findings if finding.kind == "problem"]
     open_ = sum(finding.kind == "not-checked" for finding in findings)
@@ -46,12 +45,6 @@ def lines(report: Opened, findings: Sequence[Finding], *, width: int) -> list[tu
         rows = [finding for finding in findings if finding.kind == kind]
         out += [("", ""), (title, "bold")] if rows else []
         for row in rows:
-            out += _row(row, mark, colour, width)
+            text = visible(f"{row.code}: {row.says}" if row.code else row.says)
+            out.append((f"  {mark} {row.topic:{_WIDEST}}  {text}", colour))
     return out
-
-
-def _row(row: Finding, mark: str, colour: str, width: int) -> list[tuple[str, str]]:
-    text = visible(f"{row.code}: {row.says}" if row.code else row.says)
-    head = f"  {mark} {row.topic:{_WIDEST}}"
-    wrapped = textwrap.wrap(text, max(30, width - len(head))) or [""]
-    return [(head + wrapped[0], colour), *((" " * len(head) + part, "") for part in wrapped[1:])]

@@ -17,7 +17,6 @@ DAY = 86400.0
 FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
     "temporary": "tmp/install-x/file",
-    "wheels": f"store/wheels/{'c' * 64}/z.whl",
     "tools": "tools/uv-1/uv",
 }
 GOES = {"delivered", "temporary"}
@@ -129,9 +128,7 @@ def test_d11_a_prefix_that_is_not_there_has_nothing_and_is_not_made(tmp_path: Pa
     assert not (tmp_path / "none").exists()
 
 
-def test_d11_the_target_s_own_cache_and_store_are_told_too(prefix: Path, tmp_path: Path) -> None:
+def test_d11_the_target_s_own_cache_is_told_too(prefix: Path, tmp_path: Path) -> None:
     (tmp_path / "cache" / "archive").mkdir(parents=True)
-    (tmp_path / "elsewhere" / ("d" * 64)).mkdir(parents=True)
-    told = ask(prefix, cache=str(tmp_path / "cache"), store=str(tmp_path / "elsewhere"))["places"]
-    found = {row["kind"]: row["path"] for row in told}
-    assert (found["uv"], found["wheels"]) == (str(tmp_path / "cache"), str(tmp_path / "elsewhere"))
+    told = ask(prefix, cache=str(tmp_path / "cache"))["places"]
+    assert {row["kind"]: row["path"] for row in told}["uv"] == str(tmp_path / "cache")

@@ -258,7 +258,7 @@ def test_one_nodes_error_does_not_touch_the_others() -> None:
 def test_without_a_run_it_is_said_how_the_traceback_of_a_mistake_of_ours_is_shown() -> None:
     error = first_contact.contact(["worse"], for_node, Connection())["worse"].error
     assert error is not None and error.exit_code == 70 and isinstance(error.__cause__, KeyError)
-    assert (error.what, error.hint) == ("worse was not contacted", "run again with --debug and report the traceback")
+    assert (error.what, error.hint) == ("worse was not contacted", "run again with -v and report the traceback")
 
 
 def test_a_run_keeps_the_traceback_of_a_mistake_of_ours_and_the_error_names_it(tmp_path: Path) -> None:

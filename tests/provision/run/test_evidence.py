@@ -114,10 +114,10 @@ def test_a_drifted_environment_is_repaired_where_it_was_verified() -> None:
     command = ("envbuild", "verify", "--prefix", "/my disk/p", "--stack=./my.yaml", "--quick", "-t", "lab")
     error = coded(failed("files", drift_count=2), command, verb="verify", several=False).error
     assert error is not None
-    place = "--prefix '/my disk/p' -t lab --stack=./my.yaml"
+    place = "./my.yaml --prefix '/my disk/p' --target lab"
     assert (
         error["hint"]
-        == f"`envbuild provision --repair {place}` builds it again; `envbuild verify {place}` names every file"
+        == f"`envbuild provision {place} --repair` builds it again; `envbuild verify {place}` names every file"
     )
 
 

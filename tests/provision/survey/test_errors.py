@@ -14,7 +14,7 @@ def test_a_disk_that_is_too_small_is_said_first_with_what_there_is_and_what_is_n
     assert error.what.startswith("cpu-laptop: there is too little room: 1 kB free in /data/envbuild, ")
     assert error.what.endswith(" needed")
     assert error.why == "v of demo would fit otherwise"
-    assert "`envbuild env prune`" in error.hint
+    assert "`envbuild store clean`" in error.hint
 
 
 def test_a_node_that_no_variant_fits_is_told_so_with_the_rule() -> None:

@@ -61,7 +61,7 @@ def test_a_page_alone_holds_and_says_that_it_lacks_everything_else(made: Path, t
     assert problems(alone) == set()
     assert unchecked(alone) >= {"files", "lock", "packages", "root", "nodes", "deviations", "variants"}
     report, findings = verify_report(alone)
-    text = "\n".join(line for line, _ in lines(report, findings, width=80))
+    text = "\n".join(line for line, _ in lines(report, findings))
     assert "could not be checked" in text.splitlines()[0]
     assert "not beside the report: attachments/lock.toml" in text.replace("\n", " ").replace("  ", "")
 
@@ -319,7 +319,7 @@ def test_a_report_in_the_folder_of_another_run_or_of_another_than_the_asked_one_
 def test_what_a_report_says_does_not_act_on_the_terminal(sealed: Sealed) -> None:
     sealed.forge(lambda data: data.update(profile="\x1b[2J\u202egnp.exe"))
     report, findings = verify_report(sealed.folder)
-    text = "".join(line for line, _ in lines(report, findings, width=80))
+    text = "".join(line for line, _ in lines(report, findings))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "\\x1b[2J" in text
