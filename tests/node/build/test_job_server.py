@@ -295,9 +295,17 @@ def test_extensions_of_which_one_fills_the_memory_are_built_one_after_another(
 
 # What torch does: one build.ninja in the folder of the objects, and -j for MAX_JOBS.
 NINJA = """
-import os, subprocess
+import os, subprocess, sys, types
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+torch = sys.modules["torch.utils.cpp_extension"] = types.ModuleType("torch.utils.cpp_extension")
+
+def run_ninja(folder, verbose, error_prefix):
+    more = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+    subprocess.run(["ninja", "-v"] + more, cwd=folder, check=True)
+
+setattr(torch, NAME, run_ninja)
 
 class BuildExtension(build_ext):
     use_ninja = True
@@ -310,8 +318,7 @@ class BuildExtension(build_ext):
                 lines.append("build %s: compile %s" % (os.path.abspath(made), os.path.abspath(name)))
             with open(os.path.join(output_dir, "build.ninja"), "w") as stream:
                 stream.write("\\n".join(lines) + "\\n")
-            more = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-            subprocess.run(["ninja", "-v"] + more, cwd=output_dir, check=True)
+            getattr(torch, NAME)(output_dir, True, error_prefix="Error compiling objects for extension")
             return objects
         self.compiler.compile = compile
         build_ext.build_extensions(self)
@@ -322,15 +329,28 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": BuildExte
 """
 
 
+@pytest.mark.parametrize("name", ["_run_ninja_build", "of_another_torch"])
 @pytest.mark.parametrize(("ninja", "jobs"), [("1.13.0", 3), ("1.13.0", 1), ("1.11.1.1", 2), ("1.11.1.1", 4)])
-def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(tmp_path: Path, ninja: str, jobs: int) -> None:
+def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
+    tmp_path: Path, ninja: str, jobs: int, name: str
+) -> None:
     python = index_environment(tmp_path / "environment", sys.executable, "setuptools==80.9.0", f"ninja=={ninja}")
     files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
-    project = write(tmp_path / "project", {"setup.py": NINJA, **files})
+    project = write(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files})
     asked = source(extensions=["one", "two"], environment={"CC": str(program(tmp_path / "cc", COUNTED))})
     wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=jobs))
     assert most(tmp_path) == jobs
     assert len((tmp_path / "seen").read_text().split()) == 8
+
+
+def test_one_ninja_that_fails_fails_the_build_and_says_which_file(tmp_path: Path) -> None:
+    python = index_environment(tmp_path / "environment", sys.executable, "setuptools==80.9.0", "ninja==1.13.0")
+    files = {f"{name}_{i}.c": "int x;\n" for name in ("one", "two") for i in range(4)} | {"two_2.c": "#error no\n"}
+    project = write(tmp_path / "project", {"setup.py": f"NAME = '_run_ninja_build'\n{NINJA}", **files})
+    asked = source(environment={"CC": "/usr/bin/cc"})
+    with pytest.raises(NodeError) as caught:
+        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+    assert caught.value.code == "build-failed" and "two_2.c:1:2: error: #error no" in caught.value.why
 
 
 def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
@@ -340,7 +360,7 @@ def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
     files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
     files["two_2.c"] += "// longer\n"
     files["two_3.c"] = "#include <torch/extension.h>\n"
-    project = write(tmp_path / "project", {"setup.py": NINJA, **files})
+    project = write(tmp_path / "project", {"setup.py": f"NAME = 'other'\n{NINJA}", **files})
     asked = source(environment={"CC": "cc"})
     with pytest.raises(NodeError):  # this ninja compiles nothing
         wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=1))

@@ -16,9 +16,11 @@ import functools
 import importlib
 import json
 import os
+import re
 import runpy
 import select
 import sys
+import tempfile
 import threading
 import traceback
 
@@ -99,6 +101,75 @@ class Tokens:
             return b""
 
 
+class NinjaError(Exception):
+    """ninja failed; which extension that was its output says."""
+
+
+class Together:
+    """One run of ninja for all extensions of a command; each waits with its files until the last one has come.
+
+    An instance takes the place of torch's `_run_ninja_build`. A ninja for each would not notice that others have put
+    jobs back.
+    """
+
+    def __init__(self, original: "Any", tokens: "Tokens", count: int) -> None:
+        """`original`: torch's; `count` extensions."""
+        self._original = original
+        self._tokens = tokens
+        self._left = count
+        self._folders: list[str] = []
+        self._failed = False
+        self._changed = threading.Condition()
+        self._own = threading.local()
+
+    @contextlib.contextmanager
+    def extension(self) -> "Iterator[None]":
+        """One extension, from its begin to its end; once all are compiled it holds a job to be linked."""
+        self._own.came = False
+        with contextlib.ExitStack() as self._own.held:
+            try:
+                yield
+            finally:
+                if not self._own.came:
+                    self._come()
+
+    def __call__(self, folder: str, *args: "Any", **named: "Any") -> None:
+        """As torch's; `folder` has a build.ninja. Raises NinjaError."""
+        if self._own.came:
+            self._original(folder, *args, **named)
+            return
+        with self._changed:
+            self._folders.append(folder)
+        self._come(*args, **named)
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == 0)
+        if self._failed:
+            raise NinjaError
+        self._own.held.enter_context(self._tokens.one())
+
+    def _come(self, *args: "Any", **named: "Any") -> None:
+        self._own.came = True
+        with self._changed:
+            last = self._left == 1
+            if not last:
+                self._left -= 1
+                return
+        try:
+            if self._folders:
+                top = tempfile.mkdtemp()
+                with open(os.path.join(top, "build.ninja"), "w") as stream:
+                    for folder in self._folders:
+                        path = re.sub(r"([$ :])", r"$\1", os.path.join(os.path.abspath(folder), "build.ninja"))
+                        stream.write("subninja %s\n" % path)
+                self._original(top, *args, **named)
+        except Exception:  # noqa: BLE001 - torch's own, after what ninja printed; every extension raises it
+            self._failed = True
+        finally:
+            with self._changed:
+                self._left = 0
+                self._changed.notify_all()
+
+
 def hook(state: "State") -> None:
     """Put our hooks on the classes of distutils, before setup.py imports anything."""
     try:
@@ -157,20 +228,33 @@ def _builder(state: "State", original: "Any") -> "Any":
             return
         # A shared library that others link against: those of setuptools must be built in their order.
         threads = min(state.jobs, len(made)) if len(made) == len(command.extensions) and _has_threads(command) else 1
+        token, together = tokens.one if threads > 1 else contextlib.suppress, _together(command, tokens)
+        if together is not None:
+            threads, token = len(made), together.extension
         command.parallel = threads if threads > 1 else None
         if tokens.fifo is None:
-            os.environ["MAX_JOBS"] = str(state.jobs // threads)
-        elif getattr(command, "use_ninja", False):
+            os.environ["MAX_JOBS"] = str(state.jobs if together else state.jobs // threads)
+        if getattr(command, "use_ninja", False):
             # ninja begins with the first, and all are to end together.
             command.compiler.compile = _longest_first(command.compiler.compile)
             command.extensions.sort(key=lambda each: max(map(_length, each.sources)), reverse=True)
-            os.environ.pop("MAX_JOBS", None)  # torch makes it a -j, with which ninja asks no job server
-            os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (state.jobs, tokens.fifo)
-        token = tokens.one if threads > 1 else contextlib.suppress
+            if tokens.fifo is not None:
+                os.environ.pop("MAX_JOBS", None)  # torch makes it a -j, with which ninja asks no job server
+                os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (state.jobs, tokens.fifo)
         command.build_extension = functools.partial(_build, state, command, token)
         original(command)
 
     return build_extensions
+
+
+def _together(command: "Any", tokens: "Tokens") -> "Together | None":
+    """What runs ninja once for all extensions; None where one may fail, or torch's function is not the known one."""
+    torch: Any = sys.modules.get("torch.utils.cpp_extension")
+    fixed = len(command.extensions) > 1 and not any(getattr(each, "optional", False) for each in command.extensions)
+    if not (fixed and getattr(command, "use_ninja", False) and hasattr(torch, "_run_ninja_build")):
+        return None
+    together = torch._run_ninja_build = Together(torch._run_ninja_build, tokens, len(command.extensions))
+    return together
 
 
 def _build(state: "State", command: "Any", token: "Any", extension: "Any") -> None:
@@ -182,13 +266,13 @@ def _build(state: "State", command: "Any", token: "Any", extension: "Any") -> No
     try:
         with token():
             own.build_extension(extension)
-    except BaseException:  # noqa: BLE001 - whatever it is, it is told
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
         # distutils raises one error for another: the first is about the compiler, whose words stand above.
         text = traceback.format_exc(limit=-3, chain=False)
         if getattr(extension, "optional", False):
             sys.stdout.write("%s---- envbuild: left out extension %s, which is optional\n" % (text, extension.name))
             return
-        state.failed = extension.name
+        state.failed = None if isinstance(error, NinjaError) else extension.name
         state.write()
         sys.stdout.write("%s---- envbuild: extension %s failed\n" % (text, extension.name))
         sys.stdout.flush()
