@@ -133,8 +133,8 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
 @recipe_options
 @click.option("--tag", metavar="NAME", help="Name of the image (default: localhost/envbuild/STACK:PROFILE-DIGEST).")
 @click.option(
-    "--wheelhouse", "wheelhouses", multiple=True, type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder with wheels, archives and git bundles that need not be fetched; repeatable.",
+    "--wheelhouse", "wheelhouses", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="BUNDLE|DIR",
+    help="A bundle, or a folder with wheels and git bundles, that need not be fetched; repeatable.",
 )  # fmt: skip
 @click.option(
     "--gitconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False),

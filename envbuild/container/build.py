@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from envbuild.bundle.reading import unpack
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render
@@ -23,6 +24,7 @@ from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.node import pip_config
+from envbuild.node.bundle.index import NAME
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import utc_time
 from envbuild.plan.delivery_layout import bundle_name, bundles
@@ -78,7 +80,9 @@ def _diff(there: str, wanted: str, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """How an image is built: folders with files of the user's, mirrors of git, whether layers are kept, its name."""
+    """How an image is built: bundles or folders with files of the user's, mirrors of git, whether layers are kept, its
+    name.
+    """
 
     wheelhouses: tuple[Path, ...] = ()
     tag: str | None = None
@@ -113,24 +117,42 @@ def wanted_files(recipe: ImageRecipe) -> dict[str, str]:
 
 
 def fill_wheelhouse(recipe: ImageRecipe, options: Options, house: Path) -> list[str]:
-    """Put into `house` what the user's folders have for the image; the packages that are in none of them.
+    """Put into `house` what the user's bundles and folders have for the image; the packages that are in none of them.
 
-    Folders of pip's find-links count too: the build does not see them.
+    Folders of pip's find-links count too: the build does not see them. Raises EnvbuildError `bundle-damaged`,
+    `bundle-unsafe` (exit 5), `bundle-missing` (2).
     """
-    folders = [*options.wheelhouses, *map(Path, pip_config.folders(pip_config.read(options.environ).find_links))]
     house.mkdir(parents=True, exist_ok=True)
-    for name, digest in wanted_files(recipe).items():
-        there = next((each / name for each in folders if (each / name).is_file()), None)
-        if there is not None and sha256_of(there) == digest:
-            link(there, house / name)
-    python = recipe.inside.python_build
-    others = [bundle_name(name, each) for name, each in bundles(recipe.variant).items()]
-    for name in [*others, *([python.name] if python else [])]:
-        there = next((each / name for each in options.wheelhouses if (each / name).is_file()), None)
-        if there is not None:
-            link(there, house / name)
+    with tempfile.TemporaryDirectory(prefix=".bundles-", dir=house.parent) as scratch:
+        own = [_files_of(each, Path(scratch, str(n))) for n, each in enumerate(options.wheelhouses)]
+        folders = [*own, *map(Path, pip_config.folders(pip_config.read(options.environ).find_links))]
+        for name, digest in wanted_files(recipe).items():
+            there = next((each / name for each in folders if (each / name).is_file()), None)
+            if there is not None and sha256_of(there) == digest:
+                link(there, house / name)
+        python = recipe.inside.python_build
+        others = [bundle_name(name, each) for name, each in bundles(recipe.variant).items()]
+        for name in [*others, *([python.name] if python else [])]:
+            there = next((each / name for each in own if (each / name).is_file()), None)
+            if there is not None:
+                link(there, house / name)
     packages = {each.name: [file.file for file in each.files] for each in recipe.variant.packages}
     return [name for name, files in packages.items() if not any((house / file).exists() for file in files)]
+
+
+def _files_of(place: Path, scratch: Path) -> Path:
+    """A folder with the files of a bundle, each checked, under the names that a build looks for; another as it is."""
+    if place.is_dir() and not (place / NAME).exists():
+        return place
+    flat = scratch / "flat"
+    flat.mkdir(parents=True)
+    for row in unpack(place, scratch / "bundle")["files"]:
+        name = Path(row["path"]).name
+        # Of a Python the first digits of its sha256 stand before its name.
+        link(
+            scratch / "bundle" / row["path"], flat / (name.partition("-")[2] if row["what"] == "interpreter" else name)
+        )
+    return flat
 
 
 def link(source: Path, to: Path) -> None:

@@ -15,9 +15,10 @@ from packaging.utils import canonicalize_name
 from envbuild.bundle.collect import Piece, artifact_cache, collect, piece
 from envbuild.bundle.reading import unpack
 from envbuild.bundle.write import Contents, write_bundle
+from envbuild.catalog.toolchain import load_toolchain
 from envbuild.lock.unpinned import hash_unrecorded
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Variant
+from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.plan.shared_builds import keys_of
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.receive import receive
@@ -68,6 +69,8 @@ def create_bundle(
             pieces.update({each.path: each for each in found})
             if asked.interpreter:
                 pieces.update({each.path: each for each in _python(variant, facts, asked)})
+            if prepared.target.engine == "container":
+                pieces.update({each.path: each for each in _uv(variant, facts, asked)})
             if not asked.recorded:
                 built = _built(prepared, variant, facts, Path(scratch))
                 pieces.update({each.path: each for each in built})
@@ -97,6 +100,16 @@ def _python(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]
     else:
         tool = bootstrap_python(facts.os.arch, facts.libc.kind, asked.toolchain_file)
     yield piece(f"tools/{tool.source.name}", tool.source, "interpreter", tool.sha256)
+
+
+def _uv(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]:
+    """uv as a wheel, which an image is made with."""
+    uv = next(each for each in load_toolchain(asked.toolchain_file).uv if each.arch == variant.machine)
+    file = ArtifactFile(file=uv.file, sha256=uv.sha256)
+    package = LockedPackage(name="uv", version=uv.version, index="pypi", files=(file,))
+    alone = variant.model_copy(update={"packages": (package,), "sources": (), "conda": None})
+    (found,) = collect(alone, cache=artifact_cache(), glibc=glibc_of(facts))
+    yield found._replace(path=f"tools/{uv.file}", what="tool")
 
 
 def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path) -> Iterator[Piece]:

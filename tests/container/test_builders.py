@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from envbuild import resources
+from envbuild.bundle.collect import piece
+from envbuild.bundle.write import Contents, write_bundle
 from envbuild.cli.entry import main
 from envbuild.container.build import Options, _secrets, build_image, fill_wheelhouse, wanted_files
 from envbuild.container.builder_errors import failure
@@ -282,6 +284,24 @@ def test_a_wheelhouse_has_only_files_that_the_lock_names(tmp_path: Path) -> None
     lacking = fill_wheelhouse(recipe, Options(wheelhouses=(tmp_path,), environ=environ), tmp_path / "house")
     assert set(os.listdir(tmp_path / "house")) == {own}
     assert set(lacking) == {package.name for package in recipe.variant.packages}
+
+
+def test_a_bundle_is_checked_before_a_build_sees_a_file_of_it(tmp_path: Path) -> None:
+    recipe = recipe_for(Choice("opt-175b"))
+    apex = next(source for source in recipe.variant.sources if source.name == "apex")
+    own = tmp_path / f"apex-{apex.commit}-{apex.tree[:12]}.bundle"
+    own.write_bytes(b"git compares it")
+    told = Contents("opt-175b", "exact", ("x86_64",), ())
+    write_bundle(tmp_path / "b.tar", told, [piece(f"sources/{own.name}", own, "source")])
+    options = Options(wheelhouses=(tmp_path / "b.tar",), environ={"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull})
+    fill_wheelhouse(recipe, options, tmp_path / "house")
+    assert os.listdir(tmp_path / "house") == [own.name]
+    data = (tmp_path / "b.tar").read_bytes().replace(b"git compares", b"git compareZ")
+    (tmp_path / "b.tar").write_bytes(data)
+    with pytest.raises(EnvbuildError) as caught:
+        fill_wheelhouse(recipe, options, tmp_path / "other")
+    assert caught.value.code == "bundle-damaged"
+    assert os.listdir(tmp_path / "other") == []
 
 
 @pytest.mark.parametrize("root", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from envbuild.hashing import sha256_of
 from envbuild.node.bundle import index, plain_tar, read
 from tests.e2e.world import MINOR, PYTHON, Done, World, snapshot
 from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
@@ -146,6 +149,26 @@ def test_the_base_and_the_interpreter_are_in_a_bundle_as_asked(world: World, tmp
     # Nothing provides it here.
     cut_off(world)
     refused(world, lean, "bundle-incomplete", 7)
+
+
+@pytest.mark.slow
+def test_the_python_of_the_lock_travels_in_the_bundle(world: World, standalone_python: Path) -> None:
+    version = platform.python_version()
+    build = {
+        "name": f"cpython-{version}-test", "version": version, "arch": platform.machine(),
+        "sha256": sha256_of(standalone_python), "url": standalone_python.as_uri(), "witness": "made by the tests",
+    }  # fmt: skip
+    (world.top / "toolchain.yaml").write_text(yaml.safe_dump({"pythons": [build]}))
+    world.env["ENVBUILD_TOOLCHAIN"] = str(world.top / "toolchain.yaml")
+    world.tiny(interpreters=["standalone"])
+    bundle = created(world, "--interpreter")
+    assert [row["what"] for row in read.read_index(str(bundle))["files"]] == ["interpreter", "wheel"]
+    build["url"] = "file:///nowhere"
+    (world.top / "toolchain.yaml").write_text(yaml.safe_dump({"pythons": [build]}))
+    cut_off(world)
+    node = world.built("--bundle", str(bundle))
+    assert node["status"] == "ok"
+    assert "/tools/python-" in str((world.current / "bin" / "python").readlink())
 
 
 def altered(world: World, bundle: Path, name: str, change: Any) -> Path:
