@@ -98,7 +98,7 @@ def submit_host(target: Target) -> Runner:
 def as_login(target: Target) -> Target:
     """Of a target whose nodes share a prefix and are reached through jobs: the login host, which sees that prefix.
 
-    Where each node has a disk of its own, its prefix is the folder with the packs. Any other target as it is.
+    Where each node has a disk of its own, its prefix is the folder that they share. Any other target as it is.
     """
     if target.connection.kind != "job":
         return target

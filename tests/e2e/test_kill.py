@@ -31,7 +31,6 @@ ELSEWHERE = (
     EventKind.WAVE_STARTED,
     EventKind.NOT_BEGUN,
     EventKind.HANDED_OVER,
-    EventKind.SPREAD,
     EventKind.JOB_SUBMITTED,
     EventKind.JOB_STATE,
 )

@@ -2,7 +2,7 @@
 
 `<stack>-<profile>-<variant digest, 12 hex>` is the first generation of an environment; built again it becomes `….2`,
 `….3`, each in a folder of its own. Any other folder is none, whatever stamp lies in it: `….trash-<pid>` is on its way
-out, `.unpack-<run>` on its way in.
+out.
 """
 
 import os

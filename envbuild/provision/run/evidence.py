@@ -33,7 +33,6 @@ def node_evidence(
     checks = tuple(_checks(responses))
     exit_code = gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
     install, activate, verify = (_result(responses, verb) for verb in ("install", "activate", "verify"))
-    install = install or _result(responses, "unpack")
     rooted = _rooted(responses)
     unchanged = plan.nothing_to_do and exit_code == ExitCode.OK
     return NodeEvidence(

@@ -35,7 +35,6 @@ class EventKind(enum.StrEnum):
     NOT_BEGUN = "not-begun"
     PLAYBOOK_STARTED = "playbook-started"
     HANDED_OVER = "handed-over"
-    SPREAD = "spread"
     JOB_SUBMITTED = "job-submitted"
     JOB_STATE = "job-state"
     STEP_STARTED = "step-started"

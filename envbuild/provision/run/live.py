@@ -18,7 +18,6 @@ STEPS = {
     "carry": "sending the image",
     "container": "testing inside the image",
     "install": "building the environment",
-    "unpack": "taking over the environment",
     "smoke": "smoke test",
     "activate": "hashing and stamping",
     "verify": "verifying",
