@@ -1,5 +1,7 @@
 """The last proof of a build: its extensions are imported in the environment, in a process of their own."""
 
+from __future__ import annotations
+
 import json
 
 from envbuild.node import proc
@@ -48,7 +50,7 @@ _LIBRARY = "does not define module export function"
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")
 
 
-def check(python: str, source: str, names: "list[str]", env: "dict[str, str]") -> Json:
+def check(python: str, source: str, names: list[str], env: dict[str, str]) -> Json:
     """Import `names`, the extensions of `source`, with the interpreter `python`; `env` is that of its process.
 
     Result: `imported`, `libraries` (plain shared libraries, which only load) and `unchecked` (name -> why: they need
@@ -73,20 +75,20 @@ def check(python: str, source: str, names: "list[str]", env: "dict[str, str]") -
         else:
             broken[name] = str(error)
     if at is not None or not done.ok:
-        how = "it did not end in time" if done.timed_out else "the process ended with %s" % done.rc
-        broken[at or names[0]] = "%s; %s" % (how, uv.tail(done.err, 10))
+        how = "it did not end in time" if done.timed_out else f"the process ended with {done.rc}"
+        broken[at or names[0]] = f"{how}; {uv.tail(done.err, 10)}"
     if broken:
         raise _broken(source, broken)
-    log("%s: imported %s" % (source, ", ".join(told["imported"]) or "nothing"))
+    log(f"{source}: imported {', '.join(told['imported']) or 'nothing'}")
     return told
 
 
-def _broken(source: str, broken: "dict[str, str]") -> "NodeError":
+def _broken(source: str, broken: dict[str, str]) -> NodeError:
     first = sorted(broken)[0]
     return NodeError(
         "extension-broken",
-        "source %s: the extension %s was built and cannot be imported" % (source, first),
-        why="; ".join("%s: %s" % (name, broken[name]) for name in sorted(broken)),
+        f"source {source}: the extension {first} was built and cannot be imported",
+        why="; ".join(f"{name}: {broken[name]}" for name in sorted(broken)),
         hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at the "
         "stored wheel: `envbuild store list`",
         details={"extensions": sorted(broken)},

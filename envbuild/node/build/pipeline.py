@@ -8,9 +8,12 @@
     prove             every extension is imported in the environment, in a process of its own
 """
 
+from __future__ import annotations
+
 import os
 import tempfile
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from envbuild.node import git_source, merkle, paths, proc, program_files, variables
@@ -25,7 +28,6 @@ from envbuild.node.wheels import build_key, transferred
 from envbuild.node.wheels.acquire import obtain
 from envbuild.node.wheels.store import Store, default_path
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from envbuild.node.build.job_server import Budget
     from envbuild.node.wheels.entry import Entry
@@ -36,7 +38,7 @@ _KEYS = ("name", "commit", "tree", "git", "install", "generated", "outputs")
 class Builder:
     """The sources of one install request; see the module for the steps."""
 
-    def __init__(self, tool: "uv.Uv", request: Json) -> None:
+    def __init__(self, tool: uv.Uv, request: Json) -> None:
         """`request`: of the verb `install`, its environment a checked path."""
         args = request["args"]
         self.tool = tool
@@ -106,8 +108,8 @@ class Builder:
         """Put every source into the environment; raises NodeError `build-failed` and what `uv.failure` makes."""
         for source in self.pins:
             how = source.get("install", "wheel")
-            log("installing source %s (%s)" % (source["name"], how))
-            progress("installing source %s" % source["name"], ask=at_work)
+            log(f"installing source {source['name']} ({how})")
+            progress(f"installing source {source['name']}", ask=at_work)
             if _build_of(source).get("kind") == "inplace":
                 flags = git_source.option_flags(_build_of(source).get("flags") or [])
                 self._in_tree(source, ["setup.py", "build_ext", "--inplace"] + flags)
@@ -122,7 +124,7 @@ class Builder:
             if how != "wheel" and source.get("generated"):
                 self.compiled[source["name"]] = self._compiled(source)  # before an import may compile more
         for tree in self.working_trees:
-            log("installing the working tree %s (%s)" % (tree["at"], tree["install"]))
+            log(f"installing the working tree {tree['at']} ({tree['install']})")
             if tree["install"] == "editable":
                 self._editable(tree)
             else:
@@ -159,15 +161,15 @@ class Builder:
         try:
             imports = import_check.check(self.python, name, wanted, self._own_env(source))
         except NodeError as error:
-            raise diagnose.missing("the tree of source %s" % name, error.why, error.details["extensions"]) from None
+            raise diagnose.missing(f"the tree of source {name}", error.why, error.details["extensions"]) from None
         self.built[name] = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
 
-    def distributions(self) -> "dict[str, str]":
+    def distributions(self) -> dict[str, str]:
         """Name -> version of every wheel that `patch_and_build` made, by its file name."""
         names = [os.path.basename(path).split("-") for path in self.wheels.values()]
         return {words[0]: words[1] for words in names}
 
-    def told(self) -> "list[Json]":
+    def told(self) -> list[Json]:
         """What the result says of each source."""
         out = []
         for source in self.pins:
@@ -185,7 +187,7 @@ class Builder:
         name = source["name"]
         if name not in self.trees:
             if _is_wheel(source):
-                folder = tempfile.mkdtemp(prefix="source-%s-" % name, dir=self.tool.tmp)
+                folder = tempfile.mkdtemp(prefix=f"source-{name}-", dir=self.tool.tmp)
             else:
                 folder = os.path.join(self.environment, "src", name)
             above = name + "/"
@@ -221,7 +223,7 @@ class Builder:
         ):
             raise NodeError(
                 "request-invalid",
-                "source %s: `outputs` names %s, which has files of the repository" % (name, output),
+                f"source {name}: `outputs` names {output}, which has files of the repository",
                 hint="name what runs write there in `generated:`",
             )
         os.makedirs(kept, exist_ok=True)
@@ -231,7 +233,7 @@ class Builder:
         folder = self.trees[source["name"]]
         project = os.path.join(folder, source["path"]) if source.get("path") else folder
         if not os.path.isdir(project):
-            raise diagnose.failure("source %s" % source["name"], "it has no folder %s" % source["path"])
+            raise diagnose.failure(f"source {source['name']}", f"it has no folder {source['path']}")
         return project
 
     def _patch(self, source: Json) -> None:
@@ -244,7 +246,7 @@ class Builder:
         folder, links = self.trees[name], self.links[name]
         self.patched[name] = patch_sources.of_source(source, folder, links, self.specs[name], self._facts)
 
-    def _toolchain(self, own: "dict[str, str]") -> Json:
+    def _toolchain(self, own: dict[str, str]) -> Json:
         """What a build with its `own` variables would use; they may name another compiler, or another MPI's."""
         asked = repr(sorted(own.items()))
         if asked not in self._toolchains:
@@ -265,7 +267,7 @@ class Builder:
         toolchain = self._toolchain(_own(source))
         return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests, {})
 
-    def _visible(self, source: Json, packages: "visible.Packages") -> "dict[str, str]":
+    def _visible(self, source: Json, packages: visible.Packages) -> dict[str, str]:
         """The packages that the build of a source sees; its tree says some."""
         if self._whole:
             return packages.versions()
@@ -276,10 +278,10 @@ class Builder:
         folder = "" if build.get("kind") == "kernels" else self._project(source)
         return packages.closure(visible.wanted(folder, build))
 
-    def _obtain(self, source: Json, store: "Store", budget: "Budget") -> None:
+    def _obtain(self, source: Json, store: Store, budget: Budget) -> None:
         """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""
         name, inputs, versions = source["name"], self._inputs(source), self._packages.versions()
-        owner = {"run": self.run, "what": "%s at %.12s" % (name, source["commit"])}
+        owner = {"run": self.run, "what": f"{name} at {source['commit']:.12}"}
         again = bool(self.options.get("check_rebuild"))
 
         def build(out: str) -> Json:
@@ -305,7 +307,7 @@ class Builder:
             facts["handed"] = self.handed.told[name]
         if not built:
             _check_extensions(source, facts)
-            log("%s: the wheel store has %s (key %.12s)" % (name, facts["wheel"], entry.key))
+            log(f"{name}: the wheel store has {facts['wheel']} (key {entry.key:.12})")
             facts["rebuild"] = self._compare(source, entry, budget) if again else None
         self.wheels[name] = entry.wheel
         self.built[name] = facts
@@ -316,17 +318,17 @@ class Builder:
         if rule:
             raise NodeError(
                 rule,
-                "%s would have to be built here, and this node lacks what that takes" % name,
+                f"{name} would have to be built here, and this node lacks what that takes",
                 why=(self.handed.told.get(name) or {}).get("why") or "no wheel of it was handed on",
                 hint="make the node like the one that builds: its compilers and nvcc",
                 exit_code=Exit.REFUSED,
             )
 
     @property
-    def _arch_list(self) -> "list[str]":
+    def _arch_list(self) -> list[str]:
         return list(self.options.get("arch_list") or [])
 
-    def _build(self, source: Json, out: str, packages: "dict[str, str]", budget: "Budget", again: bool) -> Json:
+    def _build(self, source: Json, out: str, packages: dict[str, str], budget: Budget, again: bool) -> Json:
         """Fetch, patch and build one wheel, seeing `packages`, into the folder `out`; result of `build_wheel`."""
         self._tree(source)
         self._patch(source)
@@ -334,7 +336,7 @@ class Builder:
         build = dict(_build_of(source))
         kernels = build.get("kind") == "kernels"
         if kernels:
-            made = tempfile.mkdtemp(prefix="kernels-%s-" % source["name"], dir=self.tool.tmp)
+            made = tempfile.mkdtemp(prefix=f"kernels-{source['name']}-", dir=self.tool.tmp)
             project = build_kernels.project(self.trees[source["name"]], source, build, os.path.join(made, "project"))
             names = build_kernels.extensions(build)
             kept: Json = {key: build[key] for key in ("environment", "memory_per_job") if key in build}
@@ -352,7 +354,7 @@ class Builder:
         facts = build_wheel.build_wheel(self.python, source, project, out, options)
         return dict(facts, route="kernels") if kernels else facts
 
-    def _compare(self, source: Json, entry: "Entry", budget: "Budget") -> Json:
+    def _compare(self, source: Json, entry: Entry, budget: Budget) -> Json:
         """Build what the store has once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
             again = self._build(source, out, entry.inputs["packages"], budget, False)
@@ -366,7 +368,7 @@ class Builder:
         """Those of them that tools read when they build; a stack says the others for its runs."""
         return {name: value for name, value in self._given().items() if variables.decides_bits(name)}
 
-    def _variables(self, own: Json) -> "dict[str, str | None]":
+    def _variables(self, own: Json) -> dict[str, str | None]:
         return environment.variables(self.environment, self._given(), own, self._arch_list, self.cuda_home)
 
     @property
@@ -374,18 +376,18 @@ class Builder:
         """Builds see all of an environment of conda packages: compilers and libraries lie among them."""
         return bool(self.variant.get("engine") == "conda")
 
-    def _own_env(self, source: Json) -> "dict[str, str]":
+    def _own_env(self, source: Json) -> dict[str, str]:
         alone = environment.no_repository(os.path.join(self.environment, "src"))
         return self.tool.environ(dict(self._variables(_own(source)), TMPDIR=self.tool.tmp, **alone))
 
     def _editable(self, source: Json) -> None:
         program = program_files.text("envbuild.node.build.programs", "editable")
-        out = tempfile.mkdtemp(prefix="editable-%s-" % source["name"], dir=self.tool.tmp)
+        out = tempfile.mkdtemp(prefix=f"editable-{source['name']}-", dir=self.tool.tmp)
         self._in_tree(source, ["-c", program, out])
         words = [_url(os.path.join(out, wheel)) for wheel in os.listdir(out)]
         self._uv(words or ["--no-build-isolation", "-e", _url(self._project(source))], source)
 
-    def _in_tree(self, source: Json, words: "list[str]") -> None:
+    def _in_tree(self, source: Json, words: list[str]) -> None:
         """Run the environment's interpreter in the project's own folder; what it compiles is equal for every prefix."""
         project = self._project(source)
         had_build = os.path.lexists(os.path.join(project, "build"))
@@ -402,7 +404,7 @@ class Builder:
         if not had_build and source not in self.working_trees:
             paths.remove_tree(os.path.join(project, "build"))
 
-    def _compiled(self, source: Json) -> "list[str]":
+    def _compiled(self, source: Json) -> list[str]:
         """The modules, in the source's own tree, that were compiled where runs may compile, too."""
         found = [path for path, _ in merkle.walk(self.trees[source["name"]]) if path.endswith(".so")]
         return sorted(path for path in found if any(merkle.glob_match(path, each) for each in source["generated"]))
@@ -410,16 +412,16 @@ class Builder:
     def _add_path(self, source: Json) -> None:
         project = self._project(source)
         for site in installed.site_packages(self.environment):
-            path = os.path.join(self.environment, site, "envbuild-source-%s.pth" % source["name"])
+            path = os.path.join(self.environment, site, f"envbuild-source-{source['name']}.pth")
             paths.write_atomic(path, os.fsencode(project) + b"\n")
 
-    def _uv(self, args: "list[str]", source: Json) -> None:
+    def _uv(self, args: list[str], source: Json) -> None:
         """Install what `args` names, and nothing else."""
         always = ["pip", "install", "--python", self.python, "--no-deps", "--no-index", "--no-cache"]
         done = self.tool.run(always + args, dict(self._variables(_own(source)), TMPDIR=self.tool.tmp))
         if done.ok:
             return
-        error = uv.failure(done, "building source %s" % source["name"], self.environment)
+        error = uv.failure(done, f"building source {source['name']}", self.environment)
         raise error if error.exit_code != Exit.BUILD_FAILED else _failed(source, done)
 
 
@@ -432,7 +434,7 @@ def _build_of(source: Json) -> Json:
     return source.get("build") or {}
 
 
-def _own(source: Json) -> "dict[str, str]":
+def _own(source: Json) -> dict[str, str]:
     """The variables of a source's own build."""
     return _build_of(source).get("environment") or {}
 
@@ -441,12 +443,12 @@ def _check_extensions(source: Json, facts: Json) -> None:
     """What a stack asks for is no part of the build key: a wheel from the store may be older than the wish."""
     missing = sorted(set(_build_of(source).get("extensions") or []) - set(facts.get("extensions") or []))
     if missing:
-        why = "%s in the wheel store holds no %s" % (facts["wheel"], ", ".join(missing))
-        raise diagnose.missing("the wheel of source %s" % source["name"], why, missing)
+        why = f"{facts['wheel']} in the wheel store holds no {', '.join(missing)}"
+        raise diagnose.missing(f"the wheel of source {source['name']}", why, missing)
 
 
-def _failed(source: Json, done: "proc.Finished") -> "NodeError":
-    what, text = "source %s" % source["name"], done.out + "\n" + done.err
+def _failed(source: Json, done: proc.Finished) -> NodeError:
+    what, text = f"source {source['name']}", done.out + "\n" + done.err
     diagnose.write_down(what, text)
     log(uv.tail(text, 400))
     return diagnose.of_output(what, text)

@@ -12,16 +12,15 @@ over all that, by which the bundle is known. A file has `path`, `sha256`, `bytes
     tools/HEX-FILE.tar.gz             `interpreter`: a standalone Python
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
+from typing import Any
 
 from envbuild.node.bundle import plain_tar
 from envbuild.node.protocol import Json, NodeError, has_fields
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 NAME = "bundle.json"
 VERSION = 1
@@ -46,7 +45,7 @@ LIMITS = plain_tar.Limits(
 )
 
 
-def make(stack: str, profile: str, machines: "list[str]", variants: "list[str]", files: "list[Json]") -> Json:
+def make(stack: str, profile: str, machines: list[str], variants: list[str], files: list[Json]) -> Json:
     """The index of these files, by their paths. Raises NodeError `bundle-unsafe` (exit 5) for what none may hold."""
     index: Json = {"version": VERSION, "stack": stack, "profile": profile}
     index.update(machines=sorted(set(machines)), variants=sorted(set(variants)))
@@ -71,16 +70,16 @@ def parse(data: bytes, path: str) -> Json:
     except (ValueError, RecursionError):
         index, same = None, False
     if not isinstance(index, dict) or index.get("version") != VERSION:
-        raise damaged(path, "its %s is not one that this envbuild reads" % NAME)
+        raise damaged(path, f"its {NAME} is not one that this envbuild reads")
     if not same or index.get("digest") != _digest(index):
-        raise damaged(path, "its %s was changed" % NAME)
+        raise damaged(path, f"its {NAME} was changed")
     problem = _problem(index)
     if problem:
         raise unsafe(path, problem)
     return index
 
 
-def _canonical(data: "Any") -> bytes:
+def _canonical(data: Any) -> bytes:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
@@ -91,38 +90,38 @@ def _digest(index: Json) -> str:
 def _problem(index: Json) -> str:
     """What is wrong with the contents of an index; empty when nothing is."""
     if not has_fields(index, stack=str, profile=str, machines=list, variants=list, files=list):
-        return "%s lacks a field" % NAME
+        return f"{NAME} lacks a field"
     names = plain_tar.Names(LIMITS)
     paths = []
     for file in index["files"]:
         if not isinstance(file, dict) or not has_fields(file, path=str, sha256=str, bytes=int, what=str):
-            return "%s has a row without path, sha256, bytes or what" % NAME
+            return f"{NAME} has a row without path, sha256, bytes or what"
         path, form = file["path"], _FORMS.get(file["what"], "")
         if not re.fullmatch(form, path) or not re.fullmatch("[0-9a-f]{64}", file["sha256"]) or file["bytes"] < 0:
-            return "%s is no %s of a bundle" % (path[:200], file["what"][:40])
+            return f"{path[:200]} is no {file['what'][:40]} of a bundle"
         try:
             names.file(path, file["bytes"])
         except plain_tar.HostileError as error:
-            return "%s: %s" % (path[:200], error.why)
+            return f"{path[:200]}: {error.why}"
         paths.append(path)
     return "" if paths == sorted(paths) else "its files do not stand in the order of their paths"
 
 
-def damaged(path: str, why: str) -> "NodeError":
+def damaged(path: str, why: str) -> NodeError:
     """`bundle-damaged` (exit 5)."""
     return NodeError(
         "bundle-damaged",
-        "%s is not the bundle that was made" % path,
+        f"{path} is not the bundle that was made",
         why=why,
         hint="carry the file here again, or make it again: `envbuild bundle create`",
     )
 
 
-def unsafe(path: str, why: str) -> "NodeError":
+def unsafe(path: str, why: str) -> NodeError:
     """`bundle-unsafe` (exit 5)."""
     return NodeError(
         "bundle-unsafe",
-        "%s is no bundle, and nothing of it is used" % path,
+        f"{path} is no bundle, and nothing of it is used",
         why=why,
         hint="do not unpack it elsewhere before you know who made it",
     )

@@ -4,16 +4,14 @@ The reader of everything that comes from others as a tar file, bundles and kits.
 who reads gets a checked name, a bounded size and the bytes.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 BLOCK = 512
 CHUNK = 4 * 1024 * 1024
@@ -41,9 +39,9 @@ class Limits(NamedTuple):
     `largest`: bytes of one file, by its name; `alls`: of all together. `exact`: only what `header` and `END` write.
     """
 
-    pattern: "Any"
+    pattern: Any
     files: int
-    largest: "Callable[[str], int]"
+    largest: Callable[[str], int]
     alls: int
     exact: bool = False
 
@@ -51,11 +49,11 @@ class Limits(NamedTuple):
 class Names:
     """The names seen so far: each plain, none twice, none another by its case alone, none a folder and a file."""
 
-    def __init__(self, limits: "Limits") -> None:
+    def __init__(self, limits: Limits) -> None:
         """Nothing is seen yet."""
         self._limits = limits
-        self._files: "dict[str, str]" = {}
-        self._folders: "dict[str, str]" = {}
+        self._files: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
         self._bytes = 0
 
     def file(self, name: str, size: int) -> None:
@@ -64,7 +62,7 @@ class Names:
         key = name.lower()
         other = self._files.get(key)
         if other is not None:
-            raise _unsafe(name, "it is there twice" if other == name else "only its case differs from %s" % other)
+            raise _unsafe(name, "it is there twice" if other == name else f"only its case differs from {other}")
         if key in self._folders:
             raise _unsafe(name, "it is a folder and a file")
         self._files[key] = name
@@ -72,7 +70,7 @@ class Names:
         self._bytes += size
         most = self._limits.largest(name)
         if size > most:
-            raise HostileError("too-large", name, "%s bytes, %s are the most" % (_count(size), _count(most)))
+            raise HostileError("too-large", name, f"{_count(size)} bytes, {_count(most)} are the most")
         if len(self._files) > self._limits.files or self._bytes > self._limits.alls:
             both = (_count(self._limits.files), _count(self._limits.alls))
             raise HostileError("too-large", name, "with it there are more than %s files, or more than %s bytes" % both)
@@ -82,17 +80,17 @@ class Names:
         self._check(name)
         self._parents(name + "/")
         if len(self._folders) > 2 * self._limits.files:
-            raise HostileError("too-large", name, "more than %s folders" % _count(2 * self._limits.files))
+            raise HostileError("too-large", name, f"more than {_count(2 * self._limits.files)} folders")
 
     def _parents(self, name: str) -> None:
         parts = name.split("/")[:-1]
         for number in range(len(parts)):
             above = "/".join(parts[: number + 1])
             if above.lower() in self._files:
-                raise _unsafe(name.rstrip("/"), "%s is a file" % above)
+                raise _unsafe(name.rstrip("/"), f"{above} is a file")
             if self._folders.setdefault(above.lower(), above) != above:
                 raise _unsafe(
-                    name.rstrip("/"), "only the case of a folder differs from %s" % self._folders[above.lower()]
+                    name.rstrip("/"), f"only the case of a folder differs from {self._folders[above.lower()]}"
                 )
 
     def _check(self, name: str) -> None:
@@ -116,7 +114,7 @@ def padding(size: int) -> bytes:
     return b"\0" * (-size % BLOCK)
 
 
-def write(out: "IO[bytes]", name: str, size: int, parts: "Iterable[bytes]") -> None:
+def write(out: IO[bytes], name: str, size: int, parts: Iterable[bytes]) -> None:
     """Write one member whose parts have `size` bytes in all. Raises OSError, ValueError where they have not."""
     out.write(header(name, size))
     left = size
@@ -124,11 +122,11 @@ def write(out: "IO[bytes]", name: str, size: int, parts: "Iterable[bytes]") -> N
         left -= len(part)
         out.write(part)
     if left:
-        raise ValueError("%s has %d bytes, %d were announced" % (name, size - left, size))
+        raise ValueError(f"{name} has {size - left} bytes, {size} were announced")
     out.write(padding(size))
 
 
-def members(stream: "IO[bytes]", limits: "Limits") -> "Iterator[tuple[str, int, Iterator[bytes]]]":
+def members(stream: IO[bytes], limits: Limits) -> Iterator[tuple[str, int, Iterator[bytes]]]:
     """Name, size and parts of every file in a tar file, each checked before it is handed out; raises HostileError.
 
     A part that nobody reads is read over. With `limits.exact` every byte is one that `write` and `END` give.
@@ -144,7 +142,7 @@ def members(stream: "IO[bytes]", limits: "Limits") -> "Iterator[tuple[str, int, 
                 names.folder(name)
             continue
         if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            raise _unsafe(name, "it is %s" % _KINDS.get(found.type, "no regular file"))
+            raise _unsafe(name, f"it is {_KINDS.get(found.type, 'no regular file')}")
         if found.mode & _SPECIAL:
             raise _unsafe(name, "its mode %o is that of another user or group" % found.mode)
         names.file(name, found.size)
@@ -168,7 +166,7 @@ _KINDS = {
 }
 
 
-def _header(stream: "IO[bytes]") -> "tuple[tarfile.TarInfo | None, bytes]":
+def _header(stream: IO[bytes]) -> tuple[tarfile.TarInfo | None, bytes]:
     """The next member and the bytes that announce it; None at the end."""
     raw = _exactly(stream, BLOCK, _NO_TAR)
     if not raw.strip(b"\0"):
@@ -177,7 +175,7 @@ def _header(stream: "IO[bytes]") -> "tuple[tarfile.TarInfo | None, bytes]":
     if found.type != tarfile.GNUTYPE_LONGNAME:
         return found, raw
     if not 0 < found.size <= _LONGEST:
-        raise HostileError("damaged", "", "a name of %d bytes" % found.size)
+        raise HostileError("damaged", "", f"a name of {found.size} bytes")
     name = _exactly(stream, found.size + len(padding(found.size)), "it is truncated in a name")
     following = _exactly(stream, BLOCK, "it is truncated behind a name")
     found = _parsed(following)
@@ -187,26 +185,26 @@ def _header(stream: "IO[bytes]") -> "tuple[tarfile.TarInfo | None, bytes]":
     return found, raw + name + following
 
 
-def _parsed(raw: bytes) -> "tarfile.TarInfo":
+def _parsed(raw: bytes) -> tarfile.TarInfo:
     try:
         found = tarfile.TarInfo.frombuf(raw, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
-        raise HostileError("damaged", "", "%s: %s" % (_NO_TAR, error)) from None
+        raise HostileError("damaged", "", f"{_NO_TAR}: {error}") from None
     if found.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGLINK):
         raise HostileError("damaged", "", "it has headers that plain tar files lack")
     if found.size < 0:
-        raise HostileError("damaged", "", "a file of %d bytes" % found.size)
+        raise HostileError("damaged", "", f"a file of {found.size} bytes")
     return found
 
 
-def _exactly(stream: "IO[bytes]", size: int, why: str) -> bytes:
+def _exactly(stream: IO[bytes], size: int, why: str) -> bytes:
     data = stream.read(size)
     if len(data) != size:
         raise HostileError("damaged", "", why)
     return data
 
 
-def _parts(stream: "IO[bytes]", name: str, size: int, exact: bool) -> "Iterator[bytes]":
+def _parts(stream: IO[bytes], name: str, size: int, exact: bool) -> Iterator[bytes]:
     left = size
     while left:
         part = stream.read(min(CHUNK, left))
@@ -214,12 +212,12 @@ def _parts(stream: "IO[bytes]", name: str, size: int, exact: bool) -> "Iterator[
             raise HostileError("damaged", name, "it ends in the middle")
         left -= len(part)
         yield part
-    rest = _exactly(stream, len(padding(size)), "it is truncated behind %s" % name)
+    rest = _exactly(stream, len(padding(size)), f"it is truncated behind {name}")
     if exact and rest.strip(b"\0"):
         raise HostileError("damaged", name, "there is something behind its end")
 
 
-def tree(top: str, limits: "Limits") -> "dict[str, int]":
+def tree(top: str, limits: Limits) -> dict[str, int]:
     """Name and size of every file in a folder that somebody unpacked; raises HostileError as `members` does."""
     names, found = Names(limits), {}
     for folder, folders, files in os.walk(top, onerror=_stop):
@@ -240,10 +238,10 @@ def tree(top: str, limits: "Limits") -> "dict[str, int]":
 
 
 def _stop(error: OSError) -> None:
-    raise _unsafe(str(error.filename), "it cannot be read: %s" % error.strerror)
+    raise _unsafe(str(error.filename), f"it cannot be read: {error.strerror}")
 
 
-def _unsafe(name: str, why: str) -> "HostileError":
+def _unsafe(name: str, why: str) -> HostileError:
     return HostileError("unsafe", name, why)
 
 

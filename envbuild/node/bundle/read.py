@@ -1,21 +1,21 @@
 """Reading a bundle, a tar file or a folder: its index, all of it, or all of it into a folder. Nothing is executed."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
 
 from envbuild.node import paths
 from envbuild.node.bundle import index as bundle_index
 from envbuild.node.bundle import plain_tar
 from envbuild.node.protocol import Json, NodeError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO
-
     Member = tuple[str, int, Iterator[bytes]]
 
 
@@ -33,7 +33,7 @@ def verify(path: str) -> Json:
     return _each(path, None)
 
 
-def unpack(path: str, folder: str, digest: "str | None" = None) -> Json:
+def unpack(path: str, folder: str, digest: str | None = None) -> Json:
     """Put all files of a bundle below `folder`, once every byte was checked; its index.
 
     Nothing of a bad bundle gets a place there. `digest`: only the bundle of this digest. Raises NodeError as `verify`,
@@ -53,7 +53,7 @@ def unpack(path: str, folder: str, digest: "str | None" = None) -> Json:
         paths.remove_tree(staging)
 
 
-def extract(path: str, wanted: "dict[str, str]") -> None:
+def extract(path: str, wanted: dict[str, str]) -> None:
     """Write files of a bundle, by their paths in it, to where `wanted` says, each checked first; raises as `unpack`."""
     with _opened(path) as listed:
         rows = {file["path"]: file for file in _first(path, listed)["files"]}
@@ -70,17 +70,17 @@ def extract(path: str, wanted: "dict[str, str]") -> None:
                     os.unlink(half)
 
 
-def _each(path: str, folder: "str | None", digest: "str | None" = None) -> Json:
+def _each(path: str, folder: str | None, digest: str | None = None) -> Json:
     """Check every file, and write it below `folder` where there is one."""
     with _opened(path) as listed:
         index = _first(path, listed)
         if digest is not None and index["digest"] != digest:
-            raise bundle_index.damaged(path, "it is another bundle: %.12s, not %.12s" % (index["digest"], digest))
+            raise bundle_index.damaged(path, f"it is another bundle: {index['digest']:.12}, not {digest:.12}")
         expected = iter(index["files"])
         for name, size, parts in listed:
             file = next(expected, None)
             if file is None or file["path"] != name:
-                raise bundle_index.damaged(path, "%s is there, and its index does not list it here" % name)
+                raise bundle_index.damaged(path, f"{name} is there, and its index does not list it here")
             if folder is None:
                 _check(path, file, name, size, parts, None)
             else:
@@ -91,34 +91,32 @@ def _each(path: str, folder: "str | None", digest: "str | None" = None) -> Json:
                 os.chmod(place, 0o644)  # noqa: S103 - wheels are read by whoever may read the prefix
         missing = next(expected, None)
         if missing is not None:
-            raise bundle_index.damaged(path, "its index lists %s, which is not there" % missing["path"])
+            raise bundle_index.damaged(path, f"its index lists {missing['path']}, which is not there")
         return index
 
 
-def _check(
-    path: str, file: "Json | None", name: str, size: int, parts: "Iterator[bytes]", out: "IO[bytes] | None"
-) -> None:
+def _check(path: str, file: Json | None, name: str, size: int, parts: Iterator[bytes], out: IO[bytes] | None) -> None:
     if file is None or size != file["bytes"]:
-        raise bundle_index.damaged(path, "%s has %d bytes, its index says otherwise" % (name, size))
+        raise bundle_index.damaged(path, f"{name} has {size} bytes, its index says otherwise")
     total = hashlib.sha256()
     for part in parts:
         total.update(part)
         if out is not None:
             out.write(part)
     if total.hexdigest() != file["sha256"]:
-        raise bundle_index.damaged(path, "%s has sha256 %.12s, not %.12s" % (name, total.hexdigest(), file["sha256"]))
+        raise bundle_index.damaged(path, f"{name} has sha256 {total.hexdigest():.12}, not {file['sha256']:.12}")
 
 
-def _first(path: str, listed: "Iterator[Member]") -> Json:
+def _first(path: str, listed: Iterator[Member]) -> Json:
     """The index, which comes first."""
     name, _size, parts = next(listed, ("", 0, iter(())))
     if name != bundle_index.NAME:
-        raise bundle_index.damaged(path, "it does not begin with %s" % bundle_index.NAME)
+        raise bundle_index.damaged(path, f"it does not begin with {bundle_index.NAME}")
     return bundle_index.parse(b"".join(parts), path)
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> "Iterator[Iterator[Member]]":
+def _opened(path: str) -> Iterator[Iterator[Member]]:
     """The members of a bundle, its index first; what is hostile in it becomes a NodeError."""
     try:
         if os.path.isdir(path):
@@ -128,12 +126,12 @@ def _opened(path: str) -> "Iterator[Iterator[Member]]":
             yield plain_tar.members(stream, bundle_index.LIMITS)
     except plain_tar.HostileError as error:
         name = ascii(error.name)[1:-1][:200]
-        why = "%s: %s" % (name, error.why) if name else error.why
+        why = f"{name}: {error.why}" if name else error.why
         make = bundle_index.damaged if error.kind == "damaged" else bundle_index.unsafe
         raise make(path, why) from None
 
 
-def _folder(top: str) -> "Iterator[Member]":
+def _folder(top: str) -> Iterator[Member]:
     """The files of a folder in the order of a bundle's tar file."""
     found = plain_tar.tree(top, bundle_index.LIMITS)
     for name in sorted(found, key=lambda each: (each != bundle_index.NAME, each)):
@@ -142,7 +140,7 @@ def _folder(top: str) -> "Iterator[Member]":
 
 
 @contextlib.contextmanager
-def _file(path: str, follow: bool = True) -> "Iterator[IO[bytes]]":
+def _file(path: str, follow: bool = True) -> Iterator[IO[bytes]]:
     """A regular file, never waited for. Raises NodeError `bundle-missing` (exit 2)."""
     why = "not a regular file"
     try:
@@ -158,7 +156,7 @@ def _file(path: str, follow: bool = True) -> "Iterator[IO[bytes]]":
         os.close(handle)
     raise NodeError(
         "bundle-missing",
-        "cannot read the bundle %s" % path,
+        f"cannot read the bundle {path}",
         why=why,
         hint="give the file or the folder that `envbuild bundle create` wrote",
     )

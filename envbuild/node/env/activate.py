@@ -1,5 +1,7 @@
 """The verb `activate`: hashes a built environment, stamps it, and makes it the one in use. It ends a run's lease."""
 
+from __future__ import annotations
+
 import os
 import time
 
@@ -12,7 +14,7 @@ from envbuild.node.read_text import names
 _DELIVERING = 86400.0  # seconds after which a run that delivered files and has not used them is taken for dead
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Stamp `args.environment` and switch `current/<stack>` to it; returns (changed, result of the contract).
 
     An environment that is stamped already is only switched to: `level` is `stamped`, not `measured`.
@@ -62,7 +64,7 @@ def _drop_delivered(folder: str, run: str) -> None:
         paths.discard(folder)
 
 
-def _update(environment: str, found: Json, variant: "Json | None", variables: Json) -> bool:
+def _update(environment: str, found: Json, variant: Json | None, variables: Json) -> bool:
     stamp.check_unchanged(environment, variant)
     if found.get("variables") == variables:
         return False
@@ -71,7 +73,7 @@ def _update(environment: str, found: Json, variant: "Json | None", variables: Js
     return True
 
 
-def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -> Json:
+def _finish(prefix: str, environment: str, request: Json, held: lease.Lease) -> Json:
     """Hash, check against RECORD, write what activates it and `files.json`, and the stamp as the last thing."""
     args = request["args"]
     built = _built(environment, request)
@@ -85,7 +87,7 @@ def _finish(prefix: str, environment: str, request: Json, held: "lease.Lease") -
     paths.write_json(paths.meta(environment, stamp.FILES), files)
     held.check()
     stamp.write(environment, data)
-    log("stamped %s: %s, root %.12s" % (environment, plural(len(files), "file"), data["root"]))
+    log(f"stamped {environment}: {plural(len(files), 'file')}, root {data['root']:.12}")
     for name in (stamp.SCAN, stamp.INSTALLED):
         paths.remove_tree(paths.meta(environment, name))
     return data
@@ -98,7 +100,7 @@ def _built(environment: str, request: Json) -> Json:
     if built is None or built.get("run") != request["run"] or built.get("variant_digest") != wanted:
         raise NodeError(
             "environment-not-installed",
-            "%s was not built by this run" % environment,
+            f"{environment} was not built by this run",
             hint="run the whole of `envbuild provision`",
         )
     return built
@@ -130,7 +132,7 @@ def _stamp(environment: str, request: Json, built: Json, files: Json) -> Json:
     }
 
 
-def _check_record(environment: str, entries: "dict[str, merkle.Entry]", known: "dict[str, str] | None") -> None:
+def _check_record(environment: str, entries: dict[str, merkle.Entry], known: dict[str, str] | None) -> None:
     """Raise NodeError `record-mismatch` (exit 5) where a file is not that of its wheel any more."""
     _checked, wrong = contents.check(environment, entries, known)
     special = sorted(path for path, entry in entries.items() if entry.tag == "special")
@@ -138,20 +140,20 @@ def _check_record(environment: str, entries: "dict[str, merkle.Entry]", known: "
         path = wrong[0]["path"] if wrong else special[0]
         raise NodeError(
             "record-mismatch",
-            "%s changed between install and stamp" % path,
+            f"{path} changed between install and stamp",
             why="the smoke test or another process wrote into the environment",
             hint="provision again",
             details={"files": wrong[:20]},
         )
 
 
-def _check_root(environment: str, found: str, wanted: "str | None") -> None:
+def _check_root(environment: str, found: str, wanted: str | None) -> None:
     """Raise NodeError `root-differs` (exit 5) where another node has stamped another root for what should be equal."""
     if wanted is not None and found != wanted:
         raise NodeError(
             "root-differs",
-            "%s is not what the first node built" % environment,
-            why="its root is %.12s, that node's is %.12s" % (found, wanted),
+            f"{environment} is not what the first node built",
+            why=f"its root is {found:.12}, that node's is {wanted:.12}",
             hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
             changed=True,
         )

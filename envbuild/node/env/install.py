@@ -1,5 +1,7 @@
 """Builds an environment in place, up to but without its stamp. `activate.py` stamps."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import tempfile
@@ -64,7 +66,7 @@ class _Job:
         self._begun = now
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Build `args.environment`; returns (changed, result of the contract).
 
     The lease is kept for the run's next steps when it succeeds and given back when it fails. A stamped environment
@@ -84,7 +86,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         raise (paths.os_error(error, job.environment) if isinstance(error, OSError) else None) or error from error
 
 
-def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
+def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     found = stamp.read(job.environment)
     if found is not None:
         return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
@@ -112,7 +114,7 @@ def _install(job: "_Job", held: "lease.Lease") -> "tuple[bool, Json]":
     return True, result
 
 
-def _tool(job: "_Job", own: str) -> "uv.Uv":
+def _tool(job: _Job, own: str) -> uv.Uv:
     top, asked = job.args.get("tmp") or own, job.args.get("cache")
     for folder in (top, asked or own):
         try:
@@ -129,7 +131,7 @@ def _tool(job: "_Job", own: str) -> "uv.Uv":
     return tool
 
 
-def _check_space(job: "_Job") -> None:
+def _check_space(job: _Job) -> None:
     """Refuse early when the disk cannot hold what the lock says; sizes that are not recorded count as nothing."""
     needed = job.args.get("needed") or {}
     sizes = [min((f["size"] for f in p["files"] if f.get("size")), default=0) for p in job.locked]
@@ -146,7 +148,7 @@ def _sweep(own: str) -> None:
     build_dir.sweep(own, "smoke-")  # an environment in use is tested without the lease
 
 
-def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Json:
+def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:
     """The order of a build, from the interpreter to the notes that `activate` makes the stamp of."""
     job.phase("checks")
     progress("making the environment's interpreter")
@@ -189,7 +191,7 @@ def _build(job: "_Job", tool: "uv.Uv", stands_on: "foundation.Foundation") -> Js
     return result
 
 
-def _note(job: "_Job", result: Json, interpreter: str, archived: Json) -> None:
+def _note(job: _Job, result: Json, interpreter: str, archived: Json) -> None:
     """Leave for `activate` what the result says, and what only the stamp needs."""
     notes = dict(result, run=job.run, interpreter=interpreter, variant_digest=job.variant["digest"], archived=archived)
     notes["sources"] = patch_sources.for_stamp(result["sources"])
@@ -198,14 +200,14 @@ def _note(job: "_Job", result: Json, interpreter: str, archived: Json) -> None:
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
 
 
-def _required(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, int]":
+def _required(job: _Job, interpreter: base.Interpreter) -> dict[str, int]:
     """What `packages.check_required` says, before anything of the packages can run; nothing where nobody says it."""
     if job.args.get("asked") is None:
         return {}
     return packages.check_required(job.environment, job.locked, job.args["asked"], interpreter.requires)
 
 
-def _check_set(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, str]":
+def _check_set(job: _Job, interpreter: base.Interpreter) -> dict[str, str]:
     """What is installed: every package of the lock in its version, and nothing that would hide one of the base."""
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
@@ -214,14 +216,14 @@ def _check_set(job: "_Job", interpreter: "base.Interpreter") -> "dict[str, str]"
         if there is None or record.normal_version(there) != record.normal_version(package["version"]):
             raise NodeError(
                 "record-mismatch",
-                "%s %s was installed and says it is %s" % (package["name"], package["version"], there or "not there"),
+                f"{package['name']} {package['version']} was installed and says it is {there or 'not there'}",
                 hint="the file that the lock names holds another package; check the lock",
                 changed=True,
             )
     return installed
 
 
-def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, merkle.Entry], Json]":
+def _check_record(job: _Job, tool: uv.Uv, told: Json) -> tuple[dict[str, merkle.Entry], Json]:
     """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
     entries = contents.scan(job.prefix, job.environment, told)
     checked, doubtful = contents.check(job.environment, entries)
@@ -235,10 +237,9 @@ def _check_record(job: "_Job", tool: "uv.Uv", told: Json) -> "tuple[dict[str, me
         first = wrong[0]
         raise NodeError(
             "record-mismatch",
-            "%s %s: %s is not what its RECORD says (%s)"
-            % (first["package"], first["version"], first["path"], first["kind"]),
-            why="%d of %d files differ from the locked archive" % (len(wrong), checked + len(wrong)),
-            hint="run again" if cleaned else "remove the cache %s, then run again" % tool.cache,
+            (f"{first['package']} {first['version']}: {first['path']} is not what its RECORD says ({first['kind']})"),
+            why=f"{len(wrong)} of {checked + len(wrong)} files differ from the locked archive",
+            hint="run again" if cleaned else f"remove the cache {tool.cache}, then run again",
             details={"files": wrong[:20]},
             changed=True,
         )

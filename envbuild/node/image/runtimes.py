@@ -1,5 +1,7 @@
 """What this node says of containers: runtimes and whether they work, CDI, InfiniBand, limits, the image in use."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 
@@ -57,7 +59,7 @@ def _runtime(name: str, path: str) -> Json:
         return _pyxis(path, done)
     lines = (done.out if done.ok else done.err or done.out).strip().splitlines()
     said = lines[-1].strip()[-300:] if lines else ""
-    why = "" if done.ok else said or "no answer within %d s" % DEADLINE
+    why = "" if done.ok else said or f"no answer within {DEADLINE:.0f} s"
     if name == "podman" and done.ok and said.split()[:-1] == ["1"]:
         why = "this user has no subordinate ids (/etc/subuid, /etc/subgid), and images have files of several users"
     return {
@@ -68,17 +70,17 @@ def _runtime(name: str, path: str) -> Json:
     }
 
 
-def _pyxis(path: str, done: "proc.Finished") -> Json:
+def _pyxis(path: str, done: proc.Finished) -> Json:
     works = done.ok and "--container-image" in done.out and "--container-env" in done.out
     why = "srun does not know --container-image: its plugin is not in the Slurm of this node"
     if "--container-image" in done.out:
         why = "srun does not know --container-env: pyxis is older than 0.15"
     if not done.ok:
-        why = (done.err or done.out).strip()[-300:] or "no answer within %d s" % DEADLINE
+        why = (done.err or done.out).strip()[-300:] or f"no answer within {DEADLINE:.0f} s"
     return {"path": path, "version": None, "works": works, "why": "" if works else why}
 
 
-def cdi(folders: "tuple[str, ...]" = _CDI) -> bool:
+def cdi(folders: tuple[str, ...] = _CDI) -> bool:
     """Whether a CDI specification names NVIDIA's devices."""
     for folder in folders:
         for name in names(folder):
@@ -110,14 +112,14 @@ def record_path(prefix: str, stack: str) -> str:
     return os.path.join(prefix, "images", paths.checked_name(stack, "stack") + ".json")
 
 
-def read_record(prefix: str, stack: str) -> "Json | None":
+def read_record(prefix: str, stack: str) -> Json | None:
     """The record, None where there is none or it is no record."""
     found = paths.read_json(record_path(prefix, stack)) or {}
     whole = has_fields(found, id=str, runtime=str, program=str, command=list, launcher=dict, name=str)
     return found if found.get("version") == RECORD_VERSION and whole else None
 
 
-def present(record: "Json | None") -> bool:
+def present(record: Json | None) -> bool:
     """Whether the runtime of a record has its image; of a file only its size is compared here."""
     if record is None:
         return False
@@ -137,7 +139,7 @@ def has_containerd_store(program: str) -> bool:
     return done.ok and "io.containerd.snapshotter" in done.out
 
 
-def image_id(program: str, image: str) -> "str | None":
+def image_id(program: str, image: str) -> str | None:
     """The id (hex) that docker or podman has under a name or an id."""
     done = proc.run([program, "image", "inspect", "--format", "{{.Id}}", image], timeout=DEADLINE)
     found = done.out.strip().splitlines()

@@ -3,6 +3,8 @@
 Several at once on one node are safe: who finds everything in place takes no lease, the others wait for who installs.
 """
 
+from __future__ import annotations
+
 import os
 import uuid
 
@@ -13,7 +15,7 @@ from envbuild.node.protocol import Json, NodeError, argument, log
 WAIT = 3600.0
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """See to `args.environment` with `args.root`; returns (changed, result of the contract).
 
     `args` are those of `activate`, `root`, and `install`, those of `install`: what is missing here is installed as it
@@ -28,7 +30,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         if in_place(prefix, environment, stack, args):
             return False, _result(prefix, environment, stack, args, "it was in place by its stamp; contents not read")
         # A lease belongs to a run, and each call is one: two of the same request must wait for each other.
-        mine = dict(request, run="ensure-%s" % uuid.uuid4().hex[:16])
+        mine = dict(request, run=f"ensure-{uuid.uuid4().hex[:16]}")
         mine["args"] = dict(args, wait=args.get("wait", WAIT))
         paths.make_dirs(prefix, "envs", "tools")
         held = lease.of_request(mine)
@@ -38,7 +40,7 @@ def run(request: Json) -> "tuple[bool, Json]":
         says, level = _bring(mine, environment)
     except NodeError as error:
         # Jobs of people show what was said, and not the answer.
-        log("%s (%s)" % (error, error.why))
+        log(f"{error} ({error.why})")
         raise
     return True, _result(prefix, environment, stack, args, says, level)
 
@@ -57,7 +59,7 @@ def _is_good(environment: str, args: Json) -> bool:
     return found is not None and found["root"] == args["root"] and not stamp.fast_problems(environment, args["variant"])
 
 
-def _bring(request: Json, environment: str) -> "tuple[str, str]":
+def _bring(request: Json, environment: str) -> tuple[str, str]:
     """Install what is missing or not as it should be, stamp it, make it the one in use; what was done, root's level."""
     # Read only where there is work: every task of every job comes by here.
     from envbuild.node.env import activate, install, user_files
@@ -65,8 +67,8 @@ def _bring(request: Json, environment: str) -> "tuple[str, str]":
     args, says, notes = request["args"], "it was there, and is in use now", list[str]()
     if not _is_good(environment, args):
         source = ((args["install"].get("artifacts") or {}).get("bundle") or {}).get("file")
-        says = "installed from %s" % source if source else "installed"
-        log("%s: %s" % (os.path.basename(environment), says))
+        says = f"installed from {source}" if source else "installed"
+        log(f"{os.path.basename(environment)}: {says}")
         if stamp.read(environment) is not None:
             notes += filter(None, [user_files.discard(request["prefix"], environment)])
         wanted = dict(args["install"], environment=environment, controller=args.get("controller"), wait=args["wait"])

@@ -1,11 +1,13 @@
 """The verb `envs`: lists the environments of a prefix; writes nothing."""
 
+from __future__ import annotations
+
 from envbuild.node.env import published, remove, stamp
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """StampFacts of every environment under the prefix; half-built ones have no stamp.
 
     In a folder that nodes share these are the environments that every node gets. With `args.detailed` also when the

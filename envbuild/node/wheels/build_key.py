@@ -5,6 +5,8 @@ Left out: where a source came from and where anything lies, the prefix, cache an
 tests, who builds, how many jobs, and what is only checked afterwards (`extensions`).
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -34,7 +36,7 @@ def build_key(inputs: Json) -> str:
 
 
 def key_inputs(
-    source: Json, variant: Json, toolchain: Json, arch_list: "Sequence[str]", patches: "Sequence[str]", packages: Json
+    source: Json, variant: Json, toolchain: Json, arch_list: Sequence[str], patches: Sequence[str], packages: Json
 ) -> Json:
     """What decides the bits of the wheel of `source` (a locked source) in `variant` (a lock variant), as plain JSON.
 
@@ -72,12 +74,12 @@ def key_inputs(
     return inputs
 
 
-def other_packages(inputs: Json, versions: "dict[str, str]") -> "list[str]":
+def other_packages(inputs: Json, versions: dict[str, str]) -> list[str]:
     """Names of the packages that the build of `inputs` saw and that are others among `versions` (by name)."""
     return sorted(name for name, version in inputs["packages"].items() if versions.get(name, "") != version)
 
 
-def why_not_for(own: Json, other: Json, versions: "dict[str, str] | None" = None) -> str:
+def why_not_for(own: Json, other: Json, versions: dict[str, str] | None = None) -> str:
     """Why a wheel that was built of the inputs `other` is none for the node of `own`; empty when it is one.
 
     The packages of `own` do not count, but those of `other` are to be among `versions`, where these are known. A tool
@@ -85,30 +87,30 @@ def why_not_for(own: Json, other: Json, versions: "dict[str, str] | None" = None
     node could build nothing, and takes what the same lock, libc and GPUs gave elsewhere.
     """
     names = sorted((set(own) | set(other)) - {"toolchain", "packages"})
-    wrong = ["another %s" % name for name in names if own.get(name) != other.get(name)]
+    wrong = [f"another {name}" for name in names if own.get(name) != other.get(name)]
     if versions is not None:
-        wrong += ["another %s" % name for name in other_packages(other, versions)]
+        wrong += [f"another {name}" for name in other_packages(other, versions)]
     here, there = own.get("toolchain") or {}, other.get("toolchain") or {}
     idle = set() if here.get("cc") or here.get("cxx") else {"ld", "nvcc"}
     for tool in sorted(set(here) | set(there)):
         mine, theirs = here.get(tool) or "", there.get(tool) or ""
         if mine != theirs and (tool == "libc" or (mine and tool not in idle)):
-            wrong.append("%s: %s here, %s there" % (tool, mine or "none", theirs or "none"))
+            wrong.append(f"{tool}: {mine or 'none'} here, {theirs or 'none'} there")
     return "; ".join(wrong)
 
 
-def _patch_digests(source: Json, digests: "Sequence[str]") -> "list[str]":
+def _patch_digests(source: Json, digests: Sequence[str]) -> list[str]:
     names = list(source.get("patches") or [])
     if len(digests) != len(names):
         raise NodeError(
             "request-invalid",
-            "source %s has %d patches and %d digests of them" % (source["name"], len(names), len(digests)),
+            f"source {source['name']} has {len(names)} patches and {len(digests)} digests of them",
             hint="lock the stack again, so that its patches are pinned",
         )
     return list(digests)
 
 
-def read_toolchain(python: str, cuda_home: "str | None", env: "dict[str, str] | None" = None) -> Json:
+def read_toolchain(python: str, cuda_home: str | None, env: dict[str, str] | None = None) -> Json:
     """What a build on this node would use: the first lines of each tool's version, and the variables that tools read.
 
     Keys: `cc`, `cxx`, `ld`, `nvcc`, `mpi` (empty where there is none), `libc`, `machine`, `python` (SOABI of the
@@ -133,7 +135,7 @@ def read_toolchain(python: str, cuda_home: "str | None", env: "dict[str, str] | 
     }
 
 
-def _says(argv: "list[str]", env: "dict[str, str]") -> str:
+def _says(argv: list[str], env: dict[str, str]) -> str:
     folders = [folder for folder in (env.get("PATH") or os.defpath).split(":") if folder.startswith("/")]
     program = argv[0] if "/" in argv[0] else which(argv[0], folders)
     if not program:
@@ -142,7 +144,7 @@ def _says(argv: "list[str]", env: "dict[str, str]") -> str:
     return done.out if done.ok else ""
 
 
-def _first_line(command: str, env: "dict[str, str]") -> str:
+def _first_line(command: str, env: dict[str, str]) -> str:
     try:
         argv = shlex.split(command)
     except ValueError:
@@ -158,14 +160,14 @@ def _nvcc_release(text: str) -> str:
     return "; ".join(each.group(0).strip() for each in (release, build) if each)
 
 
-def _libc(env: "dict[str, str]") -> str:
+def _libc(env: dict[str, str]) -> str:
     if system.glibc():
         return system.glibc()
     done = proc.run(["ldd", "--version"], timeout=_DEADLINE, env=dict(env, LC_ALL="C.UTF-8"))
     return " ".join((done.out + done.err).split("\n")[:2]).strip()
 
 
-def _python_says(python: str, env: "dict[str, str]") -> "dict[str, str]":
+def _python_says(python: str, env: dict[str, str]) -> dict[str, str]:
     done = proc.run([python, "-I", "-S", "-c", _ASK], timeout=_DEADLINE, env=env)
     try:
         told = json.loads(done.out)

@@ -4,6 +4,8 @@ Taking wheels in means trusting who built them, as naming a store does; the dige
 give, says that it is that bundle.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile
@@ -16,7 +18,7 @@ from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.store import Store
 
 
-def pack(store: "Store", keys: "list[str]", to: str) -> Json:
+def pack(store: Store, keys: list[str], to: str) -> Json:
     """Write the entries of `keys` into the new bundle `to`; every wheel is checked.
 
     Result: `file`, `sha256`, `bytes`, `digest` of the bundle. Raises NodeError `wheel-unknown` (exit 2) for a key that
@@ -33,32 +35,32 @@ def pack(store: "Store", keys: "list[str]", to: str) -> Json:
             os.rename(half, to)
     except OSError as error:
         raise paths.no_room(error, os.path.dirname(to)) or NodeError(
-            "store-not-writable", "cannot write %s" % to, why=str(error)
+            "store-not-writable", f"cannot write {to}", why=str(error)
         ) from error
     return {"file": to, "sha256": hashing.digest_of(to), "bytes": os.path.getsize(to), "digest": made["digest"]}
 
 
-def _files(store: "Store", keys: "list[str]", work: str) -> "tuple[list[Json], dict[str, str]]":
+def _files(store: Store, keys: list[str], work: str) -> tuple[list[Json], dict[str, str]]:
     """The rows of an index, and where their files are."""
     rows: list[Json] = []
     sources: dict[str, str] = {}
     for key in keys:
         entry = store.find(key)
         if entry is None:
-            raise NodeError("wheel-unknown", "the store has no good wheel of key %.12s" % key)
+            raise NodeError("wheel-unknown", f"the store has no good wheel of key {key:.12}")
         record = os.path.join(work, key)
         data = json.dumps(entry.data, sort_keys=True, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
         paths.write_whole(record, data)
         more = {"what": "built wheel", "key": key, "source": str(entry.inputs.get("source"))}
-        wheel = "built/%s/%s" % (key, os.path.basename(entry.wheel))
+        wheel = f"built/{key}/{os.path.basename(entry.wheel)}"
         rows.append(dict(more, path=wheel, sha256=entry.sha256, bytes=entry.size))
-        build = "built/%s/%s" % (key, wheel_entry.BUILD)
+        build = f"built/{key}/{wheel_entry.BUILD}"
         rows.append(dict(more, path=build, sha256=hashing.digest_of(record), bytes=len(data)))
         sources.update({wheel: entry.wheel, build: record})
     return rows, sources
 
 
-def keys_of(index: Json) -> "dict[str, str]":
+def keys_of(index: Json) -> dict[str, str]:
     """Build key by source of the built wheels in a bundle."""
     return {str(row.get("source")): str(row["key"]) for row in index["files"] if row["what"] == "built wheel"}
 
@@ -86,6 +88,6 @@ def take_in(path: str, folder: str, index: Json) -> None:
         except NodeError as error:
             if error.code != "store-not-writable":
                 raise
-            log("warning: built wheels are not taken in: %s (%s)" % (error, error.why))
+            log(f"warning: built wheels are not taken in: {error} ({error.why})")
             return
-    log("%d built wheels are in the wheel store, %d were there before" % (len(keys), there))
+    log(f"{len(keys)} built wheels are in the wheel store, {there} were there before")

@@ -1,18 +1,17 @@
 """One entry of the wheel store: a folder with a wheel and its build.json, read with every check and written durably."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
 import os
 import re
+from typing import Any
 
 from envbuild.node import paths, protocol, trust
 from envbuild.node.protocol import Json
 from envbuild.node.wheels.build_key import build_key
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 VERSION = 1
 BUILD = "build.json"
@@ -56,7 +55,7 @@ def is_wheel_name(name: str) -> bool:
     return _WHEEL.match(name) is not None
 
 
-def check(folder: str, trusted: "frozenset[int]", into: "str | None" = None) -> "Entry":
+def check(folder: str, trusted: frozenset[int], into: str | None = None) -> Entry:
     """The entry in `folder` after its owner (one of `trusted`), its record and every byte of its wheel were checked.
 
     With `into` the wheel is copied to that folder and the Entry names the copy. Raises UnusableEntryError, and
@@ -76,13 +75,15 @@ def check(folder: str, trusted: "frozenset[int]", into: "str | None" = None) -> 
     if (digest, size) != (data["sha256"], data["size"]):
         raise UnusableEntryError(
             "damaged",
-            "%s has sha256 %.12s and %d bytes, %s says %.12s and %d"
-            % (data["wheel"], digest, size, BUILD, data["sha256"], data["size"]),
+            (
+                f"{data['wheel']} has sha256 {digest:.12} and {size} bytes, {BUILD} says "
+                f"{data['sha256']:.12} and {data['size']}"
+            ),
         )
     return Entry(wheel, data, True, last_used)
 
 
-def _hash(handle: int, path: str, out: int) -> "tuple[str, int]":
+def _hash(handle: int, path: str, out: int) -> tuple[str, int]:
     """sha256 and bytes of an open file, its content also written to the descriptor `out` (-1: nowhere)."""
     total, size = hashlib.sha256(), 0
     try:
@@ -101,7 +102,7 @@ def _hash(handle: int, path: str, out: int) -> "tuple[str, int]":
         os.close(handle)
 
 
-def _open(path: str, trusted: "frozenset[int]") -> int:
+def _open(path: str, trusted: frozenset[int]) -> int:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -109,11 +110,11 @@ def _open(path: str, trusted: "frozenset[int]") -> int:
     why = trust.problem(os.fstat(handle), trusted, folder=False)
     if why:
         os.close(handle)
-        raise UnusableEntryError("untrusted", "%s: %s" % (os.path.basename(path), why))
+        raise UnusableEntryError("untrusted", f"{os.path.basename(path)}: {why}")
     return handle
 
 
-def read(folder: str, trusted: "frozenset[int]") -> "tuple[Json, float]":
+def read(folder: str, trusted: frozenset[int]) -> tuple[Json, float]:
     """The build.json in `folder` and its last use; the wheel is not read. Raises UnusableEntryError."""
     try:
         facts = os.lstat(folder)
@@ -128,10 +129,10 @@ def read(folder: str, trusted: "frozenset[int]") -> "tuple[Json, float]":
         try:
             data = json.loads(stream.read(16 * _BLOCK).decode("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UnusableEntryError("damaged", "%s cannot be read: %s" % (BUILD, str(error)[:200])) from None
+            raise UnusableEntryError("damaged", f"{BUILD} cannot be read: {str(error)[:200]}") from None
     why = malformed(data, os.path.basename(folder))
     if why:
-        raise UnusableEntryError("damaged", "%s: %s" % (BUILD, why))
+        raise UnusableEntryError("damaged", f"{BUILD}: {why}")
     return data, last_used
 
 
@@ -151,31 +152,31 @@ def write(folder: str, data: Json, wheel: str) -> None:
     paths.sync_dir(folder)
 
 
-def _finish(out: "Any") -> None:
+def _finish(out: Any) -> None:
     out.flush()
     os.fchmod(out.fileno(), 0o644)
     os.fsync(out.fileno())
 
 
-def _unreadable(path: str, error: "OSError") -> "UnusableEntryError":
+def _unreadable(path: str, error: OSError) -> UnusableEntryError:
     if error.errno == errno.ESTALE or (error.errno == errno.ENOENT and not os.path.isdir(os.path.dirname(path))):
         return UnusableEntryError("gone", "it was removed meanwhile")
     kind = "untrusted" if error.errno in (errno.EACCES, errno.EPERM) else "damaged"
-    return UnusableEntryError(kind, "%s cannot be read: %s" % (os.path.basename(path), error.strerror))
+    return UnusableEntryError(kind, f"{os.path.basename(path)} cannot be read: {error.strerror}")
 
 
 def malformed(data: object, name: str) -> str:
     """What is wrong with the content of a build.json in the folder `name`; empty when nothing is."""
     kinds = (("key", str), ("inputs", dict), ("wheel", str), ("sha256", str), ("size", int), ("facts", dict))
     if not isinstance(data, dict) or data.get("version") != VERSION:
-        return "not of version %d" % VERSION
+        return f"not of version {VERSION}"
     for key, kind in kinds:
         if not isinstance(data.get(key), kind):
-            return "`%s` is missing" % key
+            return f"`{key}` is missing"
     try:
         given = build_key(data["inputs"])
     except (TypeError, ValueError) as error:
-        return "its inputs: %s" % error
+        return f"its inputs: {error}"
     if data["key"] != given or not name.startswith(given):
-        return "it is of key %.12s, its inputs give %.12s" % (data["key"], given)
-    return "" if is_wheel_name(data["wheel"]) else "not the name of a wheel: %r" % data["wheel"][:100]
+        return f"it is of key {data['key']:.12}, its inputs give {given:.12}"
+    return "" if is_wheel_name(data["wheel"]) else f"not the name of a wheel: {data['wheel'][:100]!r}"
