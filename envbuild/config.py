@@ -110,7 +110,7 @@ def load_config(
 ) -> Config:
     """Read every layer. `flags` are values given on the command line (None means not given).
 
-    Raises EnvbuildError, exit 2: `config-key-unknown`, `config-invalid`, `manifest-*` for an unreadable file; exit 7:
+    Raises EnvbuildError, exit 2: `config-invalid`, `manifest-*` for an unreadable file; exit 7:
     `project-foreign`.
     """
     import platformdirs
@@ -211,7 +211,7 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
     entry = KEYS.get(key)
     if entry is None:
         raise EnvbuildError(
-            "config-key-unknown",
+            "config-invalid",
             f"there is no setting {key!r}",
             why=f"said by {origin}",
             hint=did_you_mean(key, KEYS),

@@ -126,7 +126,7 @@ def test_outside_a_checkout_only_the_working_directory_counts(tmp_path: Path) ->
 def test_an_unknown_key_brings_the_nearest_and_says_where(layers: Layers) -> None:
     layers.user.write_text("prefx = '/x'\n")
     error = layers.refused()
-    assert error.code == "config-key-unknown"
+    assert error.code == "config-invalid"
     assert error.hint == "did you mean `prefix`?"
     assert str(layers.user) in error.why
 
@@ -164,7 +164,7 @@ def test_bytes_that_are_no_text_and_files_too_large_are_coded_errors(layers: Lay
     assert layers.refused().code == "config-invalid"
     with layers.project.open("wb") as stream:
         stream.truncate(100_000_000)
-    assert layers.refused().code == "manifest-too-large"
+    assert layers.refused().code == "manifest-invalid"
 
 
 @pytest.mark.parametrize(

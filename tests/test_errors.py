@@ -52,8 +52,8 @@ def test_every_code_of_the_table_is_that_of_an_error(listed: set[str]) -> None:
 
 def test_the_list_has_codes_that_are_handed_to_what_makes_the_error(listed: set[str]) -> None:
     """By a function for several codes, by a table of what builders say, by a choice, by a constant elsewhere."""
-    assert {"host-key-changed", "contact-malformed", "install-failed", "manifest-tab", "stack-unknown"} <= listed
-    assert {"image-without-ids", "job-out-of-memory", "job-lost", "inodes-full", "not-begun", "drift"} <= listed
+    assert {"host-key-changed", "contact-failed", "install-failed", "manifest-invalid", "stack-unknown"} <= listed
+    assert {"image-without-ids", "job-out-of-memory", "job-lost", "disk-full", "not-begun", "drift"} <= listed
 
 
 def test_an_error_ends_as_its_code_says_unless_it_says_otherwise() -> None:

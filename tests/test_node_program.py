@@ -51,7 +51,7 @@ def test_it_goes_into_a_container_by_standard_input_and_leaves_nothing(tmp_path:
     words = program_files.carried(sys.executable, len(program), "nothing")
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(words, input=program + b"{}", capture_output=True, check=False, env=env)
-    assert b"verb-unknown" in done.stdout and done.returncode == 2
+    assert b"request-invalid" in done.stdout and done.returncode == 2
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "p").write_bytes(program)
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'p')!r}); from envbuild.node.program_files import archive; "
@@ -70,5 +70,5 @@ def test_on_this_machine_the_package_itself_runs_and_nothing_that_lies_beside_it
     done = subprocess.run(
         node_program.call_here(sys.executable, "explode"), input="{}", capture_output=True, text=True, check=False
     )
-    assert json.loads(done.stdout)["error"]["code"] == "verb-unknown", done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "request-invalid", done.stderr
     assert list((package / "node" / "__pycache__").glob("protocol.*.pyc")), "its byte code is kept for the next time"

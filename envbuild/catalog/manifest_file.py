@@ -17,11 +17,11 @@ def read_manifest(path: Path) -> bytes:
     try:
         return read_file(path, MAX_BYTES)
     except FileNotFoundError:
-        raise EnvbuildError("manifest-missing", f"no such file: {name}", why=f"{name}: not found") from None
+        raise EnvbuildError("file-unreadable", f"no such file: {name}", why=f"{name}: not found") from None
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise too_large(name) from None
-        raise EnvbuildError("manifest-unreadable", f"cannot read {name}", why=f"{name}: {error.strerror}") from None
+        raise EnvbuildError("file-unreadable", f"cannot read {name}", why=f"{name}: {error.strerror}") from None
 
 
 def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str = "") -> EnvbuildError:
@@ -38,7 +38,7 @@ def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str
 def too_large(name: str) -> EnvbuildError:
     """The error for a file of more than `MAX_BYTES`."""
     return EnvbuildError(
-        "manifest-too-large",
+        "manifest-invalid",
         f"{name} is larger than {MAX_BYTES} bytes",
         why=f"{name}:1:1: more than a manifest has",
         hint="a manifest is a few kilobytes; is this the right file?",

@@ -30,7 +30,7 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     """Facts by node name, from a file (`./facts.json`) or a shipped example (`azure-nd96`).
 
     A file holds the facts of one node, a list of nodes, or `{node: facts}` as `doctor --facts-out` writes it (or under
-    `facts`, as `--json` prints it). Raises EnvbuildError `facts-unknown` or `facts-unreadable`, exit 2.
+    `facts`, as `--json` prints it). Raises EnvbuildError `facts-unknown` or `file-unreadable`, exit 2.
     """
     path = _find(ref)
     try:
@@ -103,7 +103,7 @@ def _known(places: Mapping[str, tuple[str, str]], known: Mapping[tuple[str, str]
 
 def _unreadable(path: Path, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "facts-unreadable",
+        "file-unreadable",
         f"cannot use the facts in {path}",
         why=why,
         hint="`envbuild doctor --target TARGET --facts-out FILE` writes facts",

@@ -83,7 +83,7 @@ class Toolchain(StrictModel):
         """The newest build of a minor (`3.12`) or the build of a full version (`3.12.16`).
 
         `libc` as facts say it (`glibc`, `musl`) or as the builds do (`gnu`). Raises EnvbuildError
-        `interpreter-unavailable`, exit 7.
+        `interpreter-missing`, exit 7.
         """
         wanted_libc = "gnu" if libc == "glibc" else libc
         fitting = [b for b in self._newest_last() if version in (b.version, b.minor)]
@@ -91,19 +91,19 @@ class Toolchain(StrictModel):
             if (build.arch, build.libc) == (arch, wanted_libc):
                 return build
         raise EnvbuildError(
-            "interpreter-unavailable",
+            "interpreter-missing",
             f"no standalone CPython {version} for linux {arch} with {libc}",
             why=f"the toolchain pins {', '.join(sorted({b.minor for b in self.builds}, key=Version)) or 'none'}",
             hint="install that Python on the node, or name a toolchain file that has it (config key `toolchain`)",
         )
 
     def by_name(self, name: str) -> ToolchainPython:
-        """The build that a lock names. Raises EnvbuildError `interpreter-unavailable`, exit 7."""
+        """The build that a lock names. Raises EnvbuildError `interpreter-missing`, exit 7."""
         for build in self.builds:
             if build.name == name:
                 return build
         raise EnvbuildError(
-            "interpreter-unavailable",
+            "interpreter-missing",
             f"the toolchain does not have {name}",
             why="a lock names it, and neither the shipped nor the configured toolchain file does",
             hint="name a toolchain file that has it (config key `toolchain`), or create the lock again",

@@ -113,8 +113,7 @@ class _Reader:
             raise self.syntax_error(error) from None
         # libyaml lets these escape for impossible escapes ("\UFFFFFFFF") and version numbers.
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            code = "manifest-encoding" if isinstance(error, (ValueError, OverflowError)) else "manifest-invalid"
-            raise self.refusal(code, event, f"not valid YAML: {' '.join(str(error).split())}") from None
+            raise self.refusal("manifest-invalid", event, f"not valid YAML: {' '.join(str(error).split())}") from None
         return data
 
     def note(self, path: DataPath, event: Any) -> None:
@@ -126,9 +125,9 @@ class _Reader:
         self.nodes += 1
         depth = len(path)
         if depth >= MAX_DEPTH:
-            raise self.refusal("manifest-too-deep", event, f"nested deeper than {MAX_DEPTH} levels")
+            raise self.refusal("manifest-invalid", event, f"nested deeper than {MAX_DEPTH} levels")
         if self.nodes > MAX_NODES:
-            raise self.refusal("manifest-too-large", event, f"more than {MAX_NODES} values")
+            raise self.refusal("manifest-invalid", event, f"more than {MAX_NODES} values")
         if isinstance(event, yaml.AliasEvent):
             return self.expanded(event, depth)
         before, deepest = self.nodes - 1, self.deepest
@@ -164,7 +163,7 @@ class _Reader:
             if self.nodes > MAX_NODES or self.deepest > MAX_DEPTH:
                 problem = f"aliases expand to more than {MAX_NODES} values or {MAX_DEPTH} levels"
         if problem or anchor is None:
-            raise self.refusal("manifest-alias", event, problem)
+            raise self.refusal("manifest-invalid", event, problem)
         return deepcopy(anchor.data)
 
     def mapping(self, events: Iterator[Any], start: Any, path: DataPath) -> dict[str, Any]:
@@ -180,7 +179,7 @@ class _Reader:
             place = (*path, key)
             if key in data:
                 problem = f"duplicate key {key!r} (first on line {self.places[place][0]})"
-                raise self.refusal("manifest-duplicate-key", event, problem, "keep one of the two")
+                raise self.refusal("manifest-invalid", event, problem, "keep one of the two")
             self.nodes += 1
             self.note(place, event)
             data[key] = self.value(events, next(events), place)
@@ -208,7 +207,7 @@ class _Reader:
         value: str = event.value
         bad = unsafe(value, prose=True)
         if bad:
-            raise self.refusal("manifest-encoding", event, _not_allowed(bad), _REMOVE)
+            raise self.refusal("manifest-invalid", event, _not_allowed(bad), _REMOVE)
         if event.tag is None and event.implicit[0]:
             return self.plain_scalar(event)
         tag = "str" if event.tag in (None, "!") else event.tag.removeprefix(_CORE)
@@ -248,7 +247,7 @@ class _Reader:
     def bad_tag(self, event: Any) -> EnvbuildError:
         """The refusal of a tag."""
         shown = event.tag.replace(_CORE, "!!")[:60]
-        return self.refusal("manifest-tag", event, f"the tag {shown!r} is not allowed", "write plain values")
+        return self.refusal("manifest-invalid", event, f"the tag {shown!r} is not allowed", "write plain values")
 
     def refusal(self, code: str, event: Any, problem: str, hint: str = "") -> EnvbuildError:
         """The error for the place of an event, or of a mark."""
@@ -264,15 +263,14 @@ class _Reader:
         tab = line.find("\t", 0, (mark.column if mark else 0) + 1)
         if tab >= 0:
             problem, hint = "a tab in the indentation", "indent with spaces"
-            return refuse("manifest-tab", self.name, mark.line + 1 if mark else 1, tab + 1, problem, hint)
+            return refuse("manifest-invalid", self.name, mark.line + 1 if mark else 1, tab + 1, problem, hint)
         words = "; ".join(part for part in (error.context, error.problem) if part)
-        code = "manifest-encoding" if "Unicode character escape" in words else "manifest-invalid"
-        return self.refusal(code, mark, f"not valid YAML: {words}")
+        return self.refusal("manifest-invalid", mark, f"not valid YAML: {words}")
 
 
 def _decoded(content: bytes, name: str) -> str:
     if content.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        raise refuse("manifest-encoding", name, 1, 1, "begins with a byte order mark", "save it as plain UTF-8")
+        raise refuse("manifest-invalid", name, 1, 1, "begins with a byte order mark", "save it as plain UTF-8")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -280,13 +278,13 @@ def _decoded(content: bytes, name: str) -> str:
         line = before.count(b"\n") + 1
         column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
         problem = f"byte 0x{content[error.start]:02x} is not valid UTF-8"
-        raise refuse("manifest-encoding", name, line, column, problem, "save it as UTF-8") from None
+        raise refuse("manifest-invalid", name, line, column, problem, "save it as UTF-8") from None
     text = text.replace("\r\n", "\n")
     bad = unsafe(text, prose=True)
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
         column = bad.start() - text.rfind("\n", 0, bad.start())
-        raise refuse("manifest-encoding", name, line, column, _not_allowed(bad), _REMOVE)
+        raise refuse("manifest-invalid", name, line, column, _not_allowed(bad), _REMOVE)
     return text
 
 

@@ -36,7 +36,7 @@ def show(ui: Ui, name: str | None, origin: bool) -> None:
         "fabfile": (str(resources.fabfile_folder()), "shipped"),
     }
     if name is not None and name not in rows:
-        raise EnvbuildError("config-key-unknown", f"there is no setting {name!r}", hint=did_you_mean(name, rows))
+        raise EnvbuildError("config-invalid", f"there is no setting {name!r}", hint=did_you_mean(name, rows))
     if name is not None:
         rows = {name: rows[name]}
     data = {

@@ -119,7 +119,7 @@ def launch_settings(texts: tuple[str, ...]) -> dict[str, str]:
 
 
 def launch_place(stack: str, flags: dict[str, Any]) -> Place:
-    """Nodes, GPUs and folders of a launch. Raises click.UsageError and EnvbuildError `launch-place` (exit 2)."""
+    """Nodes, GPUs and folders of a launch. Raises click.UsageError and EnvbuildError `launch-parameter` (exit 2)."""
     from pydantic import ValidationError
 
     from envbuild.catalog.loader import load_target
@@ -146,7 +146,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
     except ValidationError as error:
         first = error.errors()[0]
         raise EnvbuildError(
-            "launch-place", f"{first['loc'][0]} {first['input']!r} is not possible", why=str(first["msg"])
+            "launch-parameter", f"{first['loc'][0]} {first['input']!r} is not possible", why=str(first["msg"])
         ) from error
 
 
@@ -209,7 +209,7 @@ def _of_rank(made: Launch, rank: int | None) -> Launch:
     commands = tuple(command for command in made.commands if (command.node or 0) == rank)
     if not commands:
         raise EnvbuildError(
-            "launch-node",
+            "launch-parameter",
             f"node {rank} runs no command of its own",
             hint="one command of node 0 starts all nodes" if rank < made.nodes else f"nodes are 0 to {made.nodes - 1}",
         )

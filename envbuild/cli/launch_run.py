@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
     """Become the command of one node on this machine.
 
-    Raises EnvbuildError: `launch-node` (exit 2) where several nodes have commands and none was chosen, and
+    Raises EnvbuildError: `launch-parameter` (exit 2) where several nodes have commands and none was chosen, and
     `environment-unknown` (exit 1).
     """
     from envbuild.launch.job_steps import steps_of
 
     if len(made.commands) > 1:
         raise EnvbuildError(
-            "launch-node",
+            "launch-parameter",
             f"{len(made.commands)} nodes have a command each, and this is one node",
             hint="--node RANK on each of them; or --submit, which starts all",
         )

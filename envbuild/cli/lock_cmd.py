@@ -300,7 +300,7 @@ def export(
     found = find_variant(made, variant)
     if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
-            "pylock-name",
+            "name-unusable",
             f"{output.name} is not a name that other tools read as a pylock",
             why="the standard wants pylock.toml or pylock.<name>.toml, the name without a dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",

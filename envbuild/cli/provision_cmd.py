@@ -113,11 +113,11 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
 
 
 def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
-    """Raises EnvbuildError `batch-of-jobs` (exit 2): one job changes one shared environment, not node after node."""
+    """Raises EnvbuildError `option-does-not-fit` (exit 2): one job changes one environment, not node after node."""
     given = [option for option, key in (("--batch", "batch"), ("--max-fail", "max_fail")) if flags.get(key)]
     if given and prepared.target.connection.kind == "job":
         raise EnvbuildError(
-            "batch-of-jobs",
+            "option-does-not-fit",
             f"{' and '.join(given)} cannot be used with {prepared.target.name}",
             why="its nodes are reached through one job, in which one of them builds and all test",
             hint="`scheduler: {nodes: N}` in the target file says how many nodes the job has",

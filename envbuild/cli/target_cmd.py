@@ -121,7 +121,7 @@ def init(ui: Ui, file: Path, facts: str | None) -> None:
 
 
 def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:
-    return EnvbuildError("target-not-written", f"{file} was not written", why=why, hint=hint)
+    return EnvbuildError("output-unwritable", f"{file} was not written", why=why, hint=hint)
 
 
 def _asked() -> Answers:

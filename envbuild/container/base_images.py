@@ -162,7 +162,7 @@ def digests_path() -> Path:
 
 
 def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
-    """Reference -> digest; empty where nobody asked yet. Raises EnvbuildError `image-digests-unreadable` (exit 2)."""
+    """Reference -> digest; empty where nobody asked yet. Raises EnvbuildError `file-unreadable` (exit 2)."""
     path = path or digests_path()
     try:
         data = tomllib.loads(read_file(path).decode("utf-8"))
@@ -170,11 +170,11 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError, AttributeError) as error:
-        raise EnvbuildError("image-digests-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
+        raise EnvbuildError("file-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
 
 
 def write_digests(found: dict[str, AskedDigest], path: Path | None = None) -> None:
-    """Write them, by reference, whole or not at all. Raises EnvbuildError `image-digests-unwritable` (exit 2)."""
+    """Write them, by reference, whole or not at all. Raises EnvbuildError `output-unwritable` (exit 2)."""
     import tomlkit
 
     images = {name: found[name].to_json_dict() for name in sorted(found)}
@@ -184,4 +184,4 @@ def write_digests(found: dict[str, AskedDigest], path: Path | None = None) -> No
         paths.write_whole(str(path), (text + tomlkit.dumps({"images": images})).encode())
     except OSError as error:
         why = error.strerror or str(error)
-        raise EnvbuildError("image-digests-unwritable", f"{path} cannot be written", why=why) from error
+        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why) from error

@@ -41,7 +41,7 @@ def texts(recipe: ImageRecipe) -> dict[str, str]:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Write into `folder` (made where missing) what differs; its names. Raises EnvbuildError `context-unwritable`."""
+    """Write into `folder` (made where missing) what differs; its names. Raises EnvbuildError `output-unwritable`."""
     changed = []
     try:
         for name, text in files.items():
@@ -51,7 +51,7 @@ def write(folder: Path, files: Mapping[str, str]) -> list[str]:
                 path.write_bytes(data)
                 changed.append(name)
     except OSError as error:
-        raise EnvbuildError("context-unwritable", f"cannot write {error.filename or folder}", why=str(error)) from error
+        raise EnvbuildError("output-unwritable", f"cannot write {error.filename or folder}", why=str(error)) from error
     return changed
 
 

@@ -102,20 +102,20 @@ class Builder:
         return proc.run(self.run_command(image, argv, gpus=gpus), timeout=_TIMEOUT, stdin=stdin)
 
     def push(self, image: str, to: str, *, insecure: bool = False) -> None:
-        """Push to a registry. Raises EnvbuildError `image-push-failed` (exit 75).
+        """Push to a registry. Raises EnvbuildError `image-transfer-failed` (exit 75).
 
         With a manifest of docker, whose configuration is the same: enroot asks registries in words that many answer
         with "not found" where the manifest is one of OCI.
         """
         command = [self.program, "push", "--format", "v2s2", *_tls(insecure), image, f"docker://{to}"]
-        self._move(command, "image-push-failed", f"{image} could not be pushed to {to}")
+        self._move(command, "image-transfer-failed", f"{image} could not be pushed to {to}")
 
     def save(self, image: str, path: Path) -> None:
         """The image as one file that docker, podman and Apptainer read; its id stays what it is.
 
-        Raises EnvbuildError `image-save-failed` (exit 75).
+        Raises EnvbuildError `image-transfer-failed` (exit 75).
         """
-        self._move(self.save_command(image, path), "image-save-failed", f"{image} could not be written to {path}")
+        self._move(self.save_command(image, path), "image-transfer-failed", f"{image} could not be written to {path}")
 
     def save_command(self, image: str, path: Path) -> list[str]:
         """The argument list of `save`."""
@@ -257,7 +257,7 @@ class Docker(Builder):
     def push(self, image: str, to: str, *, insecure: bool = False) -> None:
         """See `Builder.push`; which registries may be unencrypted is a setting of docker's daemon."""
         self.tag(image, to)
-        self._move([self.program, "push", to], "image-push-failed", f"{image} could not be pushed to {to}")
+        self._move([self.program, "push", to], "image-transfer-failed", f"{image} could not be pushed to {to}")
 
 
 _KINDS: dict[str, type[Builder]] = {"buildah": Buildah, "podman": Builder, "docker": Docker}

@@ -70,7 +70,7 @@ def look_inside(given: ImageInputs) -> Inside:
     """Decide for one variant at one place.
 
     The environment is named by its packages, not by the whole variant: their layer outlives a change of a source.
-    Raises EnvbuildError `image-no-file`, `interpreter-unavailable`, `variable-refused` (exit 7).
+    Raises EnvbuildError `image-no-file`, `interpreter-missing`, `variable-refused` (exit 7).
     """
     lock, variant, place, prefix = given.lock, given.variant, given.place, given.prefix
     build = _standalone(variant, place, load_toolchain())

@@ -34,9 +34,9 @@ exec "$@"
 def manifests(
     recipe: ImageRecipe, pods: Pods, *, image: str, name: str, command: Sequence[str], rdma: str | None = None
 ) -> list[dict[str, Any]]:
-    """The service and the StatefulSet. Raises EnvbuildError `pods-name` (exit 2) for what cannot be a DNS name."""
+    """The service and the StatefulSet. Raises EnvbuildError `name-unusable` (exit 2) for what cannot be a DNS name."""
     if not _NAME.match(name):
-        raise EnvbuildError("pods-name", f"{name!r} cannot be the name of a service", hint="letters, digits and `-`")
+        raise EnvbuildError("name-unusable", f"{name!r} cannot name a service", hint="letters, digits and `-`")
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "envbuild"}
     about = {
         "envbuild.dev/stack": recipe.stack,

@@ -115,7 +115,7 @@ class ImageRecipe:
 def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> ImageRecipe:
     """The recipe of one variant.
 
-    Raises EnvbuildError: `hash-unrecorded` (exit 5), `conda-in-a-script`, those of `look_inside` (7),
+    Raises EnvbuildError: `hash-unrecorded` (exit 5), `script-impossible`, those of `look_inside` (7),
     `image-stage-clash`, `version-unusable` (2).
     """
     steps.refuse_conda(given.variant)

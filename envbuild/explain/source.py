@@ -28,7 +28,7 @@ def read_document(stack: Stack, file: Path | None, *, other: bool = False) -> Do
     """The text of `file`, or of the stack's document at its commit, compared with the hash that the stack records.
 
     `other`: take a file that is another text. What git gave is kept in the user's cache where its hash is known.
-    Raises EnvbuildError `document-unknown`, `document-unreadable`, `document-differs` (exit 2), `document-missing`,
+    Raises EnvbuildError `document-unknown`, `file-unreadable`, `document-differs` (exit 2), `document-missing`,
     `document-changed` (exit 5) and what reading from git raises (`source-unreachable`, exit 75).
     """
     document = stack.document
@@ -124,5 +124,5 @@ def _from_file(file: Path) -> str:
         return read_file(file, _LARGEST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EnvbuildError(
-            "document-unreadable", f"cannot read {file}", why=str(error), hint="name a UTF-8 text file"
+            "file-unreadable", f"cannot read {file}", why=str(error), hint="name a UTF-8 text file"
         ) from error

@@ -114,7 +114,7 @@ def render_script(plan: Plan, lock: Lock, errors: Mapping[str, EnvbuildError] | 
 
     `errors`: why nodes are left out, in comments.
 
-    Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `conda-in-a-script` (exit 7).
+    Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2) and `script-impossible` (exit 7).
     """
     title = f"{plan.stack} ({plan.profile}) on {plan.target}"
     parts = [_HEADER.replace("@EPOCH@", str(EPOCH)).replace("@TITLE@", visible(title))]
@@ -256,7 +256,7 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
 def _activation(stack: str, variables: Mapping[str, Any]) -> list[str]:
     """`.envbuild/activate.sh` for one shell, and the link that names the environment in use."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", stack):
-        raise EnvbuildError("stack-name-unusable", f"{stack!r} cannot be part of a path")
+        raise EnvbuildError("name-unusable", f"{stack!r} cannot be part of a path")
     body = ["export PYTHONNOUSERSITE=1 PIP_REQUIRE_VIRTUALENV=1", "unset PYTHONHOME PYTHONPATH"]
     secrets = []
     for name, value in sorted(variables.items()):

@@ -97,7 +97,7 @@ def export_lock(
     """Text of one variant in the format of another tool. Raises EnvbuildError:
 
     `variant-unknown`, `format-unknown`, `format-not-available`, `wheelhouse-incomplete` (exit 2); `hash-unrecorded`,
-    `conda-unrecorded`, `wheelhouse-hash`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's
+    `conda-unrecorded`, `hash-mismatch`, `address-mismatch` (exit 5); `address-missing` (exit 75); what uv's
     resolution raises.
     """
     variant = find_variant(lock, variant_id)
@@ -141,7 +141,7 @@ def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, st
         found = sha256_of(path)
         if found != item.sha256:
             raise EnvbuildError(
-                "wheelhouse-hash",
+                "hash-mismatch",
                 f"{path} is not the locked file",
                 why=f"sha256 {found} there, {item.sha256} in the lock",
                 hint="replace the file",

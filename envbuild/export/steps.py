@@ -147,10 +147,10 @@ def kernels(source: LockedSource) -> list[str]:
 
 
 def refuse_conda(variant: Variant) -> None:
-    """Raise EnvbuildError `conda-in-a-script` (exit 7) for what neither uv nor git installs."""
+    """Raise EnvbuildError `script-impossible` (exit 7) for what neither uv nor git installs."""
     if variant.conda is not None:
         raise EnvbuildError(
-            "conda-in-a-script",
+            "script-impossible",
             f"{variant.id} begins with conda packages, which neither uv nor git installs",
             hint="`envbuild lock export --format conda-explicit` gives the list that conda and micromamba install",
         )

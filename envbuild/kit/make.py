@@ -38,7 +38,7 @@ def make_kit(
     `stack`: the stack's file, where envbuild ships none; `key`: an SSH key that signs the report in the kit. Returns
     its files, and in sentences what was left out. The same report gives the same bytes.
     Raises EnvbuildError `output-exists`, `kit-stack-differs` (exit 2), `report-not-holding`, `kit-invalid` (exit 5),
-    `kit-without-lock` (exit 7), `report-not-written`, and what reading the report and the stack raises.
+    `kit-without-lock` (exit 7), `output-unwritable`, and what reading the report and the stack raises.
     """
     require_holding(path)
     with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:

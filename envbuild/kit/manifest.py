@@ -54,7 +54,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def parse(data: bytes) -> Manifest:
-    """The manifest. Raises EnvbuildError `kit-invalid` or, for another schema, `kit-version` (exit 5)."""
+    """The manifest. Raises EnvbuildError `kit-invalid` or, for another schema, `kit-invalid` (exit 5)."""
     try:
         found = evidence_file.parse(data)
     except ValueError as error:
@@ -62,7 +62,7 @@ def parse(data: bytes) -> Manifest:
     version = found.get("schema_version") if isinstance(found, dict) else None
     if version is not None and version != KIT_VERSION:
         raise EnvbuildError(
-            "kit-version",
+            "kit-invalid",
             f"{NAME} has the schema {str(version)[:40]!r}",
             why=f"this envbuild reads {KIT_VERSION}; another number may mean something else",
             hint="use the envbuild version that wrote it (the field `envbuild` says which)",

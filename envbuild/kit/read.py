@@ -34,7 +34,7 @@ def is_kit(path: Path) -> bool:
 def opened(path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
     """The folder of the kit and its files with their bytes: all of them regular, with plain names, of bounded size.
 
-    Raises EnvbuildError `kit-missing`, `kit-unsafe`, `kit-too-large` and `kit-invalid` (exit 5).
+    Raises EnvbuildError `kit-missing`, `kit-invalid` (exit 5).
     """
     if path.is_dir():
         yield path, _tree(path)
@@ -49,7 +49,7 @@ def opened(path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """`kit.json`. Raises EnvbuildError `kit-invalid`, `kit-version`, `kit-too-large` (exit 5)."""
+    """`kit.json`. Raises EnvbuildError `kit-invalid` (exit 5)."""
     data = _read(folder, NAME, LARGEST_MANIFEST)
     if data is None:
         raise manifest.invalid(NAME, "it is not there")
@@ -134,7 +134,7 @@ def _refused(error: plain_tar.HostileError, file: str) -> EnvbuildError:
 
 def _unsafe(name: str, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "kit-unsafe",
+        "kit-invalid",
         f"{visible(name)[:200]} does not belong into a kit",
         why=why,
         hint="a kit has regular files only; do not unpack this one elsewhere before you know who made it",
@@ -142,4 +142,4 @@ def _unsafe(name: str, why: str) -> EnvbuildError:
 
 
 def _too_large(name: str, why: str) -> EnvbuildError:
-    return EnvbuildError("kit-too-large", f"{visible(name)[:200]} is too large for a kit", why=why)
+    return EnvbuildError("kit-invalid", f"{visible(name)[:200]} is too large for a kit", why=why)

@@ -26,7 +26,7 @@ from envbuild.report.recheck.verify import verify_report
 def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = None) -> tuple[Opened, list[Finding]]:
     """Check a kit, a folder or a tar file; then as `verify_report` does for the report in it.
 
-    Raises EnvbuildError with exit 5: `kit-missing`, `kit-invalid`, `kit-version`, `kit-unsafe`, `kit-too-large`, and
+    Raises EnvbuildError with exit 5: `kit-missing`, `kit-invalid`, and
     what `verify_report` raises.
     """
     with opened(path) as (folder, there):

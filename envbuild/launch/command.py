@@ -59,10 +59,10 @@ class Place(StrictModel):
         return f"{self.environment}/src/{name}" + (f"/{folder}" if folder else "")
 
     def rendezvous(self, port: int) -> tuple[str, int]:
-        """Address and port where the nodes meet; one node meets itself. Raises `launch-master` without an address."""
+        """Address and port where the nodes meet; one meets itself. Raises `launch-parameter` without an address."""
         if self.master is None and self.nodes > 1:
             raise EnvbuildError(
-                "launch-master",
+                "launch-parameter",
                 f"{self.nodes} nodes have no address to meet at",
                 why="the first node's address is taken from the job or from you, never guessed from a host name",
                 hint="--master ADDRESS (in a job: the first name of its node list)",

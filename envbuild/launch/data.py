@@ -33,7 +33,7 @@ class Preparation:
 def preparation(stack: Stack, place: Place) -> Preparation:
     """What makes small data in `place.output`, with the tools of the environment.
 
-    Raises EnvbuildError `data-unknown` (exit 2) for a stack that does not say how, and `data-not-made` (exit 7) for one
+    Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how, and `data-not-made` (exit 7) for one
     that says why not.
     """
     reference, data = launch_data(stack)
@@ -46,7 +46,7 @@ def preparation(stack: Stack, place: Place) -> Preparation:
     }
     if not made or not reference.prepare:
         raise EnvbuildError(
-            "data-unknown",
+            "no-recipe",
             f"the stack {stack.name} does not say how its data are made",
             why="its file has no `reference: prepare:`, or no file of `reference: data:` with `synthetic:`",
             hint="megatron-deepspeed-slurm, megatron-deepspeed-alcf and megatronapp do",

@@ -68,12 +68,12 @@ def _described(kind: type[Parameters], name: str) -> str:
 
 
 def model_row(reference: Reference, name: str, key: str) -> ModelSize:
-    """The row of the model table. Raises EnvbuildError `launch-model-unknown` with the nearest name."""
+    """The row of the model table. Raises EnvbuildError `launch-parameter` with the nearest name."""
     for row in reference.models:
         if row.name == name:
             return row
     raise EnvbuildError(
-        "launch-model-unknown",
+        "launch-parameter",
         f"{key}={name[:80]!r} is not in the model table of this stack",
         hint=did_you_mean(name, [row.name for row in reference.models]),
     )

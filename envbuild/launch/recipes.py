@@ -36,11 +36,11 @@ RECIPES: dict[RecipeName, Recipe] = {
 
 
 def launch_data(stack: Stack) -> tuple[Reference, LaunchData]:
-    """The tables and words of a stack. Raises EnvbuildError `launch-no-recipe` where it has none."""
+    """The tables and words of a stack. Raises EnvbuildError `no-recipe` where it has none."""
     reference = stack.reference
     if reference is None or reference.launch is None:
         raise EnvbuildError(
-            "launch-no-recipe",
+            "no-recipe",
             f"the stack {stack.name} has no launch recipe",
             hint="its file has none under `reference: launch:`; `envbuild smoke` runs its smoke benchmarks",
         )
@@ -50,8 +50,7 @@ def launch_data(stack: Stack) -> tuple[Reference, LaunchData]:
 def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) -> Launch:
     """The commands that start a stack at a place.
 
-    Raises EnvbuildError: `launch-no-recipe`, `launch-data`, `launch-parameter`, `launch-model-unknown`,
-    `launch-master` (exit 2), `launch-does-not-fit` (exit 7).
+    Raises EnvbuildError: `no-recipe`, `launch-data`, `launch-parameter` (exit 2), `launch-does-not-fit` (exit 7).
     """
     reference, data = launch_data(stack)
     findings = frozenset(finding.id for finding in stack.findings)

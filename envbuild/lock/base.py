@@ -53,13 +53,13 @@ def read_base(path: Path) -> BasePython:
 
 
 def check_provides(base: Base, provided: dict[str, str]) -> None:
-    """Raise EnvbuildError `base-lacks-package` (exit 7) where the base does not provide what the stack relies on."""
+    """Raise EnvbuildError `base-lacks` (exit 7) where the base does not provide what the stack relies on."""
     for text in base.provides:
         requirement = Requirement(text)
         version = provided.get(canonicalize_name(requirement.name))
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             raise EnvbuildError(
-                "base-lacks-package",
+                "base-lacks",
                 f"the base does not provide {text}",
                 why=f"it has {requirement.name} {version}" if version else f"it has no {requirement.name}",
                 hint="choose another base, or another interpreter with --base-python",

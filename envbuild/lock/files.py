@@ -35,7 +35,7 @@ _NAMED = ("created_with", "manifest_fields", "environment", "provided")
 def read_lock(path: Path) -> Lock:
     """Read and check one lock file. Raises EnvbuildError:
 
-    `lock-missing`, `lock-unreadable`, `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2), and
+    `lock-missing`, `file-unreadable`, `lock-invalid` (exit 2), and
     `lock-digest-mismatch` (exit 5) when a variant's digest does not match its contents.
     """
     return parse_lock(lock_text(path), str(path))
@@ -48,14 +48,14 @@ def parse_lock(text: str, name: str) -> Lock:
 
 
 def _lock_json(text: str, name: str) -> str:
-    """The JSON that the model reads. Raises EnvbuildError `lock-syntax`, `lock-too-new`, `lock-invalid` (exit 2)."""
+    """The JSON that the model reads. Raises EnvbuildError `lock-invalid` (exit 2)."""
     import tomli
 
     try:
         data = tomli.loads(text)  # tomllib, compiled: a lock has up to 3,000 lines
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
         raise EnvbuildError(
-            "lock-syntax", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"
+            "lock-invalid", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"
         ) from error
     _check_version(data, name)
     bad = unsafe_at(data)
@@ -69,7 +69,7 @@ def _lock_json(text: str, name: str) -> str:
 
 
 def lock_text(path: Path) -> str:
-    """The text of a lock file. Raises EnvbuildError `lock-missing`, `lock-unreadable`, `lock-syntax` (exit 2)."""
+    """The text of a lock file. Raises EnvbuildError `lock-missing`, `file-unreadable`, `lock-invalid` (exit 2)."""
     try:
         return read_file(path, MAX_BYTES).decode("utf-8")
     except FileNotFoundError as error:
@@ -79,16 +79,17 @@ def lock_text(path: Path) -> str:
             hint=f"create it: `envbuild lock create STACK --output {path}`",
         ) from error
     except OSError as error:
-        raise EnvbuildError("lock-unreadable", f"{path} cannot be read", why=error.strerror or str(error)) from error
+        raise EnvbuildError("file-unreadable", f"{path} cannot be read", why=error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
-        raise EnvbuildError("lock-syntax", f"{path} is not UTF-8", why=f"byte {error.start}: {error.reason}") from error
+        why = f"byte {error.start}: {error.reason}"
+        raise EnvbuildError("lock-invalid", f"{path} is not UTF-8", why=why) from error
 
 
 def _check_version(data: dict[str, Any], name: str) -> None:
     version = data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > LOCK_VERSION:
         raise EnvbuildError(
-            "lock-too-new",
+            "lock-invalid",
             f"{name} has lock version {version}; this envbuild reads {LOCK_VERSION}",
             hint="install a newer envbuild",
         )
@@ -204,11 +205,12 @@ def _inline(data: dict[str, Any]) -> InlineTable:
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock file, whole or not at all. Raises EnvbuildError `lock-unwritable` (exit 2)."""
+    """Write a lock file, whole or not at all. Raises EnvbuildError `output-unwritable` (exit 2)."""
     try:
         paths.write_whole(str(path), render_lock(lock).encode())
     except OSError as error:
-        raise EnvbuildError("lock-unwritable", f"{path} cannot be written", why=error.strerror or str(error)) from error
+        why = error.strerror or str(error)
+        raise EnvbuildError("output-unwritable", f"{path} cannot be written", why=why) from error
 
 
 def field_digests(profile: Profile) -> dict[str, str]:

@@ -30,7 +30,7 @@ def _on_signal(number: int, _frame: object) -> None:
 
 def _dispatch(verb: str) -> "tuple[bool, Json]":
     if verb not in verbs.VERBS:
-        raise NodeError("verb-unknown", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
+        raise NodeError("request-invalid", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
     if sys.version_info < _LEAST and verb not in _OF_ANY_PYTHON:
         raise NodeError(
             "node-without-python",

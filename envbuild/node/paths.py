@@ -112,7 +112,7 @@ def checked_environment(prefix: str, path: object) -> str:
 
 
 def make_dirs(prefix: str, *names: str) -> None:
-    """Create `prefix` and folders in it, with `set_umask`; raises NodeError `prefix-not-writable` (exit 7)."""
+    """Create `prefix` and folders in it, with `set_umask`; raises NodeError `not-writable` (exit 7)."""
     import tempfile
 
     set_umask(prefix)
@@ -128,9 +128,9 @@ def make_dirs(prefix: str, *names: str) -> None:
 
 
 def not_writable(error: OSError, folder: str) -> NodeError:
-    """The error of a folder that could not be written: that of a full disk, else `prefix-not-writable` (exit 7)."""
+    """The error of a folder that could not be written: that of a full disk, else `not-writable` (exit 7)."""
     return os_error(error, folder) or NodeError(
-        "prefix-not-writable",
+        "not-writable",
         "cannot write to %s" % folder,
         why=str(error),
         hint="choose another prefix (--prefix; `tmp`, `cache` of the target), or have its permissions changed",
@@ -150,7 +150,7 @@ def os_error(error: OSError, where: str) -> "NodeError | None":
     """The coded form of a full disk or quota, or of one that takes no writes; None for every other error."""
     if error.errno == errno.EROFS:
         return NodeError(
-            "prefix-not-writable",
+            "not-writable",
             "the file system of %s is read-only" % where,
             why=str(error),
             hint="file systems become so after errors of their disk; the same command continues once it is writable",
@@ -176,13 +176,13 @@ def refuse_full(said: str, where: str, why: str) -> None:
 
 
 def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
-    """Raise NodeError `disk-full` or `inodes-full` (exit 75) where `folder` has not so many bytes and inodes left."""
+    """Raise NodeError `disk-full` (exit 75) where `folder` has not so many bytes and inodes left."""
     facts = os.statvfs(folder)
     free, short = facts.f_bavail * facts.f_frsize, []
     if free < size:
         short.append(("disk-full", "%d MB are free, about %d MB are needed" % (free // 10**6, size // 10**6)))
     if facts.f_files > 0 and facts.f_favail < inodes:
-        short.append(("inodes-full", "%d inodes are free, about %d are needed" % (facts.f_favail, inodes)))
+        short.append(("disk-full", "%d inodes are free, about %d are needed" % (facts.f_favail, inodes)))
     if short:
         raise NodeError(
             short[0][0],
@@ -193,7 +193,7 @@ def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
 
 
 def full_disk(where: str, why: str) -> NodeError:
-    """`inodes-full` when bytes are left at `where` and inodes are not, else `disk-full` (both exit 75)."""
+    """`disk-full` (exit 75): of bytes or, where those are left at `where`, of inodes."""
     try:
         facts = os.statvfs(nearest(where))
         # Who failed has often cleaned up by now, so there may be a few again: the scarcer of the two is the reason.
@@ -202,7 +202,7 @@ def full_disk(where: str, why: str) -> NodeError:
     except OSError:
         inodes = False
     return NodeError(
-        "inodes-full" if inodes else "disk-full",
+        "disk-full",
         "no %s left at %s" % ("inodes are" if inodes else "space is", where),
         why=why,
         hint="remove old environments or runs (`envbuild store clean`), or choose another prefix, cache or tmp folder",

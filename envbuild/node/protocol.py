@@ -53,62 +53,49 @@ _CODES = {
         image-does-not-run image-none kernel-missing link-blocked log-unknown nodes-cannot-meet
     """,
     Exit.UNREACHABLE: """
-        answer-unreadable answers-not-collected contact-cut-off contact-malformed contact-no-answer
-        contact-timeout contact-too-much-output host-key-changed host-key-unknown known-hosts-missing
-        login-needs-terminal node-program-died node-silent node-unreachable
-        scheduler-unreachable ssh-auth-failed ssh-config-missing ssh-missing step-overdue transfer-cut-off
+        answer-unreadable answers-not-collected contact-failed host-key-changed host-key-unknown ssh-config-missing
+        login-needs-terminal node-program-died node-silent node-unreachable scheduler-unreachable ssh-auth-failed
+        ssh-missing step-overdue transfer-cut-off
     """,
     Exit.BUILD_FAILED: """
         arch-missing build-failed conda-install-failed conda-script-failed download-refused extension-broken
-        extensions-missing image-build-failed image-export-failed index-not-an-index index-refused
-        install-failed kernel-sources-missing package-not-found patch-no-hits patch-not-written
-        patch-postcondition patch-precondition patch-too-few-hits patch-too-many-hits playbook-deadline
-        registry-not-a-registry registry-refused tls-failed
+        extensions-missing image-build-failed image-export-failed index-not-an-index index-refused install-failed
+        kernel-sources-missing package-not-found patch-hits patch-not-written patch-postcondition patch-precondition
+        playbook-deadline registry-not-a-registry registry-refused tls-failed
     """,
     Exit.INTEGRITY: """
-        address-mismatch ancestor-missing artifact-damaged commit-missing conda-package-unsafe
-        conda-record-invalid conda-unrecorded document-changed document-missing download-too-large
-        bundle-damaged bundle-unsafe hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file
-        image-archive-damaged image-file-damaged image-id-differs kit-invalid kit-missing kit-too-large
-        kit-unsafe kit-version lock-digest-mismatch lock-edited package-not-required patch-changed
-        record-mismatch registry-digest-mismatch report-not-holding report-page-invalid root-differs
-        toolchain-hash-mismatch transfer-damaged tree-mismatch wheel-unreadable wheel-unsafe wheelhouse-hash
+        address-mismatch ancestor-missing artifact-damaged commit-missing conda-package-unsafe conda-record-invalid
+        conda-unrecorded document-changed document-missing download-too-large bundle-damaged bundle-unsafe
+        hash-contradicts-record hash-mismatch hash-unrecorded html-instead-of-file image-damaged image-id-differs
+        kit-invalid kit-missing lock-digest-mismatch lock-edited package-not-required patch-changed record-mismatch
+        registry-digest-mismatch report-not-holding report-page-invalid root-differs toolchain-hash-mismatch
+        transfer-damaged tree-mismatch wheel-unreadable wheel-unsafe
     """,
     Exit.REFUSED: """
-        base-changed base-lacks base-lacks-package build-not-allowed bundle-does-not-fit
-        bundle-incomplete cache-not-writable channel-not-a-channel
-        channel-refused conda-and-wheel conda-clobber conda-defaults-refused conda-in-a-script
-        conda-prefix-too-long conda-unsatisfiable container-needs-job container-needs-registry
-        container-no-gpu-access container-no-runtime container-option data-not-made
-        delivery-unfit environment-in-use environment-not-stamped environment-of-another-stack
-        environments-differ git-missing image-base-unfit image-base-unknown
-        image-no-builder image-no-file image-of-another-lock image-without-ids
-        image-without-python interpreter-mismatch interpreter-missing interpreter-unavailable
-        job-folder-unwritable job-refused kernel-not-written kit-without-lock launch-does-not-fit
-        no-acceptable-file node-class-differs
-        node-without-python nodes-differ nodes-unknown not-writable not-yet-supported
-        patch-refused prefix-foreign prefix-not-shared
-        prefix-not-writable profile-cannot-run project-foreign rattler-unfit replaces-base-package
-        resolution-failed
-        run-elsewhere scheduler-missing script-of-image script-of-node-local ssh-keygen-missing
-        store-not-writable strategy-not-here target-untrusted toolchain-python-broken transfer-too-large
-        user-files-blocked variable-refused
+        base-changed base-lacks build-not-allowed bundle-does-not-fit bundle-incomplete not-writable
+        channel-not-a-channel channel-refused conda-and-wheel conda-clobber conda-defaults-refused script-impossible
+        conda-prefix-too-long conda-unsatisfiable container-needs-job container-needs-registry container-no-gpu-access
+        container-no-runtime container-option data-not-made delivery-unfit environment-in-use environment-not-stamped
+        environment-of-another-stack nodes-differ git-missing image-base-unfit image-base-unknown image-no-builder
+        image-no-file image-of-another-lock image-without-ids image-without-python interpreter-mismatch
+        interpreter-missing job-refused kernel-not-written kit-without-lock launch-does-not-fit no-acceptable-file
+        node-without-python nodes-unknown not-yet-supported patch-refused prefix-foreign prefix-not-shared
+        profile-cannot-run project-foreign rattler-unfit replaces-base-package resolution-failed run-elsewhere
+        scheduler-missing ssh-keygen-missing strategy-not-here target-untrusted toolchain-python-broken
+        transfer-too-large user-files-blocked variable-refused
     """,
     Exit.JOB_FAILED: """
-        job-boot-fail job-cancelled job-deadline job-failed job-launch-failed job-lost job-node-fail
-        job-not-cancelled job-out-of-memory job-timeout
+        job-boot-fail job-cancelled job-deadline job-failed job-launch-failed job-lost job-node-fail job-not-cancelled
+        job-out-of-memory job-timeout
     """,
     Exit.INTERNAL: """
-        ansible-missing compat-data git-failed internal node-internal playbook-broken
-        playbook-missing pylock-unreadable rattler-missing
+        installation-broken git-failed internal node-internal playbook-broken
     """,
     Exit.TRY_AGAIN: """
-        address-missing build-busy channel-unreachable disk-full download-failed download-timeout
-        image-in-use image-load-failed image-pull-failed image-push-failed image-save-failed
-        index-unreachable inodes-full job-not-started job-preempted journal-unwritable lease-lost
-        network-unreachable not-begun object-missing partition-out-of-service prefix-busy queue-closed
-        registry-busy registry-unreachable run-directory-unwritable scheduler-silent source-unreachable
-        uv-timeout
+        address-missing build-busy channel-unreachable disk-full download-failed download-timeout image-in-use
+        image-transfer-failed index-unreachable job-not-started job-preempted journal-unwritable lease-lost
+        network-unreachable not-begun object-missing partition-out-of-service prefix-busy registry-busy
+        registry-unreachable run-directory-unwritable scheduler-silent source-unreachable uv-timeout
     """,
     Exit.INTERRUPTED: "interrupted",
 }
@@ -197,7 +184,7 @@ def _no_duplicates(pairs: "list[tuple[str, Any]]") -> Json:
 def parse_request(data: bytes, verb: str) -> Json:
     """The request in `data` (bytes) for `verb`, its prefix expanded.
 
-    Raises NodeError `request-invalid` or `protocol-mismatch`.
+    Raises NodeError `request-invalid`.
     """
     if len(data) > REQUEST_LIMIT:
         raise _refuse("larger than %d bytes" % REQUEST_LIMIT)
@@ -211,7 +198,7 @@ def parse_request(data: bytes, verb: str) -> Json:
         raise _refuse("not a JSON object")
     if request.get("protocol") != PROTOCOL:
         raise NodeError(
-            "protocol-mismatch",
+            "request-invalid",
             "the node program speaks protocol %d" % PROTOCOL,
             why="the request says protocol %r" % (request.get("protocol"),),
             hint="run the node program that belongs to this version of envbuild",

@@ -78,7 +78,7 @@ class Asked:
 def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
     """Run the command `trials` times, or read `logs` of such runs; exit 1 where a run fails, 6 below its claim.
 
-    Raises EnvbuildError `bench-unknown` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
+    Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
     and `way` do.
     """
     told, reference = measured_by(prepared), prepared.stack.reference

@@ -64,7 +64,7 @@ def way(
 ) -> Way:
     """How the target runs what is `asked`. `nodes` have the environment; `place`: None for a job, which says it.
 
-    Raises EnvbuildError as the recipe and `make_jobs` do, and `environments-differ` (exit 7).
+    Raises EnvbuildError as the recipe and `make_jobs` do, and `nodes-differ` (exit 7).
     """
     prepared, connection = work.prepared, work.prepared.target.connection
     if place is None:
@@ -94,7 +94,7 @@ def _there(work: Work, place: Place, asked: Asked, nodes: Sequence[NodeEvidence]
     environments = {node.environment: node.node for node in nodes}
     if len(environments) > 1:
         raise EnvbuildError(
-            "environments-differ",
+            "nodes-differ",
             "the nodes have different environments in use",
             why=", ".join(f"{node}: {path}" for path, node in environments.items()),
             hint="`--limit HOSTS` takes nodes of one kind",

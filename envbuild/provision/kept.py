@@ -27,7 +27,7 @@ _OWN = ("artifacts/packages", "artifacts/sources", "artifacts/images", "toolchai
 
 
 def own_caches(days: float, *, dry_run: bool) -> Kept:
-    """What this machine keeps for nodes. Raises EnvbuildError `cache-not-writable` (exit 7)."""
+    """What this machine keeps for nodes. Raises EnvbuildError `not-writable` (exit 7)."""
     import platformdirs
 
     top = platformdirs.user_cache_path("envbuild")
@@ -36,7 +36,7 @@ def own_caches(days: float, *, dry_run: bool) -> Kept:
         return tidy(places, days, dry_run=dry_run)
     except OSError as error:
         raise EnvbuildError(
-            "cache-not-writable", f"{error.filename or top} cannot be removed", why=str(error)
+            "not-writable", f"{error.filename or top} cannot be removed", why=str(error)
         ) from error
 
 

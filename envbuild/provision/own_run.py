@@ -133,11 +133,11 @@ class OwnRun:
 
 
 def measured_by(prepared: Prepared) -> Bench:
-    """How the stack's own run is measured. Raises EnvbuildError `bench-unknown` (exit 2) where it does not say."""
+    """How the stack's own run is measured. Raises EnvbuildError `no-recipe` (exit 2) where it does not say."""
     reference = prepared.stack.reference
     if reference is None or reference.bench is None:
         raise EnvbuildError(
-            "bench-unknown",
+            "no-recipe",
             f"the stack {prepared.stack.name} does not say how its own run is measured",
             hint="its file needs `reference: bench:` with the log's format, the figure's name and its unit",
         )

@@ -134,7 +134,7 @@ class _Trials:
 def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
     """Search, each trial a check of the evidence, and at the end a check `strategy` with the best; exit 1 without one.
 
-    Raises EnvbuildError `bench-unknown` as `bench` does, and what `asked.problem` raises.
+    Raises EnvbuildError `no-recipe` as `bench` does, and what `asked.problem` raises.
     """
     told = measured_by(prepared)
     with one_run(CHECK, settings, progress, **about(prepared)) as run:

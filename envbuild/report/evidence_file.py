@@ -103,7 +103,7 @@ def read_bytes(path: Path) -> bytes:
 def read_evidence(data: bytes, path: Path) -> Evidence:
     """Evidence from the bytes of a file; `path` is what messages call it.
 
-    Raises EnvbuildError `evidence-invalid`, or `evidence-version` for another schema version.
+    Raises EnvbuildErrfor another schema version too.
     """
     try:
         found = parse(data)
@@ -128,7 +128,7 @@ def _check_version(path: Path, version: object) -> None:
     if version == EVIDENCE_VERSION:
         return
     raise EnvbuildError(
-        "evidence-version",
+        "evidence-invalid",
         f"{path} has evidence schema {str(version)[:40]!r}",
         why=_why(version),
         hint="use the envbuild version that wrote it (the field `envbuild` says which)",

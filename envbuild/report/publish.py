@@ -75,7 +75,7 @@ def copy_report(path: Path, output: Path, *, publish: bool = False) -> tuple[lis
     """Evidence, signature and attachments as they are, pages made anew; what was written, and texts of what was left.
 
     `publish`: only what is public, so without the signature, which is over all of the evidence.
-    Raises EnvbuildError as `open_report` does, and `report-not-written`.
+    Raises EnvbuildError as `open_report` does, and `output-unwritable`.
     """
     report = open_report(path)
     evidence, text, envelope = report.evidence, report.text, report.envelope

@@ -75,7 +75,7 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
     """Write the three files into `directory` (made when missing); `{"json": …, "html": …, "md": …}`.
 
     Without `pages` only the evidence; `envbuild report show` renders the rest from it at any time.
-    Each file appears whole or not at all. Secrets are redacted first. Raises EnvbuildError `report-not-written`.
+    Each file appears whole or not at all. Secrets are redacted first. Raises EnvbuildError `output-unwritable`.
     """
     clean = Evidence.from_plain(redact_data(evidence.to_json_dict()))
     text = render_json(clean).encode()
@@ -94,7 +94,7 @@ def report_files(evidence: Evidence, text: bytes, envelope: bytes | None = None)
 def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write `files` (path below `directory` to contents), each whole or not at all.
 
-    Raises EnvbuildError `report-not-written`.
+    Raises EnvbuildError `output-unwritable`.
     """
     try:
         for name, data in files.items():
@@ -108,7 +108,7 @@ def write_whole(directory: Path, files: Mapping[str, bytes]) -> None:
 def write_new(output: Path, contents: Mapping[str, bytes] | bytes) -> None:
     """Write a folder (path below it to contents) or a file that is not there yet, all of it or nothing.
 
-    Raises EnvbuildError `output-exists` (exit 2) and `report-not-written`.
+    Raises EnvbuildError `output-exists` (exit 2) and `output-unwritable`.
     """
     if os.path.lexists(output):
         raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --out")
@@ -127,7 +127,7 @@ def write_new(output: Path, contents: Mapping[str, bytes] | bytes) -> None:
 
 def _not_written(directory: Path, error: OSError) -> EnvbuildError:
     return EnvbuildError(
-        "report-not-written",
+        "output-unwritable",
         f"the report could not be written to {directory}",
         why=str(error),
         hint="make the directory writable, or free some space",

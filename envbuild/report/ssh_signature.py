@@ -68,13 +68,13 @@ def check(data: bytes, signature: str) -> Signed | None:
 def principal(data: bytes, signature: str, signers: Path) -> str | None:
     """The name that `signers` (allowed_signers of ssh-keygen) has for who signed `data`; None where it has none.
 
-    Raises EnvbuildError `signers-unreadable` (exit 2) and `ssh-keygen-missing`.
+    Raises EnvbuildError `file-unreadable` (exit 2) and `ssh-keygen-missing`.
     """
     try:
         read_file(signers)
     except OSError as error:
         raise EnvbuildError(
-            "signers-unreadable", f"cannot read {signers}", why=str(error), hint="lines are: NAME ssh-ed25519 AAAA…"
+            "file-unreadable", f"cannot read {signers}", why=str(error), hint="lines are: NAME ssh-ed25519 AAAA…"
         ) from error
     file = str(signers.absolute())
     for name in _keygen(["-Y", "find-principals", "-f", file], signature, b"").splitlines():

@@ -35,7 +35,7 @@ FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "
 def load_compat() -> Compat:
     """Read the shipped compat files.
 
-    Raises EnvbuildError `compat-data` when a file is missing a key or holds a value of a wrong type, and what the
+    Raises EnvbuildError `installation-broken` when a file lacks a key or holds a value of a wrong type, and what the
     YAML loader raises for unreadable files.
     """
     return compat_from_plain(read_plain(resources.catalog() / "compat"))
@@ -49,12 +49,12 @@ def read_plain(directory: Path) -> dict[str, Any]:
 
 
 def compat_from_plain(data: Mapping[str, Any]) -> Compat:
-    """Build the typed data from parsed YAML, one mapping a file. Raises EnvbuildError `compat-data`."""
+    """Build the typed data from parsed YAML, one mapping a file. Raises EnvbuildError `installation-broken`."""
     try:
         return _build(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise EnvbuildError(
-            "compat-data",
+            "installation-broken",
             "the shipped compatibility data cannot be used",
             why=f"{type(error).__name__}: {error}",
             hint="reinstall envbuild",

@@ -267,7 +267,7 @@ def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpret
     if not there:
         what = f"{usable[0].path} lacks what the base must provide: {', '.join(misses[0][0])}"
         compared = (usable[0].path, ", ".join(variant.base.provides))
-        return Interpreter(None, (decision("base-lacks-package", "refuse", what, compared, LOCKED, _OTHER_BASE),))
+        return Interpreter(None, (decision("base-lacks", "refuse", what, compared, LOCKED, _OTHER_BASE),))
     good = [((not p.virtual, *numbers(p.version)), order, p) for order, p in there if not _hidden(variant, p)]
     if not good:
         base = there[0][1]
@@ -279,7 +279,7 @@ def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpret
     found = [decision("python-not-there", "allow", f"Python {python.version} is there", compared, LOCKED)]
     if variant.base.provides:
         compared = (python.path, ", ".join(variant.base.provides))
-        found.append(decision("base-lacks-package", "allow", "the base has what it must provide", compared, LOCKED))
+        found.append(decision("base-lacks", "allow", "the base has what it must provide", compared, LOCKED))
     return Interpreter(python, tuple(found))
 
 

@@ -248,4 +248,4 @@ class Pool(Protocol):
         """How many nodes a job can get at most; None where nobody says. Raises EnvbuildError as `in_service` does."""
 
     def queue(self, nodes: int, seconds: int) -> str | None:
-        """The queue for so many nodes and seconds; None: the site's default. Raises EnvbuildError `queue-none-fits`."""
+        """The queue for so many nodes and seconds; None: the default. Raises EnvbuildError `partition-unknown`."""

@@ -126,7 +126,7 @@ class Pbs(Scheduler):
     def pool(self, target: Target) -> pbs_answers.Queues:
         """The queues that jobs of a target may go to, and what their nodes offer.
 
-        Raises EnvbuildError `queue-unknown` (exit 2), `queue-closed` (exit 75), `scheduler-missing`,
+        Raises EnvbuildError `partition-unknown` (exit 2), `partition-out-of-service` (exit 75), `scheduler-missing`,
         `scheduler-unreachable`.
         """
         wanted = target.scheduler

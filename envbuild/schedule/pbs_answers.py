@@ -85,7 +85,7 @@ class Queues:
         )
 
     def queue(self, nodes: int, seconds: int) -> str | None:
-        """The first queue that takes such a job. Raises EnvbuildError `queue-none-fits` (exit 2)."""
+        """The first queue that takes such a job. Raises EnvbuildError `partition-unknown` (exit 2)."""
         if not self.limits:
             return None
         for limit in self.limits:
@@ -93,7 +93,7 @@ class Queues:
             if fits and (limit.time_limit is None or seconds <= seconds_of(limit.time_limit)):
                 return limit.name
         raise EnvbuildError(
-            "queue-none-fits",
+            "partition-unknown",
             f"no queue takes a job of {plural(nodes, 'node')} for {clock_text(seconds)}",
             why="; ".join(map(_told, self.limits)),
             hint="change `scheduler: {nodes: ..., time_limit: ...}`, or name a queue: `scheduler: {queue: ...}`",
@@ -131,12 +131,12 @@ def parse_nodes(text: str) -> dict[str, Attributes]:
 
 
 def check_queues(limits: Sequence[QueueLimits], there: Mapping[str, Attributes], host: str) -> None:
-    """Raises EnvbuildError `queue-unknown` (exit 2), `queue-closed` (exit 75)."""
+    """Raises EnvbuildError `partition-unknown` (exit 2), `partition-out-of-service` (exit 75)."""
     for limit in limits:
         told = there.get(limit.name)
         if told is None:
             raise EnvbuildError(
-                "queue-unknown",
+                "partition-unknown",
                 f"there is no queue {limit.name} on this cluster",
                 why=f"`qstat -Q` on {host} lists: {', '.join(sorted(there)) or 'nothing'}",
                 hint="name one of them: `scheduler: {queue: NAME}`",
@@ -144,7 +144,7 @@ def check_queues(limits: Sequence[QueueLimits], there: Mapping[str, Attributes],
     # Where one of several is closed, jobs for it are refused by qsub in its own words.
     if limits and all(there[limit.name].get("enabled") == "False" for limit in limits):
         raise EnvbuildError(
-            "queue-closed",
+            "partition-out-of-service",
             f"the queue {limits[0].name} takes no jobs now",
             why="its attribute `enabled` is False",
             hint=f"`qstat -Qf {limits[0].name}` says more; name another queue, or wait",

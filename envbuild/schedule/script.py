@@ -74,11 +74,11 @@ def pbs_preamble(shared: str, prefix: str, stack: str) -> str:
 
 
 def make_folder(runner: Runner, folder: str) -> None:
-    """Make a folder for this user alone. Raises EnvbuildError `job-folder-unwritable` (exit 7)."""
+    """Make a folder for this user alone. Raises EnvbuildError `not-writable` (exit 7)."""
     done = runner.run(["mkdir", "-p", "-m", "0700", "--", folder])
     if not done.ok:
         raise EnvbuildError(
-            "job-folder-unwritable",
+            "not-writable",
             f"{folder} cannot be made on {runner.host}",
             why=done.err.strip()[-300:],
             hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",

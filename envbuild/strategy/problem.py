@@ -74,13 +74,13 @@ def problem(
 ) -> Problem:
     """The search for a stack. What is not said is taken from the document's cases for so many GPUs.
 
-    Raises EnvbuildError: `strategy-unknown` where the stack's recipe takes no degrees, `strategy-model`,
-    `launch-model-unknown` (all exit 2).
+    Raises EnvbuildError: `no-recipe` where the stack's recipe takes no degrees, `strategy-model`,
+    `launch-parameter` (all exit 2).
     """
     reference, data = launch_data(stack)
     if not _searchable(reference):
         raise EnvbuildError(
-            "strategy-unknown",
+            "no-recipe",
             f"the parallel degrees of {stack.name} cannot be searched",
             why=f"the recipe {data.recipe} does not take all of {', '.join(_NAMES)}",
             hint="the recipe alpa does: the stack megatron-alpa has it",
@@ -104,7 +104,7 @@ def problem(
 
 
 def shape_of(reference: Reference, name: str) -> Shape:
-    """The row of the model table. Raises EnvbuildError `launch-model-unknown` or `launch-does-not-fit`."""
+    """The row of the model table. Raises EnvbuildError `launch-parameter` or `launch-does-not-fit`."""
     row = model_row(reference, name, "model")
     require(
         row.sequence is not None and row.vocabulary is not None,

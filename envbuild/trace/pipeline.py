@@ -57,11 +57,11 @@ class Iteration:
 def pipeline_of(trace: Trace, name: str, stages: int | None, chunks: int | None) -> Pipeline:
     """Stages and chunks as they are given, else as the file's name says. Raises EnvbuildError, all exit 2:
 
-    `trace-empty` for no span, `trace-shape` where neither says them or they do not divide the ranks.
+    `trace-unusable` for no span, `trace-unusable` where neither says them or they do not divide the ranks.
     """
     if not len(trace):
         raise EnvbuildError(
-            "trace-empty",
+            "trace-unusable",
             f"{name} has no trace of a pipeline",
             why=f"{trace.others} lines without a record, {sum(trace.broken.values())} broken ones",
             hint="it needs the log of a MegatronAPP run: lines like `0, 3, forward start, 1700000000.25%`",
@@ -73,7 +73,7 @@ def pipeline_of(trace: Trace, name: str, stages: int | None, chunks: int | None)
     if not stages or not chunks or ranks % stages:
         why = "neither an option nor the name of the file says them"
         raise EnvbuildError(
-            "trace-shape",
+            "trace-unusable",
             f"it is not known how {ranks} ranks make a pipeline",
             why=f"{stages} stages do not divide them" if stages and chunks else why,
             hint="--pipeline STAGES --chunks CHUNKS, as the run was started with",
@@ -114,14 +114,14 @@ def bubble(found: Iterable[Iteration]) -> float:
 def shown(trace: Trace, found: list[Iteration], number: int | None) -> tuple[Iteration, list[Span]]:
     """One iteration and its spans by rank and time: the asked one, else the last that has as many as the fullest.
 
-    Raises EnvbuildError `trace-iteration` (exit 2).
+    Raises EnvbuildError `trace-unusable` (exit 2).
     """
     most = max(each.spans for each in found)
     wanted = number if number is not None else next(each.number for each in reversed(found) if each.spans == most)
     chosen = next((each for each in found if each.number == wanted), None)
     if chosen is None:
         raise EnvbuildError(
-            "trace-iteration",
+            "trace-unusable",
             f"there is no iteration {wanted}",
             hint=f"--iteration {found[0].number} to {found[-1].number}",
         )

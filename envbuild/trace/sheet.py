@@ -106,14 +106,14 @@ def places(spans: Sequence[Span], pipeline: Pipeline) -> list[tuple[Span, int]]:
 
 
 def sheet(spans: Sequence[Span], pipeline: Pipeline) -> bytes:
-    """The file's bytes. Raises EnvbuildError `trace-wide` (exit 2) for more passes than a sheet has columns for."""
+    """The file's bytes. Raises EnvbuildError `trace-unusable` (exit 2) for more passes than a sheet has columns for."""
     import xlsxwriter
 
     found = places(spans, pipeline)
     widest = max(column for _, column in found) + 2
     if widest > _COLUMNS:
         raise EnvbuildError(
-            "trace-wide",
+            "trace-unusable",
             f"an iteration of {widest} columns has no place in a sheet",
             why=f"a sheet has {_COLUMNS}",
             hint="--format svg --format chrome",

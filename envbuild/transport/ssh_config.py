@@ -66,8 +66,8 @@ _run = _Run()
 def arguments(connection: Connection, host: str, way: Way | None = None) -> list[str]:
     """The options for OpenSSH, one argument each; the files that they name are there.
 
-    Without a `way` the one in which this run has logged in on `host`. Raises EnvbuildError `known-hosts-missing`,
-    `ssh-config-missing` (exit 3), and `path-unusable` (exit 2) for a path that OpenSSH's syntax cannot carry.
+    Without a `way` the one in which this run has logged in on `host`. Raises EnvbuildError `ssh-config-missing`
+    (exit 3), and `path-unusable` (exit 2) for a path that OpenSSH's syntax cannot carry.
     """
     number, folder = _number(connection)
     chosen: Way = way or ("users" if (number, host) in _run.users else "own")
@@ -154,7 +154,7 @@ def _text(connection: Connection, way: Way, socket_path: Path) -> str:
         hint = (
             "correct `known_hosts:` of the target's `connection:`; `ssh -o UserKnownHostsFile=FILE HOST true` makes one"
         )
-        known = _there(connection.known_hosts, "known-hosts-missing", hint)
+        known = _there(connection.known_hosts, "ssh-config-missing", hint)
         always += f"UserKnownHostsFile {_ssh_path(str(known))}\nGlobalKnownHostsFile none\n"
     share = f'ControlMaster auto\nControlPath {_ssh_path(str(socket_path))[:-1]}%C"\nControlPersist {_PERSIST}\n'
     if connection.config is None:

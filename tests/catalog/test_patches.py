@@ -196,9 +196,9 @@ def test_a_patch_that_does_not_fit_exits_4_and_says_why(tmp_path: Path, capsys: 
     (tmp_path / "setup.py").write_text(patch_shapes.NO_CHECK)
     code, out, err = call(capsys, "apply", "apex-cuda-check", tmp_path)
     assert (code, out) == (4, "")
-    assert "error[patch-no-hits]" in err
+    assert "error[patch-hits]" in err
     code, out, _ = call(capsys, "apply", "apex-cuda-check", tmp_path, "--json")
-    assert (code, json.loads(out)["error"]["code"]) == (4, "patch-no-hits")
+    assert (code, json.loads(out)["error"]["code"]) == (4, "patch-hits")
 
 
 def test_a_known_commit_makes_the_expected_places_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,5 +89,5 @@ def test_a_file_that_is_there_and_answers_that_make_no_target_leave_nothing_chan
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "lab.yaml").write_text("mine\n")
     there = init(tmp_path, answers=("local", "", "", ""))
-    assert isinstance(there.exception, EnvbuildError) and there.exception.code == "target-not-written"
+    assert isinstance(there.exception, EnvbuildError) and there.exception.code == "output-unwritable"
     assert (tmp_path / "lab.yaml").read_text() == "mine\n"

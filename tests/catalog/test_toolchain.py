@@ -63,7 +63,7 @@ def test_a_users_file_of_the_same_shape_replaces_the_shipped_one(tmp_path: Path)
 def test_an_interpreter_that_is_not_to_be_had_is_refused(version: str, arch: str, libc: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
         find_python(version, arch, libc)
-    assert caught.value.code == "interpreter-unavailable"
+    assert caught.value.code == "interpreter-missing"
     assert caught.value.exit_code == ExitCode.REFUSED
 
 

@@ -139,4 +139,4 @@ def test_the_store_of_a_target_is_asked_and_what_is_wrong_with_it_is_said(stored
     store.chmod(0o777)
     assert "every user can write it (mode 0777)" in world.good("store", "list", *mine).out
     done = world.run("store", "clean", *mine, "--yes", "--json")
-    assert (done.rc, done.json["errors"]["localhost"]["code"]) == (7, "store-not-writable")
+    assert (done.rc, done.json["errors"]["localhost"]["code"]) == (7, "not-writable")

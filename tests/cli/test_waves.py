@@ -25,7 +25,7 @@ def test_the_nodes_of_a_job_are_changed_at_once(
 ) -> None:
     assert run(["provision", "--target", cluster, *words]) == 2
     err = capsys.readouterr().err
-    assert "error[batch-of-jobs]" in err
+    assert "error[option-does-not-fit]" in err
     assert words[0] in err
 
 

@@ -50,4 +50,4 @@ def test_a_folder_that_cannot_be_written_is_no_traceback(texts: dict[str, str], 
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvbuildError) as caught:
         build.write(tmp_path / "file", texts)
-    assert caught.value.code == "context-unwritable"
+    assert caught.value.code == "output-unwritable"

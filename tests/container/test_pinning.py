@@ -48,7 +48,7 @@ def test_digests_that_cannot_be_written_leave_those_that_are_there(
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(EnvbuildError) as caught:
         write_digests(asked("b:2"), file)
-    assert (caught.value.code, caught.value.why) == ("image-digests-unwritable", "No space left on device")
+    assert (caught.value.code, caught.value.why) == ("output-unwritable", "No space left on device")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("images.toml", before)]
 
 

@@ -87,7 +87,7 @@ def test_who_pins_memory_for_infiniband_is_root_for_to_others_the_capability_is_
 def test_a_name_that_dns_does_not_take_is_refused(recipe: ImageRecipe, name: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
         documents(recipe, name=name)
-    assert caught.value.code == "pods-name"
+    assert caught.value.code == "name-unusable"
 
 
 def test_the_printed_text_is_what_was_made(recipe: ImageRecipe) -> None:

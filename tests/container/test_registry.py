@@ -151,7 +151,7 @@ def test_what_a_builder_is_answered_is_an_error_with_the_same_code(
     registry.manifest(status, headers, b"")
     with pytest.raises(EnvbuildError) as caught:
         builder, image = find_builder("buildah"), f"{registry.host}/team/image:1"
-        builder._move([builder.program, "pull", "--tls-verify=false", image], "image-push-failed", f"{image}: no")
+        builder._move([builder.program, "pull", "--tls-verify=false", image], "image-transfer-failed", f"{image}: no")
     if "user namespace" in caught.value.why:
         pytest.skip("buildah needs root or subordinate user ids")
     assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value.why
@@ -229,7 +229,7 @@ def test_a_tag_that_moved_is_told_with_both_digests_and_kept(tmp_path: Path) -> 
     (tmp_path / "images.toml").write_text("[images.a]\ndigest = 'no'\n")
     with pytest.raises(EnvbuildError) as caught:
         read_digests(tmp_path / "images.toml")
-    assert caught.value.code == "image-digests-unreadable"
+    assert caught.value.code == "file-unreadable"
 
 
 def test_the_configuration_of_an_image_is_read_and_its_id_is_that_of_its_bytes(registry: Registry) -> None:

@@ -249,7 +249,7 @@ def test_where_nothing_is_built_the_hint_names_the_profile_that_was_asked_for(bu
 
 def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
     world.tiny()
-    assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "bench-unknown"
+    assert world.run("bench", "./tiny.yaml", "--target", "local", "--gpus-per-node", "1").code == "no-recipe"
     assert built.run("bench", *ARGS, "--set", "dp=x").code == "launch-parameter"
     two = built.run("bench", *ARGS, "--nodes", "2")
     assert (two.rc, two.code) == (7, "launch-does-not-fit")
@@ -261,4 +261,4 @@ def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
     path = built.work / "bare.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load((built.work / "timed.yaml").read_text()) | {"reference": bare}))
     (built.work / "bare.lock.toml").write_text((built.work / "timed.lock.toml").read_text())
-    assert built.run("bench", "./bare.yaml", *ARGS[1:]).code == "bench-unknown"
+    assert built.run("bench", "./bare.yaml", *ARGS[1:]).code == "no-recipe"

@@ -86,7 +86,7 @@ def test_what_does_not_work_is_exit_4_and_what_is_in_use_stays(world: World, for
     before = world.current
     for files, code in (
         ({"fast.c": BROKEN}, "extension-broken"),
-        ({"quick/old.py": "KIND = float\n"}, "patch-no-hits"),
+        ({"quick/old.py": "KIND = float\n"}, "patch-hits"),
     ):
         locked(world, {"fast.c": FILES["fast.c"], **files})
         done = world.provision()

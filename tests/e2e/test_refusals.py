@@ -150,7 +150,7 @@ def small_disk(world: World) -> Iterator[object]:
 
 @pytest.mark.parametrize(
     ("options", "code"),
-    [("size=60m", "disk-full"), pytest.param("size=200m,nr_inodes=45", "inodes-full", marks=pytest.mark.slow)],
+    [("size=60m", "disk-full"), pytest.param("size=200m,nr_inodes=45", "disk-full", marks=pytest.mark.slow)],
 )
 def test_a_full_disk_is_told_and_leaves_nothing(world: World, small_disk: object, options: str, code: str) -> None:
     files = {f"alpha/m{number}.py": os.urandom(40000).hex().encode() for number in range(400)}

@@ -194,4 +194,4 @@ def test_facts_that_are_none_are_refused(content: str, mine: Path, tmp_path: Pat
     facts.write_text(content, encoding="latin-1")
     with pytest.raises(EnvbuildError) as caught:
         explain.main(args=[str(mine), "--facts", str(facts)], standalone_mode=False)
-    assert (caught.value.code, caught.value.exit_code) == ("facts-unreadable", 2)
+    assert (caught.value.code, caught.value.exit_code) == ("file-unreadable", 2)

@@ -180,10 +180,10 @@ def test_the_users_own_facts_file_and_one_of_its_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        ("{}", "facts-unreadable"),
-        ("[]", "facts-unreadable"),
-        ('{"a": {"protocol": 1}}', "facts-unreadable"),
-        ("no json", "facts-unreadable"),
+        ("{}", "file-unreadable"),
+        ("[]", "file-unreadable"),
+        ('{"a": {"protocol": 1}}', "file-unreadable"),
+        ("no json", "file-unreadable"),
     ],
 )
 def test_facts_that_cannot_be_used_are_refused(content: str, code: str, tmp_path: Path) -> None:

@@ -137,4 +137,4 @@ def test_a_script_of_uv_and_git_is_refused_with_what_installs_conda_packages(
     plan = Plan.from_plain({**{key: shown[key] for key in ("stack", "profile", "target")}, "nodes": nodes})
     with pytest.raises(EnvbuildError) as caught:
         render_script(plan, read_lock(stack.with_name("environment.lock.toml")))
-    assert (caught.value.code, caught.value.exit_code) == ("conda-in-a-script", ExitCode.REFUSED)
+    assert (caught.value.code, caught.value.exit_code) == ("script-impossible", ExitCode.REFUSED)

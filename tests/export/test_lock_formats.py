@@ -105,7 +105,7 @@ def test_a_wheelhouse_that_lacks_or_changes_a_file_is_refused(made: Lock, house:
     beta.write_bytes(good + b"x")
     with pytest.raises(EnvbuildError) as caught:
         export_lock(made, None, "pylock", house)
-    assert (caught.value.code, caught.value.exit_code) == ("wheelhouse-hash", ExitCode.INTEGRITY)
+    assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
     beta.unlink()
     with pytest.raises(EnvbuildError) as caught:
         export_lock(made, None, "pylock", house)

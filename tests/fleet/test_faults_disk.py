@@ -23,7 +23,7 @@ FILL = {
 CLOSED = f"mount --bind {PREFIX}/envs {PREFIX}/envs && mount -o remount,bind,ro {PREFIX}/envs"
 EMPTY = f"umount -l {PREFIX}/envs 2>/dev/null; mount -o remount,rw {PREFIX}; rm -rf {BALLAST}"
 BEFORE = {"space": (7, "disk-space"), "inodes": (7, "disk-inodes"), "read-only": (7, "prefix-usable")}
-DURING = {"space": (75, "disk-full"), "inodes": (75, "inodes-full"), "read-only": (7, "prefix-not-writable")}
+DURING = {"space": (75, "disk-full"), "inodes": (75, "disk-full"), "read-only": (7, "not-writable")}
 
 
 @pytest.fixture(scope="module")

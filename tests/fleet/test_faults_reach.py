@@ -102,7 +102,7 @@ def test_a_node_that_prints_100_megabytes_costs_little_and_is_named(three: Place
         assert done.rc == 3, done.err
         assert set(done.json["facts"]) == {node.address for node in nodes[:2]}
         error = done.json["errors"][loud.address]
-        assert (error["code"], error["exit"]) == ("contact-too-much-output", 3)
+        assert (error["code"], error["exit"]) == ("contact-failed", 3)
         assert "16 MiB" in error["why"]
         assert int(measured.read_text()) < 300_000, "kilobytes that this machine needed for it"
         assert seconds < 200

@@ -107,7 +107,7 @@ def test_what_keeps_the_toolchain_from_a_node_is_told_with_its_own_code(
 
     node.run(["touch", PREFIX])
     code, error = _refused(nodes_world, node)
-    assert (code, error["code"]) == (7, "prefix-not-writable")
+    assert (code, error["code"]) == (7, "not-writable")
     node.run(["rm", PREFIX])
 
     node.run(["mv", "/bin/gzip", "/bin/gzip-away"])

@@ -345,15 +345,15 @@ def grown(path: Path, size: int) -> None:
 
 
 UNSAFE: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "a link": (far, "kit-unsafe", "README.md"),
-    "a folder that is a link": (far_folder, "kit-unsafe", "report"),
-    "a pipe": (lambda k: os.mkfifo(k / "pipe"), "kit-unsafe", "pipe"),
-    "a hidden file": (lambda k: (k / ".git").mkdir(), "kit-unsafe", ".git"),
-    "a name that acts on terminals": (lambda k: (k / "a\x1b[2J").touch(), "kit-unsafe", "a\\x1b[2J"),
-    "a name that is no UTF-8": (lambda k: Path(os.fsdecode(bytes(k) + b"/\xff")).touch(), "kit-unsafe", ""),
-    "a hundred megabytes": (lambda k: grown(k / "README.md", 100_000_000), "kit-too-large", "README.md"),
-    "a manifest of two megabytes": (lambda k: grown(k / "kit.json", 2_000_000), "kit-too-large", "kit.json"),
-    "too many files": (lambda k: [(k / f"f{n}").touch() for n in range(2001)], "kit-too-large", "f"),
+    "a link": (far, "kit-invalid", "README.md"),
+    "a folder that is a link": (far_folder, "kit-invalid", "report"),
+    "a pipe": (lambda k: os.mkfifo(k / "pipe"), "kit-invalid", "pipe"),
+    "a hidden file": (lambda k: (k / ".git").mkdir(), "kit-invalid", ".git"),
+    "a name that acts on terminals": (lambda k: (k / "a\x1b[2J").touch(), "kit-invalid", "a\\x1b[2J"),
+    "a name that is no UTF-8": (lambda k: Path(os.fsdecode(bytes(k) + b"/\xff")).touch(), "kit-invalid", ""),
+    "a hundred megabytes": (lambda k: grown(k / "README.md", 100_000_000), "kit-invalid", "README.md"),
+    "a manifest of two megabytes": (lambda k: grown(k / "kit.json", 2_000_000), "kit-invalid", "kit.json"),
+    "too many files": (lambda k: [(k / f"f{n}").touch() for n in range(2001)], "kit-invalid", "f"),
     "no manifest": (lambda k: (k / "kit.json").unlink(), "kit-invalid", "kit.json"),
     "half a manifest": (lambda k: cut(k / "kit.json"), "kit-invalid", "kit.json"),
     "a truncated evidence": (lambda k: cut(k / "report" / "evidence.json"), "evidence-invalid", "evidence.json"),
@@ -401,7 +401,7 @@ def test_a_manifest_that_means_two_things_or_none_is_refused(
 
 def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
     edited(lambda d: d.update(schema_version="3.0"))(kit / "kit.json")
-    assert refused(kit).code == "kit-version"
+    assert refused(kit).code == "kit-invalid"
 
 
 def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
@@ -453,27 +453,27 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int =
 
 ALONE = render(Manifest(envbuild="1", form="full"))
 TARS: dict[str, tuple[bytes, str, str]] = {
-    "a way out": (packed({"../evil": b""}), "kit-unsafe", "../evil"),
-    "a way out further in": (packed({"kit/a/../../../evil": b""}), "kit-unsafe", "evil"),
-    "an absolute path": (packed({"/etc/cron.d/evil": b""}), "kit-unsafe", "/etc/cron.d/evil"),
-    "a link": (packed({}, member("kit/README.md", tarfile.SYMTYPE, "/etc/passwd")), "kit-unsafe", "README.md"),
-    "a hard link": (packed({}, member("kit/README.md", tarfile.LNKTYPE, "/etc/passwd")), "kit-unsafe", "README.md"),
-    "a device": (packed({}, member("kit/null", tarfile.CHRTYPE)), "kit-unsafe", "kit/null"),
-    "a pipe": (packed({}, member("kit/pipe", tarfile.FIFOTYPE)), "kit-unsafe", "kit/pipe"),
-    "a file twice": (packed({"kit/a": b"1"}) [:1024] + packed({"kit/a": b"2"}), "kit-unsafe", "kit/a"),
-    "a file below a file": (packed({"kit/a": b"1", "kit/a/b": b"2"}), "kit-unsafe", "kit/a/b"),
+    "a way out": (packed({"../evil": b""}), "kit-invalid", "../evil"),
+    "a way out further in": (packed({"kit/a/../../../evil": b""}), "kit-invalid", "evil"),
+    "an absolute path": (packed({"/etc/cron.d/evil": b""}), "kit-invalid", "/etc/cron.d/evil"),
+    "a link": (packed({}, member("kit/README.md", tarfile.SYMTYPE, "/etc/passwd")), "kit-invalid", "README.md"),
+    "a hard link": (packed({}, member("kit/README.md", tarfile.LNKTYPE, "/etc/passwd")), "kit-invalid", "README.md"),
+    "a device": (packed({}, member("kit/null", tarfile.CHRTYPE)), "kit-invalid", "kit/null"),
+    "a pipe": (packed({}, member("kit/pipe", tarfile.FIFOTYPE)), "kit-invalid", "kit/pipe"),
+    "a file twice": (packed({"kit/a": b"1"}) [:1024] + packed({"kit/a": b"2"}), "kit-invalid", "kit/a"),
+    "a file below a file": (packed({"kit/a": b"1", "kit/a/b": b"2"}), "kit-invalid", "kit/a/b"),
     "a file said to be huge": (
-        member("kit/a", size=10**12).tobuf(tarfile.GNU_FORMAT) + packed({}), "kit-too-large", "kit/a",
+        member("kit/a", size=10**12).tobuf(tarfile.GNU_FORMAT) + packed({}), "kit-invalid", "kit/a",
     ),
-    "a name that acts on terminals": (packed({"kit/\x1b[2J": b""}), "kit-unsafe", "\\x1b[2J"),
+    "a name that acts on terminals": (packed({"kit/\x1b[2J": b""}), "kit-invalid", "\\x1b[2J"),
     "no tar file": (b"hello", "kit-invalid", "kit.tar"),
     "an empty file": (b"", "kit-invalid", "kit.tar"),
     "another format": (b"\x1f\x8b\x08\x00" + b"0" * 600, "kit-invalid", "kit.tar"),
     "half of one": (packed({"kit/kit.json": b"x" * 9000})[:4000], "kit-invalid", "kit.tar"),
     "no manifest": (packed({"kit/a": b""}), "kit-invalid", "kit.json"),
     "D73, a manifest alone": (packed({"k/kit.json": ALONE}), "kit-invalid", "kit.json"),
-    "a file beside the kit": (packed({"kit/kit.json": b"", "README.html": b""}), "kit-unsafe", "README.html"),
-    "a folder beside the kit": (packed({"a/kit.json": b"", "b/kit.json": b""}), "kit-unsafe", "b"),
+    "a file beside the kit": (packed({"kit/kit.json": b"", "README.html": b""}), "kit-invalid", "README.html"),
+    "a folder beside the kit": (packed({"a/kit.json": b"", "b/kit.json": b""}), "kit-invalid", "b"),
 }  # fmt: skip
 
 
@@ -496,7 +496,7 @@ def test_a_tar_file_larger_than_any_kit_is_refused_before_it_is_read(tmp_path: P
     assert "not an uncompressed tar file" in refused(packed_one).why
     path = tmp_path / "kit.tar"
     grown(path, 10**10)
-    assert refused(path).code == "kit-too-large"
+    assert refused(path).code == "kit-invalid"
     assert refused(tmp_path / "none.tar").code == "kit-missing"
 
 
@@ -508,7 +508,7 @@ def test_a_tar_file_that_somebody_made_of_the_folder_holds_too(kit: Path) -> Non
 
 def test_a_kit_of_more_bytes_than_all_may_have_is_refused(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "LARGEST_ALL", 10_000)
-    assert refused(kit).code == "kit-too-large"
+    assert refused(kit).code == "kit-invalid"
 
 
 def accepted(path: Path) -> bool:

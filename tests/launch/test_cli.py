@@ -42,7 +42,7 @@ def test_one_node_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--node_rank 1" in out and "--node_rank 0" not in out
     with pytest.raises(EnvbuildError) as caught:
         run(capsys, "megatronapp", *arguments, "--node", "2")
-    assert caught.value.code == "launch-node"
+    assert caught.value.code == "launch-parameter"
 
 
 def test_gpus_of_a_node_are_the_targets_unless_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_what_could_be_read_as_an_option_is_refused(
 ) -> None:
     with pytest.raises(EnvbuildError) as caught:
         run(capsys, "opt-175b", "--gpus-per-node", "8", "--output", str(tmp_path), f"{option}={value}")
-    assert caught.value.code == "launch-place"
+    assert caught.value.code == "launch-parameter"
 
 
 @pytest.mark.parametrize("path", ["out", "/a/../b", "/a/.."])

@@ -153,7 +153,7 @@ def test_without_an_environment_or_for_a_stack_that_does_not_say_how_nothing_is_
     silent = known.model_copy(update={"reference": known.reference.model_copy(update={"prepare": ()})})
     for each, where, code in (
         (known, built.model_copy(update={"environment": str(tmp_path / "none")}), "environment-unknown"),
-        (silent, built, "data-unknown"),
+        (silent, built, "no-recipe"),
     ):
         with pytest.raises(EnvbuildError) as caught:
             make(each, where)

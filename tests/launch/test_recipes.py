@@ -62,7 +62,7 @@ def test_every_document_has_a_recipe_and_the_default_stack_says_that_it_has_none
     assert {launch_data(stack(name))[1].recipe for name in WITH_RECIPE} == set(RECIPES)
     with pytest.raises(EnvbuildError) as caught:
         started("torch-smoke", place())
-    assert (caught.value.code, caught.value.exit_code) == ("launch-no-recipe", ExitCode.USAGE)
+    assert (caught.value.code, caught.value.exit_code) == ("no-recipe", ExitCode.USAGE)
 
 
 @pytest.mark.parametrize("name", WITH_RECIPE)
@@ -130,7 +130,7 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_name(name: str, values: dic
 )
 def test_an_unknown_model_is_refused_with_the_nearest_row(name: str, key: str, near: str) -> None:
     found = refusal(name, place(), **{key: near + "x"})
-    assert (found.code, found.hint) == ("launch-model-unknown", f"did you mean `{near}`?")
+    assert (found.code, found.hint) == ("launch-parameter", f"did you mean `{near}`?")
 
 
 @pytest.mark.parametrize("name", WITH_RECIPE)
@@ -139,7 +139,7 @@ def test_two_nodes_need_an_address(name: str) -> None:
     if name == OPT:
         assert started(name, place(2, master=None)).nodes == 2, "metaseq finds its nodes itself"
         return
-    assert refusal(name, place(2, master=None), **values).code == "launch-master"
+    assert refusal(name, place(2, master=None), **values).code == "launch-parameter"
 
 
 # --- ALCF ---------------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_alcf_script_launches_empty_sizes_for_an_unknown_key_and_the_recipe_refu
     assert row["exit"] == 0
     with pytest.raises(EnvbuildError) as caught:
         alcf_launch(row)
-    assert caught.value.code == "launch-model-unknown"
+    assert caught.value.code == "launch-parameter"
     assert caught.value.hint.startswith("did you mean `GPT")
 
 

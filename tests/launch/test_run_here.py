@@ -69,12 +69,12 @@ def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
     done = run(*given, "--run", cwd=tmp_path)
     assert (done.returncode, "error[environment-unknown]" in done.stderr) == (1, True)
     done = run(*given, "--run", "--nodes", "2", "--master", "10.0.0.1", cwd=tmp_path)
-    assert (done.returncode, "error[launch-node]" in done.stderr) == (2, True)
+    assert (done.returncode, "error[launch-parameter]" in done.stderr) == (2, True)
     for wrong in (("--submit", "--run"), ("--no-wait",), ("--submit", "--master", "x"), ("--submit", "--node", "1")):
         done = run(*given, *wrong, cwd=tmp_path)
         assert (done.returncode, "error[usage]" in done.stderr) == (2, True), wrong
     done = run(*given, "--submit", "--time-limit", "1h", "-t", "local", cwd=tmp_path)
-    assert (done.returncode, "error[submit-without-jobs]" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "error[option-does-not-fit]" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("user", [None, "ada"])

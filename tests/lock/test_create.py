@@ -442,7 +442,7 @@ def test_a_base_without_what_the_stack_relies_on_is_refused(
     for wanted, says in (("torch", "no torch"), ("alpha>=2", "alpha 1.0")):
         with pytest.raises(EnvbuildError) as caught:
             make(on_base([], provides=[wanted]), supply(), base_python=base_python)
-        assert (caught.value.code, caught.value.exit_code) == ("base-lacks-package", ExitCode.REFUSED)
+        assert (caught.value.code, caught.value.exit_code) == ("base-lacks", ExitCode.REFUSED)
         assert says in caught.value.why
     with pytest.raises(EnvbuildError) as caught:
         make(on_base([]), supply(), base_python=tmp_path / "none")

@@ -68,4 +68,4 @@ def test_names_are_normalised_and_file_names_unquoted() -> None:
 def test_an_answer_that_uv_never_gives_is_an_internal_error(text: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
         parse_pylock(text)
-    assert caught.value.code == "pylock-unreadable"
+    assert caught.value.code == "installation-broken"

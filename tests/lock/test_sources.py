@@ -216,7 +216,7 @@ def test_a_lock_of_other_patches_gets_todays_pins_and_trees_without_a_resolution
 
 def test_a_patched_tree_that_cannot_be_had_is_told_and_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> str:
-        raise PatchError("patch-no-hits", "patch x found 0 places")
+        raise PatchError("patch-hits", "patch x found 0 places")
 
     monkeypatch.setattr(sources, "_patched_tree", refused)
     told: list[str] = []

@@ -483,7 +483,7 @@ def test_evidence_of_another_schema_version_is_refused(tmp_path: Path) -> None:
         path.write_text(json.dumps(evidence().to_json_dict() | {"schema_version": version}))
         with pytest.raises(EnvbuildError) as error:
             open_report(path)
-        assert error.value.code == "evidence-version"
+        assert error.value.code == "evidence-invalid"
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_missing_evidence_and_an_unwritable_directory_are_coded_errors(tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvbuildError) as refused:
         write_report(evidence(), tmp_path / "file" / "below")
-    assert refused.value.code == "report-not-written"
+    assert refused.value.code == "output-unwritable"
 
 
 @pytest.mark.parametrize("render", [render_html, render_markdown])

@@ -130,7 +130,7 @@ def test_a_key_that_is_none_and_signers_that_cannot_be_read_are_coded_errors(cop
     assert problems(copy, keys.signers) == set()
     with pytest.raises(EnvbuildError) as caught:
         verify_report(copy, signers=copy / "none")
-    assert caught.value.code == "signers-unreadable"
+    assert caught.value.code == "file-unreadable"
 
 
 Envelope = dict[str, Any]

@@ -191,4 +191,4 @@ def test_damaged_data_are_a_coded_error() -> None:
     del plain["cuda"]["driver_floors"]
     with pytest.raises(EnvbuildError) as caught:
         compat_from_plain(plain)
-    assert caught.value.code == "compat-data"
+    assert caught.value.code == "installation-broken"

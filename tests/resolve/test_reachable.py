@@ -26,7 +26,7 @@ NODE_RULES = (
     "python-not-there",
     "base-asked",
     "base-module",
-    "base-lacks-package",
+    "base-lacks",
     "replaces-base-package",
     "platform",
     "no-fitting-file",

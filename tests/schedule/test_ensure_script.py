@@ -130,7 +130,7 @@ def test_what_node_local_jobs_need_is_refused_by_name() -> None:
         (lambda: require_shared(target()), "shared-missing", 2),
         (lambda: refuse_prolog(target(placement="shared")), "prolog-not-needed", 2),
         (lambda: refuse_prolog(target()), "shared-missing", 2),
-        (lambda: refuse_script(target()), "script-of-node-local", 7),
+        (lambda: refuse_script(target()), "script-impossible", 7),
     ):
         with pytest.raises(EnvbuildError) as caught:
             call()

@@ -146,7 +146,7 @@ def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> N
     for nodes, seconds in ((3, 60), (2, 3601), (25, 60)):
         with pytest.raises(EnvbuildError) as caught:
             pool.queue(nodes, seconds)
-        assert (caught.value.code, caught.value.exit_code) == ("queue-none-fits", ExitCode.USAGE)
+        assert (caught.value.code, caught.value.exit_code) == ("partition-unknown", ExitCode.USAGE)
         assert caught.value.why == "debug: 1 to 2 nodes, 1h at most; prod: 10 to 24 nodes, 3h at most"
     assert pbs.pool(target(queue="prod", queues=limits)).queue(3, 99999) == "prod"
     assert pbs.pool(target()).queue(3, 60) is None
@@ -155,12 +155,12 @@ def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> N
 def test_a_queue_that_is_not_there_or_closed_is_told_before_anything_is_submitted(fake: FakePbs, pbs: Pbs) -> None:
     with pytest.raises(EnvbuildError) as caught:
         pbs.pool(target(queue="large"))
-    assert (caught.value.code, caught.value.exit_code) == ("queue-unknown", ExitCode.USAGE)
+    assert (caught.value.code, caught.value.exit_code) == ("partition-unknown", ExitCode.USAGE)
     assert "lists: debug, prod" in caught.value.why
     fake.say("closed")
     with pytest.raises(EnvbuildError) as caught:
         pbs.pool(target(queue="debug"))
-    assert (caught.value.code, caught.value.exit_code) == ("queue-closed", ExitCode.TRY_AGAIN)
+    assert (caught.value.code, caught.value.exit_code) == ("partition-out-of-service", ExitCode.TRY_AGAIN)
 
 
 def test_gpus_are_asked_for_by_number_on_nodes_that_offer_them(fake: FakePbs, pbs: Pbs) -> None:

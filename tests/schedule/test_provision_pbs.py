@@ -102,7 +102,7 @@ def test_a_test_that_fails_is_told_for_all_nodes_and_a_queue_that_is_closed_ends
     world.fake.say("closed")
     done = world.job()
     # One of two queues may be closed; here both are.
-    assert (done.rc, done.code) == (75, "queue-closed")
+    assert (done.rc, done.code) == (75, "partition-out-of-service")
 
 
 def test_a_job_that_outlives_its_time_says_so_and_the_same_command_with_more_time_ends_well(world: PbsWorld) -> None:

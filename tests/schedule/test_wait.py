@@ -142,8 +142,8 @@ def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_end
 
     monkeypatch.setattr(script, "poll", unreachable_for_a_while)
     assert wait_for(script, job(), "1", clock=clock).good
-    clock.time, error = 0.0, EnvbuildError("job-folder-unwritable", "no")
-    with pytest.raises(EnvbuildError, match="job-folder-unwritable"):
+    clock.time, error = 0.0, EnvbuildError("not-writable", "no")
+    with pytest.raises(EnvbuildError, match="not-writable"):
         wait_for(script, job(), "1", clock=clock)
 
 

@@ -169,7 +169,7 @@ def _damaged(world: JobWorld, file: Path) -> None:
     nodes = by_node(broken)
     assert broken.rc in (5, 8), broken.err
     assert (nodes["gpu1"]["status"], nodes["gpu1"]["exit"]) == ("ok", 0)
-    assert (nodes["gpu2"]["exit"], nodes["gpu2"]["error"]["code"]) == (5, "image-file-damaged")
+    assert (nodes["gpu2"]["exit"], nodes["gpu2"]["error"]["code"]) == (5, "image-damaged")
     assert _names(world) == ["envbuild-provision"]
     good = world.job(timeout=LONG)
     assert good.rc == 0, good.err

@@ -213,5 +213,5 @@ def test_what_node_local_needs_is_told_before_anything(world: LocalWorld) -> Non
     assert (done.rc, "prolog-not-needed" in done.err) == (2, True)
     world.target()
     done = world.run("provision", "--target", "./cluster.yaml", "--print-script")
-    assert (done.rc, "script-of-node-local" in done.err) == (7, True)
+    assert (done.rc, "script-impossible" in done.err) == (7, True)
     assert world.submitted() == []

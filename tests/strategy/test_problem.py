@@ -46,7 +46,7 @@ def test_where_the_document_says_nothing_the_model_and_the_batch_must_be_given()
 def test_a_recipe_that_takes_no_degrees_and_a_model_that_fits_nowhere_are_refused() -> None:
     with pytest.raises(EnvbuildError) as caught:
         problem(load_stack("opt-175b").stack, 8, machine(H200))
-    assert caught.value.code == "strategy-unknown"
+    assert caught.value.code == "no-recipe"
     with pytest.raises(EnvbuildError) as caught:
         problem(load_stack("megatron-alpa").stack, 1, machine(V100), "39B", 8).ranked()
     assert (caught.value.code, int(caught.value.exit_code)) == ("launch-does-not-fit", 7)

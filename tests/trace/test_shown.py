@@ -154,11 +154,11 @@ def test_the_last_whole_iteration_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "lines", "words", "code"),
     [
-        ("t.txt", ["nothing"], (), "trace-empty"),
-        ("t.txt", iteration(2, 2, 2), (), "trace-shape"),
-        (NAME, iteration(3, 3, 2), (), "trace-shape"),
-        (NAME, iteration(2, 2, 2), ("--iteration", "7"), "trace-iteration"),
-        (NAME, iteration(2, 2, 7000), ("--format", "xlsx"), "trace-wide"),
+        ("t.txt", ["nothing"], (), "trace-unusable"),
+        ("t.txt", iteration(2, 2, 2), (), "trace-unusable"),
+        (NAME, iteration(3, 3, 2), (), "trace-unusable"),
+        (NAME, iteration(2, 2, 2), ("--iteration", "7"), "trace-unusable"),
+        (NAME, iteration(2, 2, 7000), ("--format", "xlsx"), "trace-unusable"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_and_leaves_no_file(

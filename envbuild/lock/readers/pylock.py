@@ -73,7 +73,7 @@ def _file(entry: dict[str, Any]) -> OfferedFile:
 
 
 def parse_pylock(text: str) -> list[Offer]:
-    """The packages of a pylock file, by name. Raises EnvbuildError `pylock-unreadable` for what uv never writes."""
+    """The packages of a pylock file, by name. Raises EnvbuildError `installation-broken` for what uv never writes."""
     try:
         data = tomllib.loads(text)
         offers = [
@@ -87,7 +87,7 @@ def parse_pylock(text: str) -> list[Offer]:
         ]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise EnvbuildError(
-            "pylock-unreadable", "uv's answer could not be read", why=f"{type(error).__name__}: {error}"
+            "installation-broken", "uv's answer could not be read", why=f"{type(error).__name__}: {error}"
         ) from error
     return sorted(offers, key=lambda offer: offer.name)
 

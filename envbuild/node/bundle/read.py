@@ -37,7 +37,7 @@ def unpack(path: str, folder: str, digest: str | None = None) -> Json:
     """Put all files of a bundle below `folder`, once every byte was checked; its index.
 
     Nothing of a bad bundle gets a place there. `digest`: only the bundle of this digest. Raises NodeError as `verify`,
-    and `disk-full`, `inodes-full` (exit 75).
+    and `disk-full` (exit 75).
     """
     os.makedirs(folder, exist_ok=True)
     staging = tempfile.mkdtemp(prefix=".bundle-", dir=folder)

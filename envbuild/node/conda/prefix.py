@@ -44,7 +44,7 @@ class Rattler:
     def install(self, records: "list[dict[str, Any]]", environment: "str") -> "None":
         """Put archives into `environment`; `records`: `archive`, `index`, `sha256` and `size` of each.
 
-        Raises NodeError `conda-install-failed` (exit 4), `disk-full`, `inodes-full` (75).
+        Raises NodeError `conda-install-failed` (exit 4), `disk-full` (75).
         """
         with tempfile.TemporaryDirectory(prefix="install-rattler-", dir=self.cache) as cache:
             self._run({"action": "install", "records": records, "prefix": environment, "cache": cache})

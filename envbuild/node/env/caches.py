@@ -39,7 +39,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     """Say what lies there and, with `args.dry_run` false, remove what nobody used for `args.keep_days`.
 
     `args.cache`: that of the target. Result as of `tidy`. Raises NodeError `prefix-busy` (exit 75),
-    `prefix-not-writable` (7) and `request-invalid`.
+    `not-writable` (7) and `request-invalid`.
     """
     args, prefix = request["args"], request["prefix"]
     days = argument(args, "keep_days", "a number of days, 0 or more", KEEP_DAYS)

@@ -156,7 +156,7 @@ def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: 
     """Install every locked package into `environment`, wheels first, then source distributions without isolation.
 
     Raises NodeError: `hash-unrecorded`, `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
-    `disk-full`, `inodes-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed`,
+    `disk-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed`,
     `build-failed` (4).
     """
     check_recorded(packages)
@@ -270,7 +270,7 @@ def _try_mirror(
     mirror = bool(tool.config.index_url or pip_config.alive(tool.config.extra_index_urls))
     mirror = mirror or any(os.environ.get(name) for name in _no_index())
     named = group.name in (artifacts.get("indexes") or {})
-    if error.exit_code == Exit.INTEGRITY or error.code in ("disk-full", "inodes-full") or not (named and mirror):
+    if error.exit_code == Exit.INTEGRITY or error.code == "disk-full" or not (named and mirror):
         raise error
     log("the index `%s` cannot be used (%s); trying the configured ones" % (group.name, error.code))
     try:

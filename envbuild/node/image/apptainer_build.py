@@ -19,7 +19,7 @@ _LAST = 2000  # characters of what the build printed, for the error
 def build(args: Json, prefix: str, held: "lease.Lease") -> Json:
     """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has and it is whole.
 
-    `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-archive-damaged`
+    `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-damaged`
     (exit 5), `image-build-failed` (4), `disk-full` (75).
     """
     path = os.path.join(prefix, "images", "%s-%s.sif" % (args["stack"], args["key"][:12]))
@@ -47,7 +47,7 @@ def _unpack(archive: str, wanted: str, folder: str) -> None:
                 opened.extract(member, folder)
     if why:
         raise NodeError(
-            "image-archive-damaged",
+            "image-damaged",
             "%s is not what the controller sent" % archive,
             why=why,
             hint="the same command sends it again",

@@ -120,7 +120,7 @@ def _take(args: Json, prefix: str, _held: "lease.Lease") -> Json:
 def _try(args: Json, prefix: str) -> Json:
     """Test inside, as one of the nodes that share the prefix; nothing that they share changes.
 
-    Raises NodeError `image-file-damaged` (exit 5), those of `load.load`, `image-does-not-run` (exit 1).
+    Raises NodeError `image-damaged` (exit 5), those of `load.load`, `image-does-not-run` (exit 1).
     """
     args["prefix"] = prefix
     if args["runtime"] in ("podman", "docker"):
@@ -138,7 +138,7 @@ def _try(args: Json, prefix: str) -> Json:
     found = hashing.digest_if_readable(path)
     if found is None or (wanted is not None and found != wanted):
         raise NodeError(
-            "image-file-damaged",
+            "image-damaged",
             "%s is not there or is not the file that was made" % path,
             why="its sha256 is %s here, made was %s" % ((found or "none")[:12], (wanted or "some")[:12]),
             hint="`envbuild provision --repair` makes it anew",

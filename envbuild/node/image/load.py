@@ -18,8 +18,8 @@ def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
 
     It is called by its id, but for docker with containerd's store of images, which knows that of its manifest.
 
-    Raises NodeError `image-archive-damaged`, `image-id-differs` (exit 5), `image-load-failed`, `image-pull-failed`
-    (exit 75), `disk-full`, `image-in-use` (75), `prefix-not-writable` (7).
+    Raises NodeError `image-damaged`, `image-id-differs` (exit 5), `image-transfer-failed`
+    (exit 75), `disk-full`, `image-in-use` (75), `not-writable` (7).
     """
     runtime, program, wanted = args["runtime"], args["program"], args["id"]
     if args.get("archive"):
@@ -73,13 +73,13 @@ def _bring(args: Json, program: str) -> str:
         with paths.coded_errors(args["tmp"]):
             os.makedirs(args["tmp"], exist_ok=True)
     if args.get("archive"):
-        _run([program, "load", "--input", args["archive"]], "image-load-failed", args, env)
+        _run([program, "load", "--input", args["archive"]], "image-transfer-failed", args, env)
         found = runtimes.image_id(program, args["name"] if kept_by_manifest else wanted)
         if kept_by_manifest and found:
             return found  # `check_archive` has compared the configuration in it
     else:
         words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
-        _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-pull-failed", args, env)
+        _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-transfer-failed", args, env)
         found = runtimes.image_id(program, args["pull"])
         if kept_by_manifest and found and args["pull"].endswith("@sha256:" + found):
             return found
@@ -101,10 +101,10 @@ def _make_file(args: Json, runtime: str, program: str, path: str, env: "dict[str
             words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
         else:
             words = [path, "docker-archive://" + args["archive"]]
-        _run([program, "build", "--force"] + words, "image-pull-failed" if pull else "image-load-failed", args, env)
+        _run([program, "build", "--force"] + words, "image-transfer-failed", args, env)
         return
     env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
-    _run([program, "import", "--output", path, enroot_uri(pull)], "image-pull-failed", args, env)
+    _run([program, "import", "--output", path, enroot_uri(pull)], "image-transfer-failed", args, env)
 
 
 def enroot_uri(reference: str) -> str:
@@ -123,7 +123,7 @@ def enroot_uri(reference: str) -> str:
 def check_archive(args: Json) -> None:
     """The file is the one that was sent, and the image in it has the id that it should have.
 
-    Raises NodeError `image-archive-damaged` (exit 5); the file is then removed.
+    Raises NodeError `image-damaged` (exit 5); the file is then removed.
     """
     path = args["archive"]
     found = hashing.digest_if_readable(path)
@@ -139,7 +139,7 @@ def check_archive(args: Json) -> None:
 
 def _damaged(path: str, why: str) -> "NodeError":
     return NodeError(
-        "image-archive-damaged",
+        "image-damaged",
         "%s is not the image that the controller sent" % path,
         why=why,
         hint="the same command sends it again",

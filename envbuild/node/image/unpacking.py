@@ -17,7 +17,7 @@ def folder(args: "Json", prefix: str) -> "Iterator[tuple[str, dict[str, str | No
     """A folder in `tmp` of the target, else in `<prefix>/tmp`, removed in the end; and the variables that lead there.
 
     enroot unpacks there only where `tmp` says so: it needs what file systems of networks may not have (overlays,
-    extended attributes), and keeps to TMPDIR. Raises NodeError `prefix-not-writable`, `disk-full` (exit 7, 75).
+    extended attributes), and keeps to TMPDIR. Raises NodeError `not-writable`, `disk-full` (exit 7, 75).
     """
     top = _new(args.get("tmp") or os.path.join(prefix, "tmp"))
     try:

@@ -33,7 +33,7 @@ def obtain(
     written is read; then, or when the disk has filled up during the build, the wheel is used and not stored, which
     `store.notes` say.
 
-    Raises NodeError `build-busy` (75), `disk-full` or `inodes-full` (75, before anything is built), `build-failed` (4).
+    Raises NodeError `build-busy` (75), `disk-full` (75, before anything is built), `build-failed` (4).
     """
     key = build_key(inputs)
     entry = _private(store, key, tmp)

@@ -22,7 +22,7 @@ def pack(store: Store, keys: list[str], to: str) -> Json:
     """Write the entries of `keys` into the new bundle `to`; every wheel is checked.
 
     Result: `file`, `sha256`, `bytes`, `digest` of the bundle. Raises NodeError `wheel-unknown` (exit 2) for a key that
-    the store has not, `store-not-writable` (7), `disk-full` or `inodes-full` (75).
+    the store has not, `not-writable` (7), `disk-full` or `disk-full` (75).
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=os.path.dirname(to)) as work:
@@ -35,7 +35,7 @@ def pack(store: Store, keys: list[str], to: str) -> Json:
             os.rename(half, to)
     except OSError as error:
         raise paths.no_room(error, os.path.dirname(to)) or NodeError(
-            "store-not-writable", f"cannot write {to}", why=str(error)
+            "not-writable", f"cannot write {to}", why=str(error)
         ) from error
     return {"file": to, "sha256": hashing.digest_of(to), "bytes": os.path.getsize(to), "digest": made["digest"]}
 
@@ -69,7 +69,7 @@ def take_in(path: str, folder: str, index: Json) -> None:
     """Take the built wheels of a bundle that was unpacked into `folder` into the store at `path`.
 
     A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `disk-full` or
-    `inodes-full` (75).
+    `disk-full` (75).
     """
     keys = sorted({row["key"] for row in index["files"] if row["what"] == "built wheel"})
     if not keys:
@@ -86,7 +86,7 @@ def take_in(path: str, folder: str, index: Json) -> None:
         except wheel_entry.UnusableEntryError as found:
             raise bundle_index.damaged(place, found.why) from None
         except NodeError as error:
-            if error.code != "store-not-writable":
+            if error.code != "not-writable":
                 raise
             log(f"warning: built wheels are not taken in: {error} ({error.why})")
             return

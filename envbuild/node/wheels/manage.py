@@ -116,7 +116,7 @@ def _prune(path: str, args: Json) -> "tuple[bool, Store, Json]":
     store = Store(path, create=os.path.isdir(path) and not dry)
     if os.path.isdir(path) and not dry and store.use != "read-write":
         raise NodeError(
-            "store-not-writable",
+            "not-writable",
             "the wheel store %s cannot be pruned" % store.path,
             why="; ".join(store.notes),
             hint="its owner can prune it",

@@ -49,7 +49,7 @@ class Store:
     """
 
     def __init__(self, path: str, create: bool = False) -> None:
-        """Look at the store, with `create` making it; raises NodeError `disk-full` or `inodes-full` (exit 75)."""
+        """Look at the store, with `create` making it; raises NodeError `disk-full` (exit 75)."""
         self.path = os.path.realpath(path)
         self.notes: list[str] = []
         self.use = "none"
@@ -209,7 +209,7 @@ class Store:
     ) -> "Entry":
         """Keep the wheel at the path `wheel` under the key of `inputs`; returns its Entry, or the one that was first.
 
-        Raises NodeError `disk-full`, `inodes-full` (exit 75) or `store-not-writable` (7), with nothing half there.
+        Raises NodeError `disk-full` (exit 75) or `not-writable` (7), with nothing half there.
         """
         name = os.path.basename(wheel)
         if not wheel_entry.is_wheel_name(name):
@@ -221,7 +221,7 @@ class Store:
             return self._put(data, wheel)
         except OSError as error:
             raise paths.no_room(error, self.path) or NodeError(
-                "store-not-writable",
+                "not-writable",
                 "the wheel store %s cannot be written" % self.path,
                 why=str(error),
                 hint="name another store, or have its permissions changed",

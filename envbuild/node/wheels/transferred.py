@@ -32,7 +32,7 @@ class Handed:
         """Take the bundle into the store at `path` and remove it; it is unpacked below `tmp`.
 
         A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `bundle-missing`
-        (2), `disk-full` or `inodes-full` (75).
+        (2), `disk-full` (75).
         """
         if not self.file:
             return

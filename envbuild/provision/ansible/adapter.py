@@ -57,13 +57,13 @@ def run_playbook(
     is asked about ten times a second; SIGINT and SIGTERM cancel as well. A task that fails is a result, not an error.
     Steps that a node was not asked for are neither counted nor reported.
 
-    Raises EnvbuildError `ansible-missing` (exit 70), `playbook-broken` (exit 70, no task ran although some should),
+    Raises EnvbuildError `installation-broken` (exit 70), `playbook-broken` (exit 70, no task ran although some should),
     `playbook-deadline` (exit 4) and `interrupted` (exit 130); in the last two cases every started process has ended.
     """
     program = find_program("ansible-playbook")
     playbook = resources.playbooks() / name
     if not playbook.is_file():
-        raise EnvbuildError("playbook-missing", f"there is no playbook {playbook}")
+        raise EnvbuildError("installation-broken", f"there is no playbook {playbook}")
     private = run_dir / "ansible" / playbook.stem
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     inventory.write(private / "inventory.yml")
@@ -90,12 +90,12 @@ def run_playbook(
 def find_program(name: str) -> Path:
     """A program of Ansible: that of this interpreter's environment, else the one on PATH.
 
-    Raises EnvbuildError `ansible-missing` (exit 70).
+    Raises EnvbuildError `installation-broken` (exit 70).
     """
     found = resources.program(name)
     if found is None:
         raise EnvbuildError(
-            "ansible-missing",
+            "installation-broken",
             f"{name} was not found",
             why=f"neither beside {sys.executable} nor on PATH",
             hint="install envbuild with its dependencies again; `envbuild doctor` checks them",

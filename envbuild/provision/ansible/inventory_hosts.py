@@ -40,8 +40,8 @@ unparsed_is_failed = True
 def read_inventory(path: Path) -> dict[str, HostAddress]:
     """Hosts of an inventory by name, in its order, each with what the inventory says of reaching it.
 
-    Raises EnvbuildError `hosts-file-missing`, `hosts-inventory-invalid`, `hosts-too-many` and `host-invalid` (exit 2),
-    `ansible-missing` (exit 70).
+    Raises EnvbuildError `hosts-file-missing`, `hosts-invalid`, `hosts-too-many` and `host-invalid` (exit 2),
+    `installation-broken` (exit 70).
     """
     if not (path.is_file() or path.is_dir()):
         raise EnvbuildError(
@@ -117,7 +117,7 @@ def _address(path: Path, name: str, given: Mapping[str, Any]) -> HostAddress:
 
 def _invalid(path: Path, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "hosts-inventory-invalid",
+        "hosts-invalid",
         f"the hosts of {path} cannot be read",
         why=why,
         hint=f"`ansible-inventory --list -i {path}` shows what Ansible reads; programs that list hosts belong in "

@@ -187,15 +187,15 @@ def _garbled(node: str, code: str, what: str, why: str, log: str) -> EnvbuildErr
 
 
 def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = "") -> ContactResult:
-    """What came back between the markers. Raises EnvbuildError `contact-no-answer`, `-cut-off` or `-malformed`."""
+    """What came back between the markers. Raises EnvbuildError `contact-failed`, `-cut-off` or `-malformed`."""
     begin, end = (f"\n{_marker(which, nonce)}\n".encode() for which in ("begin", "end"))
     _, found, rest = (b"\n" + data).partition(begin)
     if not found:
         said = data[-300:].decode("utf-8", "replace").strip() or log[-300:].strip() or "nothing"
-        raise _garbled(node, "contact-no-answer", "/bin/sh did not run the first contact", f"it said: {said}", log)
+        raise _garbled(node, "contact-failed", "/bin/sh did not run the first contact", f"it said: {said}", log)
     body, found, _ = (b"\n" + rest).rpartition(end)
     if not found:
-        raise _garbled(node, "contact-cut-off", "the first contact ended early", log[-300:].strip(), log)
+        raise _garbled(node, "contact-failed", "the first contact ended early", log[-300:].strip(), log)
     findings: dict[str, str] = {}
     tools: list[str] = []
     for line in body.split(b"\n"):
@@ -219,10 +219,10 @@ def _response(text: str, code: int | None, node: str, log: str) -> dict[str, Any
     try:
         data = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise _garbled(node, "contact-malformed", "the answer is not JSON", str(error)[:300], log) from None
+        raise _garbled(node, "contact-failed", "the answer is not JSON", str(error)[:300], log) from None
     shape = isinstance(data, dict) and isinstance(data.get("ok"), bool)
     if not shape or not isinstance(data.get("result" if data["ok"] else "error"), dict):
-        raise _garbled(node, "contact-malformed", "the answer is not of the node protocol", text[:200], log)
+        raise _garbled(node, "contact-failed", "the answer is not of the node protocol", text[:200], log)
     return dict(data)
 
 
@@ -283,9 +283,9 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     log = done.err[-LOG_LIMIT:]
     if done.truncated:
         why = f"more than {OUTPUT_LIMIT >> 20} MiB of output"
-        raise _garbled(node, "contact-too-much-output", "the node prints without end", why, log)
+        raise _garbled(node, "contact-failed", "the node prints without end", why, log)
     if done.timed_out:
-        raise _garbled(node, "contact-timeout", f"no answer within {deadline:g} s", log[-300:].strip(), log)
+        raise _garbled(node, "contact-failed", f"no answer within {deadline:g} s", log[-300:].strip(), log)
     return parse_output(done.out.encode(), nonce, node, log)
 
 

@@ -94,7 +94,7 @@ put() {
 for tool in dd tar @NEEDS@; do
     command -v "$tool" >/dev/null 2>&1 || fail "$tool-missing" 7 "this node has no $tool; install it, the toolchain cannot be unpacked without"
 done
-mkdir -p "$tools" || fail prefix-not-writable 7 'cannot make the tools folder in the prefix'
+mkdir -p "$tools" || fail not-writable 7 'cannot make the tools folder in the prefix'
 # What somebody else put there under the right name would be run.
 case $(ls -ldn "$tools/.") in
     ????????w*) fail prefix-open-to-all 7 'everybody can write to the tools folder of the prefix' ;;

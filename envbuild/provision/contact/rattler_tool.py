@@ -24,7 +24,7 @@ UNPACKED_BYTES = 84_000_000
 def rattler_tool(*, make: bool) -> Tool:
     """The installed package as a tar.gz in the cache, written once; its name holds its sha256, so none is taken twice.
 
-    Without `make` nothing is written: the tool is good for planning. Raises EnvbuildError `rattler-missing` (exit 70).
+    Without `make` nothing is written: it is good for planning. Raises EnvbuildError `installation-broken` (exit 70).
     """
     import platformdirs
 
@@ -78,7 +78,7 @@ def _installed() -> tuple[Path, Path]:
     spec = importlib.util.find_spec("rattler")
     if spec is None or spec.origin is None:
         raise EnvbuildError(
-            "rattler-missing",
+            "installation-broken",
             "py-rattler is not installed beside envbuild",
             hint="install envbuild again: it depends on py-rattler",
         )

@@ -87,7 +87,7 @@ def node_tools(
 
     `interpreter` is what the resolution chose; None for a standalone build, which becomes a tool. Without a `folder`
     nothing is written or fetched: the tools are good for planning, their `source` is only a name.
-    Raises EnvbuildError `interpreter-unavailable` (exit 7) and what the download raises.
+    Raises EnvbuildError `interpreter-missing` (exit 7) and what the download raises.
     """
     prefix = facts.stage_prefix
     tools = [_node_program(folder), uv_tool()]

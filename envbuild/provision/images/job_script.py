@@ -77,12 +77,12 @@ def image_script(prepared: Prepared) -> str:
 
 
 def image_body(prepared: Prepared) -> str:
-    """What the job runs. Raises EnvbuildError `script-of-image`, `container-needs-registry` (exit 7)."""
+    """What the job runs. Raises EnvbuildError `script-impossible`, `container-needs-registry` (exit 7)."""
     settings, target = settings_of(prepared), prepared.target
     words = _WORDS.get(target.scheduler.kind)
     if target.connection.kind != "job" or words is None or settings.runtime not in words.runtimes:
         raise EnvbuildError(
-            "script-of-image",
+            "script-impossible",
             f"there is no script that does without envbuild what {target.name} asks for",
             why=f"connection {target.connection.kind}, scheduler {target.scheduler.kind}, runtime {settings.runtime}; "
             f"scripts are printed for jobs of Slurm with {', '.join(FILES)}, and of PBS with apptainer",

@@ -139,7 +139,7 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
         if first is not None and (each.command, each.cuda) != (first.command, first.cuda):
             del nodes[node]
             errors[node] = EnvbuildError(
-                "node-class-differs",
+                "nodes-differ",
                 f"{node} is of another kind than the first node of the job",
                 why=f"it would run the image with `{' '.join(each.command)}`, the first with "
                 f"`{' '.join(first.command)}`",
@@ -267,7 +267,7 @@ def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix:
     seen, made = (result.get("file") or {}).get("sha256"), (args["file"] or {}).get("sha256")
     if seen != made:
         outcome.errors[node] = EnvbuildError(
-            "image-file-damaged",
+            "image-damaged",
             f"{node}: {args['file']['path']} is not the file that was made",
             why=f"its sha256 is {str(seen)[:12]} there, made was {str(made)[:12]}",
             hint="`envbuild provision --repair` makes it anew",

@@ -115,7 +115,7 @@ def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | N
         return parse_output(data, nonce, node)
     except EnvbuildError as error:
         # What ended the job has cut off the answer, too.
-        return ContactResult.failed(node, failed if failed and error.code == "contact-cut-off" else error)
+        return ContactResult.failed(node, failed if failed and error.code == "contact-failed" else error)
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:

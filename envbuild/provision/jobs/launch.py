@@ -72,12 +72,12 @@ def make_jobs(
     The place writes into what was asked for, else into the folder of all launches; of `watched` ones `taken_by` tells
     afterwards what they took of the GPUs. The login host and the scheduler are asked, nothing is submitted.
 
-    Raises EnvbuildError: `submit-without-jobs` (exit 2), `launch-time-limit` (exit 2), `environment-unknown` (exit 1),
+    Raises EnvbuildError: `option-does-not-fit` (exit 2), `launch-parameter` (exit 2), `environment-unknown` (exit 1),
     `launch-does-not-fit` (exit 7), and those of the recipe, the login host and the scheduler.
     """
     if target.connection.kind != "job":
         raise EnvbuildError(
-            "submit-without-jobs",
+            "option-does-not-fit",
             f"the target {target.name} has no scheduler that takes a job",
             why=f"its connection is {target.connection.kind}",
             hint="without --submit the commands are printed; --run runs one node's command here",
@@ -87,7 +87,7 @@ def make_jobs(
         limit = f"{math.ceil(asked.deadline) + _AROUND}s"
     if limit is None:
         raise EnvbuildError(
-            "launch-time-limit", "how long the run may take is not said", hint="--time-limit 2h, or in the target"
+            "launch-parameter", "how long the run may take is not said", hint="--time-limit 2h, or in the target"
         )
     site = _bounded(JobSite.of(target), asked)
     facts = login_facts(target, stack.name, site.login, site.connection, run)

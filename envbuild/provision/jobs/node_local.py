@@ -88,10 +88,10 @@ def ensure_step(target: Target, shared: str, stack: str) -> tuple[JobStep, ...]:
 
 
 def refuse_script(target: Target) -> None:
-    """Raises EnvbuildError `script-of-node-local` (exit 7): bash alone brings an environment to one node only."""
+    """Raises EnvbuildError `script-impossible` (exit 7): bash alone brings an environment to one node only."""
     if is_local(target):
         raise EnvbuildError(
-            "script-of-node-local",
+            "script-impossible",
             "no script without envbuild builds environments on the disks of many nodes",
             why="every job begins with the node program, which installs what its node lacks",
             hint="`--print-prolog` prints what later jobs begin with; `placement: shared` has a script",

@@ -231,7 +231,7 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
     if resolution is None or (variant is not None and variant.digest == digest):
         return None
     return EnvbuildError(
-        "node-class-differs",
+        "nodes-differ",
         f"{node} is of another kind than the node that the plan was made for",
         why=f"for it, the rules choose {resolution.variant_id or 'nothing'}",
         hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",

@@ -105,7 +105,7 @@ def proxies(target: Target) -> dict[str, str]:
 def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
     """Put small files below a folder on the login host, for this user alone.
 
-    Raises EnvbuildError `job-folder-unwritable` (exit 7).
+    Raises EnvbuildError `not-writable` (exit 7).
     """
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
@@ -117,7 +117,7 @@ def place(runner: Runner, folder: str, files: Mapping[str, bytes]) -> None:
     done = runner.run(["/bin/sh", "-c", code, "sh", folder], stdin=data.getvalue())
     if not done.ok:
         raise EnvbuildError(
-            "job-folder-unwritable",
+            "not-writable",
             f"{folder} cannot be written on {runner.host}",
             why=done.err.strip()[-300:] or "no answer in time",
             hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",

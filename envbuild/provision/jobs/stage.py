@@ -43,7 +43,7 @@ def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
 def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, ContactResult]) -> dict[str, str]:
     """Put a Python below `top` for nodes that have none; its path by node.
 
-    Raises EnvbuildError `interpreter-unavailable` (exit 7), `interpreter-mismatch` (exit 5), and as the download and
+    Raises EnvbuildError `interpreter-missing` (exit 7), `interpreter-mismatch` (exit 5), and as the download and
     `stage` do.
     """
     given = work.prepared.lock.variants

@@ -182,7 +182,7 @@ def old_runs(runs: Path, days: float) -> list[RunDir]:
 def open_run(runs: Path, run: str) -> RunDir:
     """The run whose id is or begins with `run`, or ends with it after the dash; `last` is the newest.
 
-    Raises EnvbuildError `run-unknown` (exit 2, with the nearest id) or `run-ambiguous` (exit 2).
+    Raises EnvbuildError `run-unknown` (exit 2, with the nearest id) or `run-unknown` (exit 2).
     """
     found = list_runs(runs)
     if run == "last" and found:
@@ -195,7 +195,7 @@ def open_run(runs: Path, run: str) -> RunDir:
     if matches:
         names = ", ".join(item.id for item in matches)
         raise EnvbuildError(
-            "run-ambiguous", f"{len(matches)} runs begin with {run!r}", why=names, hint="give more of the id"
+            "run-unknown", f"{len(matches)} runs begin with {run!r}", why=names, hint="give more of the id"
         )
     near = difflib.get_close_matches(run, [item.id for item in found], n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else "`envbuild run list` shows the runs there are"

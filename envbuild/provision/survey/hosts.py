@@ -45,14 +45,14 @@ def settle_hosts(loaded: LoadedTarget, narrowing: Narrowing) -> tuple[Target, Se
     """The target with its hosts as plain names, and what `--limit` and `--exclude` made of them (None: all are meant).
 
     A target whose scheduler gives the nodes stays as it is. Raises EnvbuildError, exit 2: `hosts-file-missing`,
-    `hosts-inventory-invalid`, `hosts-command-failed`, `hosts-none`, `hosts-invalid`, `hosts-too-many`, `host-invalid`,
-    `host-unknown`, `limit-of-jobs`.
+    `hosts-invalid`, `hosts-command-failed`, `hosts-none`, `hosts-invalid`, `hosts-too-many`, `host-invalid`,
+    `host-unknown`, `option-does-not-fit`.
     """
     target = loaded.target
     if target.connection.kind == "job":
         if narrowing.options:
             raise EnvbuildError(
-                "limit-of-jobs",
+                "option-does-not-fit",
                 f"{' and '.join(narrowing.options)} cannot choose among the nodes of {target.name}",
                 why="the scheduler gives its jobs their nodes",
                 hint="`scheduler: {nodes: N, constraints: FEATURE}` in the target file says how many and which",

@@ -23,7 +23,7 @@ def verify_report(
     `maker`: the version of envbuild that made its pages, where that is not the one of the run.
 
     Raises EnvbuildError as `open_report` does, but with exit 5 where there is something at `path`;
-    `signers-unreadable` (2), `ssh-keygen-missing` (7).
+    `file-unreadable` (2), `ssh-keygen-missing` (7).
     """
     try:
         report = open_report(path)

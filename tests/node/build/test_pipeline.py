@@ -174,7 +174,7 @@ def test_a_request_must_bring_the_patches_of_the_lock(node: Node, forge: Forge) 
 def test_the_bounds_are_those_of_the_lock(node: Node, forge: Forge) -> None:
     source = forge.patched()
     source["patch_pins"][0].update(least=2, most=9)
-    fail(node, make_variant([], sources=[source]), "patch-too-few-hits", 4, **args())
+    fail(node, make_variant([], sources=[source]), "patch-hits", 4, **args())
 
 
 def test_a_patch_that_finds_nothing_fails_and_what_is_in_use_stays(node: Node, forge: Forge) -> None:
@@ -182,7 +182,7 @@ def test_a_patch_that_finds_nothing_fails_and_what_is_in_use_stays(node: Node, f
     node.build(good)
     source = forge.patched(files={"quick/old.py": "KIND = float\n"})
     for more in ({}, {"install": "path"}):
-        error = fail(node, make_variant([], sources=[{**source, **more}]), "patch-no-hits", 4, **args())
+        error = fail(node, make_variant([], sources=[{**source, **more}]), "patch-hits", 4, **args())
         assert error.details["source"] == "quick"
     assert forge.compiled() == 0
     assert (node.prefix / "current" / "demo").resolve() == node.environment(good).resolve()

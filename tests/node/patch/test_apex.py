@@ -82,7 +82,7 @@ def test_the_whole_minor_version_is_read(apex: Path, form: str) -> None:
     if not wanted:
         with pytest.raises(NodeError) as caught:
             apply(apex, "apex-cuda-minor-parse")
-        assert (caught.value.code, caught.value.exit_code) == ("patch-no-hits", 4)
+        assert (caught.value.code, caught.value.exit_code) == ("patch-hits", 4)
         return
     before = run_setup(apex, "--cuda_ext", torch_cuda="11.10", nvcc="11.10")
     assert (before.returncode == 1) != form.startswith("1")
@@ -127,16 +127,16 @@ def test_an_apex_without_a_check_is_refused(tmp_path: Path) -> None:
     apex = _checkout(tmp_path, patch_shapes.NO_CHECK)
     with pytest.raises(NodeError) as caught:
         apply(apex, "apex-cuda-check")
-    assert (caught.value.code, caught.value.exit_code) == ("patch-no-hits", 4)
+    assert (caught.value.code, caught.value.exit_code) == ("patch-hits", 4)
     assert (apex / "setup.py").read_text() == patch_shapes.NO_CHECK
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"), "patch-no-hits"),
-        (("def check_cuda_torch", "def check_other_torch"), "patch-no-hits"),
-        (('if "--cuda_ext" in sys.argv', 'def later'), "patch-no-hits"),
+        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"), "patch-hits"),
+        (("def check_cuda_torch", "def check_other_torch"), "patch-hits"),
+        (('if "--cuda_ext" in sys.argv', 'def later'), "patch-hits"),
     ],
 )  # fmt: skip
 def test_another_shape_is_refused_and_left_alone(tmp_path: Path, change: tuple[str, str], code: str) -> None:
@@ -190,4 +190,4 @@ def test_the_program_alone_does_the_same_under_every_python(apex: Path, form: st
     assert (apex / "setup.py").read_text() == there
     (apex / "setup.py").write_text(patch_shapes.NO_CHECK)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 4 and "error[patch-no-hits]: patch apex-cuda-check" in done.stderr
+    assert done.returncode == 4 and "error[patch-hits]: patch apex-cuda-check" in done.stderr

@@ -48,10 +48,10 @@ def test_the_gradient_all_reduce_is_switched_off_and_nothing_else(tmp_path: Path
         (
             "share_word_embeddings:\n            weight",
             "share_word_embeddings and False:\n            weight",
-            "patch-no-hits",
+            "patch-hits",
         ),
-        ("last.share_word_embeddings:", "not last.share_word_embeddings:", "patch-no-hits"),
-        ("get_embedding_group", "get_data_parallel_group", "patch-no-hits"),
+        ("last.share_word_embeddings:", "not last.share_word_embeddings:", "patch-hits"),
+        ("get_embedding_group", "get_data_parallel_group", "patch-hits"),
     ],
 )
 def test_the_fork_and_other_shapes_are_refused(tmp_path: Path, old: str, new: str, code: str) -> None:
@@ -224,7 +224,7 @@ def test_another_shape_of_the_kernels_is_refused(tmp_path: Path, name: str, old:
     file = write(tmp_path, "megatron/fused_kernels/__init__.py", text)
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, name)
-    assert (caught.value.code, caught.value.exit_code) == ("patch-no-hits", 4)
+    assert (caught.value.code, caught.value.exit_code) == ("patch-hits", 4)
     assert file.read_text() == text
 
 
@@ -273,8 +273,8 @@ def test_inf_comes_from_math(tmp_path: Path, names: str) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("try:\n    from torch._six import inf\nexcept ImportError:\n    from torch import inf\n", "patch-no-hits"),
-        ("from torch._six import inf, string_classes\n", "patch-no-hits"),
+        ("try:\n    from torch._six import inf\nexcept ImportError:\n    from torch import inf\n", "patch-hits"),
+        ("from torch._six import inf, string_classes\n", "patch-hits"),
     ],
 )
 def test_guarded_and_other_imports_of_torch_six(tmp_path: Path, text: str, code: str) -> None:
@@ -306,7 +306,7 @@ def test_a_launcher_named_once_more_is_no_success(tmp_path: Path) -> None:
     write(tmp_path, "osdi22_artifact/megatron/benchmark_gpt.py", LAUNCH + "# torch.distributed.launch\n")
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "alpa-launch-torchrun")
-    assert caught.value.code == "patch-too-many-hits"
+    assert caught.value.code == "patch-hits"
 
 
 ROW = """\

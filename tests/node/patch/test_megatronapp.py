@@ -37,7 +37,7 @@ def test_gradients_of_a_pipeline_stay_what_they_are(tmp_path: Path) -> None:
     assert apply(tmp_path, "megatronapp-gradients")["already"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(1, "patch-no-hits"), (2, "patch-no-hits")])
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-hits"), (2, "patch-hits")])
 def test_other_loops_over_parameters_are_left_alone(tmp_path: Path, number: int, code: str) -> None:
     write(tmp_path, SCHEDULES, sample("megatronapp-gradients", number))
     with pytest.raises(NodeError) as caught:
@@ -67,7 +67,7 @@ def test_gradients_of_virtual_stages_are_finished_like_the_others(
     assert apply(tmp_path, "megatronapp-finish")["already"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(1, "patch-no-hits"), (2, "patch-no-hits")])
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-hits"), (2, "patch-hits")])
 def test_a_schedule_that_finishes_or_ends_elsewhere_is_left_alone(tmp_path: Path, number: int, code: str) -> None:
     write(tmp_path, SCHEDULES, sample("megatronapp-finish", number))
     with pytest.raises(NodeError) as caught:
@@ -176,7 +176,7 @@ def test_a_wait_that_gives_up_the_lock_and_another_name_are_left_alone(tmp_path:
     write(tmp_path, TRANSFER, sample("megatronapp-join", number))
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-join")
-    assert caught.value.code == "patch-no-hits"
+    assert caught.value.code == "patch-hits"
 
 
 def last_stage(file: Path, arriving: list[int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -224,7 +224,7 @@ def test_a_rank_without_data_broadcasts_none(tmp_path: Path) -> None:
     assert [next(batches.at(1, 1)), next(batches.at(1, 0))] == ["b", "a"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(1, "patch-no-hits"), (2, "patch-no-hits")])
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-hits"), (2, "patch-hits")])
 def test_another_schedule_keeps_its_order_of_data(tmp_path: Path, number: int, code: str) -> None:
     write(tmp_path, SCHEDULES, sample("megatronapp-labels", number))
     with pytest.raises(NodeError) as caught:
@@ -340,7 +340,7 @@ def test_without_tensor_parallel_nothing_is_asked_and_the_order_stays(tmp_path: 
     assert alone.asked == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(1, "patch-too-few-hits"), (2, "patch-no-hits")])
+@pytest.mark.parametrize(("number", "code"), [(1, "patch-hits"), (2, "patch-hits")])
 def test_a_schedule_that_waits_or_counts_otherwise_keeps_its_order(tmp_path: Path, number: int, code: str) -> None:
     write(tmp_path, SCHEDULES, sample("megatronapp-tensor-order", number))
     with pytest.raises(NodeError) as caught:

@@ -67,7 +67,7 @@ def test_d51_the_query_of_the_pinned_attention_gets_four_dimensions(tmp_path: Pa
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("def split_tensor", "def split", "patch-no-hits"),
+        ("def split_tensor", "def split", "patch-hits"),
         (COMMA, "", "patch-precondition"),
     ],
 )
@@ -198,7 +198,7 @@ def test_d52_other_uses_of_transformer_engine_are_refused(tmp_path: Path, text: 
     write(tmp_path, ENGINE, text)
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-transformer-engine")
-    assert caught.value.code == "patch-no-hits"
+    assert caught.value.code == "patch-hits"
 
 
 VISION = """\
@@ -251,7 +251,7 @@ def test_d53_a_setup_that_leaves_the_abi_alone_is_no_success(tmp_path: Path) -> 
     write(tmp_path, "setup.py", SETUP.replace("ABI=0", "OTHER"))
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatronapp-abi")
-    assert caught.value.code == "patch-no-hits"
+    assert caught.value.code == "patch-hits"
 
 
 WANDB = "class run:\n    log = staticmethod(print)\n\n\ndef finish():\n    print('ended')\n"
@@ -275,7 +275,7 @@ def test_other_uses_of_wandb_are_refused(tmp_path: Path, number: int) -> None:
     write(tmp_path, "pretrain_gpt.py", samples("alcf-no-wandb")[number]["before"])
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "alcf-no-wandb")
-    assert caught.value.code in ("patch-precondition", "patch-no-hits")
+    assert caught.value.code in ("patch-precondition", "patch-hits")
 
 
 COMPILE = '''\
@@ -346,7 +346,7 @@ def test_d55_a_package_with_a_getattr_of_its_own_is_refused(tmp_path: Path) -> N
     write(tmp_path, "megatron/data/dataset_utils.py", COMPILE.format(name="compile_helper"))
     with pytest.raises(NodeError) as caught:
         apply(tmp_path, "megatron-data-helpers")
-    assert caught.value.code == "patch-no-hits"
+    assert caught.value.code == "patch-hits"
 
 
 INITIALIZE = "megatron/initialize.py"
@@ -418,8 +418,8 @@ def test_deepspeed_takes_over_the_process_group_that_megatron_starts(tmp_path: P
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("    else:\n", "    if True:\n", "patch-no-hits"),
-        ("init_process_group", "init_device_mesh", "patch-no-hits"),
+        ("    else:\n", "    if True:\n", "patch-hits"),
+        ("init_process_group", "init_device_mesh", "patch-hits"),
     ],
 )
 def test_another_start_of_the_process_group_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
@@ -460,7 +460,7 @@ def test_a_megatron_that_was_built_with_its_kernels_loads_none(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("    from megatron import fused_kernels\n", "", "patch-no-hits"),
+        ("    from megatron import fused_kernels\n", "", "patch-hits"),
     ],
 )
 def test_another_load_of_kernels_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
@@ -532,8 +532,8 @@ def test_metaseqs_configuration_can_be_made_by_a_python_that_refuses_mutable_def
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("CommonConfig()", "CommonConfig(2)", "patch-too-few-hits"),
-        ("more0: TaskConfig = TaskConfig()", "more0: int = 1", "patch-too-few-hits"),
+        ("CommonConfig()", "CommonConfig(2)", "patch-hits"),
+        ("more0: TaskConfig = TaskConfig()", "more0: int = 1", "patch-hits"),
     ],
 )
 def test_another_configuration_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
@@ -603,8 +603,8 @@ def test_checkpoints_are_read_whole_where_torch_reads_weights_alone(tmp_path: Pa
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        ("torch.load(path, weights_only=True)", "patch-too-few-hits"),
-        ("torch.load()", "patch-too-few-hits"),
+        ("torch.load(path, weights_only=True)", "patch-hits"),
+        ("torch.load()", "patch-hits"),
     ],
 )
 def test_a_load_that_says_what_it_reads_is_left_alone(tmp_path: Path, call: str, code: str) -> None:

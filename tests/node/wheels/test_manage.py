@@ -162,7 +162,7 @@ def test_a_store_that_is_not_ours_to_prune_is_a_coded_error(tmp_path: Path, stor
     Path(store[0].path).chmod(0o777)
     with pytest.raises(NodeError) as found:
         ask(tmp_path, "prune", keep_days=0)
-    assert (found.value.code, found.value.exit_code) == ("store-not-writable", 7)
+    assert (found.value.code, found.value.exit_code) == ("not-writable", 7)
     assert "every user can write it" in found.value.why
 
 

@@ -365,7 +365,7 @@ def test_a_store_that_cannot_be_written_is_read_and_building_goes_on_without_it(
     assert Path(more.wheel).exists()
     with pytest.raises(NodeError) as found:
         read.put(inputs(commit="5" * 40), more.wheel, {})
-    assert (found.value.code, found.value.exit_code) == ("store-not-writable", 7)
+    assert (found.value.code, found.value.exit_code) == ("not-writable", 7)
 
 
 def test_a_damaged_entry_of_a_store_that_is_only_read_is_told_and_passed_over(
@@ -381,7 +381,7 @@ def test_a_damaged_entry_of_a_store_that_is_only_read_is_told_and_passed_over(
     assert any(f"entry {key[:12]} is not used: " in note for note in read.notes)
 
 
-@pytest.mark.parametrize(("options", "code"), [("size=128k", "disk-full"), ("size=16m,nr_inodes=12", "inodes-full")])
+@pytest.mark.parametrize(("options", "code"), [("size=128k", "disk-full"), ("size=16m,nr_inodes=12", "disk-full")])
 def test_a_disk_that_fills_up_during_the_build_costs_the_entry_and_not_the_wheel(
     tmp_path: Path, small: Callable[[str], Path], options: str, code: str
 ) -> None:
@@ -390,7 +390,7 @@ def test_a_disk_that_fills_up_during_the_build_costs_the_entry_and_not_the_wheel
 
     def fills(out: str) -> dict[str, Any]:
         Builder(tmp_path, "".join(f"A{n} = {os.urandom(20)!r}\n" for n in range(20000)))(out)
-        while code == "inodes-full":
+        while code == "disk-full":
             try:
                 Path(disk, os.urandom(8).hex()).touch()
             except OSError:
@@ -423,7 +423,7 @@ def test_a_disk_that_is_full_before_the_build_is_told_before_the_build(
     for again in (store, None):
         with pytest.raises(NodeError) as found:
             get(again or Store(store.path, create=True), builder, tmp_path / "tmp")
-        assert (found.value.code, found.value.exit_code, builder.runs) == ("inodes-full", 75, 0)
+        assert (found.value.code, found.value.exit_code, builder.runs) == ("disk-full", 75, 0)
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking(tmp_path: Path) -> None:

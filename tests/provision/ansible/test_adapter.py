@@ -282,7 +282,7 @@ def test_ansible_playbook_of_the_same_environment_is_preferred(monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvbuildError) as caught:
         find_program("ansible-playbook")
-    assert caught.value.code == "ansible-missing"
+    assert caught.value.code == "installation-broken"
 
 
 def test_marked_processes_are_found_and_ended_even_when_they_ignore_sigterm() -> None:

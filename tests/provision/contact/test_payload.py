@@ -171,7 +171,7 @@ def test_a_prefix_that_cannot_be_made_is_a_coded_error(tmp_path: Path, tools: li
     (tmp_path / "file").write_text("")
     write_payload(tmp_path / "payload.sh", tools, prefix=str(tmp_path / "file"), packed=False)
     code, said, _ = _run(_shell("dash"), tmp_path / "payload.sh")
-    assert (code, said["error"]["code"]) == (7, "prefix-not-writable")  # type: ignore[index]
+    assert (code, said["error"]["code"]) == (7, "not-writable")  # type: ignore[index]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -185,8 +185,8 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("container", "code"),
     [
-        ({"runtime": "podman", "registry": "registry.example.org/x"}, "script-of-image"),
-        ({"runtime": "auto", "registry": "registry.example.org/x"}, "script-of-image"),
+        ({"runtime": "podman", "registry": "registry.example.org/x"}, "script-impossible"),
+        ({"runtime": "auto", "registry": "registry.example.org/x"}, "script-impossible"),
         ({"runtime": "pyxis"}, "container-needs-registry"),
         ({"runtime": "apptainer", "registry": "registry.example.org/x", "shm_size": "16g"}, "container-option"),
     ],

@@ -56,7 +56,7 @@ def test_a_node_that_would_run_the_image_otherwise_is_refused() -> None:
     nodes, errors = {"gpu1": image(), "gpu2": image("--nv"), "gpu3": image()}, dict[str, EnvbuildError]()
     jobs.one_kind(nodes, errors)
     assert (sorted(nodes), sorted(errors)) == (["gpu1", "gpu3"], ["gpu2"])
-    assert (errors["gpu2"].code, errors["gpu2"].exit_code) == ("node-class-differs", 7)
+    assert (errors["gpu2"].code, errors["gpu2"].exit_code) == ("nodes-differ", 7)
     jobs.one_kind(nodes, errors, image("--nv"))
     assert (nodes, sorted(errors)) == ({}, ["gpu1", "gpu2", "gpu3"])
 

@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvbuildError) as caught:
         place(Here(), str(tmp_path / "file" / "folder"), {"a": b""})
-    assert caught.value.code == "job-folder-unwritable"
+    assert caught.value.code == "not-writable"
 
 
 @pytest.mark.parametrize("repair", [True, False])
@@ -315,6 +315,6 @@ def test_an_answer_that_the_end_of_the_job_cut_off_is_the_error_of_the_job() -> 
     cut = b"===envbuild begin 0===\nos=Linux\n"
     assert _answer("gpu1", cut, "0", ended).error is ended
     alone = _answer("gpu1", cut, "0", None).error
-    assert alone is not None and alone.code == "contact-cut-off"
+    assert alone is not None and alone.code == "contact-failed"
     nothing = _answer("gpu1", b"", "0", ended).error
-    assert nothing is not None and nothing.code == "contact-no-answer"
+    assert nothing is not None and nothing.code == "contact-failed"

@@ -37,7 +37,7 @@ def test_runs_are_listed_newest_first_and_found_by_any_clear_part(tmp_path: Path
     assert open_run(tmp_path / "runs", "last").id == "20260102T000001Z-cccc"
     with pytest.raises(EnvbuildError) as caught:
         open_run(tmp_path / "runs", "20260102")
-    assert caught.value.code == "run-ambiguous"
+    assert caught.value.code == "run-unknown"
     with pytest.raises(EnvbuildError) as caught:
         open_run(tmp_path / "runs", "20260101T000000Z-aaab")
     assert (caught.value.code, caught.value.hint) == ("run-unknown", "did you mean 20260101T000000Z-aaaa?")

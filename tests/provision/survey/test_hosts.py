@@ -104,21 +104,21 @@ def test_an_address_that_cannot_be_used_safely_is_an_error_and_not_another_machi
     with pytest.raises(EnvbuildError) as caught:
         hosts_of({"_meta": {"hostvars": {"gpu01": unsafe[name]}}, "g": {"hosts": ["gpu01"]}}, Path("hosts"))
     error = caught.value
-    assert (error.code, error.exit_code, "gpu01: ansible_" in error.why) == ("hosts-inventory-invalid", 2, True)
+    assert (error.code, error.exit_code, "gpu01: ansible_" in error.why) == ("hosts-invalid", 2, True)
     assert UNSAFE[name][1] in error.why
 
 
 def test_an_unsafe_address_in_an_inventory_stops_before_anything_is_reached(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"gpu01 {UNSAFE['template'][0]}\n")
     error = refused(tmp_path, {"inventory": "hosts"})
-    assert (error.code, UNSAFE["template"][1] in error.why) == ("hosts-inventory-invalid", True)
+    assert (error.code, UNSAFE["template"][1] in error.why) == ("hosts-invalid", True)
     assert not (tmp_path / "owned").exists()
 
 
 def test_a_program_as_inventory_is_not_run(tmp_path: Path) -> None:
     program(tmp_path, f"touch {tmp_path}/ran; echo '{{}}'")
     error = refused(tmp_path, {"inventory": "list-hosts"})
-    assert (error.code, "command: [...]" in error.hint) == ("hosts-inventory-invalid", True)
+    assert (error.code, "command: [...]" in error.hint) == ("hosts-invalid", True)
     assert not (tmp_path / "ran").exists()
 
 
@@ -126,7 +126,7 @@ def test_an_inventory_that_is_not_there_that_is_broken_and_that_is_empty(tmp_pat
     assert refused(tmp_path, {"inventory": "none.ini"}).code == "hosts-file-missing"
     (tmp_path / "broken.yaml").write_text("all: [\x1b[31m\n")
     error = refused(tmp_path, {"inventory": "broken.yaml"})
-    assert (error.code, "\x1b" in error.why) == ("hosts-inventory-invalid", False)
+    assert (error.code, "\x1b" in error.why) == ("hosts-invalid", False)
     (tmp_path / "empty.yaml").write_text("all: {hosts: {}}\n")
     assert refused(tmp_path, {"inventory": "empty.yaml"}).code == "hosts-none"
 
@@ -134,8 +134,8 @@ def test_an_inventory_that_is_not_there_that_is_broken_and_that_is_empty(tmp_pat
 @pytest.mark.parametrize(
     ("listed", "code"),
     [
-        ([], "hosts-inventory-invalid"),
-        ({"g": {"hosts": [["x"]]}}, "hosts-inventory-invalid"),
+        ([], "hosts-invalid"),
+        ({"g": {"hosts": [["x"]]}}, "hosts-invalid"),
         ({"g": {"hosts": ["-oProxyCommand=id"]}}, "host-invalid"),
         ({"g": {"hosts": ["{{ x }}"]}}, "host-invalid"),
         ({"g": {"hosts": [f"n{i}" for i in range(20_001)]}}, "hosts-too-many"),
@@ -256,7 +256,7 @@ def test_a_scheduler_chooses_the_nodes_of_its_jobs(tmp_path: Path) -> None:
     assert settle_hosts(loaded, Narrowing()) == (loaded.target, None)
     with pytest.raises(EnvbuildError) as caught:
         settle_hosts(loaded, Narrowing(limit=("gpu01",)))
-    assert (caught.value.code, caught.value.exit_code) == ("limit-of-jobs", 2)
+    assert (caught.value.code, caught.value.exit_code) == ("option-does-not-fit", 2)
 
 
 # How they are reached

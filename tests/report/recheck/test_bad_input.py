@@ -45,7 +45,7 @@ BAD = {
     "no id of a run": (edited(evidence().run, "../../etc"), "evidence-invalid", "run"),
     "a node twice": (json.dumps(TWICE).encode(), "evidence-invalid", "localhost is there twice"),
     "a command of a shell": (edited('["envbuild", "provision"', '["sh", "-c"'), "evidence-invalid", "`envbuild`"),
-    "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-version", "newer envbuild"),
+    "a newer major version": (edited('_version": "2.', '_version": "3.'), "evidence-invalid", "newer envbuild"),
     "a page without evidence": (b"<!doctype html><p>hello", "report-page-invalid", "exactly once"),
     "half a page": (b'<html><script type="application/json" id="evidence">\n{', "report-page-invalid", "truncated"),
     "a page that unpacks to 100 MB": (
