@@ -14,8 +14,8 @@ from make_schemas import schema_text
 from envbuild.catalog import loader
 from envbuild.catalog.patches import load_patch, load_patches
 from envbuild.config import KEYS
-from envbuild.resolve.decision import Check
-from envbuild.resolve.rules.order import RULES
+from envbuild.resolve.engine import RULES
+from envbuild.resolve.request import Check
 
 HERE = Path(__file__).parent
 ERRORS = """# Error codes

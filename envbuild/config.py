@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from envbuild.catalog.manifest_file import read_manifest
-from envbuild.catalog.nearest import did_you_mean
+from envbuild.catalog.yaml_load import read_manifest
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
-from envbuild.text import seconds_of, unsafe
+from envbuild.text import did_you_mean, seconds_of, unsafe
 
 PROJECT_FILE = "envbuild.toml"
 SYSTEM_FILE = Path("/etc/envbuild/config.toml")

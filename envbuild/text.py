@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import signal
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 from unicodedata import category
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that most resembles `name`, None when none does."""
+    # A long name costs quadratic time to compare and resembles nothing.
+    found = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.55)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint sentence: the nearest name, or the list of names."""
+    names = sorted(known)
+    near = nearest(name, names)
+    if near:
+        return f"did you mean `{near}`?"
+    return f"known: {', '.join(names)}" if names else ""
+
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from envbuild.catalog.manifest_file import refuse
-from envbuild.catalog.yaml_load import YamlDocument
+from envbuild.catalog.yaml_load import YamlDocument, refuse
 from envbuild.errors import EnvbuildError
 
 KEYS = ("name", "channels", "dependencies", "variables", "prefix")

@@ -11,12 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from envbuild import resources
-from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.facts import NodeFacts
 from envbuild.regular_file import read_file
-from envbuild.text import visible
+from envbuild.text import did_you_mean, visible
 
 _HINT = "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes"
 

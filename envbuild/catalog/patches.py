@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from envbuild import resources
-from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.patch import Patch, Recipe
 from envbuild.node.build.patch import digest
+from envbuild.text import did_you_mean
 
 _SED_TIMEOUT = 30.0
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from envbuild.catalog.nearest import did_you_mean
 from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import StrictModel
 from envbuild.redact import redact_text
+from envbuild.text import did_you_mean
 
 SHOWN = 5
 _LONGEST_VALUE = 60

@@ -24,8 +24,8 @@ def show(ui: Ui, name: str | None, origin: bool) -> None:
     With NAME only the value of this one: ansible-playbook "$(envbuild config show playbooks)/environment.yml".
     """
     from envbuild import resources
-    from envbuild.catalog.nearest import did_you_mean
     from envbuild.config import load_config
+    from envbuild.text import did_you_mean
 
     loaded = load_config()
     for variable in loaded.unknown_variables:

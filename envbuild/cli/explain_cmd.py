@@ -60,7 +60,7 @@ def explain(
     from envbuild.catalog.loader import load_stack, load_target, lock_path
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
-    from envbuild.lock.profile import choose_profile
+    from envbuild.lock.agreement import choose_profile
 
     if document is not None and output is None:
         raise click.UsageError("--document needs --output")

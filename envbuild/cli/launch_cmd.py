@@ -171,7 +171,7 @@ def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> s
     Raises EnvbuildError `profile-cannot-run` (exit 7), unless logs are only `read`.
     """
     from envbuild.catalog.loader import load_stack, load_target
-    from envbuild.lock.profile import choose_profile, profile_in_use, refuse_unable
+    from envbuild.lock.agreement import choose_profile, profile_in_use, refuse_unable
 
     config, loaded = configured(flags), load_stack(flags["stack"])
     target = load_target(flags["target"] or config.target, template=True).target

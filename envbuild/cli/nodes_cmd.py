@@ -72,14 +72,14 @@ def _earlier(run: str, prepared: Prepared) -> Evidence:
 
 def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
     """What is other than in an earlier run; silence where nothing is and all is good, as cron mails what is printed."""
-    from envbuild.report.diff import told
-    from envbuild.report.diff.compare import compare, exit_code
+    from envbuild.report import diff
+    from envbuild.report.diff import compare, exit_code
 
     # Another envbuild that looks is nothing that happened to the nodes.
     changes = [change for change in compare(earlier, evidence) if (change.topic, change.what) != ("run", "envbuild")]
     if changes or evidence.exit or ui.json:
         data = {"since": earlier.run, "run": evidence.run, "changes": [change.as_dict() for change in changes]}
-        ui.lines(data, lambda: told.lines(earlier, evidence, changes))
+        ui.lines(data, lambda: diff.lines(earlier, evidence, changes))
     return gravest([evidence.exit, exit_code(changes)])
 
 

@@ -126,17 +126,17 @@ def diff(ui: Ui, before: str, after: str, form: str) -> int:
     Two runs, two sites, or before and after an update. Exit 1 where something fails or drifted that did not, 6 where a
     figure is worse than the worst of BEFORE, else 0.
     """
-    from envbuild.report.diff import told
-    from envbuild.report.diff.compare import compare, exit_code
+    from envbuild.report import diff
+    from envbuild.report.diff import compare, exit_code
     from envbuild.report.recheck.opened import open_report
 
     one, other = (open_report(_place(each)).evidence for each in (before, after))
     changes = compare(one, other)
     data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
     if form == "html":
-        ui.result(data, lambda: told.page(one, other))
+        ui.result(data, lambda: diff.page(one, other))
     else:
-        ui.lines(data, lambda: told.lines(one, other, changes))
+        ui.lines(data, lambda: diff.lines(one, other, changes))
     return exit_code(changes)
 
 

@@ -65,7 +65,7 @@ def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
     named = next((gpu for gpu in gpus.values() if name in (gpu.model, gpu.name)), None)
     gpu = named if flags["gpu"] else here or named
     if gpu is None:
-        from envbuild.catalog.nearest import did_you_mean
+        from envbuild.text import did_you_mean
 
         raise EnvbuildError(
             "strategy-gpu",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from envbuild.conda.solve import client
+from envbuild.model.common import Unpacked
 from envbuild.model.conda import CondaPackage
-from envbuild.model.unpacked import Unpacked
 from envbuild.text import few
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from envbuild.plan.node_steps import environment_path
 from envbuild.plan.source_builds import arch_codes
 from envbuild.redact import looks_secret
 from envbuild.resolve.arch import bound_arch_list
-from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.resolve.artifacts import Numbers, Platform, fitting_file
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.inside_image import image_tag
 from envbuild.resolve.variant_checks import request_for
-from envbuild.resolve.versions import Numbers
 
 _NODE = "image"
 _CUDA_HOME = "/usr/local/cuda"

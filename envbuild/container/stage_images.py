@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from envbuild.container.base_images import Containers, NetworkPackages, StackImage, SystemPackages
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
+from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, numbers
 from envbuild.resolve.variant_checks import needs_nvcc
-from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
 
 
 @dataclass(frozen=True, slots=True)

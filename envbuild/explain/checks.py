@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model import finding as f
 from envbuild.model.stack import Stack
-from envbuild.resolve.versions import numbers
+from envbuild.resolve.artifacts import numbers
 
 if TYPE_CHECKING:
     from envbuild.lock.readers.git_read import GitReader

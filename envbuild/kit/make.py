@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
-from envbuild.catalog.manifest_file import read_manifest
+from envbuild.catalog.yaml_load import read_manifest
 from envbuild.errors import EnvbuildError
 from envbuild.kit.manifest import NAME, REPORT, Manifest, listed, parse, render
 from envbuild.kit.readme import README, lock_name, readme, stack_name

@@ -15,8 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.kit import manifest
 from envbuild.kit.manifest import LARGEST, LARGEST_ALL, LARGEST_MANIFEST, MOST_FILES, NAME, REPORT, Manifest
 from envbuild.node.bundle import plain_tar
-from envbuild.report.recheck.finding import Finding, checked, problem
-from envbuild.report.recheck.opened import read_attachment
+from envbuild.report.recheck.opened import Finding, checked, problem, read_attachment
 from envbuild.text import visible
 
 _PATH = re.compile(manifest.PATH)

@@ -18,8 +18,7 @@ from envbuild.model.lock import Lock
 from envbuild.report.formats.every import FORMATS
 from envbuild.report.page import SIGNATURE
 from envbuild.report.publish import published
-from envbuild.report.recheck.finding import Finding, checked, not_checked, problem
-from envbuild.report.recheck.opened import Opened, read_attachment
+from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, problem, read_attachment
 from envbuild.report.recheck.verify import verify_report
 
 

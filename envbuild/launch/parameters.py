@@ -7,10 +7,10 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.model.launch import Default
 from envbuild.model.reference import ModelSize, Reference
+from envbuild.text import did_you_mean
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 

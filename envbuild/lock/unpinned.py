@@ -6,11 +6,36 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
+from packaging.requirements import Requirement
+
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, resolve
 from envbuild.lock.readers.pylock import Offer
 from envbuild.model.finding import package_name
 from envbuild.model.lock import ArtifactFile, Variant
+
+
+def applies(wanted: Requirement, python: str, platform: str) -> bool:
+    """Whether the marker of a requirement, if it has one, holds for CPython `python` (as `3.11`) on a lock platform."""
+    return wanted.marker is None or wanted.marker.evaluate(environment(python, platform))
+
+
+def environment(python: str, platform: str) -> dict[str, str]:
+    """The value of every name of markers. Of the Python the first release, as uv takes it."""
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": platform.removeprefix("linux_"),
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+
 
 YOUNG = timedelta(days=365)
 

@@ -4,8 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from envbuild.model.common import Name, PackageName, Sha256, StrictModel, Text, WebUrl
-from envbuild.model.unpacked import Unpacked
+from envbuild.model.common import Name, PackageName, Sha256, StrictModel, Text, Unpacked, WebUrl
 
 CondaName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_.-]{0,126}$")]
 CondaVersion = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,126}$")]

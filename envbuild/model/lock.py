@@ -23,10 +23,10 @@ from envbuild.model.common import (
     StrictModel,
     Text,
     TreeHash,
+    Unpacked,
 )
 from envbuild.model.conda import CondaPackage, LockedConda, LockPlatform
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
-from envbuild.model.unpacked import Unpacked
 
 LOCK_VERSION = 1
 

@@ -26,8 +26,8 @@ from envbuild.model.common import (
 )
 from envbuild.model.conda import CondaSpec
 from envbuild.model.finding import Finding, RequirementText, Severity
+from envbuild.model.launch import Step
 from envbuild.model.reference import Reference
-from envbuild.model.step import Step
 
 __all__ = [
     "Base",

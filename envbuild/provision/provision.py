@@ -22,7 +22,7 @@ from envbuild.provision.run.journal import EventKind, Journal, read_journal
 from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.smoke_choice import as_asked, chosen
+from envbuild.provision.survey.prepare import as_asked, chosen
 from envbuild.resolve.variant_checks import record_command, unrecorded_files
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from envbuild.model.evidence import Deviation, Equality, Evidence, NodeEvidence
-from envbuild.model.file_list import Files
+from envbuild.model.evidence import Deviation, Equality, Evidence, Files, NodeEvidence
 from envbuild.text import few, grouped
 
 # How many different roots are looked into; a fleet with more has no usual one.

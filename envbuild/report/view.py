@@ -16,11 +16,8 @@ from envbuild.model.resolution import Decision
 from envbuild.report.equality import sentence
 from envbuild.report.machines import NodeClass, classes, gibibytes, image_rows
 from envbuild.report.pictures import Picture, pictures
-from envbuild.report.sections.badges import Badge, badges
-from envbuild.report.sections.claims import Claim, claims
-from envbuild.report.sections.gaps import Gap, gaps
-from envbuild.report.sections.outliers import Outliers, outliers
-from envbuild.report.sections.pins import Pin, pins
+from envbuild.report.sections.claims import Badge, Claim, Pin, badges, claims, pins
+from envbuild.report.sections.gaps import Gap, Outliers, gaps, outliers
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
 from envbuild.report.tables import Table, tables
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from envbuild import resources
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.errors import EnvbuildError
+from envbuild.resolve.artifacts import Numbers, numbers
 from envbuild.resolve.compat import (
     Compat,
     Compilers,
@@ -24,10 +25,9 @@ from envbuild.resolve.compat import (
     PackageRule,
     TorchBuild,
     TorchRelease,
+    apex_history,
     short,
 )
-from envbuild.resolve.rules.apex import apex_history
-from envbuild.resolve.versions import Numbers, numbers
 
 FILES = ("torch", "cuda", "compilers", "gpus", "images", "python", "packages", "limits", "apex")
 

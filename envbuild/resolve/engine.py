@@ -9,19 +9,29 @@ from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
+from envbuild.resolve import arch
 from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, estimate, fetch_words
 from envbuild.resolve.inside_image import OUTSIDE, in_image, seen_inside
 from envbuild.resolve.node_classes import signature
 from envbuild.resolve.reachability import Supplied, Supply, supplied
-from envbuild.resolve.request import Request, named_variant, visible_gpus
+from envbuild.resolve.request import (
+    NOTHING,
+    OURS,
+    Check,
+    Decisions,
+    Request,
+    decision,
+    named_variant,
+    refused,
+    visible_gpus,
+)
+from envbuild.resolve.rules import driver, gcc, gpu, node, nvcc, packages, wheel
 from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
 from envbuild.resolve.rules.gcc import other_gcc
 from envbuild.resolve.rules.node import interface_rule
-from envbuild.resolve.rules.order import evaluate
 from envbuild.resolve.rules.packages import finds_libstdcxx, library_rule
 from envbuild.resolve.variant_checks import (
     Interpreter,
@@ -39,6 +49,50 @@ from envbuild.resolve.variant_checks import (
 )
 from envbuild.resolve.wheel_providers import borrow
 from envbuild.text import few
+
+RULES: dict[str, Check] = {
+    "torch-release-known": wheel.torch_release_known,
+    "torch-lts-index": wheel.torch_lts_index,
+    "torch-python": wheel.torch_python,
+    "torch-flavour-exists": wheel.torch_flavour_exists,
+    "torch-default-flavour": wheel.torch_default_flavour,
+    "torch-locator": wheel.torch_locator,
+    "torch-aarch64": wheel.torch_aarch64,
+    "glibc-floor": wheel.glibc_floor,
+    "gpu-arch": gpu.gpu_arch,
+    "bf16-tensor-cores": gpu.bf16_tensor_cores,
+    "driver-floor": driver.driver_floor,
+    "driver-minor-compat": driver.driver_minor_compat,
+    "driver-cuda-compat": driver.driver_cuda_compat,
+    "driver-knows-gpu": driver.driver_knows_gpu,
+    "cuda-ceiling": driver.cuda_ceiling,
+    "image-gpu": gpu.image_gpu,
+    "image-driver": gpu.image_driver,
+    "nvcc-absent": nvcc.nvcc_absent,
+    "nvcc-major": nvcc.nvcc_major,
+    "nvcc-minor": nvcc.nvcc_minor,
+    "apex-cuda-check": nvcc.apex_cuda_check,
+    "apex-flags": packages.apex_flags,
+    "own-cuda-list": nvcc.own_cuda_list,
+    "setuptools-minor": nvcc.setuptools_minor,
+    "nvcc-knows-gpu": nvcc.nvcc_knows_gpu,
+    "gcc-range": gcc.gcc_range,
+    "cxx11-abi": gcc.cxx11_abi,
+    "arch-list-from-target": arch.arch_list_from_target,
+    "build-isolation": packages.build_isolation,
+    "package-homonym": packages.package_homonym,
+    "visible-gpus": node.visible_gpus_rule,
+    "mig-no-nccl": node.mig_no_nccl,
+    "zero-needs-no-pipeline": node.zero_needs_no_pipeline,
+    "peak-is-dense": gpu.peak_is_dense,
+}
+
+
+def evaluate(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
+    """Apply every rule that has something to say about the request, in order. Pure."""
+    found = [item for check in RULES.values() for item in check(facts, request, compat)]
+    found.extend(packages.package_rules(facts, request, compat))
+    return tuple(found)
 
 
 class _Judged(NamedTuple):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from envbuild.model.common import Unpacked
 from envbuild.model.conda import CondaPackage
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
-from envbuild.model.unpacked import Unpacked
 from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.text import few, size
 

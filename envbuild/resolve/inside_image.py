@@ -8,7 +8,7 @@ from envbuild.model.facts import LibcFacts, NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.decision import NOTHING, Decisions, decision
+from envbuild.resolve.request import NOTHING, Decisions, decision
 
 TARGET = Note("the target and the lock", "compared as they are")
 # They compare what the node has outside of images: its C library, compilers and toolkits.

@@ -10,8 +10,7 @@ from envbuild.model.finding import package_name
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decision import Decisions
-from envbuild.resolve.request import Request
+from envbuild.resolve.request import Decisions, Request
 from envbuild.resolve.rules import packages as rules_packages
 from envbuild.resolve.rules import wheel
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from envbuild.catalog.nearest import did_you_mean
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
+from envbuild.model.resolution import Decision, Verdict
 from envbuild.node.variables import visible_devices
-from envbuild.resolve.compat import Compat, TorchBuild, TorchRelease
-from envbuild.resolve.versions import Numbers, minor
+from envbuild.resolve.artifacts import Numbers, minor
+from envbuild.resolve.compat import Compat, Note, TorchBuild, TorchRelease
+from envbuild.text import did_you_mean
 
 
 def named_variant(lock: Lock, name: str) -> Variant:
@@ -101,3 +102,38 @@ def visible_gpus(facts: NodeFacts) -> int:
 def physical_gpus(facts: NodeFacts) -> int:
     """How many GPUs the node has, seen or not."""
     return max(facts.gpus_physical or 0, len(facts.gpus))
+
+
+Decisions = tuple[Decision, ...]
+Check = Callable[[NodeFacts, Request, Compat], Decisions]
+NOTHING: Decisions = ()
+OURS = Note("envbuild: what a node must have to build on", "2026-11-20")
+
+
+def decision(
+    rule: str,
+    verdict: Verdict,
+    what: str,
+    compared: tuple[str, str],
+    note: Note,
+    instead: str | None = None,
+    torch: str | None = None,
+) -> Decision:
+    """One decision. A refusal that rests on data which are not firm becomes a warning that says so."""
+    if verdict == "refuse" and not note.firm:
+        verdict, what = "warn", f"{what} (by data that are not verified, so it is not refused)"
+    return Decision(
+        rule=rule,
+        verdict=verdict,
+        what=what,
+        compared=compared,
+        source=note.source,
+        verified=note.verified,
+        instead=instead,
+        torch=torch,
+    )
+
+
+def refused(decisions: Decisions) -> bool:
+    """True when one of them refuses."""
+    return "refuse" in [item.verdict for item in decisions]  # asked ten times a node

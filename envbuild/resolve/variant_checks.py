@@ -15,14 +15,12 @@ from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource,
 from envbuild.model.resolution import Decision
 from envbuild.model.stack import Build, Training
 from envbuild.model.target import Target
-from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.resolve.artifacts import Platform, fitting_file, minor, numbers, split_local
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.decision import OURS, Decisions, decision, refused
 from envbuild.resolve.estimate import Estimate, disk_words
 from envbuild.resolve.inside_image import engine_rule, image_python, image_tag, in_image
-from envbuild.resolve.request import Request
+from envbuild.resolve.request import OURS, Decisions, Request, decision, refused
 from envbuild.resolve.rules.packages import from_source, meets, scanned, traits_of
-from envbuild.resolve.versions import minor, numbers, split_local
 from envbuild.text import size
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.resolve.versions import numbers
+from envbuild.resolve.artifacts import numbers
 
 NVCC = "nvcc-absent"
 # The rules that refuse a node for what only building needs.

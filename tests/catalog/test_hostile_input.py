@@ -131,7 +131,7 @@ def test_d26_a_requirement_of_brackets_is_exit_2_with_its_place(
 
 
 def test_d26_an_interpreter_of_a_version_that_is_none_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
-    from envbuild.provision.contact.rattler_tool import newest_python
+    from envbuild.provision.contact.toolchain import newest_python
 
     facts = load_facts("azure-nd96")
     (node,) = list(facts.values())[:1]

@@ -18,8 +18,8 @@ from envbuild.model.stack import EnvPath
 from envbuild.model.target import HostSource, Target
 from envbuild.node import facts as probe
 from envbuild.provision.run.findings import Choice
+from envbuild.provision.survey.hosts import refuse_unsupported, unsupported
 from envbuild.provision.survey.prepare import prepare
-from envbuild.provision.survey.supported import refuse_unsupported, unsupported
 from envbuild.resolve.rules.node import unexpected
 
 STACKS = {

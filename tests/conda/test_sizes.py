@@ -8,8 +8,8 @@ from threading import Thread
 import pytest
 
 from envbuild.conda.sizes import with_sizes
+from envbuild.model.common import Unpacked
 from envbuild.model.conda import CondaPackage
-from envbuild.model.unpacked import Unpacked
 from tests.support.conda import Channel, Package
 
 FILES = {"bin/app": b"x" * 5000, "lib/a/b": b"y"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.lock.files import read_lock
-from envbuild.model import file_list
+from envbuild.model import evidence
 from envbuild.model.lock import Variant
 from tests.e2e.world import MINOR, World
 from tests.support.need import need
@@ -45,7 +45,7 @@ def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_di
     }
     lock = read_lock(run / kept["lock"]["path"])
     assert (kept["lock"]["sha256"], kept["profile"]["sha256"]) == (told["lock_digest"], lock.manifest_digest)
-    assert file_list.root(file_list.unpack(data["files"])) == node["root"] == kept["files"]["of"]
+    assert evidence.root(evidence.unpack(data["files"])) == node["root"] == kept["files"]["of"]
     variant = Variant.from_plain(json.loads(data["variant"]))
     assert variant.compute_digest("tiny", "exact") == node["variant_digest"] == kept["variant"]["of"]
     log = told["nodes"][0]["log"]

@@ -18,8 +18,8 @@ from envbuild.lock.files import read_lock, write_lock
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.readers.wheel_record import of_source, of_wheel
 from envbuild.lock.sources import lock_source
+from envbuild.model.common import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
-from envbuild.model.unpacked import BLOCK, Unpacked
 from envbuild.node import paths
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel

@@ -11,7 +11,7 @@ from typing import Any
 
 from envbuild.catalog.loader import load_stack, lock_path, manifest_text
 from envbuild.lock.files import parse_lock
-from envbuild.model import file_list
+from envbuild.model import evidence
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Variant, canonical_json
 from envbuild.report.render import render_html, render_json, render_markdown
@@ -52,7 +52,7 @@ class Sealed:
         self.lock = parse_lock(lock_file.read_text(), "lock")
         self.variant = next(each for each in self.lock.variants if each.python == "3.11")
         rows = file_rows(self.variant, files)
-        self.root = file_list.root(rows)
+        self.root = evidence.root(rows)
         self.files = rows
         self.attachments: list[dict[str, Any]] = []
         self.attach("lock", "attachments/lock.toml", lock_file.read_bytes())
@@ -60,7 +60,7 @@ class Sealed:
         self.attach(
             "variant", "attachments/variant.json", canonical_json(self.variant.to_json_dict()), self.variant.digest
         )
-        self.attach("files", "attachments/files.json.gz", file_list.pack(rows), self.root)
+        self.attach("files", "attachments/files.json.gz", evidence.pack(rows), self.root)
         names = [f"gpu{number:02}" for number in range(first, first + nodes)]
         command = ["envbuild", "provision", "--target", "lab"]
         self.attach(

@@ -15,7 +15,7 @@ from envbuild.catalog.loader import load_stack
 from envbuild.explain.page import render_page
 from envbuild.explain.view import explain
 from envbuild.report import render
-from envbuild.report.diff import told
+from envbuild.report.diff import compare
 from envbuild.report.render import render_html
 from tests.explain.test_page import TEXT
 from tests.report.samples import fleet
@@ -48,7 +48,7 @@ def ask(tmp_path: Path, html: str, *options: str) -> str:
 def test_nothing_overflows(tmp_path: Path, dark: bool) -> None:
     document = render_page(explain(load_stack("opt-175b").stack, "exact"), TEXT)
     pages = [render_html(run) for run in (fleet(), failing_fleet(), hostile())]
-    pages += [document, told.page(fleet(), failing_fleet()), told.page(fleet(), hostile())]
+    pages += [document, compare.page(fleet(), failing_fleet()), compare.page(fleet(), hostile())]
     frames = {f"{index} at {width}": width for index in range(len(pages)) for width in (1280, 800, 400)}
     for index, html in enumerate(pages):
         inner = re.sub(r"<meta http-equiv[^>]*>", "", html).replace("</body>", ASK)

@@ -10,8 +10,8 @@ import pytest
 
 from envbuild.cli.report_cmd import report
 from envbuild.errors import ExitCode
-from envbuild.report.diff import told
-from envbuild.report.diff.compare import compare, exit_code
+from envbuild.report import diff
+from envbuild.report.diff import compare, exit_code
 from tests.report.samples import checks, evidence, facts, fleet, node
 from tests.report.test_render import Page, hostile
 
@@ -36,7 +36,7 @@ def test_a_figure_slips_where_it_leaves_its_spread_downwards(factor: float, kind
 
 
 def test_a_figure_is_not_broken_on_the_page_where_its_column_is_narrow() -> None:
-    page = told.page(evidence(), evidence(faster(0.75)))
+    page = diff.page(evidence(), evidence(faster(0.75)))
     assert "n\u00a0=\u00a0" in page and "(-25.0\u00a0%)" in page
 
 
@@ -161,22 +161,22 @@ def test_a_run_that_failed_as_before_is_no_good_one_as_text_and_as_page() -> Non
     broken = [{**check, "status": "failed"} for check in checks()[:1]]
     failed = evidence(node(checks=broken, exit=1, status="failed"), exit=1)
     assert compare(failed, failed) == []
-    [(text, style)] = told.lines(failed, failed, [])
-    page = told.page(failed, failed)
+    [(text, style)] = diff.lines(failed, failed, [])
+    page = diff.page(failed, failed)
     assert style == "bold red"
     assert "is not ready on localhost" in text
     assert "is not ready on localhost" in page
     assert "✗" in page
     assert "✓" not in page
-    assert "✓" in told.page(evidence(), evidence())
+    assert "✓" in diff.page(evidence(), evidence())
 
 
 def test_text_and_page_are_harmless(tmp_path: Path) -> None:
     run = hostile()
-    text = "\n".join(line for line, _ in told.lines(evidence(), run, compare(evidence(), run)))
+    text = "\n".join(line for line, _ in diff.lines(evidence(), run, compare(evidence(), run)))
     assert "\x1b" not in text
     assert "\u202e" not in text
-    tags = [tag for tag, _ in Page(told.page(evidence(), run)).tags]
+    tags = [tag for tag, _ in Page(diff.page(evidence(), run)).tags]
     assert not {"script", "img"} & set(tags)
 
 

@@ -16,8 +16,7 @@ from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain, read_plain
-from envbuild.resolve.engine import Resolver
-from envbuild.resolve.rules.order import RULES
+from envbuild.resolve.engine import RULES, Resolver
 
 HERE = Path(__file__).parent
 GB = 10**9

@@ -18,8 +18,8 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import LockedSource
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.compat import Compat
+from envbuild.resolve.engine import RULES
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules.order import RULES
 from envbuild.resolve.rules.packages import library_rule, meets, package_rule, scanned, traits_of
 from tests.resolve.builders import make_variant, node_facts, package, plain_compat, target
 

@@ -12,7 +12,7 @@ from envbuild import resources
 from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
-from envbuild.resolve.rules.order import evaluate
+from envbuild.resolve.engine import evaluate
 from tests.resolve.any_facts import any_facts
 from tests.resolve.builders import compat, make_lock, package, resolve, resolve_fleet, target, torch_lock, torch_package
 from tests.resolve.test_golden import CASES, request_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.resolve.artifacts import Platform, fitting_file
+from envbuild.resolve.artifacts import Platform, fitting_file, flavour_cuda, minor, numbers, split_local
 from envbuild.resolve.estimate import size
-from envbuild.resolve.versions import flavour_cuda, minor, numbers, split_local
 
 HASH = "a" * 64
 

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain
-from envbuild.resolve.rules.order import evaluate
+from envbuild.resolve.engine import evaluate
 from tests.resolve.builders import compat, node_facts, plain_compat
 from tests.resolve.cells import NOT_READ, Path, Probe, changed, leaves, probes, why_not_read
 from tests.resolve.test_golden import CASES, request_of

@@ -15,8 +15,8 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.resolution import Decision
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import compat_from_plain
+from envbuild.resolve.engine import evaluate
 from envbuild.resolve.request import Request
-from envbuild.resolve.rules.order import evaluate
 from tests.resolve.builders import compat, node_facts, plain_compat, rule_ids
 
 CASES: list[dict[str, Any]] = [

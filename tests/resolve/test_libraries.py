@@ -8,7 +8,7 @@ import pytest
 
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.provision.survey.errors import refusal
+from envbuild.provision.survey.ask import refusal
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target, torch_package
 
 

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.wheel_record import of_wheel
-from envbuild.model.unpacked import Unpacked
+from envbuild.model.common import Unpacked
 from envbuild.node import pip_config
 from envbuild.node.read_text import integer
 from envbuild.resolve.artifacts import Platform, best_wheel

@@ -21,8 +21,8 @@ from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.git import fetched
+from envbuild.model.common import Unpacked
 from envbuild.model.lock import LockedPackage, LockedSource, LockedSubmodule
-from envbuild.model.unpacked import Unpacked
 from envbuild.node import hashing, pip_config
 from envbuild.node.packages import index_client, wheel_file
 from envbuild.node.protocol import NodeError

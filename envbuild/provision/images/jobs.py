@@ -35,9 +35,9 @@ from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.stage import login_work, on_login
 from envbuild.provision.jobs.survey import facts_file
-from envbuild.provision.run.between_runs import keep, read_recent
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.run.run_dir import keep, read_recent
 
 LIMIT = 3600
 Told = dict[str, dict[str, Any]]

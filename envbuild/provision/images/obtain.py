@@ -21,8 +21,8 @@ from envbuild.hashing import sha256_of
 from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
 from envbuild.node.image.load import archive_id
-from envbuild.provision.run.between_runs import keep
 from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.run_dir import keep
 
 PREFIX = "/opt/envbuild"
 

@@ -35,7 +35,7 @@ from envbuild.provision.images.state import (
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.outcome import NodeFiles, Outcome
-from envbuild.provision.survey.smoke_choice import as_asked
+from envbuild.provision.survey.prepare import as_asked
 from envbuild.text import plural
 
 ASK_DEADLINE = 2 * 3600.0

@@ -19,8 +19,7 @@ from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, tmp_folder
-from envbuild.provision.survey.ask import decide
-from envbuild.provision.survey.errors import refusal
+from envbuild.provision.survey.ask import decide, refusal
 
 
 @dataclass

@@ -24,7 +24,7 @@ from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.ask import told_facts
 from envbuild.provision.survey.in_use import Current, current_of
-from envbuild.provision.survey.smoke_choice import as_asked
+from envbuild.provision.survey.prepare import as_asked
 
 JOB_LIMIT = 3600
 

@@ -23,13 +23,11 @@ from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.run.between_runs import MAX_AGE, keep, read_recent
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args
-from envbuild.provision.survey.errors import python_broken
-from envbuild.provision.survey.up_to_date import can_keep, kept
+from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
+from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken
+from envbuild.provision.survey.in_use import can_keep, kept
 
 
 def facts_file(target: Target, login: str) -> Path:

@@ -12,8 +12,18 @@ from typing import Any
 from envbuild import __version__
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
-from envbuild.model.evidence import Attachment, Evidence, NodeEvidence, StackFinding, attachment, run_exit
-from envbuild.model.file_list import Files, pack, root, unpack
+from envbuild.model.evidence import (
+    Attachment,
+    Evidence,
+    Files,
+    NodeEvidence,
+    StackFinding,
+    attachment,
+    pack,
+    root,
+    run_exit,
+    unpack,
+)
 from envbuild.model.lock import Variant, canonical_json
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
@@ -145,8 +155,8 @@ def write_evidence(
 
     from envbuild.report.equality import equality_of
     from envbuild.report.render import write_report
-    from envbuild.report.timeline import steps
-    from envbuild.resolve.built import built
+    from envbuild.report.tables import steps
+    from envbuild.resolve.arch import built
 
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"

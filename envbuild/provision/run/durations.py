@@ -16,9 +16,9 @@ import platformdirs
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
-from envbuild.provision.run.between_runs import keep
 from envbuild.provision.run.journal import Event, EventKind
 from envbuild.provision.run.progress_events import is_amount
+from envbuild.provision.run.run_dir import keep
 from envbuild.text import grouped
 
 NAME = "durations.json"

@@ -8,9 +8,11 @@ The status of a run is not stored: it follows from its journal, so that a killed
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +23,27 @@ from typing import Any, Literal
 
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 from envbuild.node import identity, paths
+from envbuild.node.protocol import NodeError
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
 from envbuild.redact import redact_text
+
+# Drivers change in maintenance windows; asking again costs one short job.
+MAX_AGE = 7 * 86400.0
+
+
+def read_recent(path: Path, now: float | None = None) -> Any:
+    """What was kept in the last week, None where it is older. Raises OSError, ValueError."""
+    written = path.stat().st_mtime  # before the clock: another run may write it meanwhile
+    age = (time.time() if now is None else now) - written
+    return json.loads(path.read_bytes()) if 0 <= age < MAX_AGE else None
+
+
+def keep(path: Path, data: object) -> None:
+    """Keep JSON data, whole or not at all; where it cannot be written, that is no error."""
+    with contextlib.suppress(OSError, NodeError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.write_json(str(path), data)
+
 
 RunStatus = Literal["running", "finished", "failed", "interrupted", "died"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.hostlist import expand_hosts
-from envbuild.lock.agreement import refuse_edited
+from envbuild.lock.agreement import choose_profile, refuse_edited
 from envbuild.lock.files import read_lock
-from envbuild.lock.profile import choose_profile
 from envbuild.model.lock import Lock
 from envbuild.model.target import HostSource
+from envbuild.node.smoke import only as names
 from envbuild.node.variables import is_of_stacks
+from envbuild.provision.run.context import Settings
 from envbuild.provision.run.findings import Choice, Prepared
-from envbuild.provision.survey.hosts import settle_hosts
-from envbuild.provision.survey.supported import refuse_unsupported
+from envbuild.provision.survey.hosts import refuse_unsupported, settle_hosts
 
 
 def prepare(
@@ -118,3 +119,40 @@ def _overrides(choice: Choice) -> dict[str, Any]:
         "hosts": list(choice.hosts) or None,
     }
     return {key: value for key, value in given.items() if value is not None}
+
+
+FULL = "full"
+_FULL_DEADLINE = 300.0
+
+
+def chosen(prepared: Prepared, settings: Settings) -> Prepared:
+    """The same with no joint test where none is asked for. Raises EnvbuildError `smoke-unknown` (exit 2)."""
+    only = settings.only
+    items = dict.fromkeys(item.name for variant in prepared.lock.variants for item in variant.smoke)
+    there = [*items, FULL, *(["nodes"] if "machine" in items else [])]
+    if wrong := names.unknown(only, there):
+        raise EnvbuildError(
+            "smoke-unknown",
+            f"the smoke test of {prepared.stack.name} has no {wrong[0]!r}",
+            why="--only names an item of its smoke list, or one check of it",
+            hint=f"known: {', '.join(names.known(there))}{', extensions/CHECK' if 'extensions' in items else ''}",
+        )
+    if names.chosen(only, "nodes"):
+        return prepared
+    return prepared._replace(target=prepared.target.model_copy(update={"smoke_nodes": 0}))
+
+
+def as_asked(prepared: Prepared, settings: Settings, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `smoke` with what was chosen, how many GPUs there are to be, what they and links can give."""
+    from envbuild.provision.survey.ask import rules
+
+    named = rules().named_gpus().items()
+    full = {"name": FULL, "deadline": _FULL_DEADLINE}  # the item that no stack lists
+    return {
+        **args,
+        "items": [*args["items"], *([full] if settings.full or FULL in settings.only else [])],
+        "only": list(settings.only),
+        "gpus": prepared.target.expects.gpus_per_node or 0,
+        "peaks": {name: gpu.dense_tflops for name, gpu in named if gpu.dense_tflops and gpu.note.firm},
+        "links": {name: gpu.nvlink / 2 for name, gpu in named if gpu.nvlink},
+    }

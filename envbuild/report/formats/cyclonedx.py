@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.model.evidence import Evidence, PackageFile
 from envbuild.report.render import harmless
-from envbuild.report.sections.pins import pins
+from envbuild.report.sections.claims import pins
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.model import file_list
+from envbuild.model import evidence
 from envbuild.model.evidence import Attachment
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.stack import Profile
 from envbuild.report import evidence_file
-from envbuild.report.recheck.finding import Finding, checked, not_checked, problem
-from envbuild.report.recheck.opened import Opened, read_attachment
+from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, problem, read_attachment
 
 LIMIT = 64 * 1024 * 1024
 _TOPIC = "files"
@@ -29,7 +28,7 @@ class Attached:
     profile: dict[str, Any] | None = None
     profile_digest: str = ""
     variants: dict[str, Variant] = field(default_factory=dict)
-    lists: dict[str, file_list.Files] = field(default_factory=dict)
+    lists: dict[str, evidence.Files] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
 
 
@@ -90,7 +89,7 @@ def _take(found: Attached, item: Attachment, data: bytes) -> None:
     elif item.kind == "variant":
         found.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
     elif item.kind == "files":
-        found.lists[str(item.of)] = file_list.unpack(data)
+        found.lists[str(item.of)] = evidence.unpack(data)
     elif item.kind == "plan":
         found.plan = dict(evidence_file.parse(data))
 

@@ -9,18 +9,17 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from envbuild.model import file_list
 from envbuild.model.conda import CondaPackage
-from envbuild.model.evidence import BuiltVariant, Evidence, NodeEvidence
+from envbuild.model.evidence import BuiltVariant, Evidence, Files, NodeEvidence, root
 from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.model.stack import Profile
 from envbuild.report.equality import names
 from envbuild.report.recheck.attached import Attached
-from envbuild.report.recheck.finding import Finding, checked, judged, not_checked, problem
-from envbuild.report.sections.pins import is_equal
+from envbuild.report.recheck.opened import Finding, checked, judged, not_checked, problem
+from envbuild.report.sections.claims import is_equal
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD
-from envbuild.resolve.built import built
+from envbuild.resolve.arch import built
 from envbuild.text import few, plural
 
 
@@ -249,7 +248,7 @@ def _source(on: NodeEvidence, source: Mapping[str, Any], locked: LockedSource) -
 def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     problems = []
     for said, files in attached.lists.items():
-        found = file_list.root(files)
+        found = root(files)
         if found != said:
             says = f"the list of {len(files):,} files gives {found[:12]}, not {said[:12]}"
             problems.append(problem("report-root-differs", "root", says))
@@ -282,7 +281,7 @@ class _Sum:
     packages: dict[str, str]
 
 
-def _sum(files: file_list.Files) -> _Sum:
+def _sum(files: Files) -> _Sum:
     folders = {path.rpartition("/")[0] for path in files if ".dist-info/" in path and "site-packages/" in path}
     names = (folder.rpartition("/")[2] for folder in folders if folder.endswith(".dist-info"))
     parts = (name.removesuffix(".dist-info").partition("-") for name in names)

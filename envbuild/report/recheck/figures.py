@@ -13,7 +13,7 @@ from envbuild.model.common import StrictModel
 from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.model.reference import Reference
 from envbuild.report.claimed import NO_GPU, Claim, Gpus, claim_for, gpus_of, judge, metric, named
-from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.recheck.opened import Finding, judged, not_checked, problem
 from envbuild.report.sources import mapping, numbers
 from envbuild.report.tables import below_floor
 from envbuild.report.verdict import all_checks, node_checks

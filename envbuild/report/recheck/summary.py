@@ -8,7 +8,7 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Equality, Evidence, checks_exit, run_exit
 from envbuild.report.equality import equality_of, names
 from envbuild.report.recheck.attached import Attached
-from envbuild.report.recheck.finding import Finding, judged, not_checked, problem
+from envbuild.report.recheck.opened import Finding, judged, not_checked, problem
 from envbuild.report.verdict import GOOD
 from envbuild.text import plural
 

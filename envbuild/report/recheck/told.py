@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from envbuild.report.recheck.finding import Finding, Kind
-from envbuild.report.recheck.opened import Opened
+from envbuild.report.recheck.opened import Finding, Kind, Opened
 from envbuild.text import plural, visible
 
 _KINDS: tuple[tuple[Kind, str, str, str], ...] = (

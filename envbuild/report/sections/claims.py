@@ -2,13 +2,127 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from envbuild.model.evidence import Check, Comparison, Evidence, Metric, NodeEvidence
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild.model.evidence import BuiltVariant, Check, Comparison, Evidence, Metric, NodeEvidence
 from envbuild.report.claimed import SAME
+from envbuild.report.sources import built_names
 from envbuild.report.tables import below_floor, largest
-from envbuild.report.verdict import far_above, node_checks
+from envbuild.report.verdict import GOOD, all_checks, far_above, node_checks, of_logs
 from envbuild.text import grouped, number, percent, plural
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One package: `wanted` as locked (empty: it is in no lock), `observed` on `nodes` (empty: it is not there).
+
+    Where `same` is false the two differ; None: there was nothing to compare with.
+    """
+
+    name: str
+    wanted: str
+    observed: str
+    sha256: str
+    nodes: tuple[str, ...]
+    same: bool | None
+
+
+def pins(evidence: Evidence) -> tuple[Pin, ...]:
+    """Of every variant, differences first, then by name; nodes that have the same are one row."""
+    known = {variant.digest: variant for variant in evidence.variants}
+    there = [node for node in evidence.nodes if node.packages]
+    groups = grouped(there, lambda node: (node.variant_digest, tuple(node.packages.items())))
+    found: dict[tuple[str, str, str, str, bool | None], list[str]] = {}
+    for (digest, _), nodes in groups.items():
+        for row in _rows(known.get(str(digest)), nodes[0].packages):
+            found.setdefault(row, []).extend(node.node for node in nodes)
+    every = [Pin(*row[:4], nodes=tuple(names), same=row[4]) for row, names in found.items()]
+    return tuple(sorted(every, key=lambda pin: (pin.same is not False, pin.name)))
+
+
+def _rows(variant: BuiltVariant | None, packages: dict[str, str]) -> Iterator[tuple[str, str, str, str, bool | None]]:
+    there = {canonicalize_name(name): version for name, version in packages.items()}
+    for row in variant.packages if variant else ():
+        version = there.pop(canonicalize_name(row.name), "")
+        yield row.name, row.version, version, row.sha256, is_equal(version.partition(" ")[0], row.version)
+    for name, version in there.items():
+        # Wheels that were built here stand in the lock as sources, by commit and tree.
+        yield name, "", version, "", None
+
+
+@functools.lru_cache(maxsize=4096)
+def is_equal(one: str, other: str) -> bool:
+    """Whether two texts are one version (PEP 440), or equal where they are none."""
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
+
+
+@dataclass(frozen=True)
+class Badge:
+    """One badge, the tone of its evidence, and the evidence in lines."""
+
+    name: str
+    tone: str
+    says: tuple[str, ...]
+
+
+def badges(evidence: Evidence, found: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Badge, ...]:
+    """Available, Functional, Reproduced."""
+    return _available(evidence, pins), _functional(evidence), _reproduced(found)
+
+
+def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
+    every = (source for node in evidence.nodes for source in node.sources)
+    sources = {(str(each.get("name")), bool(each.get("commit")), bool(each.get("tree"))) for each in every}
+    pinned = sum(commit and tree for _, commit, tree in sources)
+    due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(built_names, evidence.nodes))
+    hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in ("", "unrecorded")}
+    says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
+    says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
+    whole = bool(hashed) and hashed == due and pinned == len(sources)
+    return Badge(
+        "Available", "green" if whole else "amber", tuple(says) or ("no hash and no commit is in the evidence",)
+    )
+
+
+def _functional(evidence: Evidence) -> Badge:
+    good = sum(node.status in GOOD for node in evidence.nodes)
+    checks = all_checks(evidence)
+    passed, failed = (sum(check.status == status for check in checks) for status in ("passed", "failed"))
+    says = [
+        f"{good} of {plural(len(evidence.nodes), 'node')} ready",
+        f"{plural(passed, 'check')} passed, {failed} failed",
+    ]
+    skipped = len(checks) - passed - failed
+    says += [f"{skipped} not run"] if skipped else []
+    bad = failed or good < len(evidence.nodes)
+    if of_logs(evidence) and not bad:
+        return Badge("Functional", "amber", ("nothing ran here: a log was read",))
+    return Badge("Functional", "red" if bad else "green" if passed else "amber", tuple(says))
+
+
+def _reproduced(found: tuple[Claim, ...]) -> Badge:
+    told = [claim for claim in found if claim.claimed != "–"]
+    floors = [claim for claim in found if claim.floor != "–"]
+    says = [f"{sum(c.tone == 'green' for c in told)} of {plural(len(told), 'claim')} reached"] if told else []
+    for verdict, words in (("not comparable", "not comparable"), ("above the claim", "far above")):
+        count = sum(claim.verdict == verdict for claim in told)
+        says += [f"{plural(count, 'claim')} {words}"] if count else []
+    says += [f"{sum(c.tone == 'green' for c in floors)} of {plural(len(floors), 'floor')} held"] if floors else []
+    if not told:
+        says.append("no claim of the document was measured in this run")
+    tones = {claim.tone for claim in (*told, *floors)}
+    return Badge(
+        "Reproduced", "red" if "red" in tones else "amber" if not told or "amber" in tones else "green", tuple(says)
+    )
+
 
 Tone = str
 _VERDICTS = {

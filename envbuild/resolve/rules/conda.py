@@ -8,9 +8,9 @@ from envbuild.conda.virtual import is_known, met, name_of, of_facts
 from envbuild.model.conda import LockedConda
 from envbuild.model.facts import CompilerFacts, NodeFacts
 from envbuild.model.lock import Lock, Variant
+from envbuild.resolve.artifacts import Numbers, numbers
 from envbuild.resolve.compat import Note
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.versions import Numbers, numbers
+from envbuild.resolve.request import NOTHING, Decisions, decision
 
 CHANNEL = Note("what the packages' channel says, as the lock has it", "compared with the facts of the node")
 _BOUND = re.compile(r">=?\s*([0-9][0-9.]*)")

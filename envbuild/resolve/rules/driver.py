@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from envbuild.model.facts import NodeFacts
+from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, numbers
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.request import Request, capabilities
+from envbuild.resolve.request import NOTHING, Decisions, Request, capabilities, decision
 from envbuild.resolve.rules.gpu import needs_ptx
-from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers
 
 UPDATE = "a driver update"
 

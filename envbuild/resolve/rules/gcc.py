@@ -6,11 +6,10 @@ from pathlib import PurePosixPath
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Decision
+from envbuild.resolve.artifacts import Numbers, dotted, numbers
 from envbuild.resolve.compat import Compat, TorchBuild
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.request import Request
+from envbuild.resolve.request import NOTHING, Decisions, Request, decision
 from envbuild.resolve.rules.nvcc import toolkits
-from envbuild.resolve.versions import Numbers, dotted, numbers
 
 
 def _gccs(facts: NodeFacts) -> list[tuple[str, Numbers]]:

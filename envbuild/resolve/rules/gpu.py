@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Decision
+from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, numbers, python_tag
 from envbuild.resolve.compat import Compat, Gpu, Image, Note, TorchBuild
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.request import Request, capabilities
-from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, numbers, python_tag
+from envbuild.resolve.request import NOTHING, Decisions, Request, capabilities, decision
 
 
 def native_code(build: TorchBuild, capability: Numbers) -> Numbers | None:

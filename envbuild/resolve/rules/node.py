@@ -9,11 +9,10 @@ from functools import cache
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
 from envbuild.node.probe.system import VIRTUAL_NIC
+from envbuild.resolve.artifacts import dotted, numbers
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.decision import NOTHING, OURS, Decisions, decision
 from envbuild.resolve.node_classes import mig_instances
-from envbuild.resolve.request import Request, physical_gpus, visible_gpus
-from envbuild.resolve.versions import dotted, numbers
+from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, decision, physical_gpus, visible_gpus
 
 
 def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ from packaging.version import InvalidVersion, Version
 from envbuild.model.facts import NodeFacts, NvccFacts
 from envbuild.model.resolution import Decision
 from envbuild.resolve.arch import pick_nvcc
+from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, minor, numbers
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.request import Request, capabilities
-from envbuild.resolve.versions import Numbers, dotted, flavour_cuda, minor, numbers
+from envbuild.resolve.request import NOTHING, Decisions, Request, capabilities, decision
 
 
 def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFacts | None, Numbers, Numbers]:

@@ -13,8 +13,7 @@ from envbuild.model.lock import LockedPackage, LockedSource, Variant
 from envbuild.model.resolution import Decision
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat, PackageRule
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.request import Request
+from envbuild.resolve.request import NOTHING, Decisions, Request, decision
 
 # What wheels expect of every Linux, and a small one may lack: Debian's name, and what others call it where they differ.
 PACKAGES = {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from envbuild.model.facts import NodeFacts
+from envbuild.resolve.artifacts import dotted, flavour_cuda, numbers, python_tag
 from envbuild.resolve.compat import Compat, TorchRelease
-from envbuild.resolve.decision import NOTHING, Decisions, decision
-from envbuild.resolve.request import Request
-from envbuild.resolve.versions import dotted, flavour_cuda, numbers, python_tag
+from envbuild.resolve.request import NOTHING, Decisions, Request, decision
 
 
 def torch_release_known(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

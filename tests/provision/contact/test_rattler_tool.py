@@ -12,7 +12,7 @@ from envbuild.catalog.node_facts import load_facts
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.model.facts import NodeFacts
-from envbuild.provision.contact import rattler_tool as module
+from envbuild.provision.contact import toolchain as module
 
 
 @pytest.fixture

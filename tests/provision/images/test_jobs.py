@@ -18,8 +18,8 @@ from envbuild.model.target import Target
 from envbuild.provision.images import jobs
 from envbuild.provision.images.plan import NodeImage
 from envbuild.provision.jobs.survey import read_facts
-from envbuild.provision.run.between_runs import MAX_AGE
-from envbuild.provision.survey.supported import unsupported
+from envbuild.provision.run.run_dir import MAX_AGE
+from envbuild.provision.survey.hosts import unsupported
 from tests.report.samples import facts
 
 RECORD = {"id": "a" * 64, "nodes": ["gpu1"], "file": {"path": "/shared/images/x.sif"}}

@@ -21,10 +21,9 @@ from envbuild.provision.jobs import survey as job_look
 from envbuild.provision.jobs.answers import _answer
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.survey import facts_file, read_facts, write_facts
-from envbuild.provision.run.between_runs import MAX_AGE
 from envbuild.provision.run.context import Settings, Work
-from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.supported import unsupported
+from envbuild.provision.run.run_dir import MAX_AGE, RunDir
+from envbuild.provision.survey.hosts import unsupported
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm

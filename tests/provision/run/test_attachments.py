@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.model import file_list
+from envbuild.model import evidence
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult
@@ -36,17 +36,17 @@ def many_files(count: int) -> dict[str, list[Any]]:
 
 def test_a_list_of_15000_files_leaves_room_for_the_rest_of_a_run_of_one_megabyte_and_comes_back_whole() -> None:
     files = many_files(15_000)
-    packed = file_list.pack(files)
+    packed = evidence.pack(files)
     assert len(packed) < 640_000
-    assert file_list.unpack(packed) == files
-    assert file_list.pack(dict(reversed(files.items()))) == packed
+    assert evidence.unpack(packed) == files
+    assert evidence.pack(dict(reversed(files.items()))) == packed
 
 
 NO_LISTS = {
     "empty": b"",
     "not compressed": b"{}",
-    "truncated": file_list.pack(many_files(20))[:-9],
-    "something behind it": file_list.pack(many_files(2)) + b"more",
+    "truncated": evidence.pack(many_files(20))[:-9],
+    "something behind it": evidence.pack(many_files(2)) + b"more",
     "no mapping": gzip.compress(b"1"),
     "no columns": gzip.compress(b"[1]"),
     "columns of two lengths": gzip.compress(b'[["a", "b"], ["file"]]'),
@@ -62,11 +62,11 @@ NO_LISTS = {
 @pytest.mark.parametrize("data", NO_LISTS.values(), ids=NO_LISTS)
 def test_what_is_no_list_of_files_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        file_list.unpack(data)
+        evidence.unpack(data)
 
 
 def test_a_list_larger_than_the_limit_is_refused() -> None:
-    test_what_is_no_list_of_files_is_refused(gzip.compress(b" " * (file_list.LIMIT + 1), 1))
+    test_what_is_no_list_of_files_is_refused(gzip.compress(b" " * (evidence.LIMIT + 1), 1))
 
 
 A, B = many_files(5), many_files(6)
@@ -105,7 +105,7 @@ def target(kind: str = "ssh") -> Target:
 
 
 def test_one_node_is_asked_for_each_measured_root_and_nobody_twice(asked: list[str]) -> None:
-    roots = file_list.root(A), file_list.root(B)
+    roots = evidence.root(A), evidence.root(B)
     nodes = [node("a1", roots[0]), node("a2", roots[0]), node("b1", roots[1]), node("a3", roots[0], "stamped")]
     lists = FileLists(target(), RUN)
     assert lists(nodes[:1]) == {"a1": A}
@@ -115,7 +115,7 @@ def test_one_node_is_asked_for_each_measured_root_and_nobody_twice(asked: list[s
 
 def test_a_list_that_does_not_give_the_root_is_not_kept_and_a_stamped_root_asks_nobody(asked: list[str]) -> None:
     lists = FileLists(target(), RUN)
-    assert lists.by_root([node("liar", file_list.root(B)), node("a1", "0" * 64, "stamped")]) == {}
+    assert lists.by_root([node("liar", evidence.root(B)), node("a1", "0" * 64, "stamped")]) == {}
     assert asked == ["liar"]
 
 
@@ -124,6 +124,6 @@ def test_of_nodes_of_a_job_the_login_host_is_asked_which_sees_their_prefix(
 ) -> None:
     login = target("ssh").model_copy(update={"hosts": ("login1",)})
     monkeypatch.setattr(conclude, "as_login", lambda _: login)
-    nodes = [node("n1", file_list.root(A)), node("n2", file_list.root(A))]
-    assert FileLists(target("job"), RUN).by_root(nodes) == {file_list.root(A): A}
+    nodes = [node("n1", evidence.root(A)), node("n2", evidence.root(A))]
+    assert FileLists(target("job"), RUN).by_root(nodes) == {evidence.root(A): A}
     assert asked == ["login1"]

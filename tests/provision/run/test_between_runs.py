@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.run.between_runs import MAX_AGE, keep, read_recent
+from envbuild.provision.run.run_dir import MAX_AGE, keep, read_recent
 
 
 def test_what_is_kept_comes_back_for_a_week(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envbuild.provision.survey.errors import refusal
+from envbuild.provision.survey.ask import refusal
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 
 

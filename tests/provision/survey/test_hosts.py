@@ -15,8 +15,7 @@ from envbuild.model.target import Connection, HostAddress, Target
 from envbuild.provision.ansible.inventory import connection_variables
 from envbuild.provision.ansible.inventory_hosts import _listed, hosts_of
 from envbuild.provision.run.findings import Narrowing, Selection
-from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts
-from envbuild.provision.survey.supported import unsupported
+from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts, unsupported
 from envbuild.transport.ssh import _command
 
 NAMES = [f"gpu{i:02}" for i in range(1, 9)]

@@ -15,7 +15,7 @@ from envbuild.provision import provision
 from envbuild.provision.images import provision as images
 from envbuild.provision.jobs import smoke as jobs
 from envbuild.provision.run.context import Question, Settings
-from envbuild.provision.survey.smoke_choice import as_asked, chosen
+from envbuild.provision.survey.prepare import as_asked, chosen
 from tests.provision.ansible.test_play import _Silent
 from tests.provision.survey.test_up_to_date import prepared
 

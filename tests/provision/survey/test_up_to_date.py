@@ -12,7 +12,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.provision.run.findings import Choice, Prepared
-from envbuild.provision.survey.up_to_date import can_keep, kept
+from envbuild.provision.survey.in_use import can_keep, kept
 from tests.lock.build import lock as lock_of
 from tests.lock.build import variant
 

@@ -13,7 +13,7 @@ from envbuild.model.evidence import Evidence
 from envbuild.report.claimed import compare, in_words, metric, named
 from envbuild.report.publish import published
 from envbuild.report.recheck.figures import check_figures
-from envbuild.report.recheck.finding import Finding
+from envbuild.report.recheck.opened import Finding
 from envbuild.resolve.compat_read import load_compat
 from tests.launch.support import place, started
 from tests.report import samples
