@@ -19,14 +19,12 @@ from envbuild.regular_file import read_file
 TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
 OWN = """
-    cli.env_shell container.build container.builders container.edits explain.page explain.source
-    kit.make lock.packages lock.readers.wheel_record lock.sources provision.ansible.direct provision.bench_ways
-    provision.contact.first_contact provision.contact.payload provision.contact.rattler_tool
-    provision.contact.receive provision.gpu_use
-    provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
-    provision.run.between_runs provision.run.durations provision.run.progress_events provision.survey.implicit
-    regular_file report.recheck.contents report.render resolve.compat_read transport.processes
-    transport.ssh_errors
+    cli.env_shell container.build container.builders container.edits explain.page explain.source kit.make
+    lock.packages lock.readers.wheel_record lock.sources provision.ansible.direct provision.bench_ways
+    provision.contact.first_contact provision.contact.payload provision.contact.receive provision.contact.toolchain
+    provision.gpu_use provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
+    provision.run.durations provision.run.progress_events provision.run.run_dir provision.survey.implicit
+    regular_file report.recheck.contents report.render resolve.compat_read transport.processes transport.ssh_errors
 """
 
 

@@ -20,7 +20,7 @@ from tests.resolve.builders import compat, rule_ids
 from tests.resolve.files import write_files
 from tests.resolve.test_golden import CASES
 
-# What is asked of a node before the compatibility rules (`rules/order.py`), and what is said of the choice.
+# What is asked of a node before the compatibility rules (`resolve/engine.py`), and what is said of the choice.
 NODE_RULES = (
     "engine-fits",
     "python-not-there",
