@@ -102,7 +102,7 @@ def apply(folder: str, patches: "list[Json]", check: bool = False, pin: "Json | 
     One result a patch: `name`, `digest` (sha256 of `digest`), `changed`, `already`, `check`, `hits`, `files` [{`path`,
     `hits`, `already`, `sha256_before`, `sha256_after`}] and `diff` (unified, all files).
 
-    Raises PatchError `request-invalid`, `patch-no-hits`, `patch-too-few-hits`, `patch-too-many-hits`,
+    Raises PatchError `request-invalid`, `patch-hits`,
     `patch-precondition`, `patch-postcondition`, `patch-not-written`; then every file is as before.
     """
     tree = _Folder(folder)
@@ -188,13 +188,12 @@ def _count(name: str, bounds: "list[int]", found: "dict[str, int]", files: "list
     hits = sum(found.values())
     if least <= hits <= most:
         return
-    code = "patch-too-many-hits" if hits > most else "patch-too-few-hits" if hits else "patch-no-hits"
     wanted = str(least) if least == most else "%d to %d" % (least, most)
     where = ", ".join("%s: %d" % item for item in sorted(found.items())) or "none in %s" % (
         ", ".join(files) or "no file"
     )
     what = "patch %s found %d place%s, expected %s" % (name, hits, "" if hits == 1 else "s", wanted)
-    raise PatchError(code, what, where + ("; pattern %s" % find if find else ""))
+    raise PatchError("patch-hits", what, where + ("; pattern %s" % find if find else ""))
 
 
 def _marked(name: str, text: str) -> int:
