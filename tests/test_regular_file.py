@@ -23,7 +23,8 @@ OWN = """
     lock.packages lock.readers.wheel_record lock.sources provision.ansible.direct provision.bench_ways
     provision.contact.first_contact provision.contact.payload provision.contact.receive provision.contact.toolchain
     provision.gpu_use provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
-    provision.run.durations provision.run.progress_events provision.run.run_dir provision.survey.implicit
+    provision.run.durations provision.run.journal provision.run.progress_events provision.run.run_dir
+    provision.survey.implicit
     regular_file report.recheck.contents report.render resolve.compat_read transport.processes transport.ssh_errors
 """
 

@@ -87,7 +87,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run)
         for default in made.defaults:
-            progress.stage(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
+            why = f" ({default.why})" if default.why else ""
+            run.journal.stage(f"not said: {default.name}={default.value}{why}")
         if flags["no_wait"]:
             number = submit_job(run, site, job)
             ui.result({"job": number, "output": job.output}, lambda: number)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 import click
 
 from envbuild.cli.choose import PROGRESS
 from envbuild.cli.output import Ui, say
 from envbuild.provision.run import live
-from envbuild.provision.run.outcome import Progress
+from envbuild.provision.run.journal import Event, EventKind, utc_now
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -40,8 +39,8 @@ def mode_of(ui: Ui) -> Mode:
     return "live" if seen else "plain"
 
 
-class RunProgress(Progress):
-    """Shows what a run tells, and a heartbeat where it tells nothing for a while."""
+class RunProgress:
+    """Shows the events of a run, and a heartbeat where nothing changes for a while."""
 
     def __init__(self, ui: Ui) -> None:
         """Nothing is written before the `with` block begins."""
@@ -93,23 +92,27 @@ class RunProgress(Progress):
             if self._live is not None:
                 self._live.start()
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Take an event in and say what has changed."""
-        event = {"t": round(time.time(), 3), **event}
         with self._lock:
             changed = live.fold(self._view, event)
             if self.mode == "json":
-                say(json.dumps(event))
+                say(event.line().decode().rstrip("\n"))
             elif self.mode == "plain" and changed:
                 self._say(self._changed(event))
 
-    def _changed(self, event: Mapping[str, Any]) -> list[str]:
-        if event["kind"] == "stage":
-            return [str(event["text"])]
-        node, many = str(event["node"]), len(self._view.rows) > live.MOST_ROWS
-        row = self._view.rows[node]
+    def stage(self, text: str) -> None:
+        """What is begun where there is no run yet."""
+        self(Event(0, utc_now(), EventKind.STAGE, data={"text": text}))
+
+    def _changed(self, event: Event) -> list[str]:
+        if event.node is None:
+            return [str(event.data["text"])]
+        row = self._view.rows[event.node]
         # Of a large fleet only what ends is told at once, and the rest by the heartbeat.
-        return [] if many and row.running else [live.plain(node, row, event["t"])]
+        if len(self._view.rows) > live.MOST_ROWS and row.running:
+            return []
+        return [live.plain(event.node, row, time.time())]
 
     def _say(self, lines: list[str]) -> None:
         if lines:

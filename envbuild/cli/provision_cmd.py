@@ -237,7 +237,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
 
 def _total(node: NodePlan) -> list[str]:
     """What a node's steps cost in all, and what is not counted; nothing where nothing of it is known."""
-    from envbuild.resolve.estimate import SOURCE, disk_words, fetch_words
+    from envbuild.resolve.estimate import disk_words, fetch_words
 
     fetch, inodes = (sum(getattr(step, key) for step in node.steps) for key in ("fetch_bytes", "inodes"))
     if not (fetch or node.peak_bytes or inodes):  # what an image takes is known when it is built
@@ -247,15 +247,10 @@ def _total(node: NodePlan) -> list[str]:
     stays, most = (disk_words(count, unsized, rough=rough) for count in (node.lasting_bytes, node.peak_bytes))
     cost = f"{fetch_words(fetch, unsized)}, {stays} and {inodes} inodes on disk, {most} at the peak"
     left = f"; not counted: {few(unsized)}" if unsized else ""
-    took = _duration(sum(step.seconds for step in node.steps))
-    measured = all(step.measured for step in node.steps if step.seconds)
-    compiling = sum(step.compiling for step in node.steps)
-    longer = (
-        "" if compiling or not any(name.startswith(SOURCE) for name in unsized) else "; compiling may take much longer"
-    )
-    when = f"about {took} as before" if measured else f"roughly {took} (estimated, not yet measured here{longer})"
-    when += f"; compiling, where that is needed, took {_duration(compiling)} before" if compiling else ""
-    return [f"    in all     {cost}, {when}{left}"]
+    took = [step.before for step in node.steps if step.seconds]
+    known = [seconds for seconds in took if seconds is not None]
+    when = f", about {_duration(sum(known))} as before" if known and len(known) == len(took) else ""
+    return [f"    in all     {cost}{when}{left}"]
 
 
 def _duration(seconds: float) -> str:

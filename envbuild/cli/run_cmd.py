@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
     from envbuild.provision.run.run_dir import RunDir
 
+# Events that only say how far a run is: for `watch`.
+WATCHED = ("stage", "now")
+
 
 @click.group("run", cls=Group)
 def run() -> None:
@@ -62,6 +65,7 @@ def show(ui: Ui, run_id: str) -> None:
         "events": [
             {"seq": event.seq, "t": event.t, "kind": event.kind, "node": event.node, "data": event.data}
             for event in found.journal.events
+            if event.kind not in WATCHED
         ],
     }
     ui.result(data, lambda: _story(found, files))
@@ -78,8 +82,8 @@ def watch(ui: Ui, run_id: str) -> int:
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.config import load_config
-    from envbuild.provision.run.progress_events import told
-    from envbuild.provision.run.run_dir import open_run
+    from envbuild.provision.run.journal import follow
+    from envbuild.provision.run.run_dir import RunDir, open_run
 
     found = open_run(load_config().runs_root, run_id)
     if elsewhere := found.elsewhere:
@@ -91,8 +95,8 @@ def watch(ui: Ui, run_id: str) -> int:
         )
     try:
         with RunProgress(ui) as shown:
-            for event in told(found):
-                shown.tell(event)
+            for event in follow(found.journal_path, lambda: RunDir(found.path).status == "running"):
+                shown(event)
     except KeyboardInterrupt:
         ui.note(f"{found.id} goes on; `envbuild run watch {found.id}` shows it again")
         return ExitCode.INTERRUPTED
@@ -143,7 +147,7 @@ def _story(found: RunDir, files: list[str]) -> str:
     from envbuild.text import visible
 
     lines = [f"{found.id}  {found.status}", f"{found.path}  ({', '.join(files)})", ""]
-    lines += [_line(event) for event in found.journal.events]
+    lines += [_line(event) for event in found.journal.events if event.kind not in WATCHED]
     lines += _by_node(found.journal.events)
     return visible("\n".join(lines), keep_newlines=True)
 

@@ -16,9 +16,9 @@ class Step(StrictModel):
 
     `request` is the JSON that the node program receives on stdin (None for steps that are not node program calls);
     `fetch_bytes` what comes over the network, `disk_bytes` and `inodes` what stays, `beside_bytes` what lies there too
-    while the step runs, `seconds` an estimate, or what the host needed for it before (`measured`), `compiling` what it
-    needed more where the wheel store had no wheels; `unsized` names what is not counted in them, as its size is not
-    recorded, and `rough` says that bytes on the disk are not all recorded ones.
+    while the step runs, `seconds` a rough estimate for time limits of jobs, `before` what this host needed for it
+    before (None: not measured); `unsized` names what is not counted in them, as its size is not recorded, and `rough`
+    says that bytes on the disk are not all recorded ones.
     """
 
     kind: StepKind
@@ -30,8 +30,7 @@ class Step(StrictModel):
     beside_bytes: int = 0
     inodes: int = 0
     seconds: float = 0.0
-    measured: bool = False
-    compiling: float = 0.0
+    before: float | None = None
     unsized: tuple[str, ...] = ()
     rough: bool = False
 

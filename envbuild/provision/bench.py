@@ -28,8 +28,8 @@ from envbuild.provision.own_run import Log, environments_in_use, measured_by, re
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.life import about, one_run
-from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
@@ -75,7 +75,7 @@ class Asked:
     logs: tuple[Path, ...] = ()
 
 
-def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
+def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) -> tuple[Evidence, RunDir]:
     """Run the command `trials` times, or read `logs` of such runs; exit 1 where a run fails, 6 below its claim.
 
     Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
@@ -88,8 +88,8 @@ def bench(prepared: Prepared, settings: Settings, progress: Progress, asked: Ask
         launch(prepared.stack, prepared.profile, asked.run.values, asked.place.model_copy(update={"master": "first"}))
     if not asked.logs:
         prepared = narrowed(prepared, asked.run.nodes or 1)
-    with one_run("bench", settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, run.progress)
+    with one_run("bench", settings, watch, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal)
         here = NodeEvidence(node="localhost", status="ok", exit=0)
         if asked.place is not None and not asked.logs:
             refuse_without_gpus(work, asked.place.gpus_per_node)

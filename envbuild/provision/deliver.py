@@ -118,7 +118,7 @@ def _make(work: Work, variant: Variant, facts: NodeFacts, path: Path) -> str:
         cache=artifact_cache(),
         glibc=glibc_of(facts),
         channels=work.prepared.channels,
-        on_fetch=lambda name: work.progress.stage(f"fetching {name}"),
+        on_fetch=lambda name: work.journal.stage(f"fetching {name}"),
     )
     contents = Contents(work.prepared.lock.stack, work.prepared.lock.profile, (variant.machine,), (variant.id,))
     return str(write_bundle(path, contents, pieces)["digest"])

@@ -22,6 +22,7 @@ from envbuild.provision.deliver import deliver
 from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Question, Work
+from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey import plan_run
@@ -98,7 +99,7 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
     takers = {name for each in plan.spreads for name in each.nodes}
     count = sum(bool(node.steps) for node in plan.nodes)
     if count > 1:
-        work.progress.stage(f"preparing tools for {count} nodes")
+        work.journal.stage(f"preparing tools for {count} nodes")
     files = {}
     for node in plan.nodes:
         if not node.steps or only not in (None, node.node):
@@ -195,7 +196,7 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
             answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline, run=run)
             for node, told in answers.items() if verb == "smoke" else ():
                 well = told.failure is None and told.result().get("ok", True)
-                work.progress.step(node, verb, "ok" if well else "failed")
+                work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
     together = Outcome()
     if verb == "smoke" and len(answers) > 1:
         from envbuild.provision.fleet.multi_node_smoke import meet_in_use
@@ -221,7 +222,7 @@ def _told(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterato
         prefix = posixpath.dirname(posixpath.dirname(request["args"]["environment"]))  # as the node has filled it in
         asked[node] = telling({**request, "prefix": prefix}, work.run.id)
     for node in asked:
-        work.progress.step(node, verb, "started")
+        work.journal.tell(EventKind.STEP_STARTED, node=node, step=verb)
     with following({node: {verb: request} for node, request in asked.items()}, work):
         yield asked
 

@@ -35,9 +35,7 @@ def own_caches(days: float, *, dry_run: bool) -> Kept:
     try:
         return tidy(places, days, dry_run=dry_run)
     except OSError as error:
-        raise EnvbuildError(
-            "not-writable", f"{error.filename or top} cannot be removed", why=str(error)
-        ) from error
+        raise EnvbuildError("not-writable", f"{error.filename or top} cannot be removed", why=str(error)) from error
 
 
 def runs(root: Path, days: float, *, dry_run: bool) -> Kept:

@@ -195,7 +195,7 @@ def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:
     def show(text: str) -> None:
         record = read_line(told.log, text)
         if record is not None and told.metric in record.values:
-            work.progress.stage(f"{name}: {number(record.values[told.metric])} {told.unit}")
+            work.journal.stage(f"{name}: {number(record.values[told.metric])} {told.unit}")
 
     return show
 

@@ -18,9 +18,8 @@ from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Question, Settings, Work
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.journal import EventKind, Journal, read_journal
+from envbuild.provision.run.journal import EventKind, Journal, Watch, read_journal
 from envbuild.provision.run.life import about, one_run
-from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.prepare import as_asked, chosen
 from envbuild.resolve.variant_checks import record_command, unrecorded_files
@@ -61,14 +60,14 @@ def route_of(target: Target) -> Route:
 
 
 def provision(
-    prepared: Prepared, settings: Settings, progress: Progress, *, show_plan: Callable[[Plan, Survey], None]
+    prepared: Prepared, settings: Settings, watch: Watch, *, show_plan: Callable[[Plan, Survey], None]
 ) -> tuple[Evidence, RunDir]:
     """Build the environment of a stack on every node of a target; `show_plan` sees the plan before the work.
 
     Node failures are in the evidence; raised are errors of the run itself. Either way the journal says how it ended.
     """
-    with one_run("provision", settings, progress, **about(prepared)) as run:
-        work = _work(prepared, settings, run.run, run.journal, run.progress)
+    with one_run("provision", settings, watch, **about(prepared)) as run:
+        work = _work(prepared, settings, run.run, run.journal)
         prepared, route = work.prepared, route_of(work.prepared.target)
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
@@ -81,24 +80,24 @@ def provision(
         evidence = write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
         run.exit = evidence.exit
         events = read_journal(run.run.journal_path).events
-        durations.learn(durations.folder(), plan, work.survey.facts, work.rough, events)
+        durations.learn(durations.folder(), plan, work.survey.facts, events)
     return evidence, run.run
 
 
-def _work(prepared: Prepared, settings: Settings, run: RunDir, journal: Journal, progress: Progress) -> Work:
+def _work(prepared: Prepared, settings: Settings, run: RunDir, journal: Journal) -> Work:
     """The state of a run, with its bundle where it has one; raises EnvbuildError as `take_bundle` does."""
     if settings.bundle is None:
-        return Work(prepared, settings, run, journal, progress)
+        return Work(prepared, settings, run, journal)
     prepared, told = take_bundle(settings.bundle, prepared)
-    return Work(prepared, settings, run, journal, progress, bundle=told)
+    return Work(prepared, settings, run, journal, bundle=told)
 
 
-def dry_run(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Plan, Survey]:
+def dry_run(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Plan, Survey]:
     """Look and plan in a run directory that is thrown away; nothing on a node changes."""
     run = RunDir.create(settings.runs_root)
     try:
-        with run.open_journal() as journal:
-            work = _work(prepared, settings, run, journal, progress)
+        with run.open_journal(watch) as journal:
+            work = _work(prepared, settings, run, journal)
             plan = route_of(work.prepared.target).look_and_plan(work, bring_python=False)
     finally:
         shutil.rmtree(run.path, ignore_errors=True)
@@ -120,17 +119,17 @@ SMOKE_DEADLINE = 2 * 3600.0
 
 
 def verify(
-    prepared: Prepared, settings: Settings, progress: Progress, *, deep: bool, deadline: float | None = None
+    prepared: Prepared, settings: Settings, watch: Watch, *, deep: bool, deadline: float | None = None
 ) -> tuple[Evidence, RunDir]:
     """Compare the environment in use on every node with its lock and its stamp; exit 1 on drift."""
 
     def args(variant: Variant, _: Mapping[str, Any]) -> dict[str, Any]:
         return {"variant": variant.to_json_dict(), "deep": deep}
 
-    return _inspect(prepared, settings, progress, Question("verify", args, deadline or (3600.0 if deep else DEADLINE)))
+    return _inspect(prepared, settings, watch, Question("verify", args, deadline or (3600.0 if deep else DEADLINE)))
 
 
-def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[Evidence, RunDir]:
+def smoke(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Evidence, RunDir]:
     """Run the smoke benchmarks in the environment in use on every node; exit 1 or 6 when they do not hold.
 
     Raises EnvbuildError `smoke-unknown` (exit 2) for a name that `only` gives and the stack does not have.
@@ -142,12 +141,12 @@ def smoke(prepared: Prepared, settings: Settings, progress: Progress) -> tuple[E
         return as_asked(prepared, settings, smoke_args(variant, stamp, prepared.target))
 
     prepared = chosen(prepared, settings)
-    return _inspect(prepared, settings, progress, Question("smoke", args, SMOKE_DEADLINE))
+    return _inspect(prepared, settings, watch, Question("smoke", args, SMOKE_DEADLINE))
 
 
-def _inspect(prepared: Prepared, settings: Settings, progress: Progress, question: Question) -> tuple[Evidence, RunDir]:
-    with one_run(question.verb, settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, run.progress)
+def _inspect(prepared: Prepared, settings: Settings, watch: Watch, question: Question) -> tuple[Evidence, RunDir]:
+    with one_run(question.verb, settings, watch, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal)
         nodes = route_of(prepared.target).ask(work, question)
         limits = prepared.limits if question.verb == "smoke" else ()
         evidence = write_evidence(work, question.verb, nodes, warnings=(*limits, *work.notes))

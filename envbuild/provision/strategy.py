@@ -27,8 +27,8 @@ from envbuild.provision.own_run import (
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.life import about, one_run
-from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
@@ -94,7 +94,7 @@ class _Trials:
         number, found = len(self.search.trials) + 1, self.found
         place = of_trial(self.work, self.asked.place, number)
         run = OwnRun(self.asked.make(found, ranked.case, place), self.asked.activate, place.output, deadline)
-        self.work.progress.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
+        self.work.journal.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
         began = time.monotonic()
         log = carry_out(self.work, self.told, run, f"trial {number}")
         text = read_text(log.path)
@@ -131,14 +131,14 @@ class _Trials:
         return answer
 
 
-def strategy(prepared: Prepared, settings: Settings, progress: Progress, asked: Asked) -> tuple[Evidence, RunDir]:
+def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) -> tuple[Evidence, RunDir]:
     """Search, each trial a check of the evidence, and at the end a check `strategy` with the best; exit 1 without one.
 
     Raises EnvbuildError `no-recipe` as `bench` does, and what `asked.problem` raises.
     """
     told = measured_by(prepared)
-    with one_run(CHECK, settings, progress, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal, run.progress)
+    with one_run(CHECK, settings, watch, **about(prepared)) as run:
+        work = Work(prepared, settings, run.run, run.journal)
         refuse_without_gpus(work, asked.place.gpus_per_node)
         (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:

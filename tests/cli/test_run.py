@@ -14,7 +14,7 @@ from envbuild.provision.run.context import Settings
 from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import list_runs
 from tests.e2e.world import World
-from tests.provision.ansible.test_play import _Silent
+from tests.provision.ansible.test_play import unseen
 
 SECRET = "correct-horse-battery"
 FACTS = ("doctor", "--facts-out", "facts.json")
@@ -30,7 +30,7 @@ def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command is a run that ends with a mistake of ours."""
 
     def main(**_: Any) -> None:
-        with one_run("verify", Settings(tmp_path), _Silent()):
+        with one_run("verify", Settings(tmp_path), unseen):
             raise ZeroDivisionError(f"with {SECRET}")
 
     monkeypatch.setenv("MY_PASSWORD", SECRET)

@@ -16,7 +16,6 @@ from envbuild.node import identity
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.life import one_run
-from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from tests.support.patience import PATIENCE
 
@@ -140,7 +139,7 @@ def test_show_ends_with_the_steps_of_each_node_of_a_fleet(runs: Path, capsys: py
 def test_watching_ends_as_the_run_has_ended_also_with_an_error(
     runs: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, status: str
 ) -> None:
-    with pytest.raises(type(error)), one_run("provision", Settings(runs), Progress(), stack="s", target="local"):
+    with pytest.raises(type(error)), one_run("provision", Settings(runs), lambda _: None, stack="s", target="local"):
         raise error
     assert run(["run", "watch", "--json"]) == code
     row = json.loads(capsys.readouterr().out)

@@ -105,7 +105,7 @@ def test_an_installed_envbuild_does_its_main_job(world: World, wheel: Path, empt
     assert "torch-smoke" in world.good("stack", "list").out
     assert world.good("lock", "check", "torch-smoke", "--offline", "--json").json["ok"]
     assert world.good("target", "show", "local", "--json").json["shipped"]
-    tasks = world.good("config", "fabfile").out.strip()
+    tasks = world.good("config", "show", "fabfile").out.strip()
     listed = call(empty.with_name("fab"), "-r", tasks, "--list", cwd=world.top)
     assert "pull-evidence" in listed.stdout, listed.stderr
     world.tiny()

@@ -42,10 +42,10 @@ def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world
     lines_until(process, lambda line: "compiling quick: fast.c (" in line)
     watching = world.start("run", "watch", "--progress", "json")
     told = [json.loads(line) for line in lines_until(watching, lambda line: "fast.c" in line)]
-    assert [event["kind"] for event in told[:2]] == ["stage", "planned"]
-    assert told[-1] | {"t": 0} == {
-        "t": 0, "kind": "now", "node": "localhost", "step": "install", "phase": "compiling quick", "what": "fast.c",
-        "host": os.uname().nodename,
+    assert [event["kind"] for event in told[:2]] == ["run-started", "stage"]
+    assert (told[-1]["kind"], told[-1]["node"]) == ("now", "localhost")
+    assert told[-1]["data"] == {
+        "step": "install", "phase": "compiling quick", "what": "fast.c", "host": os.uname().nodename,
     }  # fmt: skip
     gate.write_text("go\n")
     out, err = process.communicate(timeout=120)
@@ -59,7 +59,7 @@ def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world
 def test_other_tools_get_one_object_a_line_and_an_interrupt_ends_it_as_ever(world: World, gate: Path) -> None:
     process = provision(world, "--progress", "json")
     told = [json.loads(line) for line in lines_until(process, lambda line: "fast.c" in line) if line.startswith("{")]
-    assert {"stage", "planned", "step", "now"} == {event["kind"] for event in told}
+    assert {"stage", "planned", "step-started", "step-finished", "now"} <= {event["kind"] for event in told}
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
@@ -73,7 +73,7 @@ def test_nothing_is_said_where_nothing_is_wanted(world: World) -> None:
 
 
 def events(world: World) -> list[dict[str, Any]]:
-    (run,) = world.runs.glob("*/progress.jsonl")
+    (run,) = world.runs.glob("*/journal.jsonl")
     return [json.loads(line) for line in run.read_text().splitlines()]
 
 
@@ -81,16 +81,16 @@ def test_a_run_keeps_what_it_told_and_the_next_plan_says_what_the_steps_took(wor
     world.tiny()
     world.built()
     told = events(world)
-    steps = [(event["step"], event["state"]) for event in told if event["kind"] == "step"]
-    assert steps[:2] == [("toolchain", "started"), ("toolchain", "changed")] and steps[-1] == ("activate", "changed")
+    steps = [(each["data"]["step"], each["data"].get("status")) for each in told if each["kind"].startswith("step-")]
+    assert steps[:2] == [("toolchain", None), ("toolchain", "changed")] and steps[-1] == ("activate", "changed")
     assert [event["t"] for event in told] == sorted(event["t"] for event in told)
 
     rows = {row["step"]: row for row in json.loads((world.home / ".local/state/envbuild/durations.json").read_text())}
     assert {"install", "smoke", "activate"} <= rows.keys()
     plan = world.provision("--repair", "--dry-run").json["plan"]
-    seconds = {step["kind"]: step["seconds"] for step in plan["nodes"][0]["steps"]}
-    assert {step: seconds[step] for step in ("install", "smoke")} == {
-        step: rows[step]["took"] for step in ("install", "smoke")
+    before = {step["kind"]: step["before"] for step in plan["nodes"][0]["steps"]}
+    assert {step: before[step] for step in ("install", "smoke")} == {
+        step: rows[step]["seconds"] for step in ("install", "smoke")
     }
 
 
@@ -100,7 +100,8 @@ def test_a_smoke_test_by_itself_says_what_it_checks(world: World) -> None:
     world.built()
     done = world.good("smoke", "--stack", "./tiny.yaml", "--target", "local", "--progress", "json")
     told = [json.loads(line) for line in done.err.splitlines() if line.startswith("{")]
-    assert [event["state"] for event in told if event["kind"] == "step"] == ["started", "ok"]
+    steps = [event for event in told if event["kind"].startswith("step-")]
+    assert [event["data"].get("status") for event in steps] == [None, "ok"]
     logs = world.home / ".local" / "share" / "envbuild" / "logs"
     run = min(path.name for path in world.runs.iterdir())
     world.good("verify", "--stack", "./tiny.yaml", "--target", "local")

@@ -19,7 +19,7 @@ StartNodes = Callable[..., list[Node]]
 
 
 def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
-    folder = world.good("config", "fabfile").out.strip()
+    folder = world.good("config", "show", "fabfile").out.strip()
     program = Path(sys.executable).with_name("fab")
     argv = [str(program), "-r", folder, *words]
     done = subprocess.run(argv, env={**world.env, **env}, cwd=world.work, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""The wheel stores of several nodes, asked over SSH; one of them has only a Python 3.6."""
+"""The wheel stores of several nodes, asked over SSH."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.nodes, pytest.mark.slow]
 def test_the_stores_of_a_fleet_are_listed_verified_and_pruned_in_one_contact_each(
     fleet: Callable[..., list[Node]], tmp_path: Path, standalone_python: Path
 ) -> None:
-    nodes = [*fleet(1, kind="py36"), *fleet(1, kind="full")]
+    nodes = fleet(2, kind="full")
     keys = {}
     for number, node in enumerate(nodes):
         made, keys[node.address] = filled(tmp_path / str(number) / "wheels", tmp_path, commit=str(number) * 40)

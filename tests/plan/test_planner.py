@@ -481,13 +481,13 @@ def test_d11_a_plan_says_what_stays_and_the_most_that_is_there_at_once() -> None
         assert " 61 MB and " in total and " MB at the peak" in total and "about" not in total
 
 
-def test_a_plan_says_whether_its_seconds_were_measured_here() -> None:
+def test_a_plan_says_seconds_where_they_were_measured_here_and_else_none() -> None:
     facts = node_facts("cpu-laptop")
     plan = planned(facts, make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1", size=6_000_000)]}))
     node = only(plan)
     for measured, says in (
-        ({}, r"roughly \d+ s \(estimated, not yet measured here\)$"),
-        ({"seconds": 4.0, "measured": True}, rf"about {4 * len(node.steps)} s as before$"),
+        ({}, r"at the peak$"),
+        ({"seconds": 9.0, "before": 4.0}, rf"at the peak, about {4 * len(node.steps)} s as before$"),
     ):
         steps = tuple(step.model_copy(update=measured) for step in node.steps)
         told = plan.model_copy(update={"nodes": (node.model_copy(update={"steps": steps}),)})

@@ -25,7 +25,6 @@ from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
 from envbuild.text import last_lines
 from tests.launch.support import place, stack, started
-from tests.provision.ansible.test_play import _Silent
 from tests.provision.jobs.test_parts import site
 from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.report.samples import evidence, node
@@ -94,7 +93,7 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
     told: Any = None
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(ready, Settings(tmp_path / "runs"), run, journal, _Silent())
+        work = Work(ready, Settings(tmp_path / "runs"), run, journal)
         log = bench_ways._in_job(work, told, where, job, str(tmp_path / "out"), 60.0, "bench 1")
     assert checked(log).says.startswith(why)
 

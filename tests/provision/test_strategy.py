@@ -47,7 +47,7 @@ def tried(
     monkeypatch.setattr(strategy, "time", SimpleNamespace(monotonic=lambda: fake.now))
     four = searched(H200, 4, per_node=4)
     work: Any = SimpleNamespace(
-        run=SimpleNamespace(path=folder, id="now"), progress=SimpleNamespace(stage=lambda _: None),
+        run=SimpleNamespace(path=folder, id="now"), journal=SimpleNamespace(stage=lambda _: None),
         prepared=SimpleNamespace(stack=SimpleNamespace(name="timed")),
     )  # fmt: skip
     gpus = Gpus("NVIDIA H200", 4, H200, four.machine.tflops)

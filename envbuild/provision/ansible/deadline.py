@@ -36,8 +36,10 @@ def end_overdue(
             hint="see what hangs there; the same command continues, with `--deadline` it waits longer",
             details={"node": node, "step": step},
         )
-        work.journal.append(EventKind.STEP_FINISHED, node=node, step=step, status="overdue", seconds=None)
-        work.progress.step(node, step or "", "failed", "not done within the deadline")
+        work.journal.append(
+            EventKind.STEP_FINISHED, node=node, step=step, status="overdue", seconds=None,
+            text="not done within the deadline",
+        )  # fmt: skip
 
 
 def _done(node: str, verbs: Mapping[str, Any], outcome: Outcome) -> bool:

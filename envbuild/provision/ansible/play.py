@@ -21,11 +21,11 @@ from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.ansible.steps import StepsResult, TaskEvent
 from envbuild.provision.contact.payload import read_answer
 from envbuild.provision.run.journal import EventKind, Journal
-from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress
-from envbuild.provision.run.progress_events import TAIL, followed, is_amount, tail_of
+from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.run.progress_events import LONGEST, TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
-from envbuild.text import how_it_ended
+from envbuild.text import how_it_ended, visible
 
 if TYPE_CHECKING:
     from envbuild.provision.run.context import Work
@@ -53,7 +53,7 @@ def run_hosts(
     if not hosts:
         return outcome
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
-    watcher = _Watcher(outcome, work.journal, work.progress)
+    watcher = _Watcher(outcome, work.journal)
     try:
         with following(requests, work):
             result = _carried_out(playbook, hosts, watcher, work)
@@ -85,7 +85,7 @@ def run_hosts(
 def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, work: Work) -> StepsResult:
     """The steps on this machine directly, on others with Ansible; `--connection ansible`: here too."""
     connection, settings = work.prepared.target.connection, work.settings
-    ends = partial(work.progress.stage, INTERRUPTED)
+    ends = partial(work.journal.stage, INTERRUPTED)
     if connection.kind == "local" and not settings.playbook:
         return run_here(
             playbook,
@@ -154,7 +154,7 @@ def following(requests: Mapping[str, Mapping[str, dict[str, Any]]], work: Work) 
         for request in list(verbs.values())[:1]:
             path = _progress(_log(request, work.run.id))
             ask[node] = partial(_tail, node, path, connection)
-    return followed(ask, work.progress.now, 1.0 if connection.kind == "local" else max(3.0, 0.1 * len(ask)))
+    return followed(ask, work.journal.now, 1.0 if connection.kind == "local" else max(3.0, 0.1 * len(ask)))
 
 
 def _tail(node: str, path: str, connection: Connection) -> str:
@@ -168,10 +168,10 @@ def _tail(node: str, path: str, connection: Connection) -> str:
 
 
 class _Watcher:
-    """Turns task events into journal events, progress and answers."""
+    """Turns task events into journal events and answers."""
 
-    def __init__(self, outcome: Outcome, journal: Journal, progress: Progress) -> None:
-        self._outcome, self._journal, self._progress = outcome, journal, progress
+    def __init__(self, outcome: Outcome, journal: Journal) -> None:
+        self._outcome, self._journal = outcome, journal
         self.running: dict[str, str] = {}
 
     def __call__(self, event: TaskEvent) -> None:
@@ -180,7 +180,6 @@ class _Watcher:
         if event.status == "started":
             self.running[event.node] = event.role
             self._journal.append(EventKind.STEP_STARTED, node=event.node, step=event.role)
-            self._progress.step(event.node, event.role, "started", event.task)
             return
         self.running.pop(event.node, None)
         answer = _answer(event)
@@ -190,9 +189,8 @@ class _Watcher:
             self._outcome.errors[event.node] = _step_error(event)
         self._journal.append(
             EventKind.STEP_FINISHED, node=event.node, step=event.role, status=event.status, seconds=event.seconds,
-            error=(answer or {}).get("error"), **_parts(answer),
+            error=(answer or {}).get("error"), text=visible(_headline(event, answer))[:LONGEST], **_parts(answer),
         )  # fmt: skip
-        self._progress.step(event.node, event.role, event.status, _headline(event, answer))
 
 
 def _parts(answer: dict[str, Any] | None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Pla
         part = plan
         if len(waves) > 1:
             work.journal.append(EventKind.WAVE_STARTED, number=number + 1, of=len(waves), nodes=list(names))
-            work.progress.stage(f"wave {number + 1} of {len(waves)}: {plural(len(names), 'node')}")
+            work.journal.stage(f"wave {number + 1} of {len(waves)}: {plural(len(names), 'node')}")
             work.only = frozenset(names) | work.done
             part = replan(work)
         lacking = {name: error for name, error in work.lacking.items() if name in names}

@@ -103,7 +103,7 @@ class _Run:
                     group.tried.append(builder)
                     if group.waiting:
                         names = ", ".join(group.made.sources)
-                        self.work.progress.stage(f"{builder} builds {names} for {len(group.waiting)} more")
+                        self.work.journal.stage(f"{builder} builds {names} for {len(group.waiting)} more")
                     ready.append(builder)
                 self._play(ready)
                 ready = self._hand_over([group for group in building if self._built(group)])
@@ -169,7 +169,7 @@ class _Run:
         if not groups:
             return []
         ready: list[str] = []
-        self.work.progress.stage("handing over what was built")
+        self.work.journal.stage("handing over what was built")
         began = time.monotonic()
         found = proc.parallel([partial(self._bundle, group) for group in groups])
         for group, answer in zip(groups, found, strict=True):

@@ -158,11 +158,11 @@ def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
     with work.phase("image", "getting the image"):
         if builds_in_job(work.prepared):
             known = made and record["key"] == images.wanted.key
-            say, folder = work.progress.stage, work.run.path
+            say, folder = work.journal.stage, work.run.path
             got = Obtained(record["id"]) if known else make_context(images.wanted, work.prepared, folder, say)
         else:
             got = obtain(
-                images.wanted, work.prepared, work.run.path, say=work.progress.stage,
+                images.wanted, work.prepared, work.run.path, say=work.journal.stage,
                 file=lambda found: not (made and record["id"] == found),
             )  # fmt: skip
     images.built = got.built

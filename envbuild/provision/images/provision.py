@@ -78,7 +78,7 @@ class InImages:
         images = self.images
         with work.phase("image", "getting the image"):
             got = obtain(
-                images.wanted, work.prepared, work.run.path, say=work.progress.stage,
+                images.wanted, work.prepared, work.run.path, say=work.journal.stage,
                 file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
             )  # fmt: skip
         images.built = got.built

@@ -207,7 +207,7 @@ def end_of_job(
     last = site.scheduler.logs(job, number, 4096)
     finish(work, site, job, number, state, good=state.good)
     for note in work.notes:
-        work.progress.stage(f"warning: {note}")
+        work.journal.stage(f"warning: {note}")
     code = _exit(state)
     return state, work.run.path / log_name(job, number), job_error(number, state, last) if code is None else code
 

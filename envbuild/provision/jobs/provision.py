@@ -34,6 +34,7 @@ from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.jobs.survey import facts_file, facts_of, write_facts
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
+from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.progress_events import followed
 from envbuild.provision.survey.ask import decide, probe_args
@@ -102,8 +103,8 @@ def _teller(work: Work) -> Callable[[str, Mapping[str, Any]], None]:
         node, step = told.get("host", ""), told.get("step", "")
         if steps.get(node) != step:
             steps[node] = step
-            work.progress.step(node, step, "started")
-        work.progress.now(node, told)
+            work.journal.tell(EventKind.STEP_STARTED, node=node, step=step)
+        work.journal.now(node, told)
 
     return tell
 

@@ -26,8 +26,8 @@ def submit(work: Work | Run, site: JobSite, job: Job) -> str:
     script = work.run.path / f"{job.name}.{site.scheduler.suffix}"
     script.write_text(site.scheduler.render(job))
     for warning in job.warnings():
-        work.progress.stage(f"warning: {warning}")
-    work.progress.stage(f"submitting {job.name}: {job.cost()}")
+        work.journal.stage(f"warning: {warning}")
+    work.journal.stage(f"submitting {job.name}: {job.cost()}")
     number = site.scheduler.submit(job)
     work.journal.append(EventKind.JOB_SUBMITTED, job=number, name=job.name, nodes=job.nodes, output=job.output)
     return number
@@ -52,7 +52,7 @@ def run_to_end(
 
     def told(state: JobState) -> None:
         work.journal.append(EventKind.JOB_STATE, job=number, state=state.told(), nodes=list(state.nodes))
-        work.progress.stage(f"job {number}: {state.told()}")
+        work.journal.stage(f"job {number}: {state.told()}")
         on_state(state)
 
     try:
@@ -68,9 +68,9 @@ def run_to_end(
         if work.settings.cancel_job:
             site.scheduler.cancel(number)
             _remove(site, job.output)
-            work.progress.stage(f"job {number} is cancelled")
+            work.journal.stage(f"job {number} is cancelled")
         else:
-            work.progress.stage(f"job {number} goes on; `{site.scheduler.cancels} {number}` ends it")
+            work.journal.stage(f"job {number} goes on; `{site.scheduler.cancels} {number}` ends it")
         raise
     for node, reason in site.scheduler.bad_nodes(state.nodes).items():
         work.notes.append(f"{node} is drained after job {number}: {reason}")

@@ -151,7 +151,7 @@ def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
     from envbuild.provision.jobs.stage import stage_python
 
-    work.progress.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python)} without one")
+    work.journal.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python)} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})
     again = Survey()
     _probe(work, site, posixpath.join(top, "jobs", f"{work.run.id}-again"), again)

@@ -19,7 +19,6 @@ from envbuild.provision.run import durations
 from envbuild.provision.run.evidence import failed_node
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, Journal, utc_now
-from envbuild.provision.run.outcome import Progress
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.redact import redact_data
 
@@ -62,7 +61,6 @@ class Run:
     settings: Settings
     run: RunDir
     journal: Journal
-    progress: Progress
     notes: list[str] = field(default_factory=list)
     exit: int = 0
 
@@ -73,15 +71,13 @@ class Work:
 
     `only`: the nodes that are planned now (None: all); `done`: those that earlier waves have finished;
     `tried`: those that were to give an environment to others and could not; `lacking`: errors of those that the newest
-    plan left out, because they cannot build and nobody gives them anything; `bundle`: the index of the one to use;
-    `rough`: seconds by node and step that plans said before anything was known of a machine.
+    plan left out, because they cannot build and nobody gives them anything; `bundle`: the index of the one to use.
     """
 
     prepared: Prepared
     settings: Settings
     run: RunDir
     journal: Journal
-    progress: Progress
     started: str = field(default_factory=utc_now)
     survey: Survey = field(default_factory=Survey)
     tools: dict[str, NodeTools] = field(default_factory=dict)
@@ -93,22 +89,17 @@ class Work:
     tried: set[str] = field(default_factory=set)
     lacking: dict[str, EnvbuildError] = field(default_factory=dict)
     bundle: dict[str, Any] | None = None
-    rough: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def planned(self, plan: Plan) -> Plan:
         """The plan with the times that this machine needed before, written down."""
-        for node in plan.nodes:
-            self.rough.update({(node.node, step.kind): step.seconds for step in node.steps})
-        # The time limit of a job rests on what a plan says, and no time of a step in a job is known.
+        # No time of a step in a job is known.
         if self.prepared.target.connection.kind != "job":
             plan = durations.as_before(plan, self.survey.facts, durations.read(durations.folder()))
         self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
-        self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do)
-        self.progress.planned(
-            {node.node: {step.kind: step.seconds for step in node.steps} for node in plan.nodes},
-            {node.node: [step.kind for step in node.steps if step.measured] for node in plan.nodes},
-            {node.node: {step.kind: step.compiling for step in node.steps if step.compiling} for node in plan.nodes},
-        )
+        before = {
+            node.node: {step.kind: step.before for step in node.steps if step.before is not None} for node in plan.nodes
+        }
+        self.journal.append(EventKind.PLANNED, nothing_to_do=plan.nothing_to_do, before=before)
         return plan
 
     def unplanned(self, plan: Plan) -> list[NodeEvidence]:
@@ -125,7 +116,7 @@ class Work:
         """Time one phase and show that it begins. Raises KeyboardInterrupt when the run was cancelled before."""
         if self.settings.cancel():
             raise KeyboardInterrupt
-        self.progress.stage(text)
+        self.journal.stage(text)
         began = time.monotonic()
         try:
             yield

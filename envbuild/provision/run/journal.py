@@ -1,4 +1,6 @@
-"""The journal of a run: append-only JSON lines, each on the disk before the work that follows it begins.
+"""The journal of a run: append-only JSON lines. What is shown, watched and learned of a run is read from these events.
+
+Each is on the disk before the work that follows it begins, except what only tells how far a step is.
 
 One line is `{"seq": 3, "t": "2026-01-31T12:00:00.123456Z", "kind": "step-started", "node": "gpu1", "data": {...}}`.
 `seq` counts from 1 without gaps, `t` is UTC (RFC 3339), `node` is there for events about one node. A process that dies
@@ -7,11 +9,13 @@ while it writes leaves at most one torn line, the last; readers drop it and say 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +26,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node.paths import sync_folder
 from envbuild.redact import redact_data
 from envbuild.regular_file import read_file
+from envbuild.text import visible_data
 
 
 class EventKind(enum.StrEnum):
@@ -44,9 +49,14 @@ class EventKind(enum.StrEnum):
     RUN_FINISHED = "run-finished"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
+    STAGE = "stage"
+    NOW = "now"
 
 
+_PAUSE = 0.5  # seconds between looks at a journal that another process writes
 TERMINAL = frozenset({EventKind.RUN_FINISHED, EventKind.INTERRUPTED, EventKind.FAILED})
+# For who watches. Of what nodes tell, a journal takes so many bytes, and then no more.
+TOLD = 8 * 1024 * 1024
 # These change nothing on a node. They are on the disk with the next event that does, or ends the run.
 _LOOKS = frozenset(
     {
@@ -70,6 +80,17 @@ class Event:
     node: str | None = None
     data: dict[str, Any] = field(default_factory=dict)
 
+    def line(self) -> bytes:
+        """As it stands in the journal."""
+        about = {} if self.node is None else {"node": self.node}
+        line = {"seq": self.seq, "t": self.t, "kind": self.kind, **about, "data": self.data}
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
+        return (text + "\n").encode("utf-8", "backslashreplace")
+
+
+Watch = Callable[[Event], object]
+"""who is shown every event"""
+
 
 def utc_now() -> str:
     """The time as RFC 3339 in UTC with microseconds."""
@@ -79,10 +100,11 @@ def utc_now() -> str:
 class Journal:
     """Appends events to one file; every event of work is synchronised to the disk before `append` returns.
 
-    Safe to use from several threads. `on_event` sees each event after it is written.
+    Safe to use from several threads. `on_event` sees each event after it is written. `stage` and `now`, and steps of
+    work that changes nothing, are only told: they may be lost, and a full disk costs nothing but them.
     """
 
-    def __init__(self, path: Path, *, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(self, path: Path, *, on_event: Watch | None = None) -> None:
         """Open `path` for appending; a torn last line is cut off, so that the next event starts a line.
 
         Raises EnvbuildError `journal-unwritable` (exit 75).
@@ -90,6 +112,7 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
         self._on_event = on_event
+        self._room = TOLD
         try:
             past = read_journal(path).events if path.exists() else ()
             self._seq = past[-1].seq if past else 0
@@ -106,16 +129,8 @@ class Journal:
         """
         with self._lock:
             event = Event(self._seq + 1, utc_now(), str(kind), node, redact_data(data))
-            line: dict[str, Any] = {"seq": event.seq, "t": event.t, "kind": event.kind}
-            if node is not None:
-                line["node"] = node
-            line["data"] = event.data
-            raw = (json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n").encode(
-                "utf-8", "backslashreplace"
-            )
             try:
-                while raw:
-                    raw = raw[os.write(self._fd, raw) :]
+                self._write(event.line())
                 if kind not in _LOOKS:
                     os.fsync(self._fd)
             except OSError as error:
@@ -124,6 +139,31 @@ class Journal:
         if self._on_event is not None:
             self._on_event(event)
         return event
+
+    def tell(self, kind: EventKind, *, node: str | None = None, **data: Any) -> None:
+        """One event for who watches: redacted, without what a terminal would act on, and perhaps not kept."""
+        with self._lock:
+            event = Event(self._seq + 1, utc_now(), str(kind), node, visible_data(redact_data(data)))
+            line = event.line()
+            self._room -= len(line)
+            if self._room > 0:
+                with contextlib.suppress(OSError):
+                    self._write(line)
+                    self._seq = event.seq
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def stage(self, text: str) -> None:
+        """The run as a whole begins something."""
+        self.tell(EventKind.STAGE, text=text)
+
+    def now(self, node: str, state: Mapping[str, Any]) -> None:
+        """What a node does under its step, as its node program tells it."""
+        self.tell(EventKind.NOW, node=node, **state)
+
+    def _write(self, raw: bytes) -> None:
+        while raw:
+            raw = raw[os.write(self._fd, raw) :]
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
@@ -173,6 +213,22 @@ def read_journal(path: Path) -> JournalContents:
     if last:
         remarks.append(f"the last line is torn ({len(last)} bytes) and was dropped")
     return JournalContents(tuple(events), tuple(remarks))
+
+
+def follow(path: Path, running: Callable[[], bool]) -> Iterator[Event]:
+    """Every event of a journal as it comes, those that are there first, until the run no longer is `running`."""
+    rest, place = b"", 0
+    while True:
+        goes_on = running()
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+            stream.seek(place)
+            new = stream.read()
+            place += len(new)
+            *lines, rest = (rest + new).split(b"\n")
+            yield from filter(None, map(_parse, lines))
+        if not goes_on:
+            return
+        time.sleep(_PAUSE)
 
 
 def _parse(line: bytes) -> Event | None:

@@ -11,22 +11,21 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
 from envbuild.provision.run.context import Run, Settings
 from envbuild.provision.run.findings import Prepared
-from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import Progress
-from envbuild.provision.run.progress_events import Recorded
+from envbuild.provision.run.journal import EventKind, Watch
 from envbuild.provision.run.run_dir import RunDir
 
 
 @contextmanager
-def one_run(verb: str, settings: Settings, progress: Progress, **what: Any) -> Iterator[Run]:
+def one_run(verb: str, settings: Settings, watch: Watch, **what: Any) -> Iterator[Run]:
     """A run in a directory of its own; `what` it is about is kept with its beginning.
 
-    It ends with the `exit` that the block gives it; what the block raises is written down as well, and goes on.
+    `watch` sees every event. It ends with the `exit` that the block gives it; what the block raises is written down as
+    well, and goes on.
     """
     run = RunDir.create(settings.runs_root)
-    with run.open_journal() as journal:
+    with run.open_journal(watch) as journal:
         journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
-        made = Run(settings, run, journal, Recorded(run.progress, progress))
+        made = Run(settings, run, journal)
         try:
             yield made
         except BaseException as error:

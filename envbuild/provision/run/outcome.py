@@ -1,8 +1,8 @@
-"""What a play, a job or a contact gave: by node and verb; who is told of it; files that a node is handed."""
+"""What a play, a job or a contact gave, by node and verb; files that a node is handed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,37 +10,6 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.run.evidence import all_well, first_error
-from envbuild.text import visible
-
-LONGEST = 200  # characters of what a node says on a line
-
-
-class Progress:
-    """Who wants to see a run as it goes: `tell` gets every event, an object of JSON (docs/progress.md)."""
-
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """One change."""
-
-    def stage(self, text: str) -> None:
-        """The run as a whole begins something."""
-        self.tell({"kind": "stage", "text": text})
-
-    def planned(
-        self,
-        seconds: Mapping[str, Mapping[str, float]],
-        measured: Mapping[str, Sequence[str]],
-        compiling: Mapping[str, Mapping[str, float]],
-    ) -> None:
-        """Seconds of each step of each node by the plan, the steps that were measured, and what compiling adds."""
-        self.tell({"kind": "planned", "seconds": seconds, "measured": measured, "compiling": compiling})
-
-    def step(self, node: str, step: str, state: str, text: str = "") -> None:
-        """A node begins or ends a step; `state` is started, ok, changed, failed or unreachable."""
-        self.tell({"kind": "step", "node": node, "step": step, "state": state, "text": visible(text)[:LONGEST]})
-
-    def now(self, node: str, told: Mapping[str, Any]) -> None:
-        """What a node does under its step, as its node program told it."""
-        self.tell({"kind": "now", "node": node, **told})
 
 
 @dataclass

@@ -1,12 +1,10 @@
-"""What is told of a run while it goes: kept beside its journal for who attaches to it, and asked of its nodes."""
+"""What nodes do under their steps: asked of them while a run goes, never in its way."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,42 +12,13 @@ from typing import Any, TypeGuard
 
 from envbuild.node import proc
 from envbuild.node.read_text import json_lines
-from envbuild.provision.run.outcome import LONGEST, Progress
-from envbuild.provision.run.run_dir import RunDir
-from envbuild.redact import redact_data
-from envbuild.text import visible, visible_data
+from envbuild.text import visible
 
-LIMIT = 8 * 1024 * 1024
+LONGEST = 200  # characters of what a node says on a line
 TAIL = 2000  # bytes of a node's file: some seconds of it
 _AT_ONCE = 8
-_PAUSE = 0.5  # seconds between looks at a run of another process
 _WORDS = ("host", "step", "phase", "what", "unit")
 _AMOUNTS = ("done", "total")
-
-
-class Recorded(Progress):
-    """Writes every event, redacted and without terminal escapes, and tells it on; a full disk costs the record only."""
-
-    def __init__(self, path: Path, shown: Progress) -> None:
-        """`path`: a file of JSON lines, which is given up at `LIMIT` bytes."""
-        self._path, self._shown = path, shown
-        self._lock = threading.Lock()
-        self._room = LIMIT
-
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """One event, with the time `t` (seconds since 1970)."""
-        told = visible_data(redact_data({"t": round(time.time(), 3), **event}))
-        line = json.dumps(told, ensure_ascii=True) + "\n"
-        with self._lock:
-            self._room -= len(line)
-            if self._room > 0:
-                with contextlib.suppress(OSError), open(self._path, "a", opener=_private) as out:
-                    out.write(line)
-        self._shown.tell(told)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 @contextlib.contextmanager
@@ -93,22 +62,6 @@ def _usable(line: Mapping[str, Any]) -> dict[str, Any]:
     """What a node tells: each text as one short line, and amounts."""
     words = {key: visible(line[key])[:LONGEST] for key in _WORDS if isinstance(line.get(key), str)}
     return {**words, **{key: line[key] for key in _AMOUNTS if is_amount(line.get(key))}}
-
-
-def told(run: RunDir) -> Iterator[dict[str, Any]]:
-    """Every event of a run as it comes, those that were there first; until the run has ended."""
-    rest, place = b"", 0
-    while True:
-        running = RunDir(run.path).status == "running"
-        with contextlib.suppress(FileNotFoundError), run.progress.open("rb") as stream:
-            stream.seek(place)
-            new = stream.read()
-            place += len(new)
-            lines, _, rest = (rest + new).rpartition(b"\n")
-            yield from json_lines(lines.decode("utf-8", "replace"))
-        if not running:
-            return
-        time.sleep(_PAUSE)
 
 
 def tail_of(path: Path) -> str:

@@ -1,6 +1,6 @@
 """The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
-    plan.json  journal.jsonl  progress.jsonl  evidence.json  attachments/  report.*  ansible/  logs/
+    plan.json  journal.jsonl  evidence.json  attachments/  report.*  ansible/  logs/
     staging/ (while it runs)  traceback-*.txt (of a mistake in envbuild itself)
 
 The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 from envbuild.node import identity, paths
 from envbuild.node.protocol import NodeError
-from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, read_journal
+from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, Watch, read_journal
 from envbuild.redact import redact_text
 
 # Drivers change in maintenance windows; asking again costs one short job.
@@ -70,11 +70,6 @@ class RunDir:
         return self.path / "journal.jsonl"
 
     @property
-    def progress(self) -> Path:
-        """What was told while it went, one JSON object a line; not all of it."""
-        return self.path / "progress.jsonl"
-
-    @property
     def attachments(self) -> Path:
         """Files that belong to the evidence, which has their digests."""
         return self.path / "attachments"
@@ -107,9 +102,9 @@ class RunDir:
             raise _unwritable(f"cannot make a run directory under {runs}", error) from error
         return cls(path)
 
-    def open_journal(self) -> Journal:
-        """The journal, open for appending."""
-        return Journal(self.journal_path)
+    def open_journal(self, watch: Watch | None = None) -> Journal:
+        """The journal, open for appending; `watch` sees every event."""
+        return Journal(self.journal_path, on_event=watch)
 
     def write_json(self, path: Path, data: Any) -> None:
         """`write_bytes` of `data` as JSON in one line, half as large as with line breaks."""

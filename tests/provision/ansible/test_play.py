@@ -16,15 +16,15 @@ from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
-from envbuild.provision.run.outcome import NodeFiles, Outcome, Progress, tmp_folder
+from envbuild.provision.run.outcome import NodeFiles, Outcome, tmp_folder
 from envbuild.provision.run.run_dir import RunDir
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"
 
 
-class _Silent(Progress):
-    """Progress that nobody looks at."""
+def unseen(_: object) -> None:
+    """Who looks at no event of a run."""
 
 
 def _prepared(tmp_path: Path) -> Prepared:
@@ -42,7 +42,7 @@ def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | Non
     payload.write_text(f"#!/bin/sh\n{script}\n")
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal, _Silent())
+        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)
         files = {"localhost": NodeFiles(sys.executable, "", payload, prefix=str(tmp_path / "prefix"))}
         outcome = run_hosts({"localhost": {}}, files, work)
     assert work.tasks == 1
@@ -58,7 +58,7 @@ def test_d11_a_delivery_is_named_by_its_run_wherever_its_bundle_lies(tmp_path: P
     (run.staging / "made.tar").write_bytes(b"bundle")
     store = tmp_path / "store"
     with run.open_journal() as journal:
-        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal, _Silent())
+        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)
         bundles = {"bundle.tar": run.staging / "made.tar"}
         given = NodeFiles(sys.executable, "", bundles=bundles, store=str(store), prefix=str(tmp_path / "prefix"))
         files = {"localhost": given}

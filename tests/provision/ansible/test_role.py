@@ -22,7 +22,7 @@ PROGRAMS = Path(sys.executable).parent
 
 def play(world: World, inventory: str, variables: dict[str, object], *more: str) -> subprocess.CompletedProcess[str]:
     """`ansible-playbook -i INVENTORY environment.yml` of the folder that envbuild names."""
-    folder = world.good("config", "playbooks").out.strip()
+    folder = world.good("config", "show", "playbooks").out.strip()
     said = {"environment_command": str(forked.write_program(world.top)), "environment_stack": f"{world.work}/tiny.yaml"}
     argv = [f"{PROGRAMS}/ansible-playbook", "-i", inventory, f"{folder}/environment.yml", *more]
     argv += ["-e", json.dumps({**said, **variables})]

@@ -19,7 +19,7 @@ from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_planner import planned
 from tests.plan.test_shared_builds import lock_with, machine
-from tests.provision.ansible.test_play import _prepared, _Silent
+from tests.provision.ansible.test_play import _prepared
 from tests.resolve.builders import target
 
 FAILED = {"ok": False, "error": {"code": "build-failed", "what": "it does not compile", "hint": "read it", "exit": 4}}
@@ -40,7 +40,7 @@ class Stage:
         self.bad: dict[str, dict[str, Any]] = {}
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
-        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal, _Silent())
+        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
         self.work.survey.facts = dict(self.facts)
         self.work.tools = dict.fromkeys(names, NodeTools((), "python", "pyz", "uv", "/usr/bin/python3.11"))
         monkeypatch.setattr(distribute, "execute_once", self.play)

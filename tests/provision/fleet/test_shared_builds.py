@@ -18,7 +18,7 @@ from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
-from tests.provision.ansible.test_play import _prepared, _Silent
+from tests.provision.ansible.test_play import _prepared
 from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 
 KEY = "a" * 64
@@ -39,7 +39,7 @@ class Stage:
         self.plan = plan
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
-        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal, _Silent())
+        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
         self.work.survey.facts = dict(facts)
         self.work.survey.variants = dict.fromkeys(facts, lock_with(COMPILED).variants[0])
         monkeypatch.setattr(shared_builds, "run_hosts", self._play)

@@ -23,7 +23,7 @@ from envbuild.provision.run.run_dir import list_runs
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name
 from tests.launch.support import stack
-from tests.provision.ansible.test_play import _Silent
+from tests.provision.ansible.test_play import unseen
 from tests.provision.jobs.test_parts import site
 
 
@@ -66,7 +66,7 @@ def test_of_a_job_whose_login_host_is_gone_since_it_ended_nothing_is_told_of_gpu
 
 @pytest.mark.parametrize(("code", "status"), [(0, "finished"), (3, "failed")])
 def test_the_journal_says_how_what_was_waited_for_ended(tmp_path: Path, code: int, status: str) -> None:
-    with one_run("launch", Settings(tmp_path), _Silent(), target="cluster") as run:
+    with one_run("launch", Settings(tmp_path), unseen, target="cluster") as run:
         run.exit = code
     (found,) = list_runs(tmp_path)
     assert (found.journal.events[-1].data["exit"], found.status) == (code, status)

@@ -28,7 +28,6 @@ from envbuild.schedule.job import JobStep
 from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
-from tests.provision.ansible.test_play import _Silent
 from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.resolve.builders import make_variant
 
@@ -244,7 +243,7 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         settings = Settings(tmp_path / "runs", repair=repair, script=True)
-        work = Work(ready, settings, run, journal, _Silent())
+        work = Work(ready, settings, run, journal)
         with pytest.raises(EnvbuildError) as caught:
             job_look.survey_jobs(work, where)
         assert (caught.value.code, caught.value.exit_code) == ("nodes-unknown", ExitCode.REFUSED)
@@ -282,7 +281,7 @@ def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
     monkeypatch.setattr(stage, "stage_python", brought)
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(ready, Settings(tmp_path / "runs"), run, journal, _Silent())
+        work = Work(ready, Settings(tmp_path / "runs"), run, journal)
         survey = job_look.survey_jobs(work, where, bring_python=bring)
     assert survey.without_python == ["n1", "n2"]
     assert (survey.facts, read_facts(facts_file(ready.target, where.login))) == ({}, {})

@@ -11,7 +11,6 @@ from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.report.terminal import summary_lines
-from tests.provision.ansible.test_play import _Silent
 from tests.provision.survey.test_up_to_date import prepared
 
 
@@ -25,7 +24,7 @@ def test_a_gpu_of_a_node_that_is_slow_or_that_others_use_is_a_warning_of_the_run
     node = NodeEvidence.from_plain({"node": "gpu1", "status": "ok", "exit": 0, "checks": [check, training]})
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path / "runs"), run, journal, _Silent())
+        work = Work(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path / "runs"), run, journal)
         evidence = write_evidence(work, verb, [node], warnings=("another",))
     assert (evidence.exit, evidence.warnings) == (0, ("another", f"gpu1: {used}", f"gpu1: {told}"))
     lines = [line for line, _ in summary_lines(evidence)]

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.provision.run.journal import Event, EventKind, Journal, read_journal
+from envbuild.provision.run import journal as journals
+from envbuild.provision.run.journal import Event, EventKind, Journal, follow, read_journal
 
 
 def test_events_are_numbered_stamped_and_read_back(tmp_path: Path) -> None:
@@ -135,3 +136,55 @@ def test_a_full_disk_is_a_coded_error() -> None:
         journal.append(EventKind.RUN_STARTED)
     assert caught.value.code == "journal-unwritable"
     assert caught.value.exit_code == ExitCode.TRY_AGAIN
+
+
+def test_what_is_told_is_kept_and_shown_without_secrets_and_escapes(tmp_path: Path) -> None:
+    path, seen = tmp_path / "journal.jsonl", list[Event]()
+    with Journal(path, on_event=seen.append) as journal:
+        journal.stage("asking 1 node")
+        journal.now("gpu1", {"phase": "fetching https://me:hunter2@example.org/x", "what": "\x1b[2Jquick"})
+    assert "hunter2" not in path.read_text() and seen[1].data["what"] == "\\x1b[2Jquick"
+    assert list(read_journal(path).events) == seen and [event.seq for event in seen] == [1, 2]
+
+
+def test_a_journal_takes_so_much_of_what_is_told_and_all_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "TOLD", 300)
+    path, seen = tmp_path / "journal.jsonl", list[Event]()
+    with Journal(path, on_event=seen.append) as journal:
+        for number in range(20):
+            journal.stage(f"stage {number}")
+        journal.append(EventKind.RUN_FINISHED, exit=0)
+    events = read_journal(path).events
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].kind == "run-finished" and len(events) < 10 and len(seen) == 21
+
+
+def test_what_is_only_told_fails_no_run_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    seen = list[Event]()
+    with Journal(tmp_path / "journal.jsonl", on_event=seen.append) as journal:
+        monkeypatch.setattr(os, "write", full)
+        journal.stage("more")
+        monkeypatch.undo()
+        assert journal.append(EventKind.RUN_FINISHED).seq == 1
+    assert [event.kind for event in seen] == ["stage", "run-finished"]
+
+
+def test_who_follows_gets_every_event_until_the_run_has_ended(tmp_path: Path) -> None:
+    path, seen = tmp_path / "journal.jsonl", list[Event]()
+    with Journal(path) as journal:
+        journal.stage("asking 1 node")
+        looks = iter([True, False])
+
+        def running() -> bool:
+            if seen:
+                journal.append(EventKind.RUN_FINISHED, exit=0)
+            return next(looks)
+
+        for event in follow(path, running):
+            seen.append(event)
+    assert [event.kind for event in seen] == ["stage", "run-finished"]

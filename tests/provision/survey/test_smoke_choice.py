@@ -16,7 +16,7 @@ from envbuild.provision.images import provision as images
 from envbuild.provision.jobs import smoke as jobs
 from envbuild.provision.run.context import Question, Settings
 from envbuild.provision.survey.prepare import as_asked, chosen
-from tests.provision.ansible.test_play import _Silent
+from tests.provision.ansible.test_play import unseen
 from tests.provision.survey.test_up_to_date import prepared
 
 ONLY = ("full",)
@@ -41,7 +41,7 @@ def test_the_question_to_an_environment_has_the_choices(tmp_path: Path, monkeypa
     monkeypatch.setattr(provision, "route_of", lambda _: Way())
     settings = Settings(tmp_path / "runs", only=ONLY, full=True)
     with pytest.raises(Asked) as caught:
-        provision.smoke(prepared(prefix=str(tmp_path / "p")), settings, _Silent())
+        provision.smoke(prepared(prefix=str(tmp_path / "p")), settings, unseen)
     assert asked(caught.value.args[0]) == (["full"], True)
 
 
@@ -75,7 +75,7 @@ def test_the_command_line_gives_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_name_that_the_stack_does_not_have_is_refused_before_anybody_is_asked(tmp_path: Path) -> None:
     ready = prepared(prefix=str(tmp_path / "p"))
     with pytest.raises(EnvbuildError) as error:
-        provision.smoke(ready, Settings(tmp_path / "runs", only=("machine/gem",)), _Silent())
+        provision.smoke(ready, Settings(tmp_path / "runs", only=("machine/gem",)), unseen)
     assert (error.value.code, error.value.exit_code) == ("smoke-unknown", 2)
     assert "full" in (error.value.hint or "")
     assert not (tmp_path / "runs").exists()
