@@ -139,7 +139,7 @@ def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
 
 def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None, *, script: bool = False) -> int:
     from envbuild.catalog.node_facts import load_facts
-    from envbuild.provision.survey.plan_run import plan_recorded
+    from envbuild.provision.survey.recorded import plan_recorded
 
     made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file, repair=script)
     return _show_plan(ui, prepared, made, survey, script=script)

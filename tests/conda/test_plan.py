@@ -84,8 +84,8 @@ def test_what_is_delivered_is_taken_from_its_folder(
     target.write_text("name: t\nengine: conda\nprefix: /data/envbuild\ndelivery: controller\n")
     _, data = planned(capsys, "--stack", str(stack), "--target", str(target), "--facts", "polaris")
     artifacts = install(data)["request"]["args"]["artifacts"]
-    assert artifacts["offline"]
-    assert artifacts["conda"]["folder"].endswith("/conda")
+    assert artifacts["bundle"]["file"].startswith("/data/envbuild/")
+    assert "conda" not in artifacts and "indexes" not in artifacts
 
 
 def test_without_the_option_the_environment_is_uv_s(stack: Path, capsys: pytest.CaptureFixture[str]) -> None:

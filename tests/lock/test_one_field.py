@@ -172,6 +172,7 @@ STACK_FIELDS: dict[tuple[str, str], tuple[Where, Any]] = {
     ("Build", "kind"): ((*_BUILD, "kind"), "inplace"),
     ("Build", "flags"): ((*_BUILD, "flags"), ["y"]),
     ("Build", "extensions"): ((*_BUILD, "extensions"), ["b_c"]),
+    ("Build", "requires"): ((*_BUILD, "requires"), ["regex"]),
     ("Build", "environment"): ((*_BUILD, "environment", "X"), "2"),
     ("Build", "memory_per_job"): ((*_BUILD, "memory_per_job"), 3.0),
     ("Build", "cxx11_abi"): ((*_BUILD, "cxx11_abi"), 1),
