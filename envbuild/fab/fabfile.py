@@ -71,6 +71,14 @@ def logs(
         _end(_each(_target(target, limit, exclude), "log", lambda _: args, show))
 
 
+@task(help={**_HELP, "keep": "what is younger, or was used since: 30d, 12h", "yes": "remove it; else only say what"})
+def clean(
+    context: Context, target: str = "", limit: str = "", exclude: str = "", keep: str = "30d", yes: bool = False
+) -> None:
+    """Remove what is old on every node: `envbuild store clean`."""
+    _verb(context, "store clean", target, limit, exclude, "", "--keep", keep, *(["--yes"] if yes else []))
+
+
 @task(name="pull-evidence", help={**_HELP, "to": "folder for it (./evidence)"})
 def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: str = "", to: str = "evidence") -> None:
     """Bring the stamp of every environment in use, and the hashes of its files, from every node."""
@@ -108,7 +116,7 @@ def _verb(context: Context, verb: str, target: str, limit: str, exclude: str, st
     with _chosen(context, target, limit) as (target, limit):
         options = {"--target": target, "--limit": limit, "--exclude": exclude}
         place = (word for name, value in options.items() if value for word in (name, value))
-        code = main([verb, *filter(None, [stack]), *place, *more])
+        code = main([*verb.split(), *filter(None, [stack]), *place, *more])
     if code:
         raise Exit(code=code)
 

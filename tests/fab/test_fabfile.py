@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from fabric import Config, Connection
@@ -12,6 +15,9 @@ from invoke.tasks import Task
 from paramiko import SSHConfig
 
 from envbuild.fab import fabfile
+
+
+NAMES = ("facts", "provision", "smoke", "logs", "clean", "pull_evidence")
 
 
 @pytest.fixture
@@ -38,7 +44,22 @@ def test_a_host_is_chosen_by_the_name_that_was_given(called: list[list[str]]) ->
     ]
 
 
-@pytest.mark.parametrize("task", [fabfile.facts, fabfile.provision, fabfile.smoke, fabfile.logs, fabfile.pull_evidence])
+def test_clean_only_says_what_is_old_until_it_is_told_to_remove_it(called: list[list[str]]) -> None:
+    fabfile.clean(_host("gpu01"), target="./lab.yaml")
+    fabfile.clean(Context(), target="./lab.yaml", keep="12h", yes=True)
+    place = ["store", "clean", "--target", "./lab.yaml"]
+    assert called == [[*place, "--limit", "gpu01", "--keep", "30d"], [*place, "--keep", "12h", "--yes"]]
+
+
+def test_d88_fab_finds_the_tasks_in_a_checkout() -> None:
+    fab = str(Path(sys.executable).with_name("fab"))
+    done = subprocess.run([fab, "--list"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert all(f"  {name} " in done.stdout for name in ("facts", "logs", "clean", "pull-evidence", "provision"))
+
+
+@pytest.mark.parametrize(
+    "task", [fabfile.facts, fabfile.provision, fabfile.smoke, fabfile.logs, fabfile.clean, fabfile.pull_evidence]
+)
 @pytest.mark.parametrize("target", ["./lab.yaml", ""])
 def test_hosts_and_limit_together_are_refused(called: list[list[str]], task: Task, target: str) -> None:
     with pytest.raises(Exit) as caught:

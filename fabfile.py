@@ -1,0 +1,3 @@
+"""The tasks of envbuild for hand use, where `fab` looks for them in a checkout."""
+
+from envbuild.fab.fabfile import *  # noqa: F403
