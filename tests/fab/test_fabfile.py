@@ -16,7 +16,6 @@ from paramiko import SSHConfig
 
 from envbuild.fab import fabfile
 
-
 NAMES = ("facts", "provision", "smoke", "logs", "clean", "pull_evidence")
 
 
