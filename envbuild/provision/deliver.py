@@ -79,7 +79,6 @@ def deliver(work: Work, plan: Plan) -> tuple[dict[str, Path], dict[str, dict[str
     """A bundle for every node that is brought one, made once a variant; and what the install request says of it."""
     files: dict[str, Path] = {}
     requests: dict[str, dict[str, Any]] = {}
-    made: dict[Path, str] = {}
     local = work.prepared.target.connection.kind == "local"
     for node in plan.nodes:
         if not any(step.kind == "deliver" for step in node.steps):
@@ -90,9 +89,8 @@ def deliver(work: Work, plan: Plan) -> tuple[dict[str, Path], dict[str, dict[str
             refuse_lacking(path, work.bundle, variant, facts)
         else:
             path = work.run.staging / f"bundle-{variant.digest[:12]}.tar"
-            if path not in made:
-                made[path] = _make(work, variant, facts, path)
-            digest = made[path]
+            # An earlier wave of this run has made it.
+            digest = str(read_index(path)["digest"]) if path.exists() else _make(work, variant, facts, path)
         files[node.node] = path
         requests[node.node] = delivered(facts.stage_prefix, variant, str(path) if local else None, digest)
     return files, requests

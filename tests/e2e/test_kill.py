@@ -33,6 +33,9 @@ ELSEWHERE = (
     EventKind.HANDED_OVER,
     EventKind.JOB_SUBMITTED,
     EventKind.JOB_STATE,
+    # Told to whoever watches, between two events that count.
+    EventKind.STAGE,
+    EventKind.NOW,
 )
 POINTS = [
     (str(kind), number)
