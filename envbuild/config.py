@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from envbuild.catalog.yaml_load import read_manifest
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
+from envbuild.regular_file import read_manifest
 from envbuild.text import did_you_mean, seconds_of, unsafe
 
 PROJECT_FILE = "envbuild.toml"

@@ -24,8 +24,8 @@ OWN = """
     provision.contact.first_contact provision.contact.payload provision.contact.receive provision.contact.toolchain
     provision.gpu_use provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
     provision.run.durations provision.run.journal provision.run.progress_events provision.run.run_dir
-    provision.survey.implicit
-    regular_file report.recheck.contents report.render resolve.compat_read transport.processes transport.ssh_errors
+    provision.survey.implicit regular_file report.recheck.contents report.render resolve.compat_read
+    transport.processes transport.ssh_errors
 """
 
 

@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from envbuild.catalog.yaml_load import YamlDocument, refuse
+from envbuild.catalog.yaml_load import YamlDocument
 from envbuild.errors import EnvbuildError
+from envbuild.regular_file import refuse
 
 KEYS = ("name", "channels", "dependencies", "variables", "prefix")
 CODE = "environment-yml"

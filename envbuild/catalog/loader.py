@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from envbuild import resources
 from envbuild.catalog.environment_yml import as_stack, is_environment
 from envbuild.catalog.validation import show_value, validated
-from envbuild.catalog.yaml_load import YamlDocument, read_yaml, refuse
+from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import HostSource, Target
 from envbuild.redact import learn
+from envbuild.regular_file import refuse
 from envbuild.text import did_you_mean
 
 MAX_EXTENDS = 8

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
-from envbuild.catalog.yaml_load import read_manifest
 from envbuild.errors import EnvbuildError
 from envbuild.kit.manifest import NAME, REPORT, Manifest, listed, parse, render
 from envbuild.kit.readme import README, lock_name, readme, stack_name
@@ -18,6 +17,7 @@ from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
+from envbuild.regular_file import read_manifest
 from envbuild.report.publish import copy_report
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.render import write_new

@@ -23,6 +23,7 @@ from envbuild.lock.conda_part import (
     solver_version,
 )
 from envbuild.lock.files import field_digests
+from envbuild.lock.newcomers import newcomers
 from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists, yanked_sentences
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
 from envbuild.lock.readers.git import git_version
@@ -39,7 +40,6 @@ from envbuild.lock.readers.torch_wheels import (
 from envbuild.lock.readers.uvtool import uv_version
 from envbuild.lock.readers.wheel_record import of_source
 from envbuild.lock.sources import lock_source, with_patched_trees
-from envbuild.lock.unpinned import newcomers
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name

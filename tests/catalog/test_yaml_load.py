@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.catalog.yaml_load import MAX_BYTES, load_yaml, parse_yaml, read_yaml
+from envbuild.catalog.yaml_load import load_yaml, parse_yaml, read_yaml
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.regular_file import MAX_BYTES
 
 
 def plain(text: str) -> Any:

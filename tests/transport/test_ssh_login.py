@@ -21,7 +21,8 @@ import pexpect
 import pytest
 
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.inventory import Inventory, NodeHost, configuration, variables, without_user_settings
+from envbuild.provision.ansible.config import configuration, variables, without_user_settings
+from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, until, with_deadline

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.lock.unpinned import applies
+from envbuild.lock.markers import applies
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
 

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
-from envbuild.provision.ansible.inventory import configuration, variables, without_user_settings
+from envbuild.provision.ansible.config import configuration, variables, without_user_settings
 from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent, TaskStatus, Watch, ended_early, signals
 from envbuild.transport.processes import (
     end_marked,

@@ -19,7 +19,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.hostlist import MAX_HOSTS, check_host
 from envbuild.model.target import HostAddress
 from envbuild.node import proc
-from envbuild.provision.ansible.inventory import variables, without_user_settings
+from envbuild.provision.ansible.config import variables, without_user_settings
 from envbuild.text import last_lines
 
 DEADLINE = 120.0

@@ -6,73 +6,22 @@ something has to be chosen there after all is it asked again, with the questions
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from envbuild.bundle.collect import artifact_cache, place
-from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
-from envbuild.node import pip_config
-from envbuild.node.probe import prefix
-from envbuild.plan.delivery_layout import bundle_name, bundles
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.in_use import can_keep, kept
-from envbuild.resolve.reachability import Supply, channel_key, channels_needed, indexes_needed, sources_needed
+from envbuild.resolve.reachability import sources_needed
 
 if TYPE_CHECKING:
     from envbuild.provision.contact.first_contact import ContactResult
     from envbuild.resolve.compat import Compat
-
-
-Channels = Mapping[str, Sequence[str]]
-
-
-def index_addresses(lock: Lock) -> dict[str, str]:
-    """The address of every index that the lock names; of the default one, that which no configuration replaces."""
-    # pip has the one address that the catalog leaves to the configuration of a machine.
-    from pip._internal.models.index import PyPI
-
-    known = load_indexes()
-    needed = ((name, known[name].url) for name in indexes_needed(lock) if name in known)
-    return {name: url or PyPI.simple_url for name, url in needed if url or name == DEFAULT_INDEX}
-
-
-def channel_addresses(lock: Lock, channels: Channels) -> dict[str, str]:
-    """The first address of every conda channel that the lock names, by `channel_key`."""
-    return {channel_key(name): channels[name][0] for name in channels_needed(lock) if channels.get(name)}
-
-
-def controller_supply(lock: Lock, known: Mapping[str, bool] | None = None, channels: Channels | None = None) -> Supply:
-    """What this machine could deliver: reached, kept from an earlier delivery, or in pip's find-links folders.
-
-    `known`: what it reaches, where it was asked as a node already. `channels`: addresses of the conda channels.
-    """
-    cache = artifact_cache()
-    reachable = dict(known) if known is not None else _reached(lock, channels or {})
-    files = {file.file: place(file, cache) for v in lock.variants for p in v.packages for file in p.files}
-    repositories = [item for variant in lock.variants for item in bundles(variant).items()]
-    kept = {each.git for name, each in repositories if (cache / "sources" / bundle_name(name, each)).exists()}
-    reachable.update(dict.fromkeys(kept, True))
-    found = {name: str(path) for name, path in files.items() if path.exists()}
-    return Supply(reachable, {**prefix.files_found(list(files)), **found})
-
-
-def _reached(lock: Lock, channels: Channels) -> dict[str, bool]:
-    """What pip, conda and git reach from here."""
-    config = pip_config.read(os.environ)
-    indexes = index_addresses(lock)
-    if DEFAULT_INDEX in indexes and config.index_url:
-        indexes[DEFAULT_INDEX] = config.index_url
-    none = dict.fromkeys(indexes, False)
-    asked = ({} if config.no_index else indexes) | channel_addresses(lock, channels)
-    return none | prefix.reachable(asked, sources_needed(lock))
 
 
 # What they say is of the place, not of the variants: it comes first.
@@ -193,8 +142,7 @@ def _of_stack(prepared: Prepared) -> dict[str, Any]:
 
 def _places(prepared: Prepared) -> dict[str, Any]:
     """Where a node would fetch from, as arguments of a probe."""
-
-    from envbuild.resolve.reachability import sources_needed
+    from envbuild.provision.survey.reach import channel_addresses, index_addresses
 
     reach = index_addresses(prepared.lock) | channel_addresses(prepared.lock, prepared.channels)
     return {"reach": reach, "repositories": sources_needed(prepared.lock)}
@@ -214,6 +162,8 @@ def ask_here(prepared: Prepared, survey: Survey) -> None:
     nodes = survey.facts.values()
     short = next((facts for facts in nodes if every_job or not all(facts.reachable.values())), None)
     if short is not None and survey.supply is None and prepared.target.delivery == "auto":
+        from envbuild.provision.survey.reach import controller_supply
+
         # This machine as a node has been asked, with uv's configuration and not with pip's.
         known = short.reachable if prepared.target.connection.kind == "local" else None
         survey.supply = controller_supply(prepared.lock, known, prepared.channels)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.plan.delivery_layout import bundle_name
-from envbuild.provision.survey.ask import controller_supply, index_addresses
+from envbuild.provision.survey.reach import controller_supply, index_addresses
 from tests.resolve.builders import make_lock, package
 
 SOURCE = {"name": "lib", "git": "https://git.example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
