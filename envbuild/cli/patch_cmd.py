@@ -51,8 +51,8 @@ def apply_(
 ) -> int:
     """Apply the patch NAME to the checkout DIRECTORY.
 
-    With --check it only says what it would do. All files are changed or none. A patch that is applied already changes
-    nothing and says so.
+    With --check nothing is changed, and it prints what would be. All files are changed or none. A patch that is
+    applied already is named as applied, and changes nothing.
     """
     from envbuild.catalog.patches import digest_of, load_patch
     from envbuild.node.build.patch_sources import apply

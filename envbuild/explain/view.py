@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class RecipeRun(NamedTuple):
     """One edit that the document asks for, on the source that our `patch` edits instead.
 
-    `effect` is None where nobody looked, or where the edit is told in words; `problem` says why it could not be tried.
+    `effect` is None where the edit was not tried, or is described in prose; `problem` says why it could not be tried.
     """
 
     source: str

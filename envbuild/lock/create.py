@@ -77,7 +77,7 @@ def default_supply(
 def with_trees(
     sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
 ) -> tuple[LockedSource, ...]:
-    """The sources with what their trees take; `say` is told of a tree that could not be had.
+    """The sources with what their trees take; `say` gets a sentence for each tree that could not be fetched.
 
     What the previous lock says of the same commit stays: a commit does not change.
     """

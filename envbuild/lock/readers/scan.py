@@ -32,7 +32,7 @@ WORDS = (
 def with_uses(
     sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
 ) -> tuple[LockedSource, ...]:
-    """The sources with what their trees do; `say` is told of a tree that could not be looked at.
+    """The sources with what their trees do; `say` gets a sentence for each tree that could not be read.
 
     What the previous lock says of the same commit stays: a commit does not change.
     """

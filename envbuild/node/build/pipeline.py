@@ -268,7 +268,7 @@ class Builder:
         return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests, {})
 
     def _visible(self, source: Json, packages: visible.Packages) -> dict[str, str]:
-        """The packages that the build of a source sees; its tree says some."""
+        """The packages that the build of a source sees; its pyproject.toml names some of them."""
         if self._whole:
             return packages.versions()
         self._tree(source)

@@ -18,7 +18,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     """Do `args.action` (`list`, `verify`, `prune`, `pack`) in `args.store` (default `<prefix>/store/wheels`).
 
     `list` and `verify` write nothing; `verify` has `ok` False where an entry is damaged. `prune` removes what was not
-    used for `args.keep_days`, with `args.dry_run` it only says so. `pack` writes `args.keys` into the bundle
+    used for `args.keep_days`, with `args.dry_run` it only names them. `pack` writes `args.keys` into the bundle
     `args.file`. Every result has `store` and `notes`.
     """
     args = request["args"]

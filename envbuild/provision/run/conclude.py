@@ -74,7 +74,7 @@ class FileLists:
             try:
                 self._known[name] = unpack(base64.b64decode(answer.result()["files"]))
             except (EnvbuildError, ValueError, KeyError, TypeError):
-                continue  # that there is none is told in any case
+                continue  # the report says in any case that there is none
 
     def _answers(self, requests: Mapping[str, dict[str, Any]]) -> dict[str, ContactResult]:
         host = as_login(self._target)

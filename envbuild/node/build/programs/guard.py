@@ -48,7 +48,7 @@ def _end_session() -> None:
 def main(command: "list[str]") -> int:
     """Run `command` with errors among the output; returns its exit code. Nothing of it runs on afterwards.
 
-    143 when this program is told to end (SIGTERM), 125 when the builder is gone.
+    143 after SIGTERM, 125 when the builder is gone.
     """
     os.dup2(1, 2)
     builder = os.getppid()

@@ -266,7 +266,7 @@ def _build(state: "State", command: "Any", token: "Any", extension: "Any") -> No
     try:
         with token():
             own.build_extension(extension)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the builder names it
         # distutils raises one error for another: the first is about the compiler, whose words stand above.
         text = traceback.format_exc(limit=-3, chain=False)
         if getattr(extension, "optional", False):
