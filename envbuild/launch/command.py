@@ -1,4 +1,4 @@
-"""Filling the words of a command with values."""
+"""The nodes and ranks of a launch, and the words of its command filled with their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe is asked for."""
+"""What a recipe is asked for, and what a benchmark adds to it."""
 
 from __future__ import annotations
 

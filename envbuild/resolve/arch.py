@@ -1,4 +1,4 @@
-"""For which GPU architectures sources are compiled (TORCH_CUDA_ARCH_LIST): from the GPUs that will run them. Pure."""
+"""For which GPU architectures sources are compiled (TORCH_CUDA_ARCH_LIST): from the GPUs that run them. Pure."""
 
 from __future__ import annotations
 

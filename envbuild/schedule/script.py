@@ -1,4 +1,4 @@
-"""The parts of a job script that do not depend on the scheduler: quoting, variables, the status file. Pure."""
+"""The parts of a job script that do not depend on the scheduler: quoting, variables, files, `ensure`. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One iteration as the document's sheet: a row a rank, in order; a forward pass has one column, a backward pass two."""
+"""What a trace is written as: Chrome trace, SVG, and the document's sheet of one iteration.
+
+The sheet has a row a rank, in order; a forward pass has one column, a backward pass two.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a target: listed by whoever its file names, and narrowed by `--limit` and `--exclude`."""
+"""The nodes of a target: listed by whoever its file names, and narrowed; what of it is not supported."""
 
 from __future__ import annotations
 
