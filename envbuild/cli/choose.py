@@ -304,6 +304,13 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
     return target
 
 
+def prefix_target(ui: Ui, flags: dict[str, Any]) -> Target:
+    """The target of a verb about what lies under its prefix: a shared one can be seen without a job."""
+    from envbuild.schedule.runner import as_login
+
+    return as_login(target_of(ui, flags, jobs=lambda target: target.placement == "shared"))
+
+
 def settings_of(config: Config) -> Settings:
     """How the run of this command line behaves. Raises EnvbuildError `share-invalid` (exit 2)."""
     from envbuild.cli import interrupts

@@ -1,79 +1,73 @@
-"""`envbuild env` and `envbuild status`: the environments under a prefix."""
+"""`envbuild status` and `envbuild env`: the environments under a prefix; a command, a shell, a kernel in one."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import difflib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from envbuild.cli import names
-from envbuild.cli.choose import configured, installer_option, nodes_of_target, options, stack_argument, target_of
+from envbuild.cli.choose import configured, installer_option, nodes_of_target, options, prefix_target, stack_argument
 from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
+from envbuild.node import paths
+from envbuild.node.env.other_shells import csh_quote
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target
 
-
-_TARGET = "envbuild.target"
+FILES = {"sh": "activate.sh", "fish": "activate.fish", "csh": "activate.csh"}
+_KINDS = {"fish": "fish", "csh": "csh", "tcsh": "csh"}
 # Which environments are meant, and how the answer is given.
 _nodes = options(installer_option, nodes_of_target, common_options)
 _in_use = options(stack_argument(complete=names.used), _nodes)
 
 
 @click.command("status")
+@click.option("-a", "--all", "every", is_flag=True, help="Also those that are not in use.")
 @_in_use
-def status(ui: Ui, /, stack: str | None, **flags: Any) -> int:
+def status(ui: Ui, /, stack: str | None, every: bool, **flags: Any) -> int:
     """List the environment in use on every node of a target, from its stamp; of STACK alone where it is named.
 
-    Only processes of yours are seen, unless envbuild runs there as root. Exit 1 where a node has none in use.
+    With size, dates, and how many processes run from it. Only processes of yours are seen, unless envbuild runs there
+    as root. Without --all, exit 1 where a node has none in use.
     """
     from envbuild.hostlist import fold_hosts
 
     name = _stack_name(stack) if stack else None
-    good, errors = sort_out(_environments(ui, flags, detailed=True))
-    used = {
-        node: [item for item in items if item.get("current") and name in (None, item["stack"])]
+    good, errors = sort_out(_environments(prefix_target(ui, flags), flags["engine"], detailed=True))
+    shown = {
+        node: [item for item in items if (every or item.get("current")) and name in (None, item["stack"])]
         for node, items in good.items()
     }
-    lacking = [node for node, items in used.items() if not items]
-    code = ExitCode.CHECK_FAILED if lacking else ExitCode.OK
-    none = f"no environment{f' of {name}' if name else ''} is in use"
-    _show(ui, used, errors, none if lacking == list(good) else f"{none} on {fold_hosts(lacking)}" if lacking else "")
-    return gravest([ui.exit_of(errors), code])
-
-
-@click.group("env", cls=Group)
-def env() -> None:
-    """Environments: use them in a shell, switch, remove."""
-
-
-@env.command("list")
-@_nodes
-def list_(ui: Ui, /, **flags: Any) -> int:
-    """List the environments on every node, in use or not.
-
-    With size, dates, and how many processes run from each. Only processes of yours are seen, unless envbuild runs there
-    as root.
-    """
-    good, errors = sort_out(_environments(ui, flags, detailed=True))
-    _show(ui, good, errors, "" if any(good.values()) else "no environments")
-    return ui.exit_of(errors)
-
-
-def _show(ui: Ui, good: dict[str, list[dict[str, Any]]], errors: dict[str, EnvbuildError], lacking: str) -> None:
-    """The table of environments; `lacking`: what is not there."""
-    rows = [(node, item) for node, items in good.items() for item in items]
+    rows = [(node, item) for node, items in shown.items() for item in items]
+    lacking = [node for node, items in shown.items() if not items]
+    whose = f" of {name}" if name else ""
+    where = "" if lacking in ([], list(good)) else f" on {fold_hosts(lacking)}"
+    none = f"no environments{whose}" if every else f"no environment{whose} is in use{where}"
     if good and not rows:
         ui.note("hint: `envbuild provision STACK` builds one; --target and --prefix say where to look")
 
     def human() -> str:
         table = [_table(rows, many=len(good) + len(errors) > 1)] if rows else []
-        return "\n".join([*table, *([lacking] if good and lacking else []), *_outputs(rows), *failures(errors)])
+        told = [none] if lacking and not (every and rows) else []
+        return "\n".join([*table, *told, *_outputs(rows), *failures(errors)])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
+    return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if lacking and not every else ExitCode.OK])
+
+
+@click.group("env", cls=Group)
+def env() -> None:
+    """Environments: use them in a shell, switch, remove."""
 
 
 def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -101,20 +95,8 @@ def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
         used = f"{count} process{'es' * (count != 1)}" if count else ""
         days = [str(when or "")[:10] for when in (stamp.get("stamped_at"), item.get("read"))]
         days[1] = f"{item['differed']} differed" if item.get("differed") else days[1]
-        engine = made_by(item) if stamp else ""
-        lines.append(
-            (
-                node,
-                item.get("stack") or "",
-                state,
-                used,
-                engine,
-                (item.get("root") or "")[:12],
-                taken,
-                *days,
-                item["path"],
-            )
-        )
+        engine, root = made_by(item) if stamp else "", (item.get("root") or "")[:12]
+        lines.append((node, item.get("stack") or "", state, used, engine, root, taken, *days, item["path"]))
     return columns(lines if many else [line[1:] for line in lines])
 
 
@@ -128,8 +110,6 @@ def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
     eval `envbuild env activate STACK`. It is the environment in use; with --engine the one that this engine made, in
     use or not.
     """
-    from envbuild.cli.env_shell import calling_shell, code_for
-
     item = _current(ui, flags)
     code = code_for(item["path"], shell or calling_shell())
     ui.result({"path": item["path"], "shell": code}, lambda: code, verbatim=True)
@@ -145,25 +125,9 @@ def run(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
     For example: envbuild env run STACK -- python train.py. The exit code of COMMAND is the answer; without it a shell
     is opened, until `exit`. Options of envbuild stand before STACK.
     """
-    from envbuild.cli.env_shell import become
-
-    words = command[command[:1] == ("--",) :]
-    if not words:
-        return _shell(ui, flags)
-    become(_current(ui, flags)["path"], words)
-
-
-@env.command("shell", hidden=True)
-@_in_use
-def shell(ui: Ui, /, **flags: Any) -> None:
-    """Open a shell in the environment of STACK, as `env run STACK` does."""
-    _shell(ui, flags)
-
-
-def _shell(ui: Ui, flags: dict[str, Any]) -> None:
-    from envbuild.cli.env_shell import open_shell
-
-    item = _current(ui, flags)
+    words, item = command[command[:1] == ("--",) :], _current(ui, flags)
+    if words:
+        become(item["path"], words)
     ui.note(f"{item['stack']} is loaded in this shell; `exit` leaves it")
     open_shell(item["path"])
 
@@ -175,8 +139,6 @@ def kernel(ui: Ui, /, **flags: Any) -> None:
 
     Its own ipykernel does that. The kernel is that of the environment in use, also after another one has become that.
     """
-    from envbuild.cli.env_shell import add_kernel
-
     item = _current(ui, flags)
     prefix = item["path"].rsplit("/", 2)[0]
     place = f"{prefix}/current/{item['stack']}" if item["current"] else item["path"]
@@ -192,92 +154,85 @@ def use(ui: Ui, /, environment: str, **flags: Any) -> None:
 
     It is a path, the name of a folder, or its beginning.
     """
-    item = _named(ui, flags, environment)
-    result = _changed(ui, "use", flags, {"environment": item["path"], "stack": item["stack"]})
+    target = prefix_target(ui, flags)
+    item = _named(target, flags["engine"], environment)
+    result = _changed(target, "use", flags, {"environment": item["path"], "stack": item["stack"]})
     ui.result(result, lambda: f"{result['current']} -> {item['path']}")
 
 
 @env.command("remove")
 @click.argument("environment", shell_complete=names.environments)
 @click.option("--force", is_flag=True, help="Remove it although it is in use.")
+@click.option("--yes", is_flag=True, help="Remove it; without this nothing is changed.")
 @_nodes
-def remove(ui: Ui, /, environment: str, force: bool, **flags: Any) -> None:
-    """Remove ENVIRONMENT.
+def remove(ui: Ui, /, environment: str, *, force: bool, yes: bool, **flags: Any) -> None:
+    """Remove ENVIRONMENT; only with --yes.
 
     It is a path, the name of a folder, or its beginning. Files in it that envbuild did not make are moved to
     PREFIX/kept. An environment that a process runs from stays. Only processes of yours are seen, unless envbuild runs
     as root.
     """
-    item = _named(ui, flags, environment)
-    result = _changed(ui, "remove", flags, {"environment": item["path"], "force": force})
+    target = prefix_target(ui, flags)
+    item = _named(target, flags["engine"], environment)
+    if not yes:
+        data = {"environment": item["path"], "removed": None, "notes": []}
+        used = ", which is in use" if item.get("current") else ""
+        return ui.result(data, lambda: f"would remove {item['path']}{used}; `--yes` does it")
+    result = _changed(target, "remove", flags, {"environment": item["path"], "force": force})
     ui.result(result, lambda: "\n".join([f"removed {result['removed']}", *result["notes"]]))
 
 
-def _target(ui: Ui, flags: dict[str, Any]) -> Target:
-    from envbuild.schedule.runner import as_login
-
-    # Once a command: a program that lists hosts may list others the next time.
-    kept = click.get_current_context().meta
-    if _TARGET not in kept:
-        target = target_of(ui, flags, jobs=lambda target: target.placement == "shared")
-        # What lies under a shared prefix can be seen without a job.
-        kept[_TARGET] = as_login(target)
-    found: Target = kept[_TARGET]
-    return found
-
-
 def _environments(
-    ui: Ui, flags: dict[str, Any], *, detailed: bool = False
+    target: Target, engine: str | None, *, detailed: bool = False
 ) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
+    """What each node has; with an engine only what that one made."""
     from envbuild.provision.environments import environments
     from envbuild.provision.survey.in_use import made_by
 
-    found, engine = environments(_target(ui, flags), detailed=detailed), flags.get("engine")
+    answers = environments(target, detailed=detailed)
     if engine is None:
-        return found
+        return answers
     return {
         node: items
         if isinstance(items, EnvbuildError)
         else [item for item in items if item.get("stamp") and made_by(item) == engine]
-        for node, items in found.items()
+        for node, items in answers.items()
     }
 
 
-def _one_node(ui: Ui, flags: dict[str, Any]) -> list[dict[str, Any]]:
+def _one_node(target: Target, engine: str | None) -> list[dict[str, Any]]:
     """The environments of a target with one node; paths of several would not be one answer."""
-    good, errors = sort_out(_environments(ui, flags))
-    count = len(good) + len(errors)
-    if count != 1:
+    answers = _environments(target, engine)
+    if len(answers) != 1:
         raise EnvbuildError(
-            "several-nodes", f"the target has {count} nodes", hint="name one of them with `--limit NODE`"
+            "several-nodes", f"the target has {len(answers)} nodes", hint="name one of them with `--limit NODE`"
         )
-    for error in errors.values():
-        raise error
-    return next(iter(good.values()))
+    (answer,) = answers.values()
+    if isinstance(answer, EnvbuildError):
+        raise answer
+    return answer
 
 
 def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
+    """The environment in use of STACK, else of the target's stack; of an engine the last that it finished."""
+    from envbuild.catalog.loader import is_path, list_stacks
     from envbuild.provision.survey.in_use import of_stack
 
-    stack, engine = flags.get("stack") or _target(ui, flags).stack, flags.get("engine")
+    target, engine = prefix_target(ui, flags), flags["engine"]
+    stack = flags["stack"] or target.stack
     name = _stack_name(stack) if stack else None
-    item = of_stack(_one_node(ui, flags), name, engine)
+    item = of_stack(_one_node(target, engine), name, engine)
     if item is not None:
         return item
+    # One that is not shipped has a file, most likely of its name.
+    reference = stack if stack is None or is_path(stack) or stack in list_stacks() else f"./{stack}.yaml"
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: envbuild provision {_reference(str(stack))}{f' --engine {engine}' if engine else ''}; "
-        "`envbuild env list` shows those that are there",
+        hint=f"build it: envbuild provision {reference}{f' --engine {engine}' if engine else ''}; "
+        "`envbuild status --all` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
-
-
-def _reference(stack: str) -> str:
-    """What names this stack for a command: one that is not shipped has a file, most likely of its name."""
-    from envbuild.catalog.loader import is_path, list_stacks
-
-    return stack if is_path(stack) or stack in list_stacks() else f"./{stack}.yaml"
 
 
 def _stack_name(reference: str) -> str:
@@ -287,11 +242,8 @@ def _stack_name(reference: str) -> str:
     return load_stack(reference).stack.name if is_path(reference) else reference
 
 
-def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
-    import difflib
-    from pathlib import PurePosixPath
-
-    items = _one_node(ui, flags)
+def _named(target: Target, engine: str | None, name: str) -> dict[str, Any]:
+    items = _one_node(target, engine)
     folder = PurePosixPath(name).name if "/" in name else name
     # The name of a first generation is the beginning of those of the others.
     exact = [item for item in items if name == item["path"] or name == PurePosixPath(item["path"]).name]
@@ -303,15 +255,14 @@ def _named(ui: Ui, flags: dict[str, Any], name: str) -> dict[str, Any]:
     raise EnvbuildError(
         "environment-ambiguous" if matches else "environment-unknown",
         f"{len(matches)} environments begin with {name!r}" if matches else f"there is no environment {name!r}",
-        hint=f"did you mean {near[0]}?" if near else "`envbuild env list` shows those that are there",
+        hint=f"did you mean {near[0]}?" if near else "`envbuild status --all` shows those that are there",
     )
 
 
-def _changed(ui: Ui, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+def _changed(target: Target, verb: str, flags: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
     """Ask the only node to change something."""
     from envbuild.hostlist import expand_hosts
 
-    target = _target(ui, flags)
     return change(target, verb, args, expand_hosts(target.hosts)[0], wait=configured(flags).wait)
 
 
@@ -324,3 +275,107 @@ def change(target: Target, verb: str, args: dict[str, Any], node: str, *, wait: 
     # A run gets its own lease again, so each command is a run.
     sent = node_request(verb, target.prefix, {**args, "wait": wait}, f"env-{verb}-{uuid4().hex[:12]}")
     return run_node(node, sent, target.connection, 3600.0).result()
+
+
+def calling_shell() -> str:
+    """The kind of the shell that called: what cannot be told is `sh`."""
+    try:
+        name = Path(f"/proc/{os.getppid()}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        name = ""
+    return _KINDS.get(name, "sh")
+
+
+def code_for(environment: str, shell: str) -> str:
+    """What a shell of that kind reads to activate an environment."""
+    word = "." if shell == "sh" else "source"
+    path = f"{environment}/.envbuild/{FILES[shell]}"
+    return f"{word} {csh_quote(path) if shell == 'csh' else shlex.quote(path)}\n"
+
+
+def become(environment: str, command: Sequence[str]) -> NoReturn:
+    """Run `command` in the environment in place of this process: signals and the exit code are its own.
+
+    Raises EnvbuildError `environment-unknown` (exit 1) where the environment is not on this machine.
+    """
+    code = f'. {shlex.quote(_file(environment, "activate.sh"))} && exec "$@"'
+    _replace(["bash" if Path("/bin/bash").exists() else "sh", "-c", code, "envbuild", *command])
+
+
+def open_shell(environment: str) -> NoReturn:
+    """Become the user's shell with the environment loaded after its own start-up files. Raises as `become`.
+
+    A shell other than bash and fish starts with the variables, and its start-up files may change them.
+    """
+    shell = os.environ.get("SHELL") or "/bin/sh"
+    name = Path(shell).name
+    if name == "fish":
+        load = code_for(environment, "fish") if _file(environment, "activate.fish") else ""
+        _replace([shell, "--init-command", load])
+    if name != "bash":
+        become(environment, [shell])
+    start = f"[ ! -r ~/.bashrc ] || . ~/.bashrc\n. {shlex.quote(_file(environment, 'activate.sh'))}\n"
+    # A file without a name, which ends with the shell that reads it.
+    held = os.memfd_create("envbuild", 0)
+    os.write(held, start.encode())
+    _replace([shell, "--rcfile", f"/proc/self/fd/{held}", "-i"])
+
+
+def add_kernel(python: str, environment: str, stack: str) -> Path:
+    """Register the environment with Jupyter by its own ipykernel; the folder of the kernel, which is this user's.
+
+    `python` is the interpreter as the kernel shall call it. Raises EnvbuildError `kernel-missing` (exit 1) without
+    ipykernel, `kernel-not-written` (exit 7), and as `become`.
+    """
+    file = _file(environment, "variables.json")
+    variables = paths.read_json(file)
+    if variables is None:
+        raise EnvbuildError(
+            "variables-unreadable",
+            f"{file} cannot be read",
+            hint=f"`envbuild env use {Path(environment).resolve().name}` writes it again",
+            exit_code=ExitCode.CHECK_FAILED,
+        )
+    told = {"VIRTUAL_ENV": environment, "ENVBUILD_ENV": environment, "ENVBUILD_STACK": stack, "PYTHONNOUSERSITE": "1"}
+    for name, value in variables.items():
+        path = value["path"] if isinstance(value, dict) else None
+        if path is None or os.path.exists(path):  # noqa: PTH110 - a path of the stack's, as the shells ask for it
+            told[name] = path or value
+    # Jupyter fills in ${PATH} when it starts the kernel.
+    told["PATH"] = paths.search_path(environment, "${PATH}")
+    words = [part for item in told.items() for part in ("--env", *item)]
+    title = f"{stack} (envbuild)"
+    argv = [python, "-m", "ipykernel", "install", "--user", "--name", f"envbuild-{stack}", "--display-name", title]
+    env = {**os.environ, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([*argv, *words], env=env, capture_output=True, text=True, check=False)
+    if "No module named ipykernel" in done.stderr:
+        raise EnvbuildError(
+            "kernel-missing",
+            f"the environment of {stack} has no ipykernel",
+            hint="list `ipykernel` under `packages` of the stack, then `envbuild lock create` and `envbuild provision`",
+        )
+    folder = done.stdout.strip().rpartition(" in ")[2]
+    if done.returncode or not folder:
+        why = done.stderr.strip()[-500:]
+        raise EnvbuildError("kernel-not-written", "ipykernel did not register it", why=why)
+    return Path(folder)
+
+
+def _file(environment: str, name: str) -> str:
+    """A file that `activate` or `use` has written. Raises EnvbuildError `environment-unknown` (exit 1)."""
+    path = Path(environment) / ".envbuild" / name
+    if path.is_file():
+        return str(path)
+    raise EnvbuildError(
+        "environment-unknown",
+        f"there is no {path} on this machine",
+        hint=f"`envbuild env use {Path(environment).name}` writes what shells load; an environment of another machine "
+        "is used there",
+        exit_code=ExitCode.CHECK_FAILED,
+    )
+
+
+def _replace(argv: Sequence[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(argv[0], [*argv])  # noqa: S606 - no shell but the one that is meant

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from envbuild.provision.run.journal import Event
     from envbuild.provision.run.run_dir import RunDir
 
-# Events that only say how far a run is: for `watch`.
-WATCHED = ("stage", "now")
+# Events that only say how far a run is: for `--follow`.
+FOLLOWED = ("stage", "now")
 
 
 @click.group("run", cls=Group)
@@ -47,60 +47,59 @@ def list_command(ui: Ui, count: int) -> None:
 
 @run.command("show")
 @click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
+@click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends; its exit code is the answer.")
+@progress_option
 @common_options
-def show(ui: Ui, run_id: str) -> None:
-    """Show the journal of RUN: an id, its beginning or end, or `last`."""
+def show(ui: Ui, run_id: str, *, follow: bool) -> int:
+    """Show the journal of RUN: an id, its beginning or end, or `last`.
+
+    A run that goes on on another machine cannot be followed. Ctrl-C ends the following, not the run.
+    """
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import open_run
 
-    found = open_run(load_config().runs_root, run_id)
-    for remark in found.journal.remarks:
-        ui.warn(f"{found.journal_path}: {remark}")
-    files = sorted(str(path.relative_to(found.path)) for path in found.path.iterdir() if path.is_file())
+    shown = open_run(load_config().runs_root, run_id)
+    if follow:
+        return _follow(ui, shown)
+    for remark in shown.journal.remarks:
+        ui.warn(f"{shown.journal_path}: {remark}")
+    files = sorted(str(path.relative_to(shown.path)) for path in shown.path.iterdir() if path.is_file())
     data = {
-        **_row(found),
-        "path": str(found.path),
+        **_row(shown),
+        "path": str(shown.path),
         "files": files,
-        "remarks": list(found.journal.remarks),
+        "remarks": list(shown.journal.remarks),
         "events": [
             {"seq": event.seq, "t": event.t, "kind": event.kind, "node": event.node, "data": event.data}
-            for event in found.journal.events
-            if event.kind not in WATCHED
+            for event in shown.journal.events
+            if event.kind not in FOLLOWED
         ],
     }
-    ui.result(data, lambda: _story(found, files))
+    ui.result(data, lambda: _story(shown, files))
+    return ExitCode.OK
 
 
-@run.command("watch")
-@click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
-@progress_option
-@common_options
-def watch(ui: Ui, run_id: str) -> int:
-    """Show what RUN does until it ends; its exit code is the answer.
-
-    Without RUN the newest one. Not a run that goes on on another machine. Ctrl-C ends the watching, not the run.
-    """
+def _follow(ui: Ui, followed: RunDir) -> int:
+    """Raises EnvbuildError `run-elsewhere` (exit 7)."""
     from envbuild.cli.progress import RunProgress
-    from envbuild.config import load_config
     from envbuild.provision.run.journal import follow
-    from envbuild.provision.run.run_dir import RunDir, open_run
+    from envbuild.provision.run.run_dir import RunDir
 
-    found = open_run(load_config().runs_root, run_id)
-    if elsewhere := found.elsewhere:
+    if elsewhere := followed.elsewhere:
         raise EnvbuildError(
             "run-elsewhere",
-            f"{found.id} goes on where this machine cannot see it: {elsewhere}",
+            f"{followed.id} goes on where this machine cannot see it: {elsewhere}",
             why="only there it is seen when its process ends without a word",
-            hint=f"`envbuild run show {found.id}` has what it did so far; `run watch` works on {elsewhere}",
+            hint=f"`envbuild run show {followed.id}` has what it did so far; `--follow` works on {elsewhere}",
         )
     try:
-        with RunProgress(ui) as shown:
-            for event in follow(found.journal_path, lambda: RunDir(found.path).status == "running"):
-                shown(event)
+        with RunProgress(ui) as progress:
+            for event in follow(followed.journal_path, lambda: RunDir(followed.path).status == "running"):
+                progress(event)
     except KeyboardInterrupt:
-        ui.note(f"{found.id} goes on; `envbuild run watch {found.id}` shows it again")
+        ui.note(f"{followed.id} goes on; `envbuild run show {followed.id} --follow` shows it again")
         return ExitCode.INTERRUPTED
-    row = _row(open_run(found.path.parent, found.id))
+    row = _row(RunDir(followed.path))
     ui.result(row, lambda: _table([row]))
     return int(row.get("exit", ExitCode.OK if row["status"] == "finished" else ExitCode.CHECK_FAILED))
 
@@ -147,7 +146,7 @@ def _story(found: RunDir, files: list[str]) -> str:
     from envbuild.text import visible
 
     lines = [f"{found.id}  {found.status}", f"{found.path}  ({', '.join(files)})", ""]
-    lines += [_line(event) for event in found.journal.events if event.kind not in WATCHED]
+    lines += [_line(event) for event in found.journal.events if event.kind not in FOLLOWED]
     lines += _by_node(found.journal.events)
     return visible("\n".join(lines), keep_newlines=True)
 

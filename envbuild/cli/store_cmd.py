@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import Time, configured, nodes_of_target, options, target_of
+from envbuild.cli.choose import Time, configured, nodes_of_target, options, prefix_target
 from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
 from envbuild.text import plural, size
 
 if TYPE_CHECKING:
-    from envbuild.model.target import Target
     from envbuild.provision.kept import Answers, Kept
 
 HERE = "this machine"
@@ -68,7 +67,7 @@ def verify(ui: Ui, /, **flags: Any) -> int:
     """
     from envbuild.provision.contact.wheel_stores import ask_each
 
-    target = _target(ui, flags)
+    target = prefix_target(ui, flags)
     named = {"store": target.store} if target.store else {}
     good, errors = sort_out(ask_each("wheels", target, {"action": "verify", **named}))
     damaged = any(answer["damaged"] for answer in good.values())
@@ -114,13 +113,6 @@ def clean(ui: Ui, /, kinds: tuple[str, ...], keep: float, *, yes: bool, **flags:
     return ui.exit_of(errors)
 
 
-def _target(ui: Ui, flags: dict[str, Any]) -> Target:
-    """The target whose nodes are asked; what lies under a shared prefix can be seen without a job."""
-    from envbuild.schedule.runner import as_login
-
-    return as_login(target_of(ui, flags, jobs=lambda target: target.placement == "shared"))
-
-
 def _kept(ui: Ui, flags: dict[str, Any], kinds: tuple[str, ...], days: float, *, remove: bool) -> Answers:
     """What each place of these kinds keeps, by machine; `remove` what is older than `days`."""
     from envbuild.cli.env_cmd import change
@@ -134,7 +126,7 @@ def _kept(ui: Ui, flags: dict[str, Any], kinds: tuple[str, ...], days: float, *,
         _add(answers, {HERE: kept.runs(config.runs_root, days, dry_run=dry)})
     if kinds == ("runs",):
         return answers
-    target = _target(ui, flags)
+    target = prefix_target(ui, flags)
 
     def take(node: str, path: str) -> dict[str, Any]:
         return change(target, "remove", {"environment": path}, node, wait=config.wait)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.cli.env_shell import add_kernel, code_for
+from envbuild.cli.env_cmd import add_kernel, code_for
 from envbuild.errors import EnvbuildError
 from tests.e2e.world import World, drift
 
@@ -58,18 +58,18 @@ def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World
 
 
 def test_env_list_tells_what_runs_from_an_environment_and_when_it_was_read(built: World) -> None:
-    assert built.good("env", "list", "--json").json["environments"][0]["processes"] == []
+    assert built.good("status", "--all", "--json").json["environments"][0]["processes"] == []
     assert drift(built) == (0, {})
     process = built.start("env", "run", "tiny", "--", "sleep", "600")
     try:
         deadline = time.monotonic() + 100
         while True:
-            (row,) = built.good("env", "list", "--json").json["environments"]
+            (row,) = built.good("status", "--all", "--json").json["environments"]
             if row["processes"] or time.monotonic() > deadline:
                 break
         assert row["processes"] == [str(process.pid)]
         assert row["read"] >= row["stamp"]["stamped_at"] and row["differed"] == 0
-        assert "1 process" in built.good("env", "list").out
+        assert "1 process" in built.good("status", "--all").out
     finally:
         process.kill()
         process.communicate()

@@ -29,7 +29,7 @@ GOOD = [
     "launch opt-175b --gpus-per-node 8",
     "launch megatronapp --parameters",
     "init new.yaml --facts h200",
-    "env list",
+    "status --all",
     "store list",
     "store verify",
     "store clean --target local",

@@ -113,7 +113,7 @@ def test_of_a_node_too_the_traceback_is_in_the_folder_of_the_run(
 
 
 @pytest.mark.parametrize(
-    "verb", [FACTS, ("doctor",), ("status",), ("env", "list"), ("env", "activate"), ("store", "list")]
+    "verb", [FACTS, ("doctor",), ("status",), ("status", "--all"), ("env", "activate"), ("store", "list")]
 )
 def test_of_a_node_that_no_run_asks_debug_shows_it(
     local: tuple[str, ...], verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -127,7 +127,7 @@ def test_of_a_node_that_no_run_asks_debug_shows_it(
     assert SECRET not in said.out + said.err
 
 
-@pytest.mark.parametrize("verb", [FACTS, ("status",), ("env", "list"), ("store", "list"), ("store", "clean")])
+@pytest.mark.parametrize("verb", [FACTS, ("status",), ("status", "--all"), ("store", "list"), ("store", "clean")])
 def test_a_table_says_what_helps_where_a_node_could_not_be_asked(
     local: tuple[str, ...], verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +141,6 @@ def test_a_table_says_what_helps_where_a_node_could_not_be_asked(
 
 
 def test_a_prefix_without_environments_says_how_one_is_built(world: World) -> None:
-    done = world.good("env", "list")
+    done = world.good("status", "--all")
     assert done.out == "no environments\n"
     assert done.err.startswith("hint: `envbuild provision STACK` builds one")

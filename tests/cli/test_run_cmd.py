@@ -141,7 +141,7 @@ def test_watching_ends_as_the_run_has_ended_also_with_an_error(
 ) -> None:
     with pytest.raises(type(error)), one_run("provision", Settings(runs), lambda _: None, stack="s", target="local"):
         raise error
-    assert run(["run", "watch", "--json"]) == code
+    assert run(["run", "show", "--follow", "--json"]) == code
     row = json.loads(capsys.readouterr().out)
     assert (row["exit"], row["status"]) == (code, status)
 
@@ -152,7 +152,7 @@ def test_a_run_that_died_after_its_node_was_well_has_no_exit_code(
     with RunDir.create(runs).open_journal() as journal:
         journal.append(EventKind.RUN_STARTED, **{**identity.here(), "boot_id": "before"}, verb="provision")
         journal.append(EventKind.NODE_FINISHED, node="n1", status="ok", exit=0, error=None)
-    assert run(["run", "watch", "--json"]) == 1
+    assert run(["run", "show", "--follow", "--json"]) == 1
     row = json.loads(capsys.readouterr().out)
     assert ("exit" in row, row["status"]) == (False, "died")
 
@@ -166,7 +166,7 @@ def test_a_run_of_another_machine_is_not_watched_for_ever(
         journal.append(EventKind.RUN_STARTED, **{**identity.here(), **other}, verb="provision")
     ended = threading.Timer(30, lambda: made.journal_path.unlink())  # else a test that fails would watch for ever
     ended.start()
-    assert run(["run", "watch"]) == 7
+    assert run(["run", "show", "--follow"]) == 7
     ended.cancel()
     assert "error[run-elsewhere]" in capsys.readouterr().err
 

@@ -57,7 +57,7 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     }
     assert Path(paths["--engine", "conda"]).joinpath("conda-meta").is_dir() and paths[()] != paths["--engine", "conda"]
     assert paths["--engine", "conda"] in world.good("env", "activate", "tiny", "--engine", "conda").out
-    listed = world.good("env", "list", "--engine", "conda").out.splitlines()
+    listed = world.good("status", "--all", "--engine", "conda").out.splitlines()
     assert (len(listed), listed[1].split()[:2]) == (2, ["tiny", "finished"])
     again = world.built("--engine", "conda")
     assert again["root"] == node["root"]

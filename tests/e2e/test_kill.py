@@ -175,7 +175,7 @@ def test_d100_an_environment_that_was_moved_away_is_built_by_a_plain_run(
     if lease != "none":
         (world.prefix / "lease.json").write_text(json.dumps(DEAD) if lease == "of a dead run" else "")
         os.utime(world.prefix / "lease.json", (time.time() - 3600,) * 2)
-    assert [item["path"] for item in world.good("env", "list", "--json").json["environments"]] == (
+    assert [item["path"] for item in world.good("status", "--all", "--json").json["environments"]] == (
         [str(environment)] if half else []
     )
     check_convergence(shared)
@@ -260,7 +260,7 @@ def test_files_of_our_own_that_a_killed_run_left_torn_are_no_mistake_of_envbuild
         path.write_bytes(content[: int(len(content) * share)])
     lease = world.prefix / "lease.json"
     assert (lease in found) == (kind == "step-finished")
-    for verb in ("run list", "run show", "report show", "status", "env list", "store list"):
+    for verb in ("run list", "run show", "report show", "status", "status --all", "store list"):
         done = world.run(*verb.split())
         assert done.rc != 70 and done.code != "node-internal", f"{verb}\n{done.err}"
     if lease in found:

@@ -40,7 +40,7 @@ def provision(world: World, *more: str) -> subprocess.Popen[str]:
 def test_a_pipe_gets_a_line_at_every_change_and_who_attaches_sees_the_same(world: World, gate: Path) -> None:
     process = provision(world)
     lines_until(process, lambda line: "compiling quick: fast.c (" in line)
-    watching = world.start("run", "watch", "--progress", "json")
+    watching = world.start("run", "show", "--follow", "--progress", "json")
     told = [json.loads(line) for line in lines_until(watching, lambda line: "fast.c" in line)]
     assert [event["kind"] for event in told[:2]] == ["run-started", "stage"]
     assert (told[-1]["kind"], told[-1]["node"]) == ("now", "localhost")

@@ -130,12 +130,12 @@ def test_going_back_is_switching_a_link(world: World) -> None:
     for name in ("bin/python", "bin/activate", "pyvenv.cfg"):  # what an editor takes for an environment
         assert (world.current / name).is_file()
     assert world.python("import alpha; print(alpha.VERSION)") == "2.0"
-    states = {item["path"]: item["current"] for item in world.good("env", "list", "--json").json["environments"]}
+    states = {item["path"]: item["current"] for item in world.good("status", "--all", "--json").json["environments"]}
     assert states == {old: False, new: True}
     world.good("env", "use", Path(old).name)
     assert world.good("env", "activate", "tiny", "--json").json["path"] == old
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
-    refused = world.run("env", "remove", Path(old).name)
+    refused = world.run("env", "remove", Path(old).name, "--yes")
     assert refused.rc != 0
     assert Path(old).exists()
     _prune(world, old, new)
@@ -180,7 +180,7 @@ def old_ones(told: dict[str, Any]) -> set[str]:
         "doctor --facts-out facts.json",
         "status",
         "plan --stack ./tiny.yaml",
-        "env list",
+        "status --all",
         "env activate tiny",
         "env use tiny-exact",
         "run list",

@@ -25,7 +25,7 @@ FACTS = ("doctor", "--facts-out", "facts.json")
 VERBS = [
     ("plan", "./tiny.yaml"),
     FACTS,
-    ("env", "list"),
+    ("status", "--all"),
     ("env", "activate", "tiny"),
     ("verify", "--stack", "./tiny.yaml"),
     ("smoke", "--stack", "./tiny.yaml"),
@@ -245,7 +245,7 @@ def test_d65_a_prefix_of_another_user_runs_nothing(
         assert done.rc == 7, done.err
         assert "prefix-usable" in done.out + done.err
         assert f"belongs to user id {SOMEBODY}" in done.out + done.err
-    for words in (("env", "list"), ("env", "run", "tiny", "true"), ("verify", "--stack", "./tiny.yaml")):
+    for words in (("status", "--all"), ("env", "run", "tiny", "true"), ("verify", "--stack", "./tiny.yaml")):
         done = world.run(*words, "--target", "local") if words[1] != "exec" else world.run(*words)
         assert done.rc in (7, 8), done.err
         assert "prefix-foreign" in done.err + done.out

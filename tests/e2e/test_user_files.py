@@ -66,9 +66,9 @@ def test_d89_files_of_a_script_survive_repair_version_change_prune_and_remove(
     script(world)
     second = world.current.with_name(f"{world.current.name}.2")
     shutil.copytree(world.current, second, symlinks=True)
-    world.good("env", "remove", second.name)
+    world.good("env", "remove", second.name, "--yes")
     shutil.rmtree(world.prefix / "kept" / max(path.name for path in (world.prefix / "kept").iterdir()))
     shutil.copytree(world.current, second, symlinks=True)
-    removed = world.good("env", "remove", world.current.name, "--force", "--json")
+    removed = world.good("env", "remove", world.current.name, "--force", "--yes", "--json")
     check(removed.json["notes"][0], world.prefix, 3)
     assert [path.name for path in (world.prefix / "envs").iterdir()] == [second.name]

@@ -63,7 +63,7 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     again = world.built()
     assert (again["status"], told(again)["says"]) == ("unchanged", check["says"])
     assert world.built("--repair")["root"] == node["root"]
-    world.good("env", "remove", world.current.name, "--force")
+    world.good("env", "remove", world.current.name, "--force", "--yes")
     assert snapshot(clone) == before
 
 
@@ -114,12 +114,12 @@ def test_d89_outputs_of_a_source_are_linked_listed_and_stay(world: World) -> Non
     world.built()
     (world.current / "src" / "nano" / "out" / "ckpt.pt").write_text("weights")
     kept = world.prefix / "outputs" / "tiny" / "nano"
-    assert f"outputs of tiny: {kept}" in world.good("env", "list").out
+    assert f"outputs of tiny: {kept}" in world.good("status", "--all").out
     old = world.current
     world.lock(world.stack(sources=[{**pin, "outputs": ["out"]}], environment={"OMP_NUM_THREADS": "1"}))
     world.built()
     assert world.current != old
     assert (world.current / "src" / "nano" / "out" / "ckpt.pt").read_text() == "weights"
     world.good("store", "clean", "--only", "environments", "--keep", "0s", "--yes")
-    world.good("env", "remove", world.current.name, "--force")
+    world.good("env", "remove", world.current.name, "--force", "--yes")
     assert (kept / "out" / "ckpt.pt").read_text() == "weights"

@@ -200,10 +200,10 @@ def test_an_unknown_example_is_refused_with_the_nearest_name(tmp_path: Path) -> 
     assert "did you mean `azure-nd96`?" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["provision", "plan", "verify", "smoke", "env list"])
+@pytest.mark.parametrize("verb", ["provision", "plan", "verify", "smoke", "status --all"])
 def test_nodes_that_cannot_be_reached_yet_are_refused_once_and_nothing_is_written(verb: str, tmp_path: Path) -> None:
     done, _ = run(tmp_path, *verb.split(), "--target", "slurm-pyxis")
-    code, exit_code = ("target-template", 2) if verb != "env list" else ("not-yet-supported", 7)
+    code, exit_code = ("target-template", 2) if verb != "status --all" else ("not-yet-supported", 7)
     assert (done.returncode, done.stdout) == (exit_code, "")
     assert done.stderr.count(f"error[{code}]") == done.stderr.count("error[") == 1
     assert "<your-partition>" in done.stderr

@@ -34,7 +34,7 @@ def test_an_inventorys_hosts_are_reached_by_their_addresses_and_limited_by_name(
     assert [node["node"] for node in done.json["plan"]["nodes"]] == [nodes[2].address]
     told = world.run("plan", "--target", "./nodes.yaml", "--limit", nodes[0].address)
     assert told.out.splitlines()[0] == "plan: tiny (exact) on nodes, 1 of 3 nodes, by --limit"
-    for verb in (["env", "list"], ["store", "list"], ["verify"], ["smoke"]):
+    for verb in (["status", "--all"], ["store", "list"], ["verify"], ["smoke"]):
         done = world.run(*verb, "--target", "./nodes.yaml", "--limit", nodes[2].address + "9", "--json")
         assert (done.rc, done.code) == (2, "host-unknown"), done.err
         assert "did you mean" in done.err

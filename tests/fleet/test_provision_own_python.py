@@ -47,7 +47,7 @@ def test_the_node_builds_on_its_own_python_and_answers_every_verb(own: tuple[Fle
     smoke = world.fleet("smoke")
     assert smoke.rc == 0, smoke.err
     assert checks(by_node(smoke)[node.address]) == {"smoke/sound": "passed"}
-    listed = world.good("env", "list", "--target", "./nodes.yaml", "--json")
+    listed = world.good("status", "--all", "--target", "./nodes.yaml", "--json")
     assert evidence["environment"] in listed.out
     told = world.good("env", "activate", "own", "--target", "./nodes.yaml", "--json")
     assert told.json["path"] == evidence["environment"]

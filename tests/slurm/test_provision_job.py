@@ -67,7 +67,7 @@ def test_the_journal_tells_what_was_asked_of_the_scheduler_and_a_tampered_file_i
 
     whole = world.job(verb="verify")
     assert whole.rc == 0, whole.err
-    listed = world.run("env", "list", "--target", "./cluster.yaml", "--json")
+    listed = world.run("status", "--all", "--target", "./cluster.yaml", "--json")
     assert listed.rc == 0, listed.err
     (module,) = (world.prefix / "envs").glob("tiny-*/lib/python*/site-packages/alpha/__init__.py")
     module.write_text(module.read_text() + "# changed\n")

@@ -26,7 +26,7 @@ def run(request: Json) -> tuple[bool, Json]:
         raise NodeError(
             "environment-unknown",
             f"there is no environment {environment}",
-            hint="`envbuild env list` shows those that are there",
+            hint="`envbuild status --all` shows those that are there",
         )
     with lease.during(request):
         place = os.path.realpath(environment)

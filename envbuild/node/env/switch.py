@@ -42,7 +42,7 @@ def _stamped(environment: str, stack: str) -> Json:
         raise NodeError(
             "environment-not-stamped",
             f"{environment} is half built or not there",
-            hint="`envbuild env list` shows what can be used",
+            hint="`envbuild status --all` shows what can be used",
         )
     if found["stack"] != stack:
         raise NodeError(

@@ -104,13 +104,13 @@ def _environment(prefix: str, stack: str, given: object) -> str:
             raise NodeError(
                 "environment-unknown",
                 "no environment of %s is in use under %s" % (stack, prefix),
-                hint="`envbuild provision` builds one; `envbuild env list` shows those that are there",
+                hint="`envbuild provision` builds one; `envbuild status --all` shows those that are there",
             )
         target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
         environment = paths.checked_environment(prefix, target)
     if not os.path.isdir(environment):
         raise NodeError(
-            "environment-unknown", "there is no environment %s" % environment, hint="`envbuild env list` shows them"
+            "environment-unknown", "there is no environment %s" % environment, hint="`envbuild status --all` shows them"
         )
     return environment
 

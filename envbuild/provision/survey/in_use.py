@@ -145,6 +145,6 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
         f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
         hint=f"build it: envbuild provision {prepared.reference or stack} --target {prepared.choice.target}"
         f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}; "
-        f"`envbuild env list --target {prepared.choice.target}` shows those that are there",
+        f"envbuild status --all --target {prepared.choice.target}` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
