@@ -313,11 +313,11 @@ def prefix_target(ui: Ui, flags: dict[str, Any]) -> Target:
 
 def settings_of(config: Config) -> Settings:
     """How the run of this command line behaves. Raises EnvbuildError `share-invalid` (exit 2)."""
-    from envbuild.cli import interrupts
+    from envbuild.cli.run import interrupted, watch_interrupts
     from envbuild.plan.rollout import Batches, parse_share
     from envbuild.provision.run.context import Settings
 
-    interrupts.watch()
+    watch_interrupts()
     size, most = config.batch, config.max_fail
     return Settings(
         runs_root=config.runs_root,
@@ -328,5 +328,5 @@ def settings_of(config: Config) -> Settings:
             None if most is None else parse_share(most, "--max-fail", least=0),
         ),
         command=("envbuild", *sys.argv[1:]),
-        cancel=interrupts.seen,
+        cancel=interrupted,
     )

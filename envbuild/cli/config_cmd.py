@@ -1,11 +1,12 @@
-"""`envbuild config`."""
+"""`envbuild config` and `envbuild completion`: the settings, and the script of a shell for the tab key."""
 
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
 from envbuild.cli.output import Ui, common_options
-from envbuild.cli.verbs import Group
+from envbuild.cli.verbs import Group, cli
 from envbuild.errors import EnvbuildError
 
 
@@ -51,3 +52,15 @@ def show(ui: Ui, name: str | None, origin: bool) -> None:
         return f"{label}{shown}" + (f"  ({said_by})" if origin else "")
 
     ui.result(data, lambda: "\n".join(map(line, rows)))
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@common_options
+def completion(ui: Ui, shell: str) -> None:
+    """Print the completion script for SHELL; `eval "$(envbuild completion bash)"` tries it."""
+    script_class = get_completion_class(shell)
+    if script_class is None:
+        raise click.UsageError(f"no completion for {shell}")
+    script = script_class(cli, {}, "envbuild", "_ENVBUILD_COMPLETE").source()
+    ui.result({"shell": shell, "script": script}, lambda: script, verbatim=True)

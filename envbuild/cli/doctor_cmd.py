@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import click
 from envbuild.cli.choose import configured, deadline_option, nodes_of_target, settings_of, target_of
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
-from envbuild.text import grouped
+from envbuild.text import grouped, visible
 
 if TYPE_CHECKING:
     from envbuild.doctor.controller import Diagnosis
@@ -20,7 +22,15 @@ if TYPE_CHECKING:
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
 
-_NEXT = ("envbuild.cli.nodes_table", "envbuild.resolve.node_classes")
+_NEXT = ("envbuild.resolve.node_classes",)
+_PHASES = {
+    "node-unreachable": "while connecting",
+    "host-key-unknown": "at its host key",
+    "host-key-changed": "at its host key",
+    "ssh-auth-failed": "at the login",
+    "login-needs-terminal": "at the login",
+    "node-without-python": "without a Python",
+}
 
 
 @click.command("doctor")
@@ -146,7 +156,6 @@ def _show_facts(
     errors: dict[str, EnvbuildError],
 ) -> None:
     """The facts of nodes: by class for people, whole under `--json`."""
-    from envbuild.cli.nodes_table import probe_lines
     from envbuild.resolve.node_classes import group
 
     exclusive = target.scheduler.exclusive
@@ -157,7 +166,7 @@ def _show_facts(
     }
 
     def human() -> list[tuple[str, str]]:
-        lines = probe_lines(facts, errors, exclusive=exclusive)
+        lines = [*_class_lines(facts, exclusive=exclusive), *_silent_lines(errors)]
         if len(plain) == 1:
             lines += [(line, "") for line in _facts_lines(next(iter(plain.values())))]
         return lines
@@ -165,10 +174,45 @@ def _show_facts(
     ui.lines(data, human)
 
 
+def _class_lines(facts: Mapping[str, NodeFacts], *, exclusive: bool) -> list[tuple[str, str]]:
+    """The nodes by class, and who stands out and in what. `exclusive`: jobs there get whole nodes."""
+    from envbuild.hostlist import fold_hosts
+    from envbuild.resolve.node_classes import group
+
+    lines = []
+    for each in group(facts, exclusive=exclusive):
+        lines += [_column(f"{len(each.nodes)} x", each.label, "bold"), _column("", fold_hosts(each.nodes))]
+        lines += [_column("", f"not like the largest class: {text}", "yellow") for text in each.differs]
+        lines += [_column("", f"fault: {each.fault}", "red")] if each.fault else []
+    return lines
+
+
+def _silent_lines(errors: Mapping[str, EnvbuildError]) -> list[tuple[str, str]]:
+    """The nodes that said nothing, by how far they came, and what helps."""
+    from envbuild.hostlist import fold_hosts
+
+    def phase(item: tuple[str, EnvbuildError]) -> tuple[str, str]:
+        code = item[1].code
+        other = "in the first contact" if code.startswith("contact-") else "when it was asked"
+        return _PHASES.get(code, other), code
+
+    lines = []
+    for (where, code), found in groupby(sorted(errors.items(), key=phase), key=phase):
+        silent = dict(found)
+        first = next(iter(silent.values()))
+        text = f"silent {where}: error[{code}]: {first.what}" + (f" ({first.why})" if first.why else "")
+        lines += [_column(f"{len(silent)}", text, "red"), _column("", fold_hosts(silent))]
+        lines += [_column("", f"hint: {first.hint}", "cyan")] if first.hint else []
+    return lines
+
+
+def _column(count: str, text: str, style: str = "") -> tuple[str, str]:
+    """The text in a column of its own beside the count."""
+    return f"{count:>6}  {visible(text)}", style
+
+
 def _facts_lines(facts: dict[str, Any]) -> list[str]:
     """The facts of one node that people look for first."""
-    from envbuild.text import visible
-
     prefix = facts["prefix"]
     rows = {
         "system": f"{facts['os']['id']} {facts['os']['version']}, {facts['libc']['kind']} {facts['libc']['version']}",

@@ -1,11 +1,13 @@
-"""`envbuild launch`: the commands of a stack, printed, run here, or submitted as a job."""
+"""A stack's own run: `envbuild launch` prints, runs or submits its commands; `bench` measures; `data` makes data."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import shlex
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +16,27 @@ import click
 from envbuild.cli.choose import (
     Time,
     configured,
+    named_target,
     options,
     prefix_option,
+    prepared_of,
     profile_option,
+    settings_of,
     stack_argument,
+    target_name,
     target_option,
+    where_options,
 )
 from envbuild.cli.output import Ui, comments_fitted, common_options
-from envbuild.errors import EnvbuildError
+from envbuild.cli.provision_cmd import show_evidence
+from envbuild.errors import EnvbuildError, ExitCode, writing
+from envbuild.redact import redact_text
 
 if TYPE_CHECKING:
     from envbuild.launch.command import Place
     from envbuild.model.launch import Launch
-
+    from envbuild.model.stack import Stack
+    from envbuild.provision.jobs.launch import Asked
 
 _LONGEST = 999_999.0 * 3600
 environment_option = click.option(
@@ -76,16 +86,12 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     _refuse_together(flags)
     profile = profile_to_run({**flags, "stack": stack}, "launch")
     if flags["submit"]:
-        from envbuild.cli.launch_run import submit
-
         return submit(ui, loaded.stack, profile, launch_settings(flags["settings"]), flags)
     place = launch_place(loaded.stack.name, flags)
     made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
     made = _of_rank(made, flags["rank"])
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
-        from envbuild.cli.launch_run import run_here
-
         return run_here(ui, made, place, activate)
     data = {"launch": made.to_json_dict(), **({} if activate is None else {"activate": activate})}
     ui.result(data, lambda: comments_fitted(render(made, activate), sys.stdout), verbatim=True)
@@ -233,4 +239,170 @@ def _parameters(ui: Ui, stack: Any) -> int:
         )
 
     ui.result({"parameters": rows}, human)
+    return 0
+
+
+def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
+    """Become the command of one node on this machine.
+
+    Raises EnvbuildError: `launch-parameter` (exit 2) where several nodes have commands and none was chosen, and
+    `environment-unknown` (exit 1).
+    """
+    from envbuild.launch.job_steps import steps_of
+
+    if len(made.commands) > 1:
+        raise EnvbuildError(
+            "launch-parameter",
+            f"{len(made.commands)} nodes have a command each, and this is one node",
+            hint="--node RANK on each of them; or --submit, which starts all",
+        )
+    missing = [path for path in (activate, *_programs(made)) if path and not Path(path).exists()]
+    if missing:
+        raise EnvbuildError(
+            "environment-unknown",
+            f"there is no {missing[0]}",
+            hint=f"build it: envbuild provision {made.stack}; or name the environment: --environment DIR",
+            exit_code=ExitCode.CHECK_FAILED,
+        )
+    if not ui.quiet:
+        from envbuild.launch.shell import render
+
+        sys.stderr.write(redact_text(render(made, activate)))
+    *first, last = steps_of(made, place.output, activate)
+    for step in first:
+        code = subprocess.run(["bash", "-c", step.text], check=False).returncode
+        if code:
+            return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # In place of this process: signals reach the run as they come, and its exit code is ours.
+    os.execvp("bash", ["bash", "-c", last.text])  # noqa: S606 - the text is quoted word by word
+
+
+def _programs(made: Launch) -> list[str]:
+    return [command.argv[0] for command in made.commands if command.argv[0].startswith("/")]
+
+
+def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: dict[str, Any]) -> int:
+    """Submit the launch as a job, or print its file; waits for it unless told not to."""
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.jobs.launch import make_job, run_job
+    from envbuild.provision.jobs.submit import submit as submit_job
+    from envbuild.provision.run.findings import Narrowing
+    from envbuild.provision.run.life import one_run
+    from envbuild.provision.survey.hosts import reach
+
+    config = configured(flags)
+    overrides = {"prefix": config.prefix} if config.prefix else {}
+    target, _ = reach(named_target(ui, flags, config), overrides, Narrowing(), jobs=True)
+    asked = asked_of(values, flags)
+    if flags["print_script"]:
+        site, job, _ = make_job(target, stack, profile, asked)
+        text = site.scheduler.render(job)
+        ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
+        return 0
+    settings = replace(settings_of(config), cancel_job=flags["cancel_job"])
+    told = {"stack": stack.name, "profile": profile, "target": target.name}
+    with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
+        site, job, made = make_job(target, stack, profile, asked, run.run)
+        for default in made.defaults:
+            why = f" ({default.why})" if default.why else ""
+            run.journal.stage(f"not said: {default.name}={default.value}{why}")
+        if flags["no_wait"]:
+            number = submit_job(run, site, job)
+            ui.result({"job": number, "output": job.output}, lambda: number)
+            return 0
+        run.exit = run_job(run, site, job, lambda text: progress.pause(lambda: sys.stderr.write(redact_text(text))))
+    ui.result({"exit": run.exit, "run": run.run.id}, lambda: "")
+    return run.exit
+
+
+def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
+    """What the options ask of a job. Raises click.UsageError."""
+    from envbuild.provision.jobs.launch import Asked
+
+    limit = flags.get("time_limit")
+    for name in ("environment", "output"):
+        if flags.get(name) and not flags[name].startswith("/"):
+            raise click.UsageError(f"--{name} elsewhere is an absolute path on the nodes, not {flags[name]!r}")
+        if ".." in (flags.get(name) or "").split("/"):
+            raise click.UsageError(f"--{name} is a path without '..', not {flags[name]!r}")
+    names = ("nodes", "gpus_per_node", "environment", "image", "output", "port", "deadline")
+    return Asked(values, time_limit=f"{limit:.0f}s" if limit else None, **{name: flags.get(name) for name in names})
+
+
+_OTHERS = ("environment", "job", "hostfile", "image")
+
+
+@click.command("bench")
+@stack_argument(required=True)
+@where_options
+@run_options
+@click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="How often (default: once).")
+@click.option(
+    "--deadline",
+    type=Time(1, 864000),
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="A run is ended then.",
+)
+@click.option(
+    "-o", "--output", metavar="DIR",
+    help="Each trial has a new folder below (default: ./bench, elsewhere below the prefix).",
+)  # fmt: skip
+@click.option(
+    "--log", "logs", multiple=True, metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+    help="Read the log of a run that was made elsewhere; nothing is run. Repeatable.",
+)  # fmt: skip
+@common_options
+def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
+    """Run STACK's own command, and compare its figure with the document's.
+
+    Here, over SSH, or each run as a job. Exit 1 when a run fails or tells no figure, 6 when it is below the claim on
+    the GPUs that the claim is about. An interrupt ends the job too.
+    """
+    from envbuild.cli.progress import RunProgress
+    from envbuild.provision.bench import Asked, bench
+
+    config = configured(flags)
+    profile = profile_to_run(flags, "bench", read=bool(logs))
+    prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)
+    kind = "local" if logs else prepared.target.connection.kind
+    if kind == "local":
+        flags["output"] = absolute(flags["output"] or "bench")
+    asked = Asked(
+        asked_of(launch_settings(flags["settings"]), flags),
+        None if kind == "job" else launch_place(prepared.stack.name, {**dict.fromkeys(_OTHERS), **flags}),
+        trials,
+        tuple(map(Path, logs)),
+    )
+    with RunProgress(ui) as progress:
+        # Nobody would read what an interrupted job goes on to print.
+        settings = replace(settings_of(config), cancel_job=True)
+        return show_evidence(ui, *bench(prepared, settings, progress, asked))
+
+
+@click.command("data")
+@stack_argument(required=True)
+@target_name
+@prefix_option
+@environment_option
+@click.option("-o", "--output", metavar="DIR", default="data", help="Where to put the data (default: ./data).")
+@common_options
+def data(ui: Ui, /, stack: str, **flags: Any) -> int:
+    """Make small synthetic data for STACK's own run.
+
+    A corpus and a tokenizer, preprocessed by the stack's own tool. Instead of the documents' downloads. The same
+    environment makes the same bytes; a second call replaces them.
+    """
+    from envbuild.catalog.loader import load_stack
+    from envbuild.provision.training_data import make
+
+    loaded = load_stack(stack).stack
+    place = place_here(loaded.name, {"gpus_per_node": 1, **flags})
+    with writing(Path(place.output)):
+        made = make(loaded, place)
+    files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]
+    ui.result({"files": files}, lambda: "\n".join(f"{row['sha256']}  {row['file']}" for row in files))
     return 0

@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
+import threading
+from types import FrameType
 
 import click
 
 from envbuild.cli.output import print_error, print_error_json, print_traceback
 from envbuild.cli.verbs import cli
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
+
+_interrupt = threading.Event()
 
 
 def run(arguments: list[str]) -> int:
@@ -79,3 +84,25 @@ def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:
         # Nobody reads what is said; the exit code still says it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return int(error.exit_code)
+
+
+def watch_interrupts() -> None:
+    """Remember SIGINT from now on, besides raising KeyboardInterrupt as ever; main thread only, harmless elsewhere.
+
+    Python loses an interrupt that arrives where nothing can be raised (a finalizer, a callback).
+    """
+    _interrupt.clear()
+    ours = threading.current_thread() is threading.main_thread()
+    # A caller that ignores SIGINT (nohup, a shell's background job) keeps it ignored.
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _remember)
+
+
+def interrupted() -> bool:
+    """Whether a SIGINT has come since."""
+    return _interrupt.is_set()
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _interrupt.set()
+    signal.default_int_handler(number, frame)

@@ -11,8 +11,8 @@ import click
 
 from envbuild.cli.choose import Amount, Time, configured, prepared_of, settings_of, stack_argument, where_options
 from envbuild.cli.launch_cmd import place_here, profile_to_run
-from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, common_options, fitted
+from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:

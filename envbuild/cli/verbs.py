@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 # Section of `--help` -> command -> its module in this package, where a click command has this name, and its summary.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Start": {
-        "init": ("target_cmd", "Write a first target file, from a few answers or recorded facts"),
+        "init": ("catalog_cmd", "Write a first target file, from a few answers or recorded facts"),
         "doctor": ("doctor_cmd", "Check this machine, or the nodes of a target"),
     },
     "Everyday": {
         "plan": ("provision_cmd", "Say what would run where, and why"),
         "provision": ("provision_cmd", "Build, test and verify the environment of a stack"),
         "status": ("env_cmd", "List the environments on every node"),
-        "verify": ("nodes_cmd", "Compare every file of an environment with its lock and stamp"),
-        "smoke": ("nodes_cmd", "Run the smoke tests in a built environment"),
+        "verify": ("provision_cmd", "Compare every file of an environment with its lock and stamp"),
+        "smoke": ("provision_cmd", "Run the smoke tests in a built environment"),
         "env": ("env_cmd", "Environments: activate, run, use, remove, kernel"),
     },
     "Measure": {
-        "bench": ("bench_cmd", "Measure a stack's own run, compare it with its document"),
+        "bench": ("launch_cmd", "Measure a stack's own run, compare it with its document"),
         "launch": ("launch_cmd", "Print the commands that start a stack, or run them"),
         "strategy": ("strategy_cmd", "Search the parallel degrees that train fastest"),
         "trace": ("trace_cmd", "Show MegatronAPP's traces: Chrome trace, SVG, xlsx"),
-        "data": ("data_cmd", "Make small synthetic data for a stack's own run"),
+        "data": ("launch_cmd", "Make small synthetic data for a stack's own run"),
     },
     "Prove": {
         "explain": ("explain_cmd", "Show what a stack's document gets wrong, and what is done"),
         "report": ("report_cmd", "Reports: show, verify, diff, sign, kit"),
     },
     "Describe": {
-        "stack": ("stack_cmd", "Stacks: list, show, check"),
-        "target": ("target_cmd", "Targets: list, show, check"),
+        "stack": ("catalog_cmd", "Stacks: list, show, check"),
+        "target": ("catalog_cmd", "Targets: list, show, check"),
         "lock": ("lock_cmd", "Locks: create, record, check, diff, export"),
-        "patch": ("patch_cmd", "Patches: list, apply"),
+        "patch": ("catalog_cmd", "Patches: list, apply"),
     },
     "Hand over": {
         "bundle": ("bundle_cmd", "Bundles for machines without a network: create, verify, list"),
@@ -53,7 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("run_cmd", "Runs: list, show"),
         "store": ("store_cmd", "Wheels, caches, old environments and runs: list, verify, clean"),
         "config": ("config_cmd", "Configuration: show"),
-        "completion": ("completion_cmd", "Print the completion script of a shell"),
+        "completion": ("config_cmd", "Print the completion script of a shell"),
     },
 }
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}

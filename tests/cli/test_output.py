@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from envbuild.cli.nodes_cmd import show_evidence
 from envbuild.cli.output import Ui, columns, comments_fitted, failures, fitted, print_error, text_width, write_json
+from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError
 from envbuild.provision.run.run_dir import RunDir
 from tests.report.samples import evidence, node

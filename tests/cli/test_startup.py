@@ -91,6 +91,8 @@ def test_the_version_costs_no_more_than_python(world: World) -> None:
     assert imported(world, ("typing",), "--version") == {"--version": [0, []]}
 
 
-@pytest.mark.parametrize("line", ["--version", "status --all --json", "plan --stack ./nothing.yaml", "prob", "stack list"])
+@pytest.mark.parametrize(
+    "line", ["--version", "status --all --json", "plan --stack ./nothing.yaml", "prob", "stack list"]
+)
 def test_a_process_that_was_forked_says_and_ends_as_an_interpreter_of_its_own(world: World, line: str) -> None:
     assert world.run(*line.split()) == world.run(*line.split(), fresh=True)

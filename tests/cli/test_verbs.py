@@ -163,9 +163,9 @@ def test_two_stacks_that_differ_are_a_mistake_and_the_same_twice_is_none(capsys:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("verb", ["list", "remove"])
-def test_the_help_says_whose_processes_are_seen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env", verb, "--help"]) == 0
+@pytest.mark.parametrize("words", [["status"], ["env", "remove"]])
+def test_the_help_says_whose_processes_are_seen(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Only processes of yours are seen, unless envbuild runs" in told
 

@@ -66,6 +66,8 @@ def test_d89_files_of_a_script_survive_repair_version_change_prune_and_remove(
     script(world)
     second = world.current.with_name(f"{world.current.name}.2")
     shutil.copytree(world.current, second, symlinks=True)
+    said = world.good("env", "remove", second.name).out
+    assert (said, second.is_dir()) == (f"would remove {second}; `--yes` does it\n", True)
     world.good("env", "remove", second.name, "--yes")
     shutil.rmtree(world.prefix / "kept" / max(path.name for path in (world.prefix / "kept").iterdir()))
     shutil.copytree(world.current, second, symlinks=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from envbuild.cli.launch_cmd import absolute, launch
-from envbuild.cli.launch_run import asked_of
+from envbuild.cli.launch_cmd import absolute, asked_of, launch
 from envbuild.errors import EnvbuildError
 from envbuild.launch.command import Place
 

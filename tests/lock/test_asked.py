@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from envbuild.cli.catalog_cmd import stack_check
 from envbuild.cli.lock_cmd import create
-from envbuild.cli.stack_cmd import check
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Request, arguments, sdists
 from tests.lock.wheels import make_wheel
@@ -57,7 +57,7 @@ def test_d18_a_flavour_that_does_not_exist_is_refused_with_those_that_do(tmp_pat
 
 def test_d18_check_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = stack(tmp_path, "torch: {version: 1.10.0, flavours: [cu116]}")
-    assert check.main(args=[path], standalone_mode=False) == ExitCode.REFUSED
+    assert stack_check.main(args=[path], standalone_mode=False) == ExitCode.REFUSED
     assert "cu102, cu111, cu113" in " ".join(capsys.readouterr().err.split())
 
 
@@ -67,7 +67,7 @@ def test_d17_a_known_homonym_is_refused_by_name(tmp_path: Path, name: str, capsy
     error = refused(create, path)
     assert (error.code, error.exit_code) == ("package-homonym", ExitCode.REFUSED)
     assert error.hint.endswith("if that was meant")
-    assert check.main(args=[path], standalone_mode=False) == ExitCode.REFUSED
+    assert stack_check.main(args=[path], standalone_mode=False) == ExitCode.REFUSED
     assert "package-homonym" in capsys.readouterr().err
 
 
@@ -136,5 +136,5 @@ def test_d17_an_allowed_build_is_offered_and_no_other(tmp_path: Path) -> None:
 
 
 def test_d17_a_shipped_stack_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.main(args=["opt-175b", "megatron-alpa", "torch-smoke"], standalone_mode=False) == 0
+    assert stack_check.main(args=["opt-175b", "megatron-alpa", "torch-smoke"], standalone_mode=False) == 0
     assert "refused" not in capsys.readouterr().out

@@ -1,0 +1,350 @@
+"""What is described: `envbuild stack`, `target` and `patch`, shipped and of files; `init` writes a first target."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envbuild.cli import begin, names
+from envbuild.cli.choose import facts_option, stack_argument
+from envbuild.cli.output import Ui, columns, common_options, each_checked, named
+from envbuild.cli.verbs import Group
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.text import plural
+
+if TYPE_CHECKING:
+    from envbuild.catalog.loader import LoadedStack
+    from envbuild.catalog.target_file import Answers
+    from envbuild.model.conda import CondaSpec
+    from envbuild.model.patch import Patch
+    from envbuild.model.stack import Profile
+    from envbuild.model.target import Target
+
+_HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
+
+
+@click.group("stack", cls=Group)
+def stack() -> None:
+    """Stacks: the systems that can be reproduced."""
+
+
+@stack.command("list")
+@common_options
+def stack_list(ui: Ui) -> None:
+    """List the shipped stacks."""
+    from envbuild.catalog.loader import list_stacks, load_stack
+
+    rows = []
+    for name in list_stacks():
+        loaded = load_stack(name)
+        rows.append({"name": name, "summary": loaded.stack.summary, "profiles": list(loaded.stack.profiles)})
+    told = [(str(row["name"]), [str(row["summary"]), f"profiles: {', '.join(row['profiles'])}"]) for row in rows]
+    ui.result({"stacks": rows}, lambda: named(told))
+
+
+@stack.command("show")
+@stack_argument()
+@common_options
+def stack_show(ui: Ui, stack: str | None) -> None:
+    """Show STACK: a shipped name or a file; else the configured one."""
+    from envbuild.catalog.loader import load_stack
+
+    loaded = load_stack(stack or _configured())
+    data = {"path": str(loaded.path), "shipped": loaded.shipped, "locks": _locks(loaded)}
+    ui.result({**data, "stack": loaded.stack.to_json_dict()}, lambda: _described(loaded))
+
+
+@stack.command("check")
+@click.argument("stacks", nargs=-1, required=True, shell_complete=names.stacks)
+@common_options
+def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
+    """Check each of STACKS: names or files.
+
+    The exit code is that of the first that is refused.
+    """
+    from envbuild.catalog.loader import load_stack
+    from envbuild.resolve.compat_read import load_compat
+    from envbuild.resolve.profile import refuse
+
+    compat = load_compat()
+
+    def name_of(reference: str) -> str:
+        found = load_stack(reference).stack
+        for profile in found.profiles.values():
+            refuse(profile, compat)
+        return found.name
+
+    return each_checked(ui, "stack", stacks, name_of)
+
+
+def _configured() -> str:
+    """The stack of the configuration, else that of its target."""
+    from envbuild.config import load_config
+
+    config = load_config()
+    if config.stack:
+        return config.stack
+    from envbuild.catalog.loader import load_target
+
+    return load_target(config.target).target.stack or "torch-smoke"
+
+
+def _locks(loaded: LoadedStack) -> dict[str, dict[str, Any]]:
+    from envbuild.catalog.loader import lock_path
+
+    paths = {profile: lock_path(loaded, profile) for profile in loaded.stack.profiles}
+    return {profile: {"path": str(path), "exists": path.is_file()} for profile, path in paths.items()}
+
+
+def _described(loaded: LoadedStack) -> str:
+    stack = loaded.stack
+    lines = [f"{stack.name}: {stack.summary}", f"file      {loaded.path}"]
+    if stack.document:
+        lines.append(f"document  {stack.document.title} <{stack.document.url}>")
+    locks = _locks(loaded)
+    for name, profile in stack.profiles.items():
+        lines += ["", f"profile {name}" + (" (default)" if name == stack.default_profile else "")]
+        lines += [f"  {label:12}{text}" for label, text in _profile_lines(profile) if text]
+        lines.append(f"  {'lock':12}{locks[name]['path']}" + ("" if locks[name]["exists"] else " (not there yet)"))
+    for finding in stack.findings:
+        lines += ["", f"finding {finding.id} ({finding.severity})", f"  says   {finding.says}"]
+        lines += [f"  truth  {finding.truth}", f"  does   {finding.does}"]
+    return "\n".join(lines)
+
+
+def _conda_line(conda: CondaSpec) -> str:
+    """What conda installs and from where, and what of pip's it stands in for."""
+    instead = f"; instead of wheels: {', '.join(conda.provides)}" if conda.provides else ""
+    channels = ", ".join(each.name for each in conda.channels)
+    return f"{', '.join(conda.packages) or 'Python'} from {channels}{instead}"
+
+
+def _profile_lines(profile: Profile) -> list[tuple[str, str]]:
+    torch = f"{profile.torch.version} ({', '.join(profile.torch.flavours)})" if profile.torch else ""
+    sources = [f"{s.name} {s.commit[:12]} ({s.install})" for s in profile.pinned_sources]
+    sources += [f"{tree.name} {tree.path} ({tree.install})" for tree in profile.working_trees]
+    return [
+        ("python", f"{', '.join(profile.python)} ({', '.join(profile.interpreters)})"),
+        ("torch", torch),
+        ("conda", _conda_line(profile.conda) if profile.conda else ""),
+        ("bases", ", ".join(base.kind for base in profile.bases)),
+        ("packages", ", ".join(profile.packages)),
+        ("sources", ", ".join(sources)),
+        ("variables", ", ".join(profile.environment)),
+        ("smoke", ", ".join(item.name for item in profile.smoke_items)),
+        ("runs", profile.runs),
+    ]
+
+
+@click.group("target", cls=Group)
+def target() -> None:
+    """Targets: where environments are built."""
+
+
+@target.command("list")
+@common_options
+def target_list(ui: Ui) -> None:
+    """List the shipped targets."""
+    from envbuild.catalog.loader import is_template, list_targets, load_target
+
+    rows = []
+    for name in list_targets():
+        shipped = load_target(name, template=True).target
+        rows.append({"name": name, "summary": shipped.summary, "template": is_template(shipped)})
+    ui.result({"targets": rows}, lambda: named([(str(row["name"]), [str(row["summary"])]) for row in rows]))
+
+
+@target.command("check")
+@click.argument("targets", nargs=-1, required=True, shell_complete=names.targets)
+@common_options
+def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
+    """Check each of TARGETS: names or files.
+
+    The exit code is that of the first that is refused. A stack that the target names is looked up too; no host is
+    asked. A template is good as far as it goes.
+    """
+    return each_checked(ui, "target", targets, lambda reference: _valid(reference).name)
+
+
+def _valid(reference: str) -> Target:
+    """A target or template whose stack and profile are there."""
+    from envbuild.catalog.loader import load_stack, load_target, pick_profile, stack_of
+
+    found = load_target(reference, template=True)
+    stack = stack_of(found)
+    if stack is not None:
+        pick_profile(load_stack(stack), found.target.profile)
+    return found.target
+
+
+@target.command("show")
+@click.argument("target", required=False, shell_complete=names.targets)
+@common_options
+def target_show(ui: Ui, target: str | None) -> None:
+    """Show TARGET, a name or a file, after its `extends:`.
+
+    Without TARGET, the configured one.
+    """
+    from envbuild.catalog.loader import is_template, load_target
+    from envbuild.config import load_config
+    from envbuild.redact import redact_data
+
+    loaded = load_target(target or load_config().target, template=True)
+    data = loaded.target.to_json_dict()
+    template = is_template(loaded.target)
+    files = [str(path) for path in loaded.files]
+    if template:
+        ui.note("this is a template: extend it and say what stands in <angle brackets>")
+    result = {"path": str(loaded.path), "files": files, "shipped": loaded.shipped, "template": template, "target": data}
+    ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _as_file(redact_data(data))]))
+
+
+@click.command("init")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@facts_option
+@common_options
+def init(ui: Ui, file: Path, facts: str | None) -> None:
+    """Write a first target file FILE, with comments.
+
+    From eight answers at most, or from recorded facts of its nodes. A file that is there is never replaced.
+    """
+    from envbuild.catalog import target_file
+    from envbuild.catalog.loader import is_template
+    from envbuild.catalog.node_facts import load_facts
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
+    if file.exists():
+        raise _unwritable(file, "a file of that name is there", "name another file, or remove this one first")
+    answers = target_file.of_facts(load_facts(facts)) if facts else _asked()
+    text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise _unwritable(file, error.strerror or str(error), "name a file in a folder that you can write") from None
+    try:
+        made = _valid(str(file))
+    except EnvbuildError:
+        file.unlink()
+        raise
+    if is_template(made):
+        ui.note(f"still a template: add to it what `envbuild target show {file}` has in <angle brackets>")
+    said = f"wrote {file}\nnext: envbuild doctor --target {file}"
+    ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: said)
+
+
+def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:
+    return EnvbuildError("output-unwritable", f"{file} was not written", why=why, hint=hint)
+
+
+def _asked() -> Answers:
+    """Answers at the terminal, or one a line on standard input; an empty line takes what stands in brackets."""
+    from envbuild.catalog.target_file import KINDS, Answers
+
+    def ask(text: str, default: Any = "", kind: Any = str) -> Any:
+        return click.prompt(text, default=default, type=kind, err=True, show_default=default != "")
+
+    try:
+        kind = ask("How are its nodes reached", begin.scheduler_here().lower() or "ssh", click.Choice(KINDS))
+        stack = ask("Which stack is built there", "torch-smoke")
+        hosts = ask(_HOSTS[kind]) if kind != "local" else ""
+        job = kind not in ("local", "ssh")
+        login = ask("Host to submit jobs from (empty: this machine)") if job else ""
+        user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
+        account = ask("Account that jobs are charged to (empty: none)") if job else ""
+        prefix = ask("Folder for environments", "{home}/envbuild" if job else "{data}/envbuild")
+        gpu = ask("GPU model, as nvidia-smi has it (empty: any)")
+        count = ask("GPUs of a node", 1, click.IntRange(0, 64)) if gpu else 0
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError("the answers on standard input ended; `--facts` asks nothing") from None
+    return Answers(kind, stack, hosts, user, login, account, prefix, gpu.removeprefix("NVIDIA "), count)
+
+
+def _as_file(data: dict[str, Any]) -> str:
+    """As a target file says it that extends no other."""
+    import yaml
+
+    said = _plain({key: value for key, value in data.items() if key != "extends"})
+    return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
+
+
+def _plain(value: Any) -> Any:
+    """A value without what nobody has said in it."""
+    if not isinstance(value, dict):
+        return [_plain(item) for item in value] if isinstance(value, list) else value
+    said = {key: _plain(item) for key, item in value.items()}
+    return {key: item for key, item in said.items() if item not in (None, {}, [], "")}
+
+
+@click.group("patch", cls=Group)
+def patch() -> None:
+    """Patches: edits of pinned sources, counted and checked."""
+
+
+@patch.command("list")
+@common_options
+def patch_list(ui: Ui) -> None:
+    """Name every patch, and how many commits it was tried at."""
+    from envbuild.catalog.patches import digest_of, load_patches
+
+    patches = load_patches()
+    data = {"patches": [{**one.to_json_dict(), "digest": digest_of(name)} for name, one in patches.items()]}
+    ui.result(data, lambda: _table(list(patches.values())))
+
+
+def _table(patches: list[Patch]) -> str:
+    return columns([("patch", "commits", "what it does"), *((p.name, str(len(p.tried)), p.summary) for p in patches)])
+
+
+@patch.command("apply")
+@click.argument("name", shell_complete=names.patches)
+@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 when the patch is not applied yet.")
+@click.option("--diff", is_flag=True, help="Print the unified diff.")
+@click.option(
+    "--commit", metavar="HASH", help="The commit of DIRECTORY: the expected hits are exact where it was tried."
+)
+@click.option("--digest", metavar="SHA256", help="Refuse a patch that does something else than when it was locked.")
+@common_options
+def patch_apply(
+    ui: Ui, /, name: str, directory: Path, check: bool, diff: bool, commit: str | None, digest: str | None
+) -> int:
+    """Apply the patch NAME to the checkout DIRECTORY.
+
+    With --check nothing is changed, and it prints what would be. All files are changed or none. A patch that is
+    applied already is named as applied, and changes nothing.
+    """
+    from envbuild.catalog.patches import digest_of, load_patch
+    from envbuild.node.build.patch_sources import apply
+    from envbuild.node.protocol import NodeError
+
+    patch = load_patch(name)
+    if digest is not None and digest_of(name) != digest:
+        raise EnvbuildError(
+            "patch-changed",
+            f"the patch {name} is not the one that was locked",
+            why=f"it has digest {digest_of(name)[:12]}, wanted is {digest[:12]}",
+            hint="`envbuild lock create` locks the patch as it is now, after you know why it differs",
+        )
+    try:
+        (result,) = apply(str(directory), [patch.spec(patch.expected(commit))], check=check)
+    except NodeError as error:
+        raise EnvbuildError.from_dict(error.as_dict()) from None
+    ui.result({"ok": True, **result}, lambda: _applied(result, diff=diff))
+    return ExitCode.CHECK_FAILED if check and not result["already"] else ExitCode.OK
+
+
+def _applied(result: dict[str, Any], *, diff: bool) -> str:
+    done = "already applied" if result["already"] else "would be applied" if result["check"] else "applied"
+    lines = [f"{result['name']}: {done}, {plural(result['hits'], 'place')}"]
+    for each in result["files"]:
+        before, after = each["sha256_before"][:12], each["sha256_after"][:12]
+        lines.append(f"  {each['path']}: {each['hits']}, {before if before == after else f'{before} -> {after}'}")
+    return "\n".join(lines) + "\n" + (result["diff"] if diff else "")
