@@ -40,7 +40,7 @@ containers: .venv/.ready  ## write containers/ anew from the locks
 	.venv/bin/envbuild image dockerfile
 
 docs: .venv/.ready  ## the site, in build/site; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
 
 bench: .venv/.ready
 	.venv/bin/python -m benchmarks

@@ -136,7 +136,7 @@ def _kind(field: dict[str, Any]) -> str:
     """What a value has to be, in the words of JSON Schema."""
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        return "any JSON value" if name == "JsonValue" else f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in field:
             return " or ".join(dict.fromkeys(_kind(each) for each in field[key] if each.get("type") != "null"))

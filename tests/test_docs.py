@@ -55,13 +55,6 @@ def test_every_command_of_a_page_is_there_with_its_options(page: Path) -> None:
         assert asked <= there, f"{' '.join(words)}: {sorted(asked - there)}"
 
 
-def test_no_page_is_a_wall() -> None:
-    """Three screens: about 1,000 words. In what is generated one looks things up; README shows what a run prints."""
-    read = [page for page in PAGES[1:] if page.parent.name != "reference"]
-    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in read}
-    assert {name: count for name, count in words.items() if count > 1050} == {}
-
-
 def test_the_digest_of_torch_smoke_that_a_page_shows_is_that_of_its_lock() -> None:
     lock = read_lock(resources.lockfiles() / "torch-smoke.exact.lock.toml")
     (digest,) = {each.digest[:12] for each in lock.variants if each.id == "cp311-linux_x86_64-cpu"}
@@ -85,7 +78,7 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 def test_what_the_page_of_places_names_is_there() -> None:
     """Each file of a cell, and the names behind it; what is in the last table is found by the end of its path."""
-    decided, _, added = (TOP / "docs" / "where.md").read_text(encoding="utf-8").partition("## Where to add what")
+    decided, _, added = (TOP / "docs" / "dev" / "where.md").read_text(encoding="utf-8").partition("## Where to add what")
     files = [path.relative_to(TOP / "envbuild").as_posix() for path in (TOP / "envbuild").rglob("*") if path.is_file()]
     rows = re.findall(r"`([\w/]+\.(?:py|yaml))`((?:[:,] `[\w.]+`)*)", decided)
     assert len(rows) > 30

@@ -33,7 +33,10 @@ from tests.transport.sshd import Server, make_key
 from tests.transport.sshd import user as user_name
 
 TOP = Path(__file__).parents[1]
-PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md")), *sorted((TOP / "docs" / "concepts").glob("*.md"))]
+PAGES = [
+    TOP / "README.md",
+    *sorted(page for folder in (".", "concepts", "dev") for page in (TOP / "docs" / folder).glob("*.md")),
+]
 LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\(|timeout \w+ )?(?:envbuild|fab) .*)$', re.MULTILINE)
 # What the test of the tutorials leaves.
 LEFT = re.compile(r"<!-- not run: [^>]*-->\n+```console\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(request: Json) -> "tuple[bool, Json]":
-    """Probe this node; `request` as in docs/node-verbs.md. Changes nothing. Raises NodeError for a bad request."""
+    """Probe this node; `request` as in docs/dev/node-verbs.md. Changes nothing. Raises NodeError for a bad request."""
     args = request["args"]
     prefix = request["prefix"]
     folders = search_path()

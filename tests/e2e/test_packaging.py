@@ -69,7 +69,7 @@ def test_what_a_machine_without_a_network_needs_is_carried_as_the_page_has_it(tm
     locked = make_wheel(tmp_path / "wheels", "alpha")["files"][0]
     wheel = tmp_path / "wheels" / locked["file"]
     (near / "checkout" / "locked.txt").write_text(f"alpha @ {wheel.as_uri()} --hash=sha256:{locked['sha256']}\n")
-    page = "gpus-without-network.md"
+    page = "offline.md"
     _shell(near, "checkout", *shown(page, "pip "), *shown(page, "for "))
     (near / "checkout" / "carried").rename(far / "carried")
     tmp_path.joinpath("hub").rename(tmp_path / "gone")

@@ -1,6 +1,6 @@
 """Small setup.py files in the shapes that Apex's had over the years, written for these tests.
 
-The number is that of the form in docs/patches-tried-apex.md; only what the patches look at is alike.
+The number is that of the form in benchmarks/records/patches-tried-apex.md; only what the patches look at is alike.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _TIED = "import ctypes; ctypes.CDLL(None).prctl(1, 9); "
 
 
 def run(request: Json) -> tuple[bool, Json]:
-    """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError `nodes-cannot-meet`."""
+    """Entry point of the verb; args and result are in docs/dev/node-verbs.md. Raises NodeError `nodes-cannot-meet`."""
     args = request["args"]
     environment = str(args.get("environment") or "")
     smoke.check_there(environment)

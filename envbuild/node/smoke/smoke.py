@@ -35,7 +35,7 @@ _TIMED = ("machine", "training", "full")
 
 
 def run(request: Json) -> tuple[bool, Json]:
-    """Entry point of the verb; args and result are in docs/node-verbs.md. Raises NodeError for a bad request."""
+    """Entry point of the verb; args and result are in docs/dev/node-verbs.md. Raises NodeError for a bad request."""
     args = request["args"]
     environment = str(args.get("environment") or "")
 

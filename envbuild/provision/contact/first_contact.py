@@ -1,7 +1,7 @@
 """First contact: one POSIX sh text to `/bin/sh -s` on each node, its findings and the node program's answer back.
 
 The login shell never parses anything of ours, and what start-up files print is outside the marker lines. See
-`bootstrap.sh` beside this file and `docs/node-program.md`, First contact.
+`bootstrap.sh` beside this file and `docs/dev/node-program.md`, First contact.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ContactResult(NamedTuple):
 
 
 def node_request(verb: str, prefix: str, args: Mapping[str, Any], run: str = "-") -> dict[str, Any]:
-    """A request of the node protocol (docs/node-program.md, Protocol); `run` is a run id."""
+    """A request of the node protocol (docs/dev/node-program.md, Protocol); `run` is a run id."""
     return {"protocol": PROTOCOL, "verb": verb, "run": run, "prefix": prefix, "args": dict(args)}
 
 

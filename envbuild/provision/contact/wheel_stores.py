@@ -16,7 +16,7 @@ DEADLINE = 3600.0
 
 
 def ask_each(verb: str, target: Target, args: Mapping[str, Any]) -> dict[str, dict[str, Any] | EnvbuildError]:
-    """Node -> result of a verb with `args` (docs/node-verbs-fleets.md), or why there is none."""
+    """Node -> result of a verb with `args` (docs/dev/node-verbs-fleets.md), or why there is none."""
     request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}-{uuid4().hex[:12]}")
     answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, DEADLINE)
     return {node: answer.failure or answer.result() for node, answer in answers.items()}
