@@ -15,6 +15,8 @@ edits use: it counts as no hit. `hits` bound the hits of the whole patch, `after
 Each changed file ends in a marker line, so that a second application changes nothing. All files are written, or none.
 """
 
+from __future__ import annotations
+
 import difflib
 import hashlib
 import json
@@ -23,8 +25,8 @@ import re
 import stat
 import sys
 import tempfile
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
@@ -42,7 +44,7 @@ class PatchError(Exception):
 
     def __init__(self, code: str, what: str, why: str = "", hint: str = _HINT) -> None:
         """Keep the parts for whoever words the error."""
-        super().__init__("%s: %s" % (what, why) if why else what)
+        super().__init__(f"{what}: {why}" if why else what)
         self.code, self.what, self.why, self.hint = code, what, why, hint
 
 
@@ -51,12 +53,12 @@ class _Folder:
 
     def __init__(self, top: str) -> None:
         if not os.path.isdir(top):
-            raise PatchError("request-invalid", "not a directory: %s" % top, hint="")
+            raise PatchError("request-invalid", f"not a directory: {top}", hint="")
         self.top = top
         self.before: dict[str, bytes] = {}
         self.after: dict[str, bytes] = {}
 
-    def matching(self, patterns: "list[str]") -> "list[str]":
+    def matching(self, patterns: list[str]) -> list[str]:
         """The relative paths of the files that patterns name, sorted; links are not followed."""
         plain = [pattern for pattern in patterns if "*" not in pattern]
         paths = {path for path in plain if os.path.lexists(os.path.join(self.top, path))}
@@ -71,7 +73,7 @@ class _Folder:
         if path not in self.before:
             full, top = os.path.join(self.top, path), os.path.realpath(self.top)
             if os.path.realpath(full) != os.path.join(top, os.path.normpath(path)) or not os.path.isfile(full):
-                raise PatchError("patch-precondition", "%s is not a plain file of this source" % path)
+                raise PatchError("patch-precondition", f"{path} is not a plain file of this source")
             self.before[path] = _read(full)
         return self.after.get(path, self.before[path]).decode(*_ENCODING)
 
@@ -92,7 +94,7 @@ class _Folder:
             raise PatchError("patch-not-written", "the patches could not be written", str(error), "") from None
 
 
-def apply(folder: str, patches: "list[Json]", check: bool = False, pin: "Json | None" = None) -> "list[Json]":
+def apply(folder: str, patches: list[Json], check: bool = False, pin: Json | None = None) -> list[Json]:
     """Apply patches in their order; with `check` only say what they would do.
 
     `pin`: the git trees `before` and `after` these patches, `links` {path: commit}, the submodules of the tree, and
@@ -114,24 +116,24 @@ def apply(folder: str, patches: "list[Json]", check: bool = False, pin: "Json | 
     return results
 
 
-def _compare(tree: "_Folder", pin: "Json", names: "list[str]") -> None:
+def _compare(tree: _Folder, pin: Json, names: list[str]) -> None:
     found = {path: entry for path, entry in entries(tree.top, pin["links"]).items() if path not in pin["outputs"]}
     if tree_id(found) not in (pin["before"], pin["after"]):
         return
     outcome = tree_id(dict(found, **{path: (found[path][0], blob_id(data)) for path, data in tree.after.items()}))
     if outcome != pin["after"]:
-        what = "the patches %s do not give the pinned tree" % ", ".join(names)
-        raise PatchError("patch-postcondition", what, "tree %s, pinned is %s" % (outcome, pin["after"]))
+        what = f"the patches {', '.join(names)} do not give the pinned tree"
+        raise PatchError("patch-postcondition", what, f"tree {outcome}, pinned is {pin['after']}")
 
 
-def _apply_one(tree: "_Folder", patch: "Json", check: bool) -> "Json":
+def _apply_one(tree: _Folder, patch: Json, check: bool) -> Json:
     _check_request(patch)
     name = patch["name"]
     old = {path: tree.read(path) for edit in patch["edits"] for path in tree.matching(edit["files"])}
     marked = {path: found for path, found in ((path, _marked(name, text)) for path, text in old.items()) if found}
     for other in patch.get("after") or []:
         if not any(_marked(other, text) for text in old.values()):
-            raise PatchError("patch-precondition", "patch %s needs patch %s before it" % (name, other), hint="")
+            raise PatchError("patch-precondition", f"patch {name} needs patch {other} before it", hint="")
     new, hits = {path: text for path, text in old.items() if path not in marked}, dict(marked)
     for edit in patch["edits"]:
         _edit(tree, name, edit, new, hits)
@@ -141,7 +143,7 @@ def _apply_one(tree: "_Folder", patch: "Json", check: bool) -> "Json":
             continue
         new[path] = _with_marker(path, text, name, hits.get(path, 0))
         if path.endswith(".py") and _compiles(old[path]) and not _compiles(new[path]):
-            raise PatchError("patch-postcondition", "after patch %s %s does not compile" % (name, path))
+            raise PatchError("patch-postcondition", f"after patch {name} {path} does not compile")
         tree.set(path, new[path])
     files = [_file(path, hits[path], old[path], new.get(path, old[path])) for path in sorted(hits)]
     changed = [each["path"] for each in files if not each["already"]]
@@ -157,15 +159,15 @@ def _apply_one(tree: "_Folder", patch: "Json", check: bool) -> "Json":
     }
 
 
-def _check_request(patch: "Json") -> None:
+def _check_request(patch: Json) -> None:
     if not re.match(r"[a-z0-9][a-z0-9._-]{0,62}\Z", str(patch.get("name"))) or not patch.get("edits"):
         raise PatchError("request-invalid", "a patch needs a name and edits", hint="")
     for pattern in [pattern for edit in patch["edits"] for pattern in edit.get("files") or [""]]:
         if not pattern or pattern.startswith(("/", "~", "-")) or ".." in pattern.split("/"):
-            raise PatchError("request-invalid", "patch %s: not a path below a source: %r" % (patch["name"], pattern))
+            raise PatchError("request-invalid", f"patch {patch['name']}: not a path below a source: {pattern!r}")
 
 
-def _edit(tree: "_Folder", name: str, edit: "Json", new: "dict[str, str]", hits: "dict[str, int]") -> None:
+def _edit(tree: _Folder, name: str, edit: Json, new: dict[str, str], hits: dict[str, int]) -> None:
     """Carry out one edit on the texts `new` and count its `hits`; a file that is patched already must have none."""
     paths, found = tree.matching(edit["files"]), {}
     pattern, helper = re.compile(edit["find"], re.MULTILINE), edit.get("helper", False)
@@ -176,24 +178,23 @@ def _edit(tree: "_Folder", name: str, edit: "Json", new: "dict[str, str]", hits:
                 found[path] = count
                 hits[path] = hits.get(path, 0) + (0 if helper else count)
         elif not helper and pattern.search(tree.read(path)):
-            what = "%s carries the marker of patch %s and has places left" % (path, name)
-            raise PatchError("patch-precondition", what, "pattern %s" % edit["find"])
+            what = f"{path} carries the marker of patch {name} and has places left"
+            raise PatchError("patch-precondition", what, f"pattern {edit['find']}")
     least, most = edit["times"]
     # Files that are patched already have their part of the hits in their markers.
     _count(name, [least if all(path in new for path in paths) else 0, most], found, edit["files"], edit["find"])
 
 
-def _count(name: str, bounds: "list[int]", found: "dict[str, int]", files: "list[str]", find: str = "") -> None:
+def _count(name: str, bounds: list[int], found: dict[str, int], files: list[str], find: str = "") -> None:
     least, most = bounds
     hits = sum(found.values())
     if least <= hits <= most:
         return
-    wanted = str(least) if least == most else "%d to %d" % (least, most)
-    where = ", ".join("%s: %d" % item for item in sorted(found.items())) or "none in %s" % (
-        ", ".join(files) or "no file"
-    )
-    what = "patch %s found %d place%s, expected %s" % (name, hits, "" if hits == 1 else "s", wanted)
-    raise PatchError("patch-hits", what, where + ("; pattern %s" % find if find else ""))
+    wanted = str(least) if least == most else f"{least} to {most}"
+    where = ", ".join(f"{path}: {count}" for path, count in sorted(found.items()))
+    where = where or f"none in {', '.join(files) or 'no file'}"
+    what = f"patch {name} found {hits} place{'' if hits == 1 else 's'}, expected {wanted}"
+    raise PatchError("patch-hits", what, where + (f"; pattern {find}" if find else ""))
 
 
 def _marked(name: str, text: str) -> int:
@@ -204,7 +205,7 @@ def _marked(name: str, text: str) -> int:
 def _with_marker(path: str, text: str, name: str, hits: int) -> str:
     comment = _COMMENT.get(path.rsplit(".", 1)[-1].lower(), "#")
     end = "" if not text or text.endswith("\n") else "\n"
-    return "%s%s%s envbuild patch %s: %d hit%s\n" % (text, end, comment, name, hits, "" if hits == 1 else "s")
+    return f"{text}{end}{comment} envbuild patch {name}: {hits} hit{'' if hits == 1 else 's'}\n"
 
 
 def _compiles(text: str) -> bool:
@@ -215,13 +216,13 @@ def _compiles(text: str) -> bool:
     return True
 
 
-def named(patterns: "Iterable[str]", paths: "Iterable[str]") -> "list[str]":
+def named(patterns: Iterable[str], paths: Iterable[str]) -> list[str]:
     """Those of the relative paths that patterns name."""
     globs = [_as_regex(pattern) for pattern in patterns]
     return [path for path in paths if any(glob.match(path) for glob in globs)]
 
 
-def _as_regex(pattern: str) -> "re.Pattern[str]":
+def _as_regex(pattern: str) -> re.Pattern[str]:
     """A pattern whose `*` stays inside one folder and whose `**/` crosses them; nothing else is special."""
     pieces = ["[^/]*".join(map(re.escape, piece.split("*"))) for piece in pattern.split("**/")]
     return re.compile("(?:[^/]+/)*".join(pieces) + r"\Z")
@@ -247,12 +248,12 @@ def _replace(path: str, data: bytes) -> None:
         raise
 
 
-def _file(path: str, hits: int, old: str, new: str) -> "Json":
+def _file(path: str, hits: int, old: str, new: str) -> Json:
     before, after = (hashlib.sha256(text.encode(*_ENCODING)).hexdigest() for text in (old, new))
     return {"path": path, "hits": hits, "already": old == new, "sha256_before": before, "sha256_after": after}
 
 
-def digest(patch: "Json") -> str:
+def digest(patch: Json) -> str:
     """sha256 of what a patch does, its name and its edits; a lock and a build key record it."""
     text = json.dumps([patch["name"], patch["edits"]], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -263,7 +264,7 @@ def _diff(path: str, old: str, new: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 
-def entries(folder: str, links: "dict[str, str]") -> "dict[str, tuple[str, str]]":
+def entries(folder: str, links: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Path to git's mode and object id of everything in a checkout; `links` are its submodules, path to commit."""
     found = {path: ("160000", commit) for path, commit in links.items()}
     for top, folders, names in os.walk(folder):
@@ -279,7 +280,7 @@ def entries(folder: str, links: "dict[str, str]") -> "dict[str, tuple[str, str]]
     return found
 
 
-def tree_id(found: "dict[str, tuple[str, str]]") -> str:
+def tree_id(found: dict[str, tuple[str, str]]) -> str:
     """The id of git's tree of these paths; modes and object ids as `entries` gives them."""
     here: dict[bytes, tuple[str, str]] = {}
     below: dict[str, dict[str, tuple[str, str]]] = {}
@@ -304,7 +305,7 @@ def _object_id(kind: bytes, data: bytes) -> str:
     return hashlib.sha1(b"%s %d\0%s" % (kind, len(data), data)).hexdigest()  # noqa: S324 - it is what git has
 
 
-def main(argv: "list[str]") -> int:
+def main(argv: list[str]) -> int:
     """Apply the patches of a file to a folder; 4 and one line of text where they do not fit, 2 for a bad request."""
     if len(argv) != 2:
         sys.stderr.write("usage: patch.py PATCHES.json FOLDER\n")
@@ -314,11 +315,11 @@ def main(argv: "list[str]") -> int:
     try:
         results = apply(argv[1], patches)
     except PatchError as error:
-        sys.stderr.write("error[%s]: %s\n" % (error.code, error))
+        sys.stderr.write(f"error[{error.code}]: {error}\n")
         return 2 if error.code == "request-invalid" else 4
     for result in results:
         done = "already applied" if result["already"] else "applied"
-        sys.stdout.write("patch %s: %s, hits: %d\n" % (result["name"], done, result["hits"]))
+        sys.stdout.write(f"patch {result['name']}: {done}, hits: {result['hits']}\n")
     return 0
 
 
