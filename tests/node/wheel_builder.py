@@ -18,7 +18,6 @@ from typing import Any
 from envbuild.node import identity, lease
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels import acquire
-from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels import store as wheel_store
 from tests.node.wheel_support import inputs, wheel
 
@@ -42,14 +41,14 @@ def main(options: dict[str, Any]) -> None:
             os.utime(path, (now, now))
 
         lease.touch = touch
-    finish = wheel_entry._finish
+    finish = wheel_store._finish
     if options.get("in_put"):
 
         def stalled(out: Any) -> None:
             _stall(options["until"])
             finish(out)
 
-        wheel_entry._finish = stalled
+        wheel_store._finish = stalled
 
     def build(out: str) -> dict[str, Any]:
         if not options.get("in_put"):

@@ -24,13 +24,12 @@ from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.probe.processes import at_work
 from envbuild.node.protocol import Exit, Json, NodeError, log
-from envbuild.node.wheels import build_key, transferred
+from envbuild.node.wheels import build_key, bundled
 from envbuild.node.wheels.acquire import obtain
-from envbuild.node.wheels.store import Store, default_path
+from envbuild.node.wheels.store import Entry, Store, default_path
 
 if TYPE_CHECKING:
     from envbuild.node.build.job_server import Budget
-    from envbuild.node.wheels.entry import Entry
 
 _KEYS = ("name", "commit", "tree", "git", "install", "generated", "outputs")
 
@@ -64,7 +63,7 @@ class Builder:
         self.built: dict[str, Json] = {}
         self.compiled: dict[str, list[str]] = {}
         self.store: Store | None = None
-        self.handed = transferred.Handed(self.options.get("handed"))
+        self.handed = bundled.Handed(self.options.get("handed"))
         self._applied: set[str] = set()
         self._facts: Json | None = None
         self._toolchains: dict[str, Json] = {}

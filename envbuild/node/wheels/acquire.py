@@ -1,5 +1,7 @@
 """One builder for each wheel: take it from the store, or wait for whom builds it, or build it."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import shutil
@@ -11,19 +13,15 @@ from collections.abc import Callable
 from envbuild.node import hashing, identity, lease, paths, protocol, redact
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.wheels.build_key import build_key
-from envbuild.node.wheels.entry import Entry
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node.wheels.store import Store
+from envbuild.node.wheels.store import Entry, Store
 
 WAIT = 3 * 3600.0
 _LONGEST_PAUSE = 5.0
 
 
 def obtain(
-    store: "Store", inputs: Json, owner: Json, build: "Callable[[str], Json]", tmp: str, wait: "float | None" = None
-) -> "tuple[Entry, bool]":
+    store: Store, inputs: Json, owner: Json, build: Callable[[str], Json], tmp: str, wait: float | None = None
+) -> tuple[Entry, bool]:
     """The wheel of `inputs` (`key_inputs`): from the store, or built once; returns (Entry, whether it was built here).
 
     `owner` says who asks (`run`, and `what` is built, in words). `build(folder)` puts one wheel into the folder and
@@ -41,8 +39,7 @@ def obtain(
         return entry, False
     if store.use != "read-write":
         return _build(store, inputs, owner, build, tmp), True
-    mine = dict(identity.here(), **owner)
-    mine["token"] = uuid.uuid4().hex
+    mine = dict(identity.here(), **owner, token=uuid.uuid4().hex)
     held, entry, since = _wait(store, key, mine, tmp, time.monotonic() + (WAIT if wait is None else wait))
     if held is None:
         assert entry is not None
@@ -67,21 +64,21 @@ def obtain(
         held.release()
 
 
-def _failure(store: "Store", key: str) -> str:
+def _failure(store: Store, key: str) -> str:
     """Where the last failed build of `key` is told to those who wait for it."""
     return store.place("leases", key + ".failed.json")
 
 
-def _tell_failure(path: str, error: "NodeError", mine: Json) -> None:
+def _tell_failure(path: str, error: NodeError, mine: Json) -> None:
     try:
         told = redact.redact_data(dict(error.as_dict(), by=lease.describe(mine)))
         paths.write_json(path, told, 0o600)  # the end of a build's output is for its owner, as the log is
         lease.touch(path)
     except (OSError, NodeError) as other:
-        log("the failure is not told to others: %s" % other)
+        log(f"the failure is not told to others: {other}")
 
 
-def _fail_with(path: str, since: "float | None") -> None:
+def _fail_with(path: str, since: float | None) -> None:
     """Raise the failure of the builder that we waited for: many nodes would each try the same for many minutes."""
     told = paths.read_json(path) if since is not None else None
     try:
@@ -92,14 +89,14 @@ def _fail_with(path: str, since: "float | None") -> None:
     raise NodeError(
         str(told.get("code", "build-failed")),
         str(told.get("what", "")),
-        why="%s; so it ended for %s, for whom this waited" % (told.get("why", "?"), told.get("by", "?")),
-        hint="%s; the same command tries it here" % told.get("hint", "see that node's log"),
+        why=f"{told.get('why', '?')}; so it ended for {told.get('by', '?')}, for whom this waited",
+        hint=told.get("hint", "see that node's log") + "; the same command tries it here",
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
 
 
-def _private(store: "Store", key: str, tmp: str) -> "Entry | None":
+def _private(store: Store, key: str, tmp: str) -> Entry | None:
     if not store.has(key):
         return None
     folder = tempfile.mkdtemp(prefix="stored-", dir=tmp)
@@ -110,12 +107,11 @@ def _private(store: "Store", key: str, tmp: str) -> "Entry | None":
 
 
 def _wait(
-    store: "Store", key: str, mine: Json, tmp: str, deadline: float
-) -> "tuple[lease.Lease | None, Entry | None, float | None]":
+    store: Store, key: str, mine: Json, tmp: str, deadline: float
+) -> tuple[lease.Lease | None, Entry | None, float | None]:
     """The lease of `key`, or the entry that another builder finished meanwhile; and when the waiting for one began."""
-    said: str = ""
+    said, pause = "", 0.1
     since: float | None = None
-    pause = 0.1
     while True:
         try:
             held, other = lease.attempt(store.place("leases", key + ".json"), mine)
@@ -128,39 +124,37 @@ def _wait(
         entry = _private(store, key, tmp)
         if entry is not None:
             return None, entry, since
-        who = "%s, which builds %s" % (lease.describe(other or {}), (other or {}).get("what", "%.12s" % key))
+        other = other or {}
+        who = f"{lease.describe(other)}, which builds {other.get('what', key[:12])}"
         if time.monotonic() >= deadline:
             raise NodeError(
                 "build-busy",
-                "another envbuild still builds %s" % mine.get("what", "%.12s" % key),
-                why="waited for %s" % who,
+                f"another envbuild still builds {mine.get('what', key[:12])}",
+                why=f"waited for {who}",
                 hint="run the same command again later; it will use what the other has built",
                 details={"key": key},
             )
         if who != said:
-            log("waiting for %s" % who)
+            log(f"waiting for {who}")
             said = who
         time.sleep(max(0.01, min(pause, deadline - time.monotonic())))
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
-def _build(store: "Store", inputs: Json, owner: Json, build: "Callable[[str], Json]", tmp: str) -> "Entry":
+def _build(store: Store, inputs: Json, owner: Json, build: Callable[[str], Json], tmp: str) -> Entry:
     out = tempfile.mkdtemp(prefix="built-", dir=tmp)
     facts = build(out)
     wheels = sorted(name for name in os.listdir(out) if name.endswith(".whl"))
     if len(wheels) != 1:
-        raise NodeError(
-            "build-failed",
-            "%s: the build made %d wheels" % (owner.get("what", inputs.get("source", "?")), len(wheels)),
-            changed=True,
-        )
+        what = owner.get("what", inputs.get("source", "?"))
+        raise NodeError("build-failed", f"{what}: the build made {len(wheels)} wheels", changed=True)
     wheel = os.path.join(out, wheels[0])
     builder = dict(owner, host=identity.here()["host"], user=protocol.user_name())
     if store.use == "read-write":
         try:
             stored = store.put(inputs, wheel, facts, builder)
         except NodeError as error:
-            store.note("%s is used and not kept: %s (%s)" % (wheels[0], error, error.why))
+            store.note(f"{wheels[0]} is used and not kept: {error} ({error.why})")
         else:
             if stored.sha256 == hashing.digest_of(wheel):
                 stored.wheel = wheel

@@ -1,4 +1,4 @@
-"""Built wheels in a bundle: entries of a store written into one, and those of one taken into a store.
+"""Built wheels in a bundle: entries of a store written into one, those of one taken into a store, and those handed on.
 
 Taking wheels in means trusting who built them, as naming a store does; the digest of the bundle, which a request can
 give, says that it is that bundle.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 
 from envbuild.node import hashing, paths
 from envbuild.node.bundle import index as bundle_index
-from envbuild.node.bundle import write
+from envbuild.node.bundle import read, write
 from envbuild.node.protocol import Json, NodeError, log
-from envbuild.node.wheels import entry as wheel_entry
+from envbuild.node.wheels import store as stored
+from envbuild.node.wheels.build_key import why_not_for
 from envbuild.node.wheels.store import Store
 
 
@@ -22,7 +24,7 @@ def pack(store: Store, keys: list[str], to: str) -> Json:
     """Write the entries of `keys` into the new bundle `to`; every wheel is checked.
 
     Result: `file`, `sha256`, `bytes`, `digest` of the bundle. Raises NodeError `wheel-unknown` (exit 2) for a key that
-    the store has not, `not-writable` (7), `disk-full` or `disk-full` (75).
+    the store has not, `not-writable` (7), `disk-full` (75).
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=os.path.dirname(to)) as work:
@@ -54,7 +56,7 @@ def _files(store: Store, keys: list[str], work: str) -> tuple[list[Json], dict[s
         more = {"what": "built wheel", "key": key, "source": str(entry.inputs.get("source"))}
         wheel = f"built/{key}/{os.path.basename(entry.wheel)}"
         rows.append(dict(more, path=wheel, sha256=entry.sha256, bytes=entry.size))
-        build = f"built/{key}/{wheel_entry.BUILD}"
+        build = f"built/{key}/{stored.BUILD}"
         rows.append(dict(more, path=build, sha256=hashing.digest_of(record), bytes=len(data)))
         sources.update({wheel: entry.wheel, build: record})
     return rows, sources
@@ -68,8 +70,7 @@ def keys_of(index: Json) -> dict[str, str]:
 def take_in(path: str, folder: str, index: Json) -> None:
     """Take the built wheels of a bundle that was unpacked into `folder` into the store at `path`.
 
-    A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `disk-full` or
-    `disk-full` (75).
+    A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `disk-full` (75).
     """
     keys = sorted({row["key"] for row in index["files"] if row["what"] == "built wheel"})
     if not keys:
@@ -81,9 +82,9 @@ def take_in(path: str, folder: str, index: Json) -> None:
             continue
         place = os.path.join(folder, "built", key)
         try:
-            entry = wheel_entry.check(place, frozenset([os.geteuid()]))
+            entry = stored.check(place, frozenset([os.geteuid()]))
             store.put(entry.inputs, entry.wheel, entry.facts, entry.builder, entry.built_at)
-        except wheel_entry.UnusableEntryError as found:
+        except stored.UnusableEntryError as found:
             raise bundle_index.damaged(place, found.why) from None
         except NodeError as error:
             if error.code != "not-writable":
@@ -91,3 +92,67 @@ def take_in(path: str, folder: str, index: Json) -> None:
             log(f"warning: built wheels are not taken in: {error} ({error.why})")
             return
     log(f"{len(keys)} built wheels are in the wheel store, {there} were there before")
+
+
+class Handed:
+    """`build.handed` of an install request: `by` (a node), `keys` {source: build key}, and a bundle `file`, `digest`.
+
+    Without a `file` the store is expected to have the keys. `told` says by source what became of it: `by`, `key`,
+    `used`, `why` (why not, or why another key than the node's own was right).
+    """
+
+    def __init__(self, given: Json | None) -> None:
+        """`given` None or empty: nothing was handed."""
+        given = given or {}
+        self.by = str(given.get("by") or "another node")
+        self.keys: dict[str, str] = dict(given.get("keys") or {})
+        self.file: str | None = given.get("file")
+        self.digest: str | None = given.get("digest")
+        self.told: dict[str, Json] = {}
+
+    def take_in(self, path: str, tmp: str) -> None:
+        """Take the bundle into the store at `path` and remove it; it is unpacked below `tmp`.
+
+        A store that cannot be written is left as it is. Raises NodeError `bundle-damaged` (exit 5), `bundle-missing`
+        (2), `disk-full` (75).
+        """
+        if not self.file:
+            return
+        folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
+        try:
+            take_in(path, folder, read.unpack(self.file, folder, self.digest))
+        finally:
+            paths.remove_tree(folder)
+            paths.remove_tree(self.file)
+        self.file = None
+
+    def expected(self, store: Store, source: str, own: Json) -> bool:
+        """True when the store seems to have a handed wheel for `own` (`key_inputs`); the wheel is not read."""
+        key = self.keys.get(source)
+        if key is None or not store.has(key):
+            return False
+        try:
+            return not why_not_for(own, stored.read(store.place(key), store.trusted)[0]["inputs"])
+        except stored.UnusableEntryError:
+            return False
+
+    def entry(self, store: Store, source: str, own: Json, versions: dict[str, str], tmp: str) -> stored.Entry | None:
+        """The handed wheel of a source, checked and copied below `tmp`, where it is right for the inputs `own`.
+
+        `versions`: of the packages that are here, by name.
+        """
+        key = self.keys.get(source)
+        if key is None:
+            return None
+        folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
+        entry = store.find(key, folder)
+        why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs, versions)
+        told = {"by": self.by, "key": key, "used": not why, "why": why}
+        self.told[source] = told
+        if entry is not None and not why:
+            if entry.inputs["toolchain"] != own["toolchain"]:
+                told["why"] = f"this node has not all tools that {self.by} built with"
+            return entry
+        shutil.rmtree(folder)
+        log(f"{source}: the wheel that {self.by} built is not used: {why}")
+        return None

@@ -1,5 +1,7 @@
 """The verb `wheels`: lists, verifies and prunes a wheel store, and writes its wheels into a bundle."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import time
@@ -7,14 +9,14 @@ import time
 from envbuild.node import identity, lease, paths, protocol
 from envbuild.node.protocol import Json, NodeError, argument
 from envbuild.node.read_text import names
-from envbuild.node.wheels import bundled, entry
-from envbuild.node.wheels.store import Store, default_path
+from envbuild.node.wheels import bundled
+from envbuild.node.wheels.store import BUILD, Store, UnusableEntryError, check, default_path, read
 
 KEEP_DAYS = 90.0
 _DAY = 86400.0
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Do `args.action` (`list`, `verify`, `prune`, `pack`) in `args.store` (default `<prefix>/store/wheels`).
 
     `list` and `verify` write nothing; `verify` has `ok` False where an entry is damaged. `prune` removes what was not
@@ -25,8 +27,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     given = argument(args, "store", "a text", None)
     action = _ACTIONS.get(str(args.get("action")))
     if action is None:
-        known = "list, verify, prune or pack"
-        raise NodeError("request-invalid", "`wheels` cannot %s" % str(args.get("action"))[:80], hint=known)
+        what = f"`wheels` cannot {str(args.get('action'))[:80]}"
+        raise NodeError("request-invalid", what, hint="list, verify, prune or pack")
     changed, store, result = action(_expanded(given) if given else default_path(request["prefix"]), args)
     return changed, dict(result, store=store.path, notes=store.notes)
 
@@ -35,23 +37,21 @@ def _expanded(given: str) -> str:
     try:
         return protocol.expand_prefix(given)
     except NodeError as error:
-        what = "%r is not an absolute path" % given[:200]
+        what = f"{given[:200]!r} is not an absolute path"
         raise NodeError("store-invalid", what, why=error.why, hint=error.hint) from None
 
 
-def describe(store: "Store", name: str) -> Json:
+def _state(found: UnusableEntryError) -> str:
+    return "damaged" if found.kind == "damaged" else "not used"
+
+
+def describe(store: Store, name: str) -> Json:
     """What an entry says of itself, its wheel not read; `state` is `unchecked`, `damaged` or `not used`, with `why`."""
     try:
-        data, last_used = entry.read(store.place(name), store.trusted)
-    except entry.UnusableEntryError as found:
-        state = "damaged" if found.kind == "damaged" else "not used"
-        return {
-            "entry": name,
-            "key": name[:64],
-            "state": state,
-            "why": found.why,
-            "size": paths.size_of(store.place(name)),
-        }
+        data, last_used = read(store.place(name), store.trusted)
+    except UnusableEntryError as found:
+        told = {"entry": name, "key": name[:64], "state": _state(found), "why": found.why}
+        return dict(told, size=paths.size_of(store.place(name)))
     inputs = data["inputs"]
     toolchain = inputs.get("toolchain") or {}
     builder = data.get("builder") or {}
@@ -76,7 +76,7 @@ def describe(store: "Store", name: str) -> Json:
     }
 
 
-def _quarantined(store: "Store") -> "list[Json]":
+def _quarantined(store: Store) -> list[Json]:
     found = []
     for name in names(store.place("quarantine")):
         if not name.endswith(".json"):
@@ -86,50 +86,49 @@ def _quarantined(store: "Store") -> "list[Json]":
     return found
 
 
-def _list(path: str, _args: Json) -> "tuple[bool, Store, Json]":
+def _list(path: str, _args: Json) -> tuple[bool, Store, Json]:
     store = Store(path)
     entries = [describe(store, name) for name in store.folders()]
     total = sum(each["size"] for each in entries)
     return False, store, {"entries": entries, "bytes": total, "quarantine": _quarantined(store)}
 
 
-def _verify(path: str, _args: Json) -> "tuple[bool, Store, Json]":
+def _verify(path: str, _args: Json) -> tuple[bool, Store, Json]:
     store, entries = Store(path), []
     for name in store.folders():
         told = describe(store, name)
         if told["state"] == "unchecked":
             try:
-                entry.check(store.place(name), store.trusted)
+                check(store.place(name), store.trusted)
                 told["state"] = "good"
-            except entry.UnusableEntryError as found:
+            except UnusableEntryError as found:
                 if found.kind == "gone":
                     continue
-                told.update(state="damaged" if found.kind == "damaged" else "not used", why=found.why)
+                told.update(state=_state(found), why=found.why)
         entries.append(told)
     damaged = [each["entry"] for each in entries if each["state"] == "damaged"]
     return False, store, {"entries": entries, "damaged": damaged, "ok": not damaged}
 
 
-def _prune(path: str, args: Json) -> "tuple[bool, Store, Json]":
+def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
     days = argument(args, "keep_days", "a number of days, 0 or more", KEEP_DAYS)
     dry = bool(args.get("dry_run"))
     store = Store(path, create=os.path.isdir(path) and not dry)
     if os.path.isdir(path) and not dry and store.use != "read-write":
         raise NodeError(
             "not-writable",
-            "the wheel store %s cannot be pruned" % store.path,
+            f"the wheel store {store.path} cannot be pruned",
             why="; ".join(store.notes),
             hint="its owner can prune it",
         )
     work = _Pruning(store, float(days), dry)
     work.entries()
     work.leftovers()
-    freed = sum(each["size"] for each in work.removed)
-    result = {"removed": work.removed, "kept": work.kept, "bytes": freed, "dry_run": dry}
-    return bool(work.removed) and not dry, store, result
+    result = {"removed": work.removed, "kept": work.kept, "bytes": sum(each["size"] for each in work.removed)}
+    return bool(work.removed) and not dry, store, dict(result, dry_run=dry)
 
 
-def _pack(path: str, args: Json) -> "tuple[bool, Store, Json]":
+def _pack(path: str, args: Json) -> tuple[bool, Store, Json]:
     store, file = Store(path), _expanded(argument(args, "file", "a text"))
     return True, store, bundled.pack(store, argument(args, "keys", "a list of text"), file)
 
@@ -140,9 +139,8 @@ _ACTIONS = {"list": _list, "verify": _verify, "prune": _prune, "pack": _pack}
 class _Pruning:
     """One pass over a store: what goes and what stays, with the reason."""
 
-    def __init__(self, store: "Store", days: float, dry: bool) -> None:
-        self.store = store
-        self.dry = dry
+    def __init__(self, store: Store, days: float, dry: bool) -> None:
+        self.store, self.dry = store, dry
         self.removed: list[Json] = []
         self.kept: list[Json] = []
         now = time.time() if dry or store.use != "read-write" else store.now()
@@ -158,7 +156,7 @@ class _Pruning:
             if last >= self.before:
                 self.kept.append({"name": name, "why": "used since"})
             else:
-                self._remove(self.store.place(name), name[:64], dict(told, name=name), entry.BUILD)
+                self._remove(self.store.place(name), name[:64], dict(told, name=name), BUILD)
 
     def leftovers(self) -> None:
         """The quarantine, half-written entries of dead builders, and their leases."""
@@ -195,17 +193,17 @@ class _Pruning:
                 return
             if not self.dry:
                 # Renamed first: no entry is ever half there.
-                away = self.store.place("tmp", "%s.pruned-%s" % (os.path.basename(path)[:64], os.urandom(4).hex()))
+                away = self.store.place("tmp", f"{os.path.basename(path)[:64]}.pruned-{os.urandom(4).hex()}")
                 os.rename(path, away)
                 paths.remove_tree(away)
             self.removed.append(told)
         except OSError as error:
-            self.kept.append({"name": told["name"], "why": "cannot be removed: %s" % error.strerror})
+            self.kept.append({"name": told["name"], "why": f"cannot be removed: {error.strerror}"})
         finally:
             if held is not None:
                 held.release()
 
-    def _lease(self, key: str) -> "tuple[lease.Lease | None, Json | None]":
+    def _lease(self, key: str) -> tuple[lease.Lease | None, Json | None]:
         path = self.store.place("leases", key + ".json")
         if not self.dry:
             mine = dict(identity.here(), run="prune", what="store clean")

@@ -11,30 +11,188 @@
 `builder`, `built_at`. Its mtime is the last use. No fcntl; ages are compared on the clock of the file server.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import re
 import stat
 import tempfile
 import time
 import uuid
+from typing import Any
 
-from envbuild.node import identity, lease, paths, trust
+from envbuild.node import identity, lease, paths, protocol, trust
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.read_text import names
-from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.build_key import build_key, other_packages
-from envbuild.node.wheels.entry import BUILD, VERSION, Entry, UnusableEntryError
 
 PROVEN = "proven.json"
+VERSION = 1
+BUILD = "build.json"
+_WHEEL = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl\Z")
+_BLOCK = 1024 * 1024
 # A user whose key is taken by an entry that does not count for them has it under `<key>-<user id>`.
 _FOLDER = re.compile(r"\A([0-9a-f]{64})(-[0-9]+)?\Z")
 
 
-def _names(key: str) -> "list[str]":
+class UnusableEntryError(Exception):
+    """An entry that is not used: `kind` is `gone`, `untrusted` or `damaged`; `why` in words."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        """Plain data."""
+        super().__init__(why)
+        self.kind, self.why = kind, why
+
+
+class Entry:
+    """A wheel: `key`, `wheel` (its path), `sha256`, `size`, `inputs`, `facts`, `builder`, `built_at` (s since 1970).
+
+    `stored` is False for a wheel that was built and could not be put into the store.
+    """
+
+    def __init__(self, wheel: str, data: Json, stored: bool) -> None:
+        """`data` as in build.json."""
+        self.wheel, self.data, self.stored = wheel, data, stored
+        self.key: str = data["key"]
+        self.sha256: str = data["sha256"]
+        self.size: int = data["size"]
+        self.inputs: Json = data["inputs"]
+        self.facts: Json = data["facts"]
+        self.builder: Json = data.get("builder") or {}
+        self.built_at = float(data.get("built_at") or 0)
+
+
+def is_wheel_name(name: str) -> bool:
+    """True for a plain file name that ends in `.whl`."""
+    return _WHEEL.match(name) is not None
+
+
+def check(folder: str, trusted: frozenset[int], into: str | None = None) -> Entry:
+    """The entry in `folder` after its owner (one of `trusted`), its record and every byte of its wheel were checked.
+
+    With `into` the wheel is copied to that folder and the Entry names the copy. Raises UnusableEntryError, and
+    OSError where the copy cannot be written.
+    """
+    data, _ = read(folder, trusted)
+    source, wheel = (os.path.join(place, data["wheel"]) for place in (folder, into or folder))
+    out = os.open(wheel, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644) if into is not None else -1
+    try:
+        digest, size = _hash(_open(source, trusted), source, out)
+    finally:
+        if out >= 0:
+            os.close(out)
+    if (digest, size) != (data["sha256"], data["size"]):
+        said = f"{BUILD} says {data['sha256']:.12} and {data['size']}"
+        raise UnusableEntryError("damaged", f"{data['wheel']} has sha256 {digest:.12} and {size} bytes, {said}")
+    return Entry(wheel, data, True)
+
+
+def _hash(handle: int, path: str, out: int) -> tuple[str, int]:
+    """sha256 and bytes of an open file, its content also written to the descriptor `out` (-1: nowhere)."""
+    total, size = hashlib.sha256(), 0
+    try:
+        while True:
+            try:
+                block = os.read(handle, _BLOCK)
+            except OSError as error:
+                raise _unreadable(path, error) from None
+            if not block:
+                return total.hexdigest(), size
+            total.update(block)
+            size += len(block)
+            if out >= 0:
+                protocol.write_all(out, block)
+    finally:
+        os.close(handle)
+
+
+def _open(path: str, trusted: frozenset[int]) -> int:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    why = trust.problem(os.fstat(handle), trusted, folder=False)
+    if why:
+        os.close(handle)
+        raise UnusableEntryError("untrusted", f"{os.path.basename(path)}: {why}")
+    return handle
+
+
+def read(folder: str, trusted: frozenset[int]) -> tuple[Json, float]:
+    """The build.json in `folder` and its last use; the wheel is not read. Raises UnusableEntryError."""
+    try:
+        facts = os.lstat(folder)
+    except OSError:
+        raise UnusableEntryError("gone", "it is not there") from None
+    why = trust.problem(facts, trusted, folder=True)
+    if why:
+        raise UnusableEntryError("untrusted", why)
+    handle = _open(os.path.join(folder, BUILD), trusted)
+    with os.fdopen(handle, "rb") as stream:
+        last_used = os.fstat(handle).st_mtime
+        try:
+            data = json.loads(stream.read(16 * _BLOCK).decode("utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UnusableEntryError("damaged", f"{BUILD} cannot be read: {str(error)[:200]}") from None
+    why = malformed(data, os.path.basename(folder))
+    if why:
+        raise UnusableEntryError("damaged", f"{BUILD}: {why}")
+    return data, last_used
+
+
+def write(folder: str, data: Json, wheel: str) -> None:
+    """Fill the new folder `folder` with a copy of `wheel` and build.json, durably; `data` gets `sha256` and `size`.
+
+    Nobody but us can write the files, whatever the umask. Raises OSError.
+    """
+    with open(wheel, "rb") as source, open(os.path.join(folder, data["wheel"]), "xb") as out:
+        digest, size = _hash(os.dup(source.fileno()), wheel, out.fileno())
+        _finish(out)
+    data.update(sha256=digest, size=size)
+    with open(os.path.join(folder, BUILD), "xb") as out:
+        out.write(json.dumps(data, sort_keys=True, indent=1, ensure_ascii=True).encode("ascii") + b"\n")
+        _finish(out)
+    os.chmod(folder, 0o755)  # noqa: S103 - mkdtemp made it 0700, and others are to read it
+    paths.sync_dir(folder)
+
+
+def _finish(out: Any) -> None:
+    out.flush()
+    os.fchmod(out.fileno(), 0o644)
+    os.fsync(out.fileno())
+
+
+def _unreadable(path: str, error: OSError) -> UnusableEntryError:
+    if error.errno == errno.ESTALE or (error.errno == errno.ENOENT and not os.path.isdir(os.path.dirname(path))):
+        return UnusableEntryError("gone", "it was removed meanwhile")
+    kind = "untrusted" if error.errno in (errno.EACCES, errno.EPERM) else "damaged"
+    return UnusableEntryError(kind, f"{os.path.basename(path)} cannot be read: {error.strerror}")
+
+
+def malformed(data: object, name: str) -> str:
+    """What is wrong with the content of a build.json in the folder `name`; empty when nothing is."""
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        return f"not of version {VERSION}"
+    kinds = {"key": str, "inputs": dict, "wheel": str, "sha256": str, "size": int, "facts": dict}
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind):
+            return f"`{key}` is missing"
+    try:
+        given = build_key(data["inputs"])
+    except (TypeError, ValueError) as error:
+        return f"its inputs: {error}"
+    if data["key"] != given or not name.startswith(given):
+        return f"it is of key {data['key']:.12}, its inputs give {given:.12}"
+    return "" if is_wheel_name(data["wheel"]) else f"not the name of a wheel: {data['wheel'][:100]!r}"
+
+
+def _names(key: str) -> list[str]:
     """The folder names under which an entry of `key` may be ours, the first that counts first."""
-    return [key, "%s-%d" % (key, os.geteuid())]
+    return [key, f"{key}-{os.geteuid()}"]
 
 
 def default_path(prefix: str) -> str:
@@ -61,7 +219,7 @@ class Store:
         except OSError as error:
             # A store that nobody has needed yet is nothing to warn of.
             if create or not isinstance(error, FileNotFoundError):
-                self._cannot("cannot be %s: %s" % ("made" if create else "read", error), error)
+                self._cannot(f"cannot be {'made' if create else 'read'}: {error}", error)
             return
         if refused:
             self.note("is not used: " + refused)
@@ -74,12 +232,12 @@ class Store:
 
     def note(self, text: str) -> None:
         """Say once, as a warning and in `notes`, what is not as it should be."""
-        text = "wheel store %s: %s" % (self.path, text)
+        text = f"wheel store {self.path}: {text}"
         if text not in self.notes:
             self.notes.append(text)
             log("warning: " + text)
 
-    def _cannot(self, text: str, error: "OSError") -> None:
+    def _cannot(self, text: str, error: OSError) -> None:
         # A store that takes no writes is read; only one without room ends the run.
         full = paths.no_room(error, self.path)
         if full is not None:
@@ -95,12 +253,12 @@ class Store:
                     os.mkdir(folder)
                     os.chmod(folder, mode)  # who may write the store may build into it, whatever our umask
                 if os.lstat(folder).st_mode & stat.S_IWOTH or not os.path.isdir(folder) or os.path.islink(folder):
-                    self.note("is only read: every user can write its folder %s" % name)
+                    self.note(f"is only read: every user can write its folder {name}")
                     return
             self.now()
             self.use = "read-write"
         except OSError as error:
-            self._cannot("is only read, what is built is not kept: %s" % error, error)
+            self._cannot(f"is only read, what is built is not kept: {error}", error)
 
     def place(self, *names: str) -> str:
         """A path below the store."""
@@ -116,7 +274,7 @@ class Store:
         finally:
             os.unlink(temporary)
 
-    def folders(self) -> "list[str]":
+    def folders(self) -> list[str]:
         """Names of the entries' folders, sorted. Reading the folder makes a network file system look again."""
         return [name for name in names(self.path) if _FOLDER.match(name)] if self.use != "none" else []
 
@@ -124,20 +282,20 @@ class Store:
         """Whether there is an entry of `key`, not looked into, for us or for another user."""
         return any(name.startswith(key) for name in self.folders())
 
-    def like(self, inputs: Json, versions: "dict[str, str] | None" = None) -> "Json | None":
+    def like(self, inputs: Json, versions: dict[str, str] | None = None) -> Json | None:
         """The inputs of an entry built as `inputs` say, whatever their packages; its wheel is not looked at.
 
         With `versions` (by name) it saw the packages of these versions, so it is what a build would give here.
         """
         for name in self.folders():
             with contextlib.suppress(UnusableEntryError):
-                found: Json = wheel_entry.read(self.place(name), self.trusted)[0]["inputs"]
+                found: Json = read(self.place(name), self.trusted)[0]["inputs"]
                 same = dict(found, packages={}) == dict(inputs, packages={})
                 if same and (versions is None or not other_packages(found, versions)):
                     return found
         return None
 
-    def find(self, key: str, into: "str | None" = None) -> "Entry | None":
+    def find(self, key: str, into: str | None = None) -> Entry | None:
         """The entry of `key`, its wheel's content checked; a damaged one goes to the quarantine. None without one.
 
         With the private folder `into` the wheel is copied there in the same pass: what is installed is then what was
@@ -146,23 +304,23 @@ class Store:
         there = self.folders()
         for name in [name for name in _names(key) if name in there]:
             try:
-                entry = wheel_entry.check(self.place(name), self.trusted, into)
+                entry = check(self.place(name), self.trusted, into)
             except UnusableEntryError as found:
                 if found.kind == "damaged" and self.use == "read-write":
                     self.quarantine(name, found.why)
                 elif found.kind != "gone":
-                    self.note("entry %.12s is not used: %s" % (name, found.why))
+                    self.note(f"entry {name:.12} is not used: {found.why}")
                 continue
             with contextlib.suppress(OSError):  # another's entry, or a file system that is only read
                 lease.touch(self.place(name, BUILD))
             return entry
         return None
 
-    def _used(self, key: str) -> "str | None":
+    def _used(self, key: str) -> str | None:
         """The folder name of the entry of `key` that we would use."""
         for name in _names(key):
             with contextlib.suppress(UnusableEntryError):
-                wheel_entry.read(self.place(name), self.trusted)
+                read(self.place(name), self.trusted)
                 return name
         return None
 
@@ -174,7 +332,7 @@ class Store:
         try:
             paths.write_json(self.place(name, PROVEN), dict(identity.here()))
         except (OSError, NodeError) as error:
-            log("that %.12s works is not told to others: %s" % (key, error))
+            log(f"that {key:.12} works is not told to others: {error}")
 
     def reject(self, key: str, why: str) -> None:
         """Move the entry of `key` that we would use away, because its wheel does not work.
@@ -185,55 +343,54 @@ class Store:
         if name is not None and self.use == "read-write" and not os.path.lexists(self.place(name, PROVEN)):
             self.quarantine(name, why)
 
-    def quarantine(self, name: str, why: str) -> "str | None":
+    def quarantine(self, name: str, why: str) -> str | None:
         """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""
-        where = self.place("quarantine", "%s.%s" % (name, uuid.uuid4().hex[:8]))
+        where = self.place("quarantine", f"{name}.{uuid.uuid4().hex[:8]}")
         told = {"entry": name, "why": why, "at": round(time.time(), 3), "by": dict(identity.here())}
         try:
             os.rename(self.place(name), where)
         except FileNotFoundError:
             return None
         except OSError as error:
-            self.note("entry %.12s is damaged (%s) and cannot be moved away: %s" % (name, why, error))
+            self.note(f"entry {name:.12} is damaged ({why}) and cannot be moved away: {error}")
             return None
         try:
             lease.touch(where)
             paths.write_json(where + ".json", told)
         except (OSError, NodeError) as error:
-            log("the reason is not written: %s" % error)
-        self.note("entry %.12s is not good and is in quarantine now: %s" % (name, why))
+            log(f"the reason is not written: {error}")
+        self.note(f"entry {name:.12} is not good and is in quarantine now: {why}")
         return where
 
     def put(
-        self, inputs: Json, wheel: str, facts: Json, builder: "Json | None" = None, built_at: "float | None" = None
-    ) -> "Entry":
+        self, inputs: Json, wheel: str, facts: Json, builder: Json | None = None, built_at: float | None = None
+    ) -> Entry:
         """Keep the wheel at the path `wheel` under the key of `inputs`; returns its Entry, or the one that was first.
 
         Raises NodeError `disk-full` (exit 75) or `not-writable` (7), with nothing half there.
         """
         name = os.path.basename(wheel)
-        if not wheel_entry.is_wheel_name(name):
-            raise NodeError("request-invalid", "not the name of a wheel: %r" % name[:100])
+        if not is_wheel_name(name):
+            raise NodeError("request-invalid", f"not the name of a wheel: {name[:100]!r}")
         data = {"version": VERSION, "key": build_key(inputs), "inputs": inputs, "wheel": name, "facts": facts}
-        data["builder"] = builder or {}
-        data["built_at"] = round(time.time() if built_at is None else built_at, 3)
+        data.update(builder=builder or {}, built_at=round(time.time() if built_at is None else built_at, 3))
         try:
             return self._put(data, wheel)
         except OSError as error:
             raise paths.no_room(error, self.path) or NodeError(
                 "not-writable",
-                "the wheel store %s cannot be written" % self.path,
+                f"the wheel store {self.path} cannot be written",
                 why=str(error),
                 hint="name another store, or have its permissions changed",
             ) from error
 
-    def _put(self, data: Json, wheel: str) -> "Entry":
+    def _put(self, data: Json, wheel: str) -> Entry:
         if self.use != "read-write":
             raise OSError(errno.EROFS, "; ".join(self.notes) or "the store is only read")
         key = data["key"]
         work = tempfile.mkdtemp(prefix=key + ".", dir=self.place("tmp"))
         try:
-            wheel_entry.write(work, data, wheel)
+            write(work, data, wheel)
             for name in [key] + _names(key):
                 try:
                     os.rename(work, self.place(name))
@@ -245,8 +402,8 @@ class Store:
                         return first
                     continue
                 paths.sync_dir(self.path)
-                return Entry(self.place(name, data["wheel"]), data, True, time.time())
-            raise OSError(errno.EEXIST, "the places of %.12s are taken by entries that do not count" % key)
+                return Entry(self.place(name, data["wheel"]), data, True)
+            raise OSError(errno.EEXIST, f"the places of {key:.12} are taken by entries that do not count")
         finally:
             paths.remove_tree(work)
 

@@ -1,7 +1,12 @@
-"""Built wheels in a bundle, for a node that does not share the store: each byte is checked, and all come or none."""
+"""Built wheels handed from node to node, in a bundle or a shared store: right ones are installed without a compiler.
+
+Each byte is checked, all come or none; wrong ones are not used and say why.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +15,15 @@ import pytest
 from envbuild.node.bundle import read
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels import bundled, manage
+from envbuild.node.wheels.build_key import build_key, why_not_for
+from envbuild.node.wheels.bundled import Handed
 from envbuild.node.wheels.store import Store
-from tests.node.wheel_support import filled
+from tests.node.build.test_pipeline import args, other_node, python
+from tests.node.env_support import Node, make_variant, node
+from tests.node.forge import Forge
+from tests.node.wheel_support import PACKAGES, filled, inputs
+
+__all__ = ["node"]
 
 
 @pytest.fixture
@@ -39,12 +51,7 @@ def test_what_is_packed_on_one_node_is_found_on_another(tmp_path: Path, two: tup
     for key in keys:
         there, here = Store(str(store)).find(key), Store(str(tmp_path / "to")).find(key)
         assert there and here
-        assert (here.sha256, here.inputs, here.facts, here.built_at) == (
-            there.sha256,
-            there.inputs,
-            there.facts,
-            there.built_at,
-        )
+        assert here.data == there.data
     taken(tmp_path / "all.tar", tmp_path / "to", tmp_path / "again")
     assert sorted(Store(str(tmp_path / "to")).folders()) == keys
     assert list((tmp_path / "to" / "tmp").iterdir()) == []
@@ -78,3 +85,157 @@ def test_an_entry_that_contradicts_itself_is_not_taken_in(tmp_path: Path, two: t
         bundled.take_in(str(tmp_path / "to"), str(tmp_path / "unpacked"), index)
     assert (found.value.code, found.value.exit_code) == ("bundle-damaged", 5)
     assert Store(str(tmp_path / "to")).folders() == []
+
+
+@pytest.fixture
+def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forge:
+    return Forge(tmp_path, monkeypatch)
+
+
+def of_tools(**toolchain: Any) -> dict[str, Any]:
+    """The usual inputs on a node with other tools."""
+    made = inputs()
+    return {**made, "toolchain": {**made["toolchain"], **toolchain}}
+
+
+def given_of(store: Path, to: Path) -> dict[str, Any]:
+    """A bundle of everything in a store, as `build.handed` names it."""
+    made = packed(store, to, [name[:64] for name in Store(str(store)).folders()])
+    return {"by": "gpu1", "file": str(to), "digest": made["digest"]}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        {},
+        {"cc": "", "cxx": "", "ld": "", "nvcc": "", "mpi": ""},
+        {"nvcc": ""},
+        {"mpi": ""},
+        {"cc": "", "cxx": "", "ld": "another linker", "nvcc": "another nvcc"},
+    ],
+)
+def test_a_tool_that_a_node_lacks_does_not_keep_it_from_a_wheel(tools: dict[str, str]) -> None:
+    assert why_not_for(of_tools(**tools), inputs()) == ""
+
+
+@pytest.mark.parametrize(
+    ("tools", "why"),
+    [
+        ({"cc": "gcc 13"}, "cc: gcc 13 here"),
+        ({"nvcc": "release 12.5"}, "nvcc: release 12.5 here"),
+        ({"ld": "another linker"}, "ld: another linker here"),
+        ({"libc": "glibc 2.31"}, "libc: glibc 2.31 here"),
+        ({"libc": ""}, "libc: none here"),
+        ({"cc": "", "cxx": "", "mpi": "gcc -I/opt/other"}, "mpi: gcc -I/opt/other here"),
+    ],
+)
+def test_other_tools_give_other_wheels(tools: dict[str, str], why: str) -> None:
+    assert why_not_for(of_tools(**tools), inputs()).startswith(why)
+
+
+def test_whatever_else_differs_is_another_wheel() -> None:
+    own = inputs()
+    for name in own:
+        if name not in ("toolchain", "packages"):
+            assert why_not_for({**own, name: "different"}, own) == f"another {name}"
+    assert why_not_for(own, own, PACKAGES) == ""
+    assert why_not_for(own, own, {**PACKAGES, "six": "1.17"}) == "", "the build saw no six"
+    assert why_not_for(own, own, {**PACKAGES, "numpy": "2.0"}) == "another numpy"
+    assert why_not_for(own, own, {**PACKAGES, "ninja": "1.13"}) == "another ninja"
+
+
+def test_the_own_key_needs_no_reason_and_a_foreign_one_has_it(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "wheels", tmp_path)
+    handed = Handed({"by": "gpu1", "keys": {"apex": key}})
+    assert handed.expected(store, "apex", inputs())
+    entry = handed.entry(store, "apex", inputs(), PACKAGES, str(tmp_path))
+    assert entry is not None
+    assert Path(entry.wheel).parent.parent == tmp_path, "a private copy"
+    assert handed.told["apex"] == {"by": "gpu1", "key": key, "used": True, "why": ""}
+    bare = of_tools(cc="", cxx="", ld="")
+    assert build_key(bare) != key
+    assert handed.entry(store, "apex", bare, PACKAGES, str(tmp_path)) is not None
+    assert handed.told["apex"]["why"] == "this node has not all tools that gpu1 built with"
+    assert not handed.expected(store, "other", inputs())
+    assert handed.entry(store, "other", inputs(), PACKAGES, str(tmp_path)) is None
+    assert "other" not in handed.told
+
+
+def test_a_wrong_a_damaged_and_a_missing_wheel_are_not_used(tmp_path: Path) -> None:
+    store, key = filled(tmp_path / "wheels", tmp_path)
+    handed = Handed({"by": "gpu1", "keys": {"apex": key, "gone": "0" * 64}})
+    other = of_tools(cc="gcc 13")
+    assert not handed.expected(store, "apex", other)
+    assert handed.entry(store, "apex", other, PACKAGES, str(tmp_path)) is None
+    assert "cc: gcc 13 here" in handed.told["apex"]["why"]
+    wheel = next((tmp_path / "wheels" / key).glob("*.whl"))
+    wheel.write_bytes(b"other bytes")
+    for name in ("apex", "gone"):
+        assert handed.entry(store, name, inputs(), PACKAGES, str(tmp_path)) is None
+        told = handed.told[name]
+        assert (told["used"], told["why"]) == (False, "the wheel store has no good wheel of it")
+
+
+def test_a_damaged_bundle_is_refused_and_a_store_that_is_only_read_stays_as_it_is(tmp_path: Path) -> None:
+    filled(tmp_path / "from", tmp_path)
+    given = given_of(tmp_path / "from", tmp_path / "p.tar")
+    with pytest.raises(NodeError) as found:
+        Handed({**given, "digest": "0" * 64}).take_in(str(tmp_path / "to"), str(tmp_path))
+    assert (found.value.code, found.value.exit_code) == ("bundle-damaged", 5)
+    assert not (tmp_path / "p.tar").exists()
+    given = given_of(tmp_path / "from", tmp_path / "p.tar")
+    (tmp_path / "file").write_text("in the way")
+    Handed(given).take_in(str(tmp_path / "file" / "store"), str(tmp_path))
+    assert not (tmp_path / "p.tar").exists()
+    assert list(tmp_path.glob("handed-*")) == []
+
+
+def _without_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH that has git and the shell, and nothing that compiles."""
+    folder.mkdir()
+    for name in ("git", "sh", "env"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(folder))
+    for name in ("cc", "gcc", "ld"):
+        assert shutil.which(name) is None
+
+
+def test_a_node_without_a_compiler_installs_what_another_built(
+    node: Node, forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = make_variant([], sources=[forge.patched(build={"extensions": ["quick._fast"]})])
+    first = node.install(variant, **args())[1]["sources"][0]
+    node.activate(variant)
+    assert forge.compiled() == 1
+    given = given_of(node.prefix / "store" / "wheels", tmp_path / "p.tar")
+    shutil.rmtree(forge.hub / "quick")
+    _without_compiler(tmp_path / "few", monkeypatch)
+    other = other_node(tmp_path)
+    handed = {**given, "keys": {"quick": first["build"]["key"]}}
+    second = other.install(variant, **args(handed=handed))[1]["sources"][0]
+    assert (second["build"]["from"], forge.compiled()) == ("store", 0)
+    assert second["build"]["key"] == first["build"]["key"]
+    assert second["build"]["handed"]["used"] is True
+    assert second["patches"] == first["patches"]
+    assert not os.path.exists(given["file"])
+    other.activate(variant)
+    assert python(other.environment(variant), "import quick._fast as f; print(f.answer())") == "42"
+    roots = [each.verify(deep=True)["root"] for each in (node, other)]
+    assert roots[0] == roots[1]
+
+
+def test_a_node_with_another_compiler_builds_for_itself_and_says_so(
+    node: Node, forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = make_variant([], sources=[forge.patched()])
+    first = node.install(variant, **args())[1]["sources"][0]
+    assert forge.compiled() == 1
+    given = given_of(node.prefix / "store" / "wheels", tmp_path / "p.tar")
+    monkeypatch.setenv("CFLAGS", "-O1")
+    other = other_node(tmp_path)
+    second = other.install(variant, **args(handed={**given, "keys": {"quick": first["build"]["key"]}}))[1]["sources"][0]
+    assert (second["build"]["from"], forge.compiled()) == ("built", 1)
+    assert second["build"]["key"] != first["build"]["key"]
+    assert second["build"]["handed"] == {
+        "by": "gpu1", "key": first["build"]["key"], "used": False, "why": "another environment",
+    }  # fmt: skip

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from envbuild.node.protocol import NodeError
-from envbuild.node.wheels import entry as wheel_entry
 from envbuild.node.wheels.acquire import obtain
-from envbuild.node.wheels.entry import Entry
-from envbuild.node.wheels.store import Store, default_path
+from envbuild.node.wheels.store import Entry, Store, default_path, is_wheel_name
 from tests.node.wheel_support import filled, inputs, wheel
 
 STRANGER = 54321
@@ -438,4 +436,4 @@ def test_a_wheel_whose_name_is_no_plain_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "-x.whl").write_text("")
     with pytest.raises(NodeError, match="not the name of a wheel"):
         store.put(inputs(), str(tmp_path / "-x.whl"), {})
-    assert not wheel_entry.is_wheel_name("a/b.whl")
+    assert not is_wheel_name("a/b.whl")
