@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from envbuild.node import pip_config
-from envbuild.node.build import build_dir
+from envbuild.node.build import build_dir, normalize_wheel
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import uv
 from tests.node.env_support import MINOR, uv_path
@@ -93,6 +93,17 @@ def options(tmp_path: Path, **more: Any) -> build_wheel.Options:
         (tmp_path / name).mkdir(exist_ok=True)
     tool = uv.Uv(uv_path(), str(tmp_path / "cache"), str(tmp_path / "scratch"), pip_config.read(dict(os.environ)))
     return build_wheel.Options(tool, **more)
+
+
+def build(python: str, tmp_path: Path, project: Path, source: dict[str, Any], out: str = "out", **more: Any) -> Any:
+    """Build a source's project into `out`; result of `build_wheel`."""
+    return build_wheel.build_wheel(python, source, str(project), str(tmp_path / out), options(tmp_path, **more))
+
+
+def rebuild(python: str, tmp_path: Path, project: Path, source: dict[str, Any], wheel: str, **more: Any) -> Any:
+    """Build it once more, and compare."""
+    again = build(python, tmp_path, project, source, "again", anew=True, **more)
+    return normalize_wheel.compare(wheel, again["wheel"])
 
 
 def _index_run(words: list[str]) -> str:

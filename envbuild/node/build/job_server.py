@@ -1,7 +1,7 @@
 """One make job server for all builds of a run: a FIFO with a byte for each compile job, bounded by cores and memory.
 
 ninja (1.13) takes a byte before each command that it runs beside its first, and puts it back after it, as make does.
-Each build may run one command without a byte. A build whose tools take none is alone while it runs.
+The first command of a build goes without: the build itself holds a byte. One whose tools take none is alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from envbuild.node.read_text import read
 MEMORY_PER_JOB = 2.5  # GB; what cicc takes for Apex's larger kernels
 _GB = 10**9
 _PREFIX = "envbuild-jobs-"
-_PAUSE = 0.2  # seconds between two looks for bytes
 
 
 def free_memory(root: str = "/") -> float | None:
@@ -52,21 +51,15 @@ def _reclaimable(base: str, limit: str) -> int:
 
 
 class Budget:
-    """`jobs` compile jobs at once, as many as `memory` GB hold, for `builds` builds; a context manager.
+    """`jobs` compile jobs at once, as many as `memory` GB hold; a context manager. `fifo`: the path of the FIFO."""
 
-    `retried`: the sources of which something was killed for memory and that were built once more. `fifo`: the path of
-    the FIFO.
-    """
-
-    def __init__(self, jobs: int | None = None, memory: float | None = None, builds: int = 1) -> None:
+    def __init__(self, jobs: int | None = None, memory: float | None = None) -> None:
         """Defaults: the cores and the free memory of this node."""
         self.memory = free_memory() if memory is None else memory
         self.jobs = max(1, jobs or system.cpu_count())
         self.jobs = self.limit()
-        self.retried: set[str] = set()
         self.fifo = ""
         self.at_work: dict[str, tuple[str, str]] = {}  # project folder and report of the builds that run, by source
-        self._left = builds
         self._running = 0
         self._alone = False
         self._changed = threading.Condition()
@@ -77,45 +70,22 @@ class Budget:
 
     @contextlib.contextmanager
     def build(self, alone: bool) -> Iterator[None]:
-        """Wait until one more build may run, or, where its tools take no bytes, until it is `alone`."""
+        """Wait for a job and hold it; a build whose tools take no bytes waits until it is `alone`, and has all."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and self._running < (1 if alone else self.jobs))
+            if not self._running:  # who was killed has put no bytes back
+                if select.select([self._handle], [], [], 0)[0]:
+                    os.read(self._handle, 65536)
+                os.write(self._handle, b"+" * self.jobs)
             self._running, self._alone = self._running + 1, alone
+        byte = b"" if alone else os.read(self._handle, 1)
         try:
             yield
         finally:
             with self._changed:
+                os.write(self._handle, byte)
                 self._running, self._alone = self._running - 1, False
-                self._settle()
-
-    def ended(self) -> None:
-        """One of the `builds` is over, or had nothing to build: another one may take its job."""
-        with self._changed:
-            self._left -= 1
-            if self._running and self._left < self.jobs:
-                os.write(self._handle, b"+")
-            self._settle()
-
-    def halve(self, source: str) -> None:
-        """After something of `source` (its name) was killed for memory: half as many jobs from here on."""
-        with self._changed:
-            gone = self.jobs - max(1, self.jobs // 2)
-            self.jobs -= gone
-            self.retried.add(source)
-        while gone and self._running:  # what others hold comes back
-            if select.select([self._handle], [], [], _PAUSE)[0]:
-                with contextlib.suppress(BlockingIOError):
-                    gone -= len(os.read(self._handle, 1))
-        with self._changed:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Where nothing runs, as many bytes as there should be: who was killed has put none back."""
-        if not self._running:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._handle, 65536)
-            os.write(self._handle, b"+" * (self.jobs - max(1, self._left)))
-        self._changed.notify_all()
+                self._changed.notify_all()
 
     def told(self) -> Json:
         """For `progress`: a file that is compiled now, and of the builds that say how many they have, how many are."""
@@ -135,9 +105,7 @@ class Budget:
         build_dir.sign(self._folder)
         self.fifo = os.path.join(self._folder, "jobs")
         os.mkfifo(self.fifo, 0o600)
-        self._handle = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)  # its bytes live as long as somebody has it open
-        with self._changed:
-            self._settle()
+        self._handle = os.open(self.fifo, os.O_RDWR)  # its bytes live as long as somebody has it open
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from envbuild.node import git_source, merkle, paths, proc, program_files, variables
-from envbuild.node.build import diagnose, environment, import_check, normalize_wheel, patch, patch_sources, visible
+from envbuild.node.build import diagnose, environment, normalize_wheel, patch, patch_sources, proof
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.logs import progress
@@ -99,7 +99,7 @@ class Builder:
             return
         store = self.store = Store(self.store_path, create=True)
 
-        self._packages = visible.Packages(self.python)
+        self._packages = environment.Packages(self.python)
         calls = {each["name"]: partial(self._obtain, each, store) for each in wanted}
         build_wheel.build_all(calls, self.options.get("jobs"))
 
@@ -144,7 +144,7 @@ class Builder:
                 continue
             progress("importing what was compiled", source["name"])
             try:
-                facts["imports"] = import_check.check(self.python, source["name"], names, self._own_env(source))
+                facts["imports"] = proof.imports(self.python, source["name"], names, self._own_env(source))
             except NodeError as error:
                 if self.store is not None:
                     self.store.reject(facts["key"], error.why)
@@ -158,7 +158,7 @@ class Builder:
         if not wanted:
             return
         try:
-            imports = import_check.check(self.python, name, wanted, self._own_env(source))
+            imports = proof.imports(self.python, name, wanted, self._own_env(source))
         except NodeError as error:
             raise diagnose.missing(f"the tree of source {name}", error.why, error.details["extensions"]) from None
         self.built[name] = {"from": "built", "route": "in place", "extensions": wanted, "imports": imports}
@@ -266,7 +266,7 @@ class Builder:
         toolchain = self._toolchain(_own(source))
         return build_key.key_inputs(source, self.variant, toolchain, self._arch_list, digests, {})
 
-    def _visible(self, source: Json, packages: visible.Packages) -> dict[str, str]:
+    def _visible(self, source: Json, packages: environment.Packages) -> dict[str, str]:
         """The packages that the build of a source sees; its pyproject.toml names some of them."""
         if self._whole:
             return packages.versions()
@@ -275,21 +275,18 @@ class Builder:
         build = _build_of(source)
         # Kernels are built by a project of ours.
         folder = "" if build.get("kind") == "kernels" else self._project(source)
-        return packages.closure(visible.wanted(folder, build))
+        return packages.closure(environment.wanted(folder, build))
 
     def _obtain(self, source: Json, store: Store, budget: Budget) -> None:
         """The wheel of a source (or of its kernels), from the store or built; and what the result says of it."""
         name, inputs, versions = source["name"], self._inputs(source), self._packages.versions()
         owner = {"run": self.run, "what": f"{name} at {source['commit']:.12}"}
-        again = bool(self.options.get("check_rebuild"))
 
         def build(out: str) -> Json:
             self._need_tools(name)
-            facts = dict(
-                self._build(source, out, inputs["packages"], budget, again), patches=self.patched.get(name) or []
-            )
+            facts = self._build(source, out, inputs["packages"], budget)
             del facts["wheel"]
-            return facts
+            return dict(facts, patches=self.patched.get(name) or [])
 
         entry, built = self.handed.entry(store, name, inputs, versions, self.tool.tmp), False
         if entry is None:
@@ -307,7 +304,7 @@ class Builder:
         if not built:
             _check_extensions(source, facts)
             log(f"{name}: the wheel store has {facts['wheel']} (key {entry.key:.12})")
-            facts["rebuild"] = self._compare(source, entry, budget) if again else None
+        facts["rebuild"] = self._compare(source, entry, budget) if self.options.get("check_rebuild") else None
         self.wheels[name] = entry.wheel
         self.built[name] = facts
 
@@ -327,7 +324,7 @@ class Builder:
     def _arch_list(self) -> list[str]:
         return list(self.options.get("arch_list") or [])
 
-    def _build(self, source: Json, out: str, packages: dict[str, str], budget: Budget, again: bool) -> Json:
+    def _build(self, source: Json, out: str, packages: dict[str, str], budget: Budget, anew: bool = False) -> Json:
         """Fetch, patch and build one wheel, seeing `packages`, into the folder `out`; result of `build_wheel`."""
         self._tree(source)
         self._patch(source)
@@ -346,7 +343,7 @@ class Builder:
             build=build,
             arch_list=self._arch_list,
             cuda_home=self.cuda_home,
-            check_rebuild=again,
+            anew=anew,
             budget=budget,
             view=None if self._whole else partial(self._packages.view, wanted=packages),
         )
@@ -354,9 +351,9 @@ class Builder:
         return dict(facts, route="kernels") if kernels else facts
 
     def _compare(self, source: Json, entry: Entry, budget: Budget) -> Json:
-        """Build what the store has once more; which members differ."""
+        """Build what there is a wheel of once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
-            again = self._build(source, out, entry.inputs["packages"], budget, False)
+            again = self._build(source, out, entry.inputs["packages"], budget, anew=True)
             return normalize_wheel.compare(entry.wheel, again["wheel"])
 
     def _given(self) -> Json:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from envbuild.node import git_source, hashing, paths, proc, program_files
-from envbuild.node.build import build_dir, diagnose, gpu_arch_check, job_server, no_network, normalize_wheel
+from envbuild.node.build import build_dir, diagnose, job_server, normalize_wheel, proof
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable
 from envbuild.node.logs import progress
@@ -40,7 +39,8 @@ class Options(NamedTuple):
     (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST as a list. `cuda_home`: the toolkit.
     `jobs`: compile jobs at once (default: from cores and memory). `view`: makes, in the folder that it is given, what
     the build sees of the environment, and returns its interpreter (None: it sees all). `budget`: one that is open
-    already, for several sources; then `jobs` is its business. `check_rebuild`: build twice and compare.
+    already, for several sources; then `jobs` is its business. `anew`: without ccache, which gives back what an earlier
+    build has compiled.
     """
 
     tool: uv.Uv
@@ -49,9 +49,9 @@ class Options(NamedTuple):
     arch_list: list[str] = []
     cuda_home: str | None = None
     jobs: int | None = None
-    check_rebuild: bool = False
     view: Callable[[str], str] | None = None
     budget: job_server.Budget | None = None
+    anew: bool = False
 
 
 def build_wheel(python: str, source: Json, project: str, out: str, options: Options) -> Json:
@@ -59,9 +59,9 @@ def build_wheel(python: str, source: Json, project: str, out: str, options: Opti
 
     `python`: the environment's interpreter, by the path in the environment. The tree is copied and left as it is.
     Result: `wheel` (path), `sha256`, `route` (`setup.py` or `pep517`), `seconds`, `jobs` (compile jobs at once),
-    `extensions` (import names), `arch` (as `gpu_arch_check.architectures`), `network` (`off` or `on: why`), `ccache`,
+    `extensions` (import names), `arch` (as `proof.architectures`), `network` (`off` or `on: why`), `ccache`,
     `retried` (something of this source was killed for memory and ran once more), `canonical` (built at the canonical
-    path), `rebuild` (None, or {equal, different: [members]}).
+    path).
 
     Raises NodeError `build-failed`, `extensions-missing`, `arch-missing` (exit 4), `disk-full` (75).
     """
@@ -85,10 +85,8 @@ def build_all(calls: Mapping[str, Callable[[job_server.Budget], Any]], jobs: int
             results[name] = call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
             failures[name] = error
-        finally:
-            budget.ended()
 
-    with job_server.Budget(jobs, builds=len(calls)) as budget:
+    with job_server.Budget(jobs) as budget:
         progress(f"compiling {', '.join(calls)}", ask=budget.told)
         proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
@@ -111,31 +109,27 @@ class _Build:
     def __init__(
         self, python: str, source: Json, project: str, out: str, options: Options, budget: job_server.Budget
     ) -> None:
-        self.python = python
-        self.source = source
-        self.name = source["name"]
+        self.python, self.source, self.name = python, source, source["name"]
         self.what = f"source {self.name}"
         self.inside = os.path.normpath(source["path"]) if source.get("path") else ""
         self.tree = os.path.normpath(project)
         for _ in self.inside.split("/") if self.inside else ():
             self.tree = os.path.dirname(self.tree)
-        self.out = out
-        self.options = options
-        self.budget = budget
+        self.out, self.options, self.budget = out, options, budget
         self.build = (options.build if options.build is not None else source.get("build")) or {}
         self.flags = git_source.option_flags(self.build.get("flags") or [])
-        self.memory = float(self.build.get("memory_per_job") or job_server.MEMORY_PER_JOB)
+        self.jobs = budget.limit(float(self.build.get("memory_per_job") or job_server.MEMORY_PER_JOB))
         self.route = route(project)
         self.environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
-        self.ccache = False
+        self.retried = False
 
     def run(self) -> Json:
         begun = time.monotonic()
-        self.prefix, network = no_network.off()
-        jobs = self.budget.limit(self.memory)
+        self.prefix, network = build_environ.no_network()
+        jobs = self.jobs
         log(f"building {self.name} ({self.route}, {plural(jobs, 'job')})")
         os.makedirs(self.out, exist_ok=True)
-        wheel, report, canonical = self._once(self.out, False)
+        wheel, report, canonical = self._once()
         seconds = time.monotonic() - begun
         sites = [os.path.join(self.environment, site) for site in installed.site_packages(self.environment)]
         result = {
@@ -145,22 +139,17 @@ class _Build:
             "seconds": round(seconds, 2),
             "jobs": jobs,
             "extensions": self._prove(wheel, report),
-            "arch": gpu_arch_check.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
+            "arch": proof.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
             "network": network,
             "ccache": self.ccache,
-            "retried": self.name in self.budget.retried,
+            "retried": self.retried,
             "canonical": canonical,
-            "rebuild": self._again(wheel) if self.options.check_rebuild else None,
         }
         log(f"built {os.path.basename(wheel)} in {seconds:.1f} s")
         return result
 
-    def _again(self, wheel: str) -> Json:
-        """Build once more, without ccache (which would give back the first one's objects), and compare."""
-        with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.options.tool.tmp) as folder:
-            return normalize_wheel.compare(wheel, self._once(folder, True)[0])
-
-    def _once(self, out: str, again: bool) -> tuple[str, Json, bool]:
+    def _once(self) -> tuple[str, Json, bool]:
+        """The wheel, the report of setup.py, and whether it was built at the canonical path."""
         name = f"{self.name}-{self.source['commit'][:12]}"
         with build_dir.Folder(name, paths.size_of(self.tree), self.options.tool.tmp) as folder:
             work = _Work(folder.path)
@@ -171,11 +160,11 @@ class _Build:
                 self.interpreter = os.path.join(work.environment, "bin", os.path.basename(self.python))
             else:
                 self.interpreter = self.options.view(work.environment)
-            env = self._environ(work, again)
+            env = self._environ(work)
             done = self._run(work, env)
             if _killed(done):
-                # All of it once more, on top of what is compiled.
-                self.budget.halve(self.name)
+                # All of it once more, on top of what is compiled: alone, and with half as many jobs.
+                self.jobs, self.retried = max(1, self.jobs // 2), True
                 log(f"the build of {self.name} was killed for memory: once more, with fewer jobs")
                 done = self._run(work, env)
                 if _killed(done):
@@ -187,10 +176,10 @@ class _Build:
             wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
             if len(wheels) != 1:
                 raise diagnose.failure(self.what, f"the build made {len(wheels)} wheels")
-            wheel = normalize_wheel.settle(os.path.join(work.out, wheels[0]), out, self.tools.strip, work.tmp)
+            wheel = normalize_wheel.settle(os.path.join(work.out, wheels[0]), self.out, self.tools.strip, work.tmp)
             return wheel, report, folder.canonical
 
-    def _environ(self, work: _Work, again: bool) -> dict[str, str]:
+    def _environ(self, work: _Work) -> dict[str, str]:
         own, options = self.build.get("environment") or {}, self.options
         programs = os.path.dirname(self.interpreter) if options.view else None
         given = (options.variables, own, options.arch_list, options.cuda_home)
@@ -200,43 +189,33 @@ class _Build:
         places = {os.path.realpath(work.tree): "src/" + self.name, self.environment: "env", work.environment: "env"}
         env.update(build_environ.equal_files(env, self.tools, places))
         env.update(build_environ.shared_runtime(env, work.runtime))
-        if again:
+        if options.anew:
             env["CCACHE_DISABLE"] = "1"
         cached = build_environ.cached(env, self.tools, os.path.join(work.path, "ccache"))
-        self.ccache = self.ccache or bool(cached)
+        self.ccache = bool(cached)
         env.update(cached)
         return env
 
     def _run(self, work: _Work, env: dict[str, str]) -> proc.Finished:
-        alone = self.route == "pep517" or self.budget.limit(self.memory) < self.budget.limit() or not _takes_bytes(env)
-        with self.budget.build(alone):
-            self.budget.at_work[self.name] = (os.path.join(work.tree, self.inside), work.report)
-            try:
-                return self._run_now(work, env, None if alone else self.budget.fifo)
-            finally:
-                del self.budget.at_work[self.name]
-
-    def _run_now(self, work: _Work, env: dict[str, str], fifo: str | None) -> proc.Finished:
-        project = os.path.join(work.tree, self.inside)
-        jobs = self.budget.limit(self.memory)
-        guard = self.prefix + [self.python, "-I", "-S", work.program("guard")]
+        project, jobs = os.path.join(work.tree, self.inside), self.jobs
+        alone = self.route == "pep517" or jobs < self.budget.limit() or not _takes_bytes(env)
         env = dict(env, MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
         if self.route == "pep517":
-            words = [
-                self.options.tool.program,
-                "build",
-                "--wheel",
-                "--no-build-isolation",
-                "--python",
-                self.interpreter,
-            ]
-            words += ["--no-index", "--out-dir", work.out] + ["-C--build-option=" + flag for flag in self.flags]
-            return proc.run(guard + words + [project], timeout=DEADLINE, env=env, cwd=work.tmp)
-        request = {"flags": self.flags, "out": work.out, "report": work.report, "fifo": fifo, "jobs": jobs}
-        file = os.path.join(work.path, "request.json")
-        paths.write_json(file, request)
-        words = [self.interpreter, work.program("setup_py"), file]
-        return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=project)
+            words, cwd = [self.options.tool.program, "build", "--wheel", "--no-build-isolation"], work.tmp
+            words += ["--python", self.interpreter, "--no-index", "--out-dir", work.out]
+            words += ["-C--build-option=" + flag for flag in self.flags] + [project]
+        else:
+            request = {"flags": self.flags, "out": work.out, "report": work.report, "jobs": jobs}
+            file = os.path.join(work.path, "request.json")
+            paths.write_json(file, dict(request, fifo=None if alone else self.budget.fifo))
+            words, cwd = [self.interpreter, work.program("setup_py"), file], project
+        guard = self.prefix + [self.python, "-I", "-S", work.program("guard")]
+        with self.budget.build(alone):
+            self.budget.at_work[self.name] = (project, work.report)
+            try:
+                return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=cwd)
+            finally:
+                del self.budget.at_work[self.name]
 
     def _failed(self, done: proc.Finished, report: Json) -> NodeError:
         text = done.out + "\n" + done.err

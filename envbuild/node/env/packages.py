@@ -7,7 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from envbuild.node import hashing, pip_config, variables
-from envbuild.node.build import diagnose, no_network
+from envbuild.node.build import diagnose
+from envbuild.node.build import environment as build_environ
 from envbuild.node.logs import progress
 from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.probe.processes import at_work, written
@@ -169,7 +170,7 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
 
     Build tools are packages of the lock themselves, so nothing unhashed takes part.
     """
-    before, network = no_network.off() if archives else ([], "")
+    before, network = build_environ.no_network() if archives else ([], "")
     for number, package in enumerate(archives):
         options = ["--no-build-isolation", "--no-binary", package["name"]]
         what = "%s %s" % (package["name"], package["version"])

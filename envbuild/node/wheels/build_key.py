@@ -1,6 +1,6 @@
 """The build key: sha256 over everything that decides the bits of a wheel built from source, and nothing else.
 
-Of the packages it holds those that the build sees (`build/visible.py`), so stacks that agree in them share a wheel.
+Of the packages it holds those that the build sees (`build/environment.py`), so stacks that agree in them share a wheel.
 Left out: where a source came from and where anything lies, the prefix, cache and tmp folders, the umask, labels, smoke
 tests, who builds, how many jobs, and what is only checked afterwards (`extensions`).
 """

@@ -14,7 +14,7 @@ import pytest
 from envbuild.node.build import job_server, wheel
 from envbuild.node.build.programs import guard
 from envbuild.node.protocol import NodeError
-from tests.node.build_projects import EXTENSIONS, index_environment, options, shape_project, source, write
+from tests.node.build_projects import EXTENSIONS, build, index_environment, shape_project, source, write
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 from tests.support.patience import alive, text_of, until
@@ -85,49 +85,33 @@ def test_cores_and_memory_bound_how_many_jobs_there_are() -> None:
 
 
 def test_each_build_has_one_job_and_the_fifo_all_others() -> None:
-    with job_server.Budget(8, memory=1000, builds=3) as budget:
-        assert left(budget) == 5
-        budget.ended()
-        assert left(budget) == 6
+    with job_server.Budget(8, memory=1000) as budget:
         with budget.build(alone=False):
-            budget.ended()
             assert left(budget) == 7
-        budget.ended()
-        assert left(budget) == 7
+            with budget.build(alone=False):
+                assert left(budget) == 6
+            assert left(budget) == 7
+        with budget.build(alone=True):
+            assert left(budget) == 8
 
 
-def test_no_more_builds_than_jobs_run_at_once() -> None:
-    with job_server.Budget(1, memory=1000, builds=2) as budget:
-        assert left(budget) == 0
+@pytest.mark.parametrize(("jobs", "first", "second"), [(1, False, False), (4, True, False), (4, False, True)])
+def test_a_build_waits_for_a_job_and_one_that_must_be_alone_for_all_others(
+    jobs: int, first: bool, second: bool
+) -> None:
+    with job_server.Budget(jobs, memory=1000) as budget:
         entered = threading.Event()
 
         def other() -> None:
-            with budget.build(alone=False):
+            with budget.build(second):
                 entered.set()
 
-        with budget.build(alone=False):
+        with budget.build(first):
             thread = threading.Thread(target=other)
             thread.start()
             assert not entered.wait(0.2)
         thread.join()
         assert entered.is_set()
-
-
-def test_a_build_that_must_be_alone_waits_for_the_others_and_they_for_it() -> None:
-    with job_server.Budget(4, memory=1000, builds=2) as budget:
-        for first, second in ((True, False), (False, True)):
-            entered = threading.Event()
-
-            def other(alone: bool = second, entered: threading.Event = entered) -> None:
-                with budget.build(alone):
-                    entered.set()
-
-            with budget.build(first):
-                thread = threading.Thread(target=other)
-                thread.start()
-                assert not entered.wait(0.2)
-            thread.join()
-            assert entered.is_set()
 
 
 def test_what_a_killed_build_took_is_there_again_once_nothing_runs() -> None:
@@ -137,23 +121,8 @@ def test_what_a_killed_build_took_is_there_again_once_nothing_runs() -> None:
             os.read(handle, 2)
             os.close(handle)
             assert left(budget) == 1
-        assert left(budget) == 3
-
-
-def test_half_the_jobs_are_left_after_a_kill_whoever_holds_the_others() -> None:
-    with job_server.Budget(8, memory=1000, builds=2) as budget:
         with budget.build(alone=False):
-            handle = os.open(budget.fifo, os.O_RDWR)
-            held = os.read(handle, 4)
-            thread = threading.Thread(target=budget.halve, args=("large",))
-            thread.start()
-            thread.join(0.5)
-            assert thread.is_alive(), "the bytes of the other build are waited for"
-            os.write(handle, held)
-            os.close(handle)
-            thread.join()
-            assert (left(budget), budget.jobs, budget.retried) == (2, 4, {"large"})
-        assert left(budget) == 2
+            assert left(budget) == 3
 
 
 def test_compilers_end_with_their_builder(tmp_path: Path) -> None:
@@ -214,7 +183,7 @@ def test_the_compilers_of_a_source_that_failed_end_with_its_build(tmp_path: Path
     project = write(tmp_path / "project", {"setup.py": FAILS, "slow.c": "", "wrong.c": "#error no\n"})
     asked = source(environment={"OWNED_BY": str(tmp_path)})
     with pytest.raises(NodeError, match="shape") as caught:
-        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=3))
+        build(python, tmp_path, project, asked, jobs=3)
     assert "extension wrong" in caught.value.why
     assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if owned(pid, tmp_path)]
 
@@ -245,10 +214,10 @@ PyMODINIT_FUNC PyInit_shape_C(void) { return PyModule_Create(&module); }
 def test_compilers_that_are_called_rather_than_spawned_are_counted_too(tmp_path: Path, python: str) -> None:
     project = write(tmp_path / "project", {"setup.py": CALLS, "one.c": MODULE, "two.c": "#error no"})
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+        build(python, tmp_path, project, source(), jobs=2)
     assert caught.value.code == "build-failed" and "#error no" in caught.value.why
     (project / "two.c").write_text("int two;")
-    result = wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+    result = build(python, tmp_path, project, source(), jobs=2)
     assert result["extensions"] == ["shape_C"]
 
 
@@ -267,7 +236,7 @@ def counted(top: Path, python: str, names: tuple[str, ...], jobs: int) -> int:
     def call(name: str, budget: job_server.Budget) -> object:
         project = shape_project(top / name)
         asked = source(name, flags=FLAGS, extensions=EXTENSIONS, environment={"CC": cc})
-        return wheel.build_wheel(python, asked, str(project), str(top / f"out-{name}"), options(top, budget=budget))
+        return build(python, top, project, asked, f"out-{name}", budget=budget)
 
     calls = {name: lambda budget, name=name: call(name, budget) for name in names}
     results = wheel.build_all(calls, jobs)
@@ -289,7 +258,7 @@ def test_extensions_of_which_one_fills_the_memory_are_built_one_after_another(
     monkeypatch.setattr(job_server, "free_memory", lambda: 10.0)
     asked = source(flags=FLAGS, memory_per_job=9, environment={"CC": str(program(tmp_path / "cc", COUNTED))})
     project = shape_project(tmp_path / "project")
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=4))
+    result = build(python, tmp_path, project, asked, jobs=4)
     assert (result["jobs"], most(tmp_path)) == (1, 1)
 
 
@@ -338,7 +307,7 @@ def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
     files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
     project = write(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files})
     asked = source(extensions=["one", "two"], environment={"CC": str(program(tmp_path / "cc", COUNTED))})
-    wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=jobs))
+    build(python, tmp_path, project, asked, jobs=jobs)
     assert most(tmp_path) == jobs
     assert len((tmp_path / "seen").read_text().split()) == 8
 
@@ -349,7 +318,7 @@ def test_one_ninja_that_fails_fails_the_build_and_says_which_file(tmp_path: Path
     project = write(tmp_path / "project", {"setup.py": f"NAME = '_run_ninja_build'\n{NINJA}", **files})
     asked = source(environment={"CC": "/usr/bin/cc"})
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+        build(python, tmp_path, project, asked, jobs=2)
     assert caught.value.code == "build-failed" and "two_2.c:1:2: error: #error no" in caught.value.why
 
 
@@ -363,7 +332,7 @@ def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
     project = write(tmp_path / "project", {"setup.py": f"NAME = 'other'\n{NINJA}", **files})
     asked = source(environment={"CC": "cc"})
     with pytest.raises(NodeError):  # this ninja compiles nothing
-        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=1))
+        build(python, tmp_path, project, asked, jobs=1)
     order = [Path(name).name for name in (tmp_path / "order").read_text().split()]
     assert order == ["two_3.c", "two_2.c", "two_0.c", "two_1.c"]
 
@@ -377,9 +346,7 @@ def test_after_an_oom_kill_half_as_many_go_on(tmp_path: Path, python: str, death
     cc = program(tmp_path / "hungry", HUNGRY, compiler="/usr/bin/cc", death=death)
     project = shape_project(tmp_path / "project")
     asked = source(flags=FLAGS, extensions=EXTENSIONS, environment={"CC": str(cc)})
-    with job_server.Budget(2, memory=1000) as budget:
-        result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget))
-        assert (budget.jobs, budget.retried) == (1, {"shape"})
+    result = build(python, tmp_path, project, asked, jobs=2)
     assert result["retried"] and result["jobs"] == 2
     assert result["extensions"] == EXTENSIONS
     assert (tmp_path / "kills").exists()
@@ -390,7 +357,7 @@ def test_a_compiler_that_is_always_killed_is_a_failure(tmp_path: Path, python: s
     project = shape_project(tmp_path / "project")
     asked = source(flags=["cpp_ext"], environment={"CC": str(cc)})
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=2))
+        build(python, tmp_path, project, asked, jobs=2)
     assert caught.value.code == "build-failed" and "too little memory" in caught.value.why
     # `look` asks the compiler twice for its version; the compile command itself runs twice.
     assert len((tmp_path / "runs").read_text().split()) == 4
@@ -404,8 +371,8 @@ def test_progress_counts_the_files_that_are_compiled(tmp_path: Path, python: str
     project = shape_project(tmp_path / "project")
     asked = source(flags=FLAGS, environment={"CC": str(cc)})
     with job_server.Budget(2, memory=1000) as budget:
-        words = (python, asked, str(project), str(tmp_path / "out"), options(tmp_path, budget=budget))
-        thread = threading.Thread(target=wheel.build_wheel, args=words)
+        words = (python, tmp_path, project, asked)
+        thread = threading.Thread(target=build, args=words, kwargs={"budget": budget})
         thread.start()
         until(lambda: budget.told().get("done") == 1)
         assert (budget.told()["total"], budget.told()["unit"]) == (2, "files")

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.build import normalize_wheel
-from envbuild.node.build import wheel as build_wheel
 from envbuild.node.protocol import Exit, NodeError
-from tests.node.build_projects import EXTENSIONS, PYPROJECT, index_environment, options, shape_project, source
+from tests.node.build_projects import EXTENSIONS, PYPROJECT, build, index_environment, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.pythons import find_python
 
@@ -69,16 +68,8 @@ def test_our_build_never_loses_a_flag_and_calls_no_pip(tmp_path: Path) -> None:
     for index, pyproject in enumerate((None, PYPROJECT)):
         project = shape_project(tmp_path / f"project-{index}", pyproject=pyproject)
         asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS)
-        out = tmp_path / f"out-{index}"
-        result = build_wheel.build_wheel(python, asked, str(project), str(out), options(tmp_path))
-        assert result["extensions"] == EXTENSIONS
+        assert build(python, tmp_path, project, asked, f"out-{index}")["extensions"] == EXTENSIONS
         with pytest.raises(NodeError) as caught:
-            build_wheel.build_wheel(
-                python,
-                source(flags=["cpp_ext"], extensions=EXTENSIONS),
-                str(project),
-                str(out / "no"),
-                options(tmp_path),
-            )
+            build(python, tmp_path, project, source(flags=["cpp_ext"], extensions=EXTENSIONS), f"no-{index}")
         assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
-        assert not list((out / "no").iterdir())
+        assert not list((tmp_path / f"no-{index}").iterdir())

@@ -216,9 +216,9 @@ def test_d44_a_bad_wheel_whose_builder_was_killed_before_its_proof_is_rejected_b
     variant = make_variant([], sources=[forge.patched(files={"fast.c": BROKEN})])
     store = tmp_path / "wheels-of-all"
     code = (
-        "import json, os, signal, sys\nfrom envbuild.node.build import import_check\n"
+        "import json, os, signal, sys\nfrom envbuild.node.build import proof\n"
         "from envbuild.node.env import install\n"
-        "import_check.check = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
+        "proof.imports = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
     )
     request = json.dumps(node.install_request(variant, **args(store)))
     done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.build import normalize_wheel, wheel
+from envbuild.node.build import normalize_wheel
 from tests.node.build_projects import (
     EXTENSIONS,
+    build,
     environment,
     index_environment,
-    options,
+    rebuild,
     shape_project,
     source,
     unpack_run,
@@ -45,9 +46,8 @@ def test_every_python_and_setuptools_of_the_stacks(tmp_path: Path, minor: str) -
     optimized = "#ifndef __OPTIMIZE__\n#error Python's own flags are lost\n#endif\n#define VALUE 7\n"
     project = shape_project(tmp_path / "project", **{"csrc/value.h": optimized})
     asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS)
-    out = str(tmp_path / "out")
-    result = wheel.build_wheel(python, asked, str(project), out, options(tmp_path, check_rebuild=True))
-    assert result["rebuild"] == {"equal": True, "different": []}
+    result = build(python, tmp_path, project, asked)
+    assert rebuild(python, tmp_path, project, asked, result["wheel"]) == {"equal": True, "different": []}
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", IMPORT) == "14"
 
 
@@ -69,7 +69,7 @@ def test_cython_extensions(tmp_path: Path, cython: str) -> None:
     files = {"setup.py": CYTHON, "src/quick_one.pyx": text, "src/quick_two.pyx": text}
     project = write(tmp_path / "project", files)
     asked = source(extensions=["quick_one", "quick_two"])
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, asked)
     code = "import quick_one as a, quick_two as b; print(a.value() + b.value())"
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
 
@@ -126,7 +126,7 @@ def test_torch_extensions(tmp_path: Path, own: str, build_ext: str) -> None:
     files = {f"src/quick_{each}.cpp": QUICK.replace("NAME", f"quick_{each}") for each in ("one", "two")}
     project = write(tmp_path / "project", {"setup.py": TORCH.format(own=own, build_ext=build_ext), **files})
     asked = source(extensions=["quick_one", "quick_two"])
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, asked)
     code = "import quick_one as a, quick_two as b; print(a.value + b.value)"
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", code) == "42"
 
@@ -171,12 +171,12 @@ def test_cuda_code_without_a_gpu_repeats(tmp_path: Path) -> None:
     python = environment(tmp_path / "environment")
     files = {"setup.py": CUDA, "src/kernel.cu": KERNEL, "src/quick.cpp": QUICK.replace("NAME", "quick_cuda")}
     project = write(tmp_path / "project", files)
-    more = {"arch_list": ["9.0"], "cuda_home": home, "check_rebuild": "-objtemp" in said}
+    more = {"arch_list": ["9.0"], "cuda_home": home}
     asked = source(extensions=["quick_cuda"])
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, **more))
+    result = build(python, tmp_path, project, asked, **more)
     assert result["arch"]["wanted"] == ["9.0"]
     if "-objtemp" in said:
-        assert result["rebuild"] == {"equal": True, "different": []}
+        assert rebuild(python, tmp_path, project, asked, result["wheel"], **more) == {"equal": True, "different": []}
     with zipfile.ZipFile(result["wheel"]) as archive:
         data = archive.read(normalize_wheel.modules(archive.namelist())["quick_cuda"])
     assert b"sm_90" in data

@@ -17,10 +17,21 @@ import pytest
 from envbuild.lock.readers import wheel_record
 from envbuild.model.lock import LockedPackage
 from envbuild.node import protocol
-from envbuild.node.build import build_dir, job_server, no_network, wheel
+from envbuild.node.build import build_dir, job_server, wheel
+from envbuild.node.build.environment import no_network
 from envbuild.node.protocol import Exit, NodeError
 from tests.node import build_projects
-from tests.node.build_projects import EXTENSIONS, PYPROJECT, SETUP, options, shape_project, source, unpack_run, write
+from tests.node.build_projects import (
+    EXTENSIONS,
+    PYPROJECT,
+    SETUP,
+    build,
+    rebuild,
+    shape_project,
+    source,
+    unpack_run,
+    write,
+)  # fmt: skip
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 
@@ -36,11 +47,11 @@ def test_flags_arrive_and_everything_else_of_the_package_is_kept(
     project = shape_project(tmp_path / "project", pyproject=pyproject)
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
     asked = source(flags=FLAGS, extensions=EXTENSIONS)
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, asked)
     assert result["route"] == "setup.py"
     assert result["extensions"] == EXTENSIONS
     assert result["sha256"] == hashlib.sha256(Path(result["wheel"]).read_bytes()).hexdigest()
-    assert result["rebuild"] is None and not result["retried"]
+    assert not result["retried"]
     assert wheel_record.check(Path(result["wheel"]), "shape", LockedPackage.from_plain(SHAPE), print) > 5
     with zipfile.ZipFile(result["wheel"]) as archive:
         names = archive.namelist()
@@ -56,9 +67,7 @@ def test_flags_arrive_and_everything_else_of_the_package_is_kept(
 def test_a_flag_that_this_commit_does_not_know_is_a_failure(tmp_path: Path, python: str) -> None:
     project = shape_project(tmp_path / "project")
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(
-            python, source(flags=["cpp_ext", "fmha"]), str(project), str(tmp_path / "out"), options(tmp_path)
-        )
+        build(python, tmp_path, project, source(flags=["cpp_ext", "fmha"]))
     assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
     assert "--fmha" in caught.value.why and "--cpp_ext" not in caught.value.why
 
@@ -75,13 +84,7 @@ setup(name="shape", version="1.0", packages=["shape"])
 def test_flags_that_are_swallowed_without_effect_do_not_give_a_wheel(tmp_path: Path, python: str) -> None:
     project = shape_project(tmp_path / "project", SWALLOWS)
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(
-            python,
-            source(flags=FLAGS, extensions=EXTENSIONS),
-            str(project),
-            str(tmp_path / "out"),
-            options(tmp_path),
-        )
+        build(python, tmp_path, project, source(flags=FLAGS, extensions=EXTENSIONS))
     assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
     assert caught.value.details == {"extensions": EXTENSIONS}
     assert not list((tmp_path / "out").iterdir())
@@ -91,7 +94,7 @@ def test_flags_of_the_commands_themselves_are_understood(tmp_path: Path, python:
     setup = "from setuptools import setup\nsetup(name='shape', version='1.0', packages=['shape'])\n"
     project = shape_project(tmp_path / "project", setup)
     asked = source(flags=["build-number=3", "--quiet"])
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, asked)
     assert Path(result["wheel"]).name == "shape-1.0-3-py3-none-any.whl"
     assert result["extensions"] == []
 
@@ -102,9 +105,7 @@ def test_a_project_below_the_top_of_its_source(tmp_path: Path, python: str) -> N
     (tmp_path / "tree" / "common").mkdir()
     shutil.move(tmp_path / "tree" / "python" / "csrc" / "value.h", tmp_path / "tree" / "common" / "value.h")
     asked = {**source(flags=["cpp_ext"], extensions=["shape_C"]), "path": "python"}
-    result = wheel.build_wheel(
-        python, asked, str(tmp_path / "tree" / "python"), str(tmp_path / "out"), options(tmp_path)
-    )
+    result = build(python, tmp_path, tmp_path / "tree" / "python", asked)
     assert result["extensions"] == ["shape_C"]
 
 
@@ -114,18 +115,10 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
         tmp_path / "project", SETUP, pyproject=backend, **{"backend.py": "from setuptools.build_meta import *\n"}
     )
     assert wheel.route(str(project)) == "pep517"
-    result = wheel.build_wheel(
-        python,
-        source(flags=["cpp_ext"], extensions=["shape_C"]),
-        str(project),
-        str(tmp_path / "out"),
-        options(tmp_path),
-    )
+    result = build(python, tmp_path, project, source(flags=["cpp_ext"], extensions=["shape_C"]))
     assert (result["route"], result["extensions"]) == ("pep517", ["shape_C"])
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(
-            python, source(extensions=["shape_C"]), str(project), str(tmp_path / "out"), options(tmp_path)
-        )
+        build(python, tmp_path, project, source(extensions=["shape_C"]))
     assert caught.value.code == "extensions-missing"
 
 
@@ -155,7 +148,7 @@ def test_an_extension_that_does_not_compile_is_named_with_its_output(
     )
     monkeypatch.setattr(protocol.log, "path", str(tmp_path / "log.jsonl"))
     with pytest.raises(NodeError) as caught:
-        wheel.build_wheel(python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path))
+        build(python, tmp_path, project, source(flags=FLAGS))
     assert (caught.value.code, caught.value.exit_code) == ("build-failed", Exit.BUILD_FAILED)
     assert "extension shape_C" in caught.value.why and "is no C" in caught.value.why
     assert "secret" not in caught.value.why
@@ -170,7 +163,7 @@ def test_an_extension_that_does_not_compile_is_named_with_its_output(
 def test_an_optional_extension_may_fail(tmp_path: Path, python: str) -> None:
     setup = SETUP.replace('include_dirs=["csrc"]', 'include_dirs=["csrc"], optional=name == "shape_C"')
     project = shape_project(tmp_path / "project", setup, **{"csrc/shape_C.c": "#error no\n"})
-    result = wheel.build_wheel(python, source(flags=FLAGS), str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, source(flags=FLAGS))
     assert result["extensions"] == ["shape.sub.amp_C"]
 
 
@@ -187,11 +180,11 @@ def test_two_environments_and_two_folders_give_one_file(tmp_path: Path, python: 
     second = shape_project(tmp_path / "deeper" / "two", **more)
     asked = source(flags=FLAGS, environment={"CFLAGS": "-g"})
     other = build_projects.environment(tmp_path / "another-prefix" / "environment")
-    here = wheel.build_wheel(python, asked, str(first), str(tmp_path / "a"), options(tmp_path, check_rebuild=True))
+    here = build(python, tmp_path, first, asked, "a")
     time.sleep(1.1)
-    there = wheel.build_wheel(other, asked, str(second), str(tmp_path / "b"), options(tmp_path))
+    there = build(other, tmp_path, second, asked, "b")
     assert here["canonical"] and there["canonical"]
-    assert here["rebuild"] == {"equal": True, "different": []}
+    assert rebuild(python, tmp_path, first, asked, here["wheel"]) == {"equal": True, "different": []}
     assert here["sha256"] == there["sha256"]
     assert Path(here["wheel"]).read_bytes() == Path(there["wheel"]).read_bytes()
 
@@ -232,9 +225,7 @@ def test_d33_neither_dates_nor_the_prefix_of_headers_are_in_what_is_compiled(
         for path in (*project.rglob("*"), header):
             os.utime(path, (1.0e9 + index * 1000, 1.0e9 + index * 1000))
         try:
-            result = wheel.build_wheel(
-                interpreter, source(), str(project), str(tmp_path / f"out{index}"), options(tmp_path)
-            )
+            result = build(interpreter, tmp_path, project, source(), f"out{index}")
         finally:
             shutil.rmtree(site / "parts")
         digests.add(result["sha256"])
@@ -271,7 +262,7 @@ def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one
     project = shape_project(tmp_path / "project", SETUP.replace('[2] + ".c"', '[2] + ".cpp"'))
     write(project, {"csrc/shape_C.cpp": PRINTS})
     asked = source(flags=["cpp_ext"], extensions=["shape_C"], environment={"CXX": str(compiler)})
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, asked)
     with zipfile.ZipFile(result["wheel"]) as archive:
         [name] = [each for each in archive.namelist() if each.startswith("shape_C")]
         archive.extract(name, tmp_path)
@@ -301,7 +292,7 @@ def test_the_compiler_flags_that_python_brings_are_kept(tmp_path: Path, python: 
     project = shape_project(tmp_path / "project", setup, **{"csrc/value.h": FLAGS_OF_PYTHON})
     (project / "csrc" / "amp_C.c").rename(project / "csrc" / "amp_C.cpp")
     asked = source(flags=FLAGS, extensions=EXTENSIONS)
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path))
+    result = build(python, tmp_path, project, asked)
     usual = sysconfig.get_config_var("CFLAGS").split()
     value = (1 if {"-O1", "-O2", "-O3"}.intersection(usual) else 0) + (2 if "-DNDEBUG" in usual else 0)
     assert value
@@ -312,10 +303,9 @@ def test_a_rebuild_that_differs_is_told(tmp_path: Path, python: str) -> None:
     setup = SETUP + "open('shape/data.txt', 'a')\n"
     setup = "import os\nopen('shape/data.txt', 'w').write(os.urandom(8).hex())\n" + setup
     project = shape_project(tmp_path / "project", setup)
-    result = wheel.build_wheel(
-        python, source(), str(project), str(tmp_path / "out"), options(tmp_path, check_rebuild=True)
-    )
-    assert result["rebuild"] == {"equal": False, "different": ["shape-1.0.dist-info/RECORD", "shape/data.txt"]}
+    result = build(python, tmp_path, project, source())
+    again = rebuild(python, tmp_path, project, source(), result["wheel"])
+    assert again == {"equal": False, "different": ["shape-1.0.dist-info/RECORD", "shape/data.txt"]}
 
 
 NETWORK = """
@@ -334,7 +324,7 @@ setup(name="shape", version="1.0", packages=["shape"])
 
 
 def test_there_is_no_network_during_a_build(tmp_path: Path, python: str) -> None:
-    words, said = no_network.off()
+    words, said = no_network()
     if not words:
         pytest.skip(f"the network cannot be switched off here ({said})")
     import socket
@@ -343,12 +333,12 @@ def test_there_is_no_network_during_a_build(tmp_path: Path, python: str) -> None
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         project = shape_project(tmp_path / "project", NETWORK, port=str(listener.getsockname()[1]))
-        result = wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
+        result = build(python, tmp_path, project, source())
     assert result["network"] == "off"
 
 
 def test_a_node_that_cannot_switch_it_off_says_so() -> None:
-    words, said = no_network.off(ways=[["--no-such-option"]])
+    words, said = no_network(ways=[["--no-such-option"]])
     assert words == [] and said.startswith("on: ")
 
 
@@ -365,7 +355,7 @@ def test_the_variables_of_the_stack_and_the_target_reach_setup_py(tmp_path: Path
     project = shape_project(tmp_path / "project", setup)
     asked = source(environment={"FORCE_BUILD": "TRUE", "MAX": "own"})
     more = {"variables": {"MAX": "stack", "TOPOLOGY": {"path": "/x"}}, "arch_list": ["8.0", "9.0+PTX"]}
-    result = wheel.build_wheel(python, asked, str(project), str(tmp_path / "out"), options(tmp_path, jobs=3, **more))
+    result = build(python, tmp_path, project, asked, jobs=3, **more)
     with zipfile.ZipFile(result["wheel"]) as archive:
         seen = json.loads(archive.read("shape/data.txt"))
     assert (seen["FORCE_BUILD"], seen["MAX"]) == ("TRUE", "own")
@@ -394,5 +384,5 @@ def test_a_setup_py_that_asks_git_finds_no_repository_that_is_not_its_own(
     project = shape_project(tmp_path / "project", ASKS_GIT)
     # Another build has the canonical folder, so this one is below the repository.
     with build_dir.Folder("shape-" + source()["commit"][:12], 0, str(tmp_path)):
-        result = wheel.build_wheel(python, source(), str(project), str(tmp_path / "out"), options(tmp_path))
+        result = build(python, tmp_path, project, source())
     assert Path(result["wheel"]).exists() and not result["canonical"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.build import no_network
+from envbuild.node.build import environment as build_environment
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 from tests.support.certificates import certificate
@@ -104,7 +104,7 @@ def listening() -> Iterator[int]:
 
 
 def test_setup_code_of_a_package_has_no_network(node: Node, listening: int) -> None:
-    words, said = no_network.off()
+    words, said = build_environment.no_network()
     if not words:
         pytest.skip(f"the network cannot be switched off here ({said})")
     variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
@@ -121,7 +121,8 @@ def test_links_of_the_users_uv_that_a_build_cannot_reach_do_not_stop_it(node: No
 def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is_said(
     node: Node, listening: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(no_network, "off", partial(no_network.off, ways=[["--no-such-option"]]))
+    no_way = partial(build_environment.no_network, ways=[["--no-such-option"]])
+    monkeypatch.setattr(build_environment, "no_network", no_way)
     variant = make_variant([make_sdist(node.wheels, CONNECT.format(port=listening))])
     assert seen(node, variant) == "a network"
     assert "building old 1.0 (network on: " in capsys.readouterr().err

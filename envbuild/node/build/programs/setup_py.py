@@ -45,18 +45,14 @@ class State:
     def __init__(self, request: "dict[str, Any]") -> None:
         """`request`: see the module."""
         self.request = request
-        self.jobs: int = request["jobs"]
-        self.extensions: list[dict[str, Any]] = []
-        self.files = 0
-        self.unread: list[str] = []
-        self.failed: str | None = None
+        self.report: dict[str, Any] = {"extensions": [], "files": 0, "unread": [], "failed": None}
 
-    def write(self) -> None:
-        """Write the report; the last one counts."""
-        names = ("extensions", "files", "unread", "failed")
+    def tell(self, **more: "Any") -> None:
+        """Write the report with what is new; the last one counts."""
+        self.report.update(more)
         temporary = self.request["report"] + ".new"
         with open(temporary, "w") as stream:
-            json.dump({name: getattr(self, name) for name in names}, stream)
+            json.dump(self.report, stream)
         os.rename(temporary, self.request["report"])
 
 
@@ -189,7 +185,7 @@ def _parser(state: "State", original: "Any") -> "Any":
     def parse_command_line(dist: "Any") -> "Any":
         options = {each[0].rstrip("=") for each in dist.get_command_class("bdist_wheel").user_options}
         general = {each[0].rstrip("=") for each in dist.global_options}
-        state.unread = []
+        unread = []
         dist.script_args = list(dist.script_args)
         for flag in [each for each in state.request["flags"] if each in dist.script_args]:
             name = flag.lstrip("-").partition("=")[0]
@@ -199,10 +195,10 @@ def _parser(state: "State", original: "Any") -> "Any":
             if name in options:
                 dist.script_args.append(flag)
             else:
-                state.unread.append(flag)
-        state.write()
-        if state.unread:
-            sys.exit("envbuild: this setup.py does not know %s" % " ".join(state.unread))
+                unread.append(flag)
+        state.tell(unread=unread)
+        if unread:
+            sys.exit("envbuild: this setup.py does not know %s" % " ".join(unread))
         if "compression" in options:
             dist.script_args.append("--compression=stored")  # it is packed once, later
         return original(dist)
@@ -215,32 +211,32 @@ def _builder(state: "State", original: "Any") -> "Any":
 
     def build_extensions(command: "Any") -> None:
         command.check_extensions_list(command.extensions)
-        made = [each for each in command.extensions if not _is_library(each)]
-        state.extensions = [_row(command, each) for each in made]
-        state.files = sum(len(each.sources) for each in made)
-        state.write()
-        tokens = Tokens(state.request["fifo"])
+        # A shared library that others link against is none.
+        made = [each for each in command.extensions if type(each).__name__ != "Library"]
+        rows = [{"name": command.get_ext_fullname(each.name), "optional": _optional(each)} for each in made]
+        state.tell(extensions=rows, files=sum(len(each.sources) for each in made))
+        tokens, most = Tokens(state.request["fifo"]), state.request["jobs"]
         if _starts_programs(command):
-            with tokens.rest(state.jobs) as jobs:
+            with tokens.rest(most) as jobs:
                 os.environ.update(MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
                 command.build_extension = functools.partial(_build, state, command, contextlib.suppress)
                 original(command)
             return
-        # A shared library that others link against: those of setuptools must be built in their order.
-        threads = min(state.jobs, len(made)) if len(made) == len(command.extensions) and _has_threads(command) else 1
+        # Libraries of setuptools must be built in their order.
+        threads = min(most, len(made)) if len(made) == len(command.extensions) and _has_threads(command) else 1
         token, together = tokens.one if threads > 1 else contextlib.suppress, _together(command, tokens)
         if together is not None:
             threads, token = len(made), together.extension
         command.parallel = threads if threads > 1 else None
         if tokens.fifo is None:
-            os.environ["MAX_JOBS"] = str(state.jobs if together else state.jobs // threads)
+            os.environ["MAX_JOBS"] = str(most if together else most // threads)
         if getattr(command, "use_ninja", False):
             # ninja begins with the first, and all are to end together.
             command.compiler.compile = _longest_first(command.compiler.compile)
             command.extensions.sort(key=lambda each: max(map(_length, each.sources)), reverse=True)
             if tokens.fifo is not None:
                 os.environ.pop("MAX_JOBS", None)  # torch makes it a -j, with which ninja asks no job server
-                os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (state.jobs, tokens.fifo)
+                os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (most, tokens.fifo)
         command.build_extension = functools.partial(_build, state, command, token)
         original(command)
 
@@ -250,7 +246,7 @@ def _builder(state: "State", original: "Any") -> "Any":
 def _together(command: "Any", tokens: "Tokens") -> "Together | None":
     """What runs ninja once for all extensions; None where one may fail, or torch's function is not the known one."""
     torch: Any = sys.modules.get("torch.utils.cpp_extension")
-    fixed = len(command.extensions) > 1 and not any(getattr(each, "optional", False) for each in command.extensions)
+    fixed = len(command.extensions) > 1 and not any(map(_optional, command.extensions))
     if not (fixed and getattr(command, "use_ninja", False) and hasattr(torch, "_run_ninja_build")):
         return None
     together = torch._run_ninja_build = Together(torch._run_ninja_build, tokens, len(command.extensions))
@@ -269,25 +265,17 @@ def _build(state: "State", command: "Any", token: "Any", extension: "Any") -> No
     except BaseException as error:  # noqa: BLE001 - whatever it is, the builder names it
         # distutils raises one error for another: the first is about the compiler, whose words stand above.
         text = traceback.format_exc(limit=-3, chain=False)
-        if getattr(extension, "optional", False):
+        if _optional(extension):
             sys.stdout.write("%s---- envbuild: left out extension %s, which is optional\n" % (text, extension.name))
             return
-        state.failed = None if isinstance(error, NinjaError) else extension.name
-        state.write()
+        state.tell(failed=None if isinstance(error, NinjaError) else extension.name)
         sys.stdout.write("%s---- envbuild: extension %s failed\n" % (text, extension.name))
         sys.stdout.flush()
         os._exit(1)  # then the guard ends the other extensions
 
 
-def _is_library(extension: "Any") -> bool:
-    return type(extension).__name__ == "Library"
-
-
-def _row(command: "Any", extension: "Any") -> "dict[str, Any]":
-    return {
-        "name": command.get_ext_fullname(extension.name),
-        "optional": bool(getattr(extension, "optional", False)),
-    }
+def _optional(extension: "Any") -> bool:
+    return bool(getattr(extension, "optional", False))
 
 
 def _longest_first(original: "Any") -> "Any":
@@ -330,7 +318,7 @@ def main(path: str) -> None:
     try:
         runpy.run_path(os.path.abspath("setup.py"), run_name="__main__")
     finally:
-        state.write()
+        state.tell()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Arch proof: which GPU architectures the device code of built extensions holds, as `cuobjdump` lists them.
+"""The proofs of a build: its extensions can be imported in the environment, and hold code for the GPUs that are wanted.
 
-`architectures(files, wanted, cuda_home)` is the whole interface. A kernel that was built for another architecture
-imports well and fails at its first launch, or is compiled again from PTX at each start: so it is looked at beforehand.
+A kernel that was built for another architecture imports well and fails at its first launch, or is compiled again from
+PTX at each start: so what `cuobjdump` lists is looked at beforehand.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,14 +15,54 @@ import zipfile
 from collections.abc import Iterable
 
 from envbuild.node import proc
-from envbuild.node.protocol import Exit, Json, NodeError
-from envbuild.node.read_text import which
+from envbuild.node.packages import uv
+from envbuild.node.protocol import Exit, Json, NodeError, log
+from envbuild.node.read_text import json_lines, which
 
+_IMPORTS = 900.0  # s for all imports of a source
+# torch before what is linked to it, or fails alone: it loads the libraries of its extensions. One line before each
+# import says where a crash was.
+_IMPORT = """
+import importlib, importlib.util, json, sys
+def say(**what):
+    sys.stdout.write(json.dumps(what) + "\\n")
+    sys.stdout.flush()
+def import_torch():
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        pass
+def is_of_torch(name):
+    spec = importlib.util.find_spec(name)
+    if not spec or not spec.has_location:
+        return False
+    with open(spec.origin, "rb") as stream:
+        data = stream.read()
+    return b"libtorch" in data or b"libc10" in data
+for name in json.loads(sys.argv[1]):
+    say(begins=name)
+    try:
+        if is_of_torch(name):
+            import_torch()
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            import_torch()
+            importlib.import_module(name)
+    except BaseException as error:
+        say(name=name, error="%s: %s" % (type(error).__name__, error))
+    else:
+        say(name=name, error=None)
+"""
+# A shared object that is a plain library: it was loaded, and is no module.
+_LIBRARY = "does not define module export function"
+# Of the driver: there is none where nothing but a build is done.
+_DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _LISTED = re.compile(r"^(ELF|PTX) file +[0-9]+: .*\.sm_([0-9]+[af]?)\.(?:cubin|ptx)[ \t]*$", re.MULTILINE)
 _NO_CODE = "does not contain device code"
 _WANTED = re.compile(r"([0-9]+)\.([0-9]+)([af]?)(\+PTX)?\Z")
 _FOUND = re.compile(r"sm_([0-9]+)([0-9])([af]?)\Z")
-_DEADLINE = 120.0
+_DEADLINE = 120.0  # s of one listing
 # Where packages that come with torch keep one (Triton 3, Triton 2, NVIDIA's own package), below a site-packages folder.
 _IN_SITES = (
     "triton/backends/nvidia/bin",
@@ -29,6 +70,52 @@ _IN_SITES = (
     "nvidia/cu13/bin",
     "nvidia/cuda_cuobjdump/bin",
 )
+
+
+def imports(python: str, source: str, names: list[str], env: dict[str, str]) -> Json:
+    """Import `names`, the extensions of `source`, with the interpreter `python`; `env` is that of its process.
+
+    Result: `imported`, `libraries` (plain shared libraries, which only load) and `unchecked` (name -> why: they need
+    the driver, which is not here). Raises NodeError `extension-broken` (exit 4) with what the import says.
+    """
+    done = proc.run([python, "-I", "-B", "-c", _IMPORT, json.dumps(names)], timeout=_IMPORTS, env=env)
+    told: Json = {"imported": [], "libraries": [], "unchecked": {}}
+    broken: dict[str, str] = {}
+    at: str | None = None
+    for each in json_lines(done.out):  # an extension may print lines of its own
+        if "begins" in each:
+            at = str(each["begins"])
+        if "name" not in each:
+            continue
+        at, name, error = None, str(each["name"]), each.get("error")
+        if error is None:
+            told["imported"].append(name)
+        elif _LIBRARY in error:
+            told["libraries"].append(name)
+        elif any(library in error for library in _DRIVER):
+            told["unchecked"][name] = error
+        else:
+            broken[name] = str(error)
+    if at is not None or not done.ok:
+        how = "it did not end in time" if done.timed_out else f"the process ended with {done.rc}"
+        broken[at or names[0]] = f"{how}; {uv.tail(done.err, 10)}"
+    if broken:
+        raise _broken(source, broken)
+    log(f"{source}: imported {', '.join(told['imported']) or 'nothing'}")
+    return told
+
+
+def _broken(source: str, broken: dict[str, str]) -> NodeError:
+    first = sorted(broken)[0]
+    return NodeError(
+        "extension-broken",
+        f"source {source}: the extension {first} was built and cannot be imported",
+        why="; ".join(f"{name}: {broken[name]}" for name in sorted(broken)),
+        hint="it was built against other libraries than those of the environment; look at LD_LIBRARY_PATH, and at the "
+        "stored wheel: `envbuild store list`",
+        details={"extensions": sorted(broken)},
+        changed=True,
+    )
 
 
 def architectures(

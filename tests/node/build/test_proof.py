@@ -1,18 +1,20 @@
-"""The arch proof: what cuobjdump lists, what serves a wanted one, and what is said where it is not known."""
+"""The proofs of a build: what an import needs; what cuobjdump lists, what serves a wanted one, what is unknown."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envbuild.node.build import gpu_arch_check
+from envbuild.node.build import proof
 from envbuild.node.protocol import NodeError
 
 ELF = "ELF file    1: amp_C.1.sm_90.cubin\nELF file    2: amp_C.2.sm_80.cubin\nELF file   13: amp_C.13.sm_90.cubin\n"
@@ -60,12 +62,12 @@ def toolkit(tmp_path: Path) -> str:
 
 
 def test_a_listing_gives_each_architecture_once_in_order() -> None:
-    assert gpu_arch_check.parse_listing(ELF + PTX) == ["compute_90", "sm_80", "sm_90"]
+    assert proof.parse_listing(ELF + PTX) == ["compute_90", "sm_80", "sm_90"]
     newer = "ELF file    1: k.1.sm_100f.cubin\nELF file    2: k.2.sm_90a.cubin\nELF file    3: a sm_75.3.sm_86.cubin"
-    assert gpu_arch_check.parse_listing(newer) == ["sm_86", "sm_90a", "sm_100f"]
-    assert gpu_arch_check.parse_listing(NO_CODE) == []
-    assert gpu_arch_check.parse_listing("") == []
-    assert gpu_arch_check.parse_listing("member libx.a:t.o:\nELF file    1: t.o.sm_70.cubin\n") == ["sm_70"]
+    assert proof.parse_listing(newer) == ["sm_86", "sm_90a", "sm_100f"]
+    assert proof.parse_listing(NO_CODE) == []
+    assert proof.parse_listing("") == []
+    assert proof.parse_listing("member libx.a:t.o:\nELF file    1: t.o.sm_70.cubin\n") == ["sm_70"]
 
 
 @pytest.mark.parametrize(
@@ -90,18 +92,18 @@ def test_a_listing_gives_each_architecture_once_in_order() -> None:
     ],
 )
 def test_what_serves_a_wanted_architecture(found: list[str], wanted: str, lacking: list[str]) -> None:
-    assert gpu_arch_check.missing(found, [wanted])[0] == lacking
+    assert proof.missing(found, [wanted])[0] == lacking
 
 
 def test_a_lower_minor_version_serves_and_that_is_said() -> None:
-    assert gpu_arch_check.missing(["sm_80"], ["8.6"])[1] == ["8.6 is served by sm_80"]
-    assert gpu_arch_check.missing(["sm_80", "sm_86"], ["8.6"])[1] == []
-    assert gpu_arch_check.missing(["sm_90a"], ["9.0"])[1] == []
+    assert proof.missing(["sm_80"], ["8.6"])[1] == ["8.6 is served by sm_80"]
+    assert proof.missing(["sm_80", "sm_86"], ["8.6"])[1] == []
+    assert proof.missing(["sm_90a"], ["9.0"])[1] == []
 
 
 def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Path, toolkit: str) -> None:
     files = [library(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so"), library(tmp_path, "apex_C.so")]
-    result = gpu_arch_check.architectures(files, ["9.0", "8.0"], toolkit)
+    result = proof.architectures(files, ["9.0", "8.0"], toolkit)
     assert result == {
         "wanted": ["8.0", "9.0"],
         "found": {"amp_C": ["compute_90", "sm_80", "sm_90"], "apex_C": []},
@@ -112,7 +114,7 @@ def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Pa
 def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path, toolkit: str) -> None:
     files = [library(tmp_path, "apex_C.so"), library(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so")]
     with pytest.raises(NodeError) as caught:
-        gpu_arch_check.architectures(files, ["10.0"], toolkit)
+        proof.architectures(files, ["10.0"], toolkit)
     error = caught.value
     assert (error.code, error.exit_code) == ("arch-missing", 4)
     assert error.what == "amp_C has no device code for 10.0"
@@ -122,14 +124,12 @@ def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path
 
 def test_ptx_alone_is_no_machine_code(tmp_path: Path, toolkit: str) -> None:
     with pytest.raises(NodeError) as caught:
-        gpu_arch_check.architectures([library(tmp_path, "ptx_only.so")], ["9.0"], toolkit)
+        proof.architectures([library(tmp_path, "ptx_only.so")], ["9.0"], toolkit)
     assert caught.value.why.startswith("it has compute_90;")
 
 
 def test_nothing_is_demanded_without_an_arch_list(tmp_path: Path, toolkit: str) -> None:
-    assert gpu_arch_check.architectures([library(tmp_path, "ptx_only.so")], [], toolkit)["found"] == {
-        "ptx_only": ["compute_90"]
-    }
+    assert proof.architectures([library(tmp_path, "ptx_only.so")], [], toolkit)["found"] == {"ptx_only": ["compute_90"]}
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_nothing_is_demanded_without_an_arch_list(tmp_path: Path, toolkit: str) 
     ],
 )
 def test_a_cuobjdump_that_cannot_tell_is_not_a_proof(tmp_path: Path, toolkit: str, name: str, why: str) -> None:
-    result = gpu_arch_check.architectures([library(tmp_path, name)], ["9.0"], toolkit)
+    result = proof.architectures([library(tmp_path, name)], ["9.0"], toolkit)
     assert result["how"] == f"not checked: {why}"
 
 
 def test_no_cuobjdump_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = gpu_arch_check.architectures([library(tmp_path, "amp_C.so")], ["9.0"], str(tmp_path / "no-cuda"))
+    result = proof.architectures([library(tmp_path, "amp_C.so")], ["9.0"], str(tmp_path / "no-cuda"))
     assert result == {"wanted": ["9.0"], "found": {}, "how": "not checked: no cuobjdump"}
 
 
@@ -155,7 +155,7 @@ def test_the_toolkit_comes_before_path_and_packages(tmp_path: Path, monkeypatch:
     site = tmp_path / "site-packages"
     fake(site / "triton/backends/nvidia")
     monkeypatch.setenv("PATH", f"relative:{places[1] / 'bin'}")
-    found = gpu_arch_check.find_cuobjdump
+    found = proof.find_cuobjdump
     assert found(str(places[0]), [str(site)]) == str(places[0] / "bin/cuobjdump")
     assert found(None, [str(site)]) == str(places[1] / "bin/cuobjdump")
     monkeypatch.setenv("PATH", "")
@@ -167,7 +167,7 @@ def test_the_toolkit_comes_before_path_and_packages(tmp_path: Path, monkeypatch:
 def test_what_is_no_architecture_is_refused(tmp_path: Path) -> None:
     for wanted in ("sm_90", "9", "9.0+ptx", "Hopper", "9.0; rm"):
         with pytest.raises(NodeError) as caught:
-            gpu_arch_check.architectures([], [wanted], None)
+            proof.architectures([], [wanted], None)
         assert caught.value.code == "request-invalid"
 
 
@@ -183,11 +183,11 @@ def test_objects_in_a_wheel_are_named_by_their_import_name(tmp_path: Path) -> No
         says("--list-ptx", "0.so"),
         says("--list-elf", "1.so", err=NO_CODE, code=255),
     )
-    result = gpu_arch_check.architectures([str(wheel)], ["9.0"], str(home))
+    result = proof.architectures([str(wheel)], ["9.0"], str(home))
     assert result["found"] == {"amp_C": ["sm_80", "sm_90"], "metaseq.data.fast": []}
     (tmp_path / "broken.whl").write_bytes(b"PK")
     with pytest.raises(NodeError) as caught:
-        gpu_arch_check.architectures([str(tmp_path / "broken.whl")], ["9.0"], str(home))
+        proof.architectures([str(tmp_path / "broken.whl")], ["9.0"], str(home))
     assert caught.value.code == "wheel-unreadable"
 
 
@@ -197,7 +197,7 @@ def test_equal_names_in_two_folders_stay_apart(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         files.append(library(tmp_path / name, "helpers.so"))
     home = fake(tmp_path / "cuda", says("--list-elf", "helpers.so", err=NO_CODE, code=255))
-    assert gpu_arch_check.architectures(files, ["9.0"], str(home))["found"] == {files[0]: [], files[1]: []}
+    assert proof.architectures(files, ["9.0"], str(home))["found"] == {files[0]: [], files[1]: []}
 
 
 def _compiled(folder: Path, *codes: str) -> str:
@@ -221,7 +221,7 @@ def _home_of_cuobjdump() -> str | None:
     """A toolkit here that has the program, or the package of it that tests are run with; it has no compiler."""
     packaged = Path(sysconfig.get_path("purelib")) / "nvidia/cu13"
     homes = [os.environ.get("CUDA_HOME") or "/usr/local/cuda", str(packaged)]
-    return next((home for home in homes if gpu_arch_check.find_cuobjdump(home)), None)
+    return next((home for home in homes if proof.find_cuobjdump(home)), None)
 
 
 @pytest.mark.parametrize(("wanted", "good"), [(["9.0"], True), (["8.6"], True), (["7.5"], False)])
@@ -233,9 +233,9 @@ def test_a_kernel_that_nvcc_built_is_read_by_the_real_cuobjdump(tmp_path: Path, 
         pytest.skip("no cuobjdump here")
     if not good:
         with pytest.raises(NodeError, match=r"no device code for 7\.5"):
-            gpu_arch_check.architectures([built], wanted, home)
+            proof.architectures([built], wanted, home)
         return
-    result: dict[str, Any] = gpu_arch_check.architectures([built], wanted, home)
+    result: dict[str, Any] = proof.architectures([built], wanted, home)
     assert result["found"] == {"tiny": ["compute_90", "sm_80", "sm_90"]}
     assert result["how"] == "cuobjdump"
 
@@ -247,4 +247,27 @@ def test_an_object_without_device_code_passes_the_real_cuobjdump(tmp_path: Path)
     (tmp_path / "plain.c").write_text("int one(void) { return 1; }\n")
     plain = str(tmp_path / "plain.so")
     subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "plain.c"), "-o", plain], check=True)
-    assert gpu_arch_check.architectures([plain], ["9.0"], home)["found"] == {"plain": []}
+    assert proof.architectures([plain], ["9.0"], home)["found"] == {"plain": []}
+
+
+MODULES = {
+    "torch.py": "",
+    "alone.py": "import sys\nassert 'torch' not in sys.modules\n",
+    "linked.py": "LIBRARY = 'libtorch_cpu.so'\nimport sys\nassert 'torch' in sys.modules\n",
+    "late.py": "import sys\nif 'torch' not in sys.modules:\n    raise ImportError('libcudart.so.12: cannot open')\n",
+}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    top = tmp_path_factory.mktemp("environment")
+    venv.create(top, symlinks=True)
+    site = top / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for name, text in MODULES.items():
+        Path(site, name).write_text(text)
+    return str(top / "bin" / "python")
+
+
+@pytest.mark.parametrize("names", [["alone", "linked"], ["late"]])
+def test_torch_is_imported_before_what_needs_it_and_only_then(python: str, names: list[str]) -> None:
+    assert proof.imports(python, "own", names, {}) == {"imported": names, "libraries": [], "unchecked": {}}
