@@ -22,7 +22,7 @@ from packaging.utils import parse_wheel_filename
 from envbuild.bundle.conda_archives import fetch_archives
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
-from envbuild.lock.unpinned import hash_unrecorded
+from envbuild.lock.variants import hash_unrecorded
 from envbuild.node import pip_config, proc
 from envbuild.plan.delivery_layout import bundle_name, bundles
 
@@ -291,15 +291,15 @@ def _bundle(
 
     A bundle of a shallow repository cannot be fetched from, hence the history.
     """
-    from envbuild.lock.readers.git import fetched
+    from envbuild.lock.readers.git import git_reader, output_of
 
     path = cache / "sources" / bundle_name(name, source)
     if path.exists():
         return path
     if on_fetch is not None:
         on_fetch(f"{name} {source.commit[:12]}")
-    with fetched(source.git, source.commit, history=True, files=True) as repository:
-        tree = repository.tree()
+    with git_reader() as reader:
+        tree = reader.tree_id(source.git, source.commit, "everything")
         if tree != source.tree:
             raise EnvbuildError(
                 "tree-mismatch",
@@ -307,9 +307,10 @@ def _bundle(
                 why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
                 hint="do not use this repository or mirror; if the lock is wrong, create it again",
             )
-        repository.git("update-ref", "refs/heads/envbuild", source.commit)
+        repository = reader.repository(source.git, source.commit, "everything")
+        output_of(repository, "update-ref", "refs/heads/envbuild", source.commit)
         with _half(path) as half:
             # One thread: equal objects give equal bytes.
             words = ("bundle", "create", "--quiet", str(half.absolute()), "refs/heads/envbuild")
-            repository.git("-c", "pack.threads=1", *words)
+            output_of(repository, "-c", "pack.threads=1", *words)
     return path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
-from envbuild.lock.unpinned import conda_unrecorded
+from envbuild.lock.variants import conda_unrecorded
 from envbuild.node.protocol import NodeError
 
 if TYPE_CHECKING:

@@ -123,7 +123,7 @@ def _checked(
     if compat is None:
         return (), document_recipes(loaded.stack, profile)
     from envbuild.explain.checks import Means, run_checks
-    from envbuild.lock.readers.git_read import git_reader
+    from envbuild.lock.readers.git import git_reader
 
     ui.note("asking the upstream repositories and the package index")
     with git_reader() as git:

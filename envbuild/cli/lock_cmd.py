@@ -86,8 +86,8 @@ def create(
     from envbuild.lock.conda_part import CondaAsked
     from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
     from envbuild.lock.diff import diff_locks
-    from envbuild.lock.files import write_lock
     from envbuild.lock.packages import sdists
+    from envbuild.lock.write import write_lock
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import refuse, refuse_locked, scan_findings
 
@@ -341,7 +341,7 @@ def _read(ui: Ui, stack: str, profile: str | None, lock_file: Path | None) -> tu
 
 
 def _write(path: Path, made: Lock) -> None:
-    from envbuild.lock.files import write_lock
+    from envbuild.lock.write import write_lock
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

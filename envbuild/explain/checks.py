@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from packaging.specifiers import SpecifierSet
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.readers.git import GitReader, resolve_ref
 from envbuild.model import finding as f
 from envbuild.model.stack import Stack
 from envbuild.resolve.artifacts import numbers
 
 if TYPE_CHECKING:
-    from envbuild.lock.readers.git_read import GitReader
     from envbuild.resolve.compat import Compat
 
 Outcome = Literal["holds", "broken", "not-run"]
@@ -115,7 +115,7 @@ def _ask_git(stack: Stack, check: Any, means: Means) -> _Answer:
         raise _NotRun(f"nothing is named {check.at}")
     url, commit = pinned
     if isinstance(check, f.RefCheck):
-        now = git.remote_ref(url, check.ref)
+        now = resolve_ref(url, check.ref)
         state = "missing" if now is None else "pinned" if now == commit else "moved"
         return state == check.expected, f"{check.ref} is {'not there' if now is None else 'at ' + now[:8]}"
     commit = check.commit or commit

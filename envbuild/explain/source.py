@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.readers.git_read import git_reader
+from envbuild.lock.readers.git import git_reader
 from envbuild.model.stack import Document, Stack
 from envbuild.node import paths
 from envbuild.regular_file import read_file

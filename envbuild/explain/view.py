@@ -17,7 +17,7 @@ from envbuild.model.stack import Profile, Source, Stack
 from envbuild.text import grouped, plural
 
 if TYPE_CHECKING:
-    from envbuild.lock.readers.git_read import GitReader
+    from envbuild.lock.readers.git import GitReader
 
 
 class RecipeRun(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.unpinned import conda_unrecorded
+from envbuild.lock.variants import conda_unrecorded
 from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.lock import Variant, canonical_json
 from envbuild.text import comment

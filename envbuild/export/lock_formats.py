@@ -19,7 +19,7 @@ from envbuild.export.steps import requirement
 from envbuild.hashing import sha256_of
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
-from envbuild.lock.unpinned import hash_unrecorded
+from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.evidence import PackageFile
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.report.formats import cyclonedx as bom

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.unpinned import hash_unrecorded
+from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.lock import LockedPackage, LockedSource, Variant
 from envbuild.node.paths import EPOCH
 

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from envbuild.catalog.loader import pick_profile
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.markers import applies
-from envbuild.lock.variants import PLATFORM, decided, locked_image, variant_plans
+from envbuild.lock.variants import PLATFORM, applies, decided, locked_image, variant_plans
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack

@@ -11,11 +11,10 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import LockFinding, contents, differs
 from envbuild.lock.create import added_names
 from envbuild.lock.files import field_digests
-from envbuild.lock.readers.git import fetched, resolve_ref
+from envbuild.lock.readers.git import GitReader, git_reader, resolve_ref
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.lock.sources import pin_patches, with_patched_trees
-from envbuild.lock.unpinned import CODE
-from envbuild.lock.variants import run_fields
+from envbuild.lock.variants import UNRECORDED, run_fields
 from envbuild.model.lock import Lock, LockedSource
 from envbuild.model.stack import Profile, Stack
 
@@ -38,9 +37,13 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
     if not lock.manifest_fields or not set(changed_fields(lock, stack)) <= set(_RUN):
         return None
     profile = stack.profiles[lock.profile]
-    sources = iter(
-        with_patched_trees([_repinned(each) for variant in lock.variants for each in variant.sources], lock, say)
-    )
+    pinned = [
+        each.model_copy(update={"patch_pins": pin_patches(each.patches, each.commit)})
+        for variant in lock.variants
+        for each in variant.sources
+    ]
+    with git_reader() as reader:
+        sources = iter(with_patched_trees(pinned, lock, reader, say))
     drafts = [
         variant.model_copy(update={**run_fields(profile), "sources": tuple(islice(sources, len(variant.sources)))})
         for variant in lock.variants
@@ -51,10 +54,6 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
     digests = {"manifest_digest": manifest_digest(stack, lock.profile), "manifest_fields": field_digests(profile)}
     new = lock.model_copy(update={"variants": variants, **digests})
     return None if new == lock or contents(new, profile) else new
-
-
-def _repinned(source: LockedSource) -> LockedSource:
-    return source.model_copy(update={"patch_pins": pin_patches(source.patches, source.commit)})
 
 
 def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply | None = None) -> list[LockFinding]:
@@ -133,7 +132,7 @@ def _unrecorded(lock: Lock) -> list[LockFinding]:
         if variant.conda is not None and variant.conda.unrecorded is not None
     ]
     return notes + [
-        LockFinding(CODE, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
+        LockFinding(UNRECORDED, "note", variant.id, f"{item.file} has no recorded sha256: {item.reason or ''}")
         for variant in lock.variants
         for item in variant.files
         if item.sha256 == "unrecorded"
@@ -190,11 +189,12 @@ def _one_upstream(source: LockedSource, contains: tuple[str, ...]) -> list[LockF
     pins = [(source.git, source.commit, source.tree, source.name)]
     pins += [(sub.git, sub.commit, sub.tree, f"{source.name}/{sub.path}") for sub in source.submodules]
     findings = []
-    for url, commit, tree, name in pins:
-        try:
-            findings += _one_pin(url, commit, tree, name, contains if name == source.name else ())
-        except EnvbuildError as error:
-            findings.append(_failed(error, name))
+    with git_reader() as reader:
+        for url, commit, tree, name in pins:
+            try:
+                findings += _one_pin(reader, url, commit, tree, name, contains if name == source.name else ())
+            except EnvbuildError as error:
+                findings.append(_failed(error, name))
     if source.ref is not None:
         try:
             findings += _moved(source, source.ref)
@@ -204,14 +204,15 @@ def _one_upstream(source: LockedSource, contains: tuple[str, ...]) -> list[LockF
     return list(dict.fromkeys(findings))
 
 
-def _one_pin(url: str, commit: str, tree: str, name: str, contains: tuple[str, ...]) -> list[LockFinding]:
-    with fetched(url, commit, history=bool(contains)) as repository:
-        there = repository.tree()
-        findings = [
-            LockFinding("ancestor-missing", "problem", name, f"{commit} does not contain {item}", ExitCode.INTEGRITY)
-            for item in contains
-            if not repository.contains(item)
-        ]
+def _one_pin(
+    reader: GitReader, url: str, commit: str, tree: str, name: str, contains: tuple[str, ...]
+) -> list[LockFinding]:
+    there = reader.tree_id(url, commit)
+    findings = [
+        LockFinding("ancestor-missing", "problem", name, f"{commit} does not contain {item}", ExitCode.INTEGRITY)
+        for item in contains
+        if not reader.contains(url, commit, item)
+    ]
     if there != tree:
         says = f"commit {commit} has tree {there} upstream, {tree} in the lock"
         findings.append(LockFinding("tree-mismatch", "problem", name, says, ExitCode.INTEGRITY))

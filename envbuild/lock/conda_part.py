@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
-from envbuild.lock.markers import applies
+from envbuild.lock.variants import applies
 from envbuild.model.conda import SUBDIRS, CondaPackage, CondaSpec, LockedConda
 
 if TYPE_CHECKING:

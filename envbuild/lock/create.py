@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 from envbuild import __version__
@@ -13,7 +14,6 @@ from envbuild.catalog.loader import manifest_digest
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
 from envbuild.lock import packages
-from envbuild.lock.base import BasePython, check_provides, on_top, read_base
 from envbuild.lock.conda_part import (
     AS_THE_PROFILE_SAYS,
     CondaAsked,
@@ -23,11 +23,23 @@ from envbuild.lock.conda_part import (
     solver_version,
 )
 from envbuild.lock.files import field_digests
-from envbuild.lock.newcomers import newcomers
-from envbuild.lock.packages import PYPI, Index, Request, carry_over, lock_offers, resolve, sdists, yanked_sentences
+from envbuild.lock.packages import (
+    PYPI,
+    BasePython,
+    Index,
+    Request,
+    carry_over,
+    check_provides,
+    lock_offers,
+    newcomers,
+    on_top,
+    read_base,
+    resolve,
+    sdists,
+    yanked_sentences,
+)
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
-from envbuild.lock.readers.git import git_version
-from envbuild.lock.readers.scan import with_uses
+from envbuild.lock.readers.git import git_reader, git_version
 from envbuild.lock.readers.torch_wheels import (
     Supply,
     TorchChoice,
@@ -38,8 +50,7 @@ from envbuild.lock.readers.torch_wheels import (
     named,
 )
 from envbuild.lock.readers.uvtool import uv_version
-from envbuild.lock.readers.wheel_record import of_source
-from envbuild.lock.sources import lock_source, with_patched_trees
+from envbuild.lock.sources import lock_source, with_what_trees_say
 from envbuild.lock.variants import Plan, decided, locked_image, variant_plans
 from envbuild.model.conda import LockedConda
 from envbuild.model.finding import package_name
@@ -74,24 +85,6 @@ def default_supply(
     )
 
 
-def with_trees(
-    sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
-) -> tuple[LockedSource, ...]:
-    """The sources with what their trees take; `say` gets a sentence for each tree that could not be fetched.
-
-    What the previous lock says of the same commit stays: a commit does not change.
-    """
-    before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
-    known = {(source.git, source.commit): source.unpacked for source in before if source.unpacked is not None}
-    for source in sources:
-        if (source.git, source.commit) not in known:
-            try:
-                known[source.git, source.commit] = of_source(source)
-            except EnvbuildError as error:
-                say(f"the tree of {source.name} was not measured: {error.what}")
-    return tuple(each.model_copy(update={"unpacked": known.get((each.git, each.commit))}) for each in sources)
-
-
 def create_lock(
     stack: Stack,
     profile_name: str,
@@ -115,13 +108,14 @@ def create_lock(
     base = read_base(base_python) if base_python else None
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
-    sources = with_uses(tuple(lock_source(source) for source in profile.pinned_sources), previous, say)
-    sources = with_patched_trees(with_trees(sources, previous, say), previous, say)
-    needs = read_needs(profile.pinned_sources)
+    say = cache(say)  # a sentence once, whichever variants it is about
+    with git_reader() as reader:
+        sources = tuple(lock_source(source, reader) for source in profile.pinned_sources)
+        sources = with_what_trees_say(sources, previous, reader, say)
+        needs = read_needs(profile.pinned_sources, reader)
     sources = with_needs(sources, needs, profile)
     until = day.isoformat() if day else None
-    said: dict[str, None] = {}
-    maker = _Maker(stack.name, profile_name, profile, supply, base, until, upgrade, sources, needs, said, conda)
+    maker = _Maker(stack.name, profile_name, profile, supply, until, needs, say, base, upgrade, sources, conda)
     pinned = standalone_interpreters() if standalone is None else standalone
     plans = variant_plans(profile, pinned, conda.virtual)
     lock = Lock(
@@ -133,9 +127,9 @@ def create_lock(
         created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version(), **solver_version(profile)},
         variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
     )
-    for text in said:
-        say(text)
-    return _unchanged_or(lock, previous)
+    # The same contents give the same bytes, whatever versions the tools have.
+    same = previous is not None and previous.model_copy(update={"created_with": lock.created_with}) == lock
+    return previous if previous and same else lock
 
 
 def standalone_interpreters(toolchain: Path | None = None) -> dict[str, LockedInterpreter]:
@@ -158,11 +152,10 @@ def added_names(
     sentence for each locked version that is yanked. Raises what resolution and sources raise.
     """
     profile = _profile(stack, lock.profile)
-    needs, locked = read_needs(profile.pinned_sources), {variant.id: variant for variant in lock.variants}
-    said: dict[str, None] = {}
-    maker = _Maker(
-        stack.name, lock.profile, profile, supply, None, lock.as_of, False, (), needs, said, AS_THE_PROFILE_SAYS
-    )
+    with git_reader() as reader:
+        needs = read_needs(profile.pinned_sources, reader)
+    locked = {variant.id: variant for variant in lock.variants}
+    maker = _Maker(stack.name, lock.profile, profile, supply, lock.as_of, needs, cache(say))
     solved: list[Virtual] = [
         {str(name): value for name, value in variant.conda.solved_for.items()}
         for variant in lock.variants
@@ -173,10 +166,7 @@ def added_names(
     sources = lock.sources
     read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
     named = {name: sorted(set(each.needs or ()) - read[name]) for name, each in sources.items()}
-    added = {plan.id: maker.added(plan, variant) for plan, variant in both}
-    for text in said:
-        say(text)
-    return {**named, **added}
+    return named | {plan.id: maker.added(plan, variant) for plan, variant in both}
 
 
 def _profile(stack: Stack, name: str) -> Profile:
@@ -187,13 +177,6 @@ def _profile(stack: Stack, name: str) -> Profile:
             hint=f"it has: {', '.join(stack.profiles)}",
         )
     return stack.profiles[name]
-
-
-def _unchanged_or(lock: Lock, previous: Lock | None) -> Lock:
-    """The previous lock when only the tools' versions differ: the same contents give the same bytes."""
-    if previous and previous.model_copy(update={"created_with": lock.created_with}) == lock:
-        return previous
-    return lock
 
 
 def _needed_by_sibling(request: Request, choice: TorchChoice, known: BasePython | None) -> tuple[str, ...]:
@@ -221,13 +204,18 @@ class _Maker:
     profile_name: str
     profile: Profile
     supply: Supply
-    base: BasePython | None
     as_of: str | None
-    upgrade: bool
-    sources: tuple[LockedSource, ...]
     needs: tuple[Needs, ...]
-    said: dict[str, None]
-    conda: CondaAsked
+    say: Callable[[str], None]
+    base: BasePython | None = None
+    upgrade: bool = False
+    sources: tuple[LockedSource, ...] = ()
+    conda: CondaAsked = AS_THE_PROFILE_SAYS
+
+    def say_all(self, texts: Iterable[str]) -> None:
+        """Each of these sentences."""
+        for text in texts:
+            self.say(text)
 
     def variant(self, plan: Plan, old: Variant | None) -> Variant:
         """One locked variant."""
@@ -250,7 +238,7 @@ class _Maker:
         there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
         there |= {item.name: item.version for item in (conda.packages if conda else ())}
         provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
-        self.said.update(dict.fromkeys(unmet(self.needs, there, provided, plan.python, plan.platform)))
+        self.say_all(unmet(self.needs, there, provided, plan.python, plan.platform))
         draft = Variant(
             id=plan.id,
             digest="0" * 64,
@@ -265,10 +253,6 @@ class _Maker:
         )
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
 
-    def say(self, text: str) -> None:
-        """A sentence once, whichever variants it is about."""
-        self.said[text] = None
-
     def added(self, plan: Plan, old: Variant) -> list[str]:
         """The packages of a locked variant without which the profile is resolved at the same versions."""
         previous = {package.name: package for package in old.packages}
@@ -276,7 +260,7 @@ class _Maker:
         request = self._request(plan, choice, previous, old.conda if old else None)
         offers = resolve(replace(request, pins={name: package.version for name, package in previous.items()}))
         locked = [each for each in offers if each.name in previous and each.version == previous[each.name].version]
-        self.said.update(dict.fromkeys(yanked_sentences(locked)))
+        self.say_all(yanked_sentences(locked))
         return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
     def _torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
@@ -319,10 +303,10 @@ class _Maker:
         self, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
     ) -> tuple[LockedPackage, ...]:
         offers = resolve(request)
-        self.said.update(dict.fromkeys(newcomers(offers, request, previous)))
+        self.say_all(newcomers(offers, request, previous))
         if choice and choice.sibling:
             offers = [item for item in offers if item.name != "torch"]
-        self.said.update(dict.fromkeys(yanked_sentences(offers)))
+        self.say_all(yanked_sentences(offers))
         packages = lock_offers(offers, request, previous)
         if choice and choice.package:
             packages = (*packages, choice.package)

@@ -1,19 +1,27 @@
-"""Resolves the packages of one variant with uv and turns uv's answer into locked packages."""
+"""Resolves the packages of one variant with uv and turns uv's answer into locked packages.
+
+On a base it is uv, too, that decides what comes on top of it, on the interpreter that is there.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+import tomlkit
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.readers.pylock import (
     Offer,
     OfferedFile,
@@ -24,33 +32,19 @@ from envbuild.lock.readers.pylock import (
     with_sizes,
 )
 from envbuild.lock.readers.uvtool import build_not_allowed, run_uv
+from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
-
-
-def versions(there: Mapping[str, str], by: str) -> dict[str, str]:
-    """The versions of stand-ins, which no index has: `1.26.4+conda`. What is no version of Python's has none."""
-    found = {}
-    for name, text in there.items():
-        try:
-            found[name] = f"{Version(text).public}+{by}"
-        except InvalidVersion:
-            continue
-    return found
-
-
-def write(folder: Path, wanted: Mapping[str, str]) -> None:
-    """One wheel a name, which needs nothing."""
-    folder.mkdir()
-    for name, version in wanted.items():
-        stem = f"{name.replace('-', '_')}-{version}"
-        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
-            about = f"{stem}.dist-info"
-            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{about}/RECORD", "")
-
+from envbuild.model.stack import Base
 
 PYPI = "pypi"
+_PROBE = (
+    "import importlib.metadata as m, json, sys;"
+    "print(json.dumps({'python': '%d.%d' % sys.version_info[:2], 'packages':"
+    "[(d.metadata['Name'], d.version) for d in m.distributions() if d.metadata['Name']]}))"
+)
+# uv's change list, as `uv pip install --dry-run` prints it: ` + name==version`, ` - name==version`.
+_CHANGE = re.compile(r"^ ([-+~]) (\S+?)==(\S+)", re.MULTILINE)
+YOUNG = timedelta(days=365)
 # uv's warning, with the reason where the index states one.
 _YANKED = re.compile(r'^warning: `([^`=]+)==[^`]+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 
@@ -164,10 +158,29 @@ def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
             )
 
 
+def versions(there: Mapping[str, str], by: str) -> dict[str, str]:
+    """The versions of stand-ins, which no index has: `1.26.4+conda`. What is no version of Python's has none."""
+    found = {}
+    for name, text in there.items():
+        try:
+            found[name] = f"{Version(text).public}+{by}"
+        except InvalidVersion:
+            continue
+    return found
+
+
 def _with_stand_ins(request: Request, folder: Path) -> Request:
+    """The request with a wheel for each stand-in, which needs nothing."""
     if not request.stand_ins:
         return request
-    write(folder, request.stand_ins)
+    folder.mkdir()
+    for name, version in request.stand_ins.items():
+        stem = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+            about = f"{stem}.dist-info"
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/RECORD", "")
     pinned = tuple(f"{name}=={version}" for name, version in sorted(request.stand_ins.items()))
     links = (*request.find_links, str(folder))
     return replace(request, constraints=(*request.constraints, *pinned), find_links=links)
@@ -205,8 +218,6 @@ def _remote(links: Sequence[str]) -> bool:
 
 def _project(work: Path, request: Request) -> Path:
     """A project file, because only there an index can be bound to one package (`explicit`)."""
-    import tomlkit
-
     tool: dict[str, object] = {}
     if request.indexes:
         tool["sources"] = {name: {"index": index.name} for name, index in sorted(request.indexes.items())}
@@ -228,8 +239,6 @@ def _project(work: Path, request: Request) -> Path:
 
 
 def _pins_text(pins: Mapping[str, str]) -> str:
-    import tomlkit
-
     packages = [{"name": name, "version": version} for name, version in sorted(pins.items())]
     return tomlkit.dumps({"lock-version": "1.0", "created-by": "envbuild", "packages": packages})
 
@@ -299,3 +308,110 @@ def offered_files(
     )
     offers = resolve(request)
     return {item.file: item for offer in offers for item in (*offer.wheels, *([offer.sdist] if offer.sdist else []))}
+
+
+def newcomers(offers: Sequence[Offer], request: Request, before: Container[str]) -> Iterator[str]:
+    """A sentence for each offer that is not `before`, that the request does not name, and whose project is young.
+
+    Anybody can register a name that another package then pulls in. The upload time of a version says little (old
+    projects release every week), so the index is asked once more, as it was a year before: what it had not then is
+    young. An index that states no upload times cannot be asked; nothing is said then.
+    """
+    asked = {package_name(text) for text in request.requirements}
+    today = date.fromisoformat(request.as_of) if request.as_of else datetime.now(UTC).date()
+    unknown = {each.name: each for each in offers if each.name not in asked and each.name not in before}
+    files = {name: (*offer.wheels, *filter(None, [offer.sdist])) for name, offer in unknown.items()}
+    times = {name: [each.uploaded.date() for each in group if each.uploaded] for name, group in files.items()}
+    uploads = {name: min(dates) for name, dates in times.items() if dates}
+    fresh = [name for name, uploaded in uploads.items() if today - uploaded < YOUNG]
+    for name in _missing(fresh, replace(request, as_of=(today - YOUNG).isoformat(), pins={}, constraints=())):
+        yield (
+            f"{name} {unknown[name].version} is new in this lock, not named by the stack, and its project is young "
+            f"(uploaded {uploads[name]}): look at what it is and who wants it before you install it"
+        )
+
+
+def _missing(names: Sequence[str], earlier: Request) -> list[str]:
+    """Those that the index has nothing of at the date of `earlier`; usually one question is enough."""
+    if not names:
+        return []
+    try:
+        resolve(replace(earlier, requirements=tuple(names), no_deps=True))
+    except EnvbuildError as error:
+        if error.exit_code != ExitCode.REFUSED:
+            return []
+        half = len(names) // 2
+        return [*names] if not half else _missing(names[:half], earlier) + _missing(names[half:], earlier)
+    return []
+
+
+@dataclass(frozen=True)
+class BasePython:
+    """An interpreter that is there, its minor version and what it provides (normalised name to version)."""
+
+    path: Path
+    python: str
+    packages: dict[str, str]
+
+
+def read_base(path: Path) -> BasePython:
+    """Ask an interpreter what it provides (user site left out). Raises EnvbuildError `base-python-broken` (exit 2)."""
+    try:
+        done = subprocess.run([str(path), "-I", "-c", _PROBE], capture_output=True, text=True, timeout=120, check=True)
+        data = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise EnvbuildError(
+            "base-python-broken",
+            f"{path} does not say which packages it has",
+            why=str(getattr(error, "stderr", "") or error),
+            hint="name a working interpreter: --base-python /path/to/python3",
+        ) from error
+    # As for an import, the first on sys.path counts.
+    packages = {str(canonicalize_name(name)): version for name, version in reversed(data["packages"])}
+    return BasePython(path, data["python"], dict(sorted(packages.items())))
+
+
+def check_provides(base: Base, provided: dict[str, str]) -> None:
+    """Raise EnvbuildError `base-lacks` (exit 7) where the base does not provide what the stack relies on."""
+    for text in base.provides:
+        wanted = requirement(text)
+        version = provided.get(canonicalize_name(wanted.name))
+        if version is None or not wanted.specifier.contains(version, prereleases=True):
+            raise EnvbuildError(
+                "base-lacks",
+                f"the base does not provide {text}",
+                why=f"it has {wanted.name} {version}" if version else f"it has no {wanted.name}",
+                hint="choose another base, or another interpreter with --base-python",
+            )
+
+
+def on_top(request: Request, base: BasePython) -> tuple[str, ...]:
+    """Pins (`name==version`) of the packages that the requirements need and the base does not have.
+
+    Raises EnvbuildError `replaces-base-package` (exit 7), and what uv's resolution raises.
+    """
+    if not request.requirements:
+        return ()
+    with tempfile.TemporaryDirectory(prefix="envbuild-base-") as folder:
+        work = Path(folder)
+        needs = work / "requirements.txt"
+        needs.write_text("\n".join(request.requirements) + "\n", encoding="utf-8")
+        said = run_uv(
+            [
+                *("pip", "install", "--dry-run", "--break-system-packages", "--python", str(base.path)),
+                *("--requirements", str(needs), *arguments(work, request)),
+            ],
+            environ=environment(request),
+            cwd=work,
+        )
+    changes = _CHANGE.findall(said)
+    added = {name: version for sign, name, version in changes if sign == "+"}
+    removed = {name: version for sign, name, version in changes if sign == "-"}
+    for name, version in removed.items():
+        raise EnvbuildError(
+            "replaces-base-package",
+            f"{name} {version} of the base would be replaced by {added.get(name, 'nothing')}",
+            why="a requirement of the stack, or of a package that it needs, does not accept the base's version",
+            hint="loosen the requirement, or choose a base that fits; a base's packages are never replaced",
+        )
+    return tuple(f"{name}=={version}" for name, version in sorted(added.items()))

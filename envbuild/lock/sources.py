@@ -1,18 +1,22 @@
-"""Pins git sources: commit to tree, ancestors proven, submodules resolved all the way down, the tree after patches."""
+"""Pins git sources: commit to tree, ancestors proven, submodules resolved all the way down; and what trees say."""
 
 from __future__ import annotations
 
 import posixpath
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
+from envbuild.catalog.patches import digest_of, load_patch
 from envbuild.errors import EnvbuildError
-from envbuild.lock.readers.git import Repository, fetched
-from envbuild.lock.readers.git_read import GitReader, git_reader
+from envbuild.lock.readers.git import GitReader
+from envbuild.lock.readers.scan import scan
+from envbuild.model.common import Unpacked
 from envbuild.model.lock import TAKEN, Lock, LockedPatch, LockedSource, LockedSubmodule
 from envbuild.model.stack import Source
 from envbuild.node.build import patch as node_patch
@@ -20,88 +24,106 @@ from envbuild.node.build import patch as node_patch
 _MAX_DEPTH = 10
 
 
-def lock_source(source: Source) -> LockedSource:
+def lock_source(source: Source, reader: GitReader) -> LockedSource:
     """One source of a stack, pinned by commit and tree. Raises EnvbuildError:
 
     `tree-mismatch`, `commit-missing`, `ancestor-missing` (exit 5), `source-unreachable` (exit 75),
     `submodule-invalid`, `patch-unknown`, `manifest-invalid` (exit 2).
     """
-    pins = pin_patches(source.patches, source.commit)
-    with fetched(
-        source.git, source.commit, history=bool(source.contains), trees=bool(source.submodules or source.outputs)
-    ) as repository:
-        tree = repository.tree()
-        if source.tree is not None and source.tree != tree:
+    pins, at = pin_patches(source.patches, source.commit), (source.git, source.commit)
+    tree = reader.tree_id(*at)
+    if source.tree is not None and source.tree != tree:
+        raise EnvbuildError(
+            "tree-mismatch",
+            f"source {source.name}: commit {source.commit} does not have the tree that the stack names",
+            why=f"tree {tree} at {source.git}, {source.tree} in the stack",
+            hint="correct `tree` (or leave it out) after you know why they differ",
+        )
+    for ancestor in source.contains:
+        if not reader.contains(*at, ancestor):
             raise EnvbuildError(
-                "tree-mismatch",
-                f"source {source.name}: commit {source.commit} does not have the tree that the stack names",
-                why=f"tree {tree} at {source.git}, {source.tree} in the stack",
-                hint="correct `tree` (or leave it out) after you know why they differ",
+                "ancestor-missing",
+                f"source {source.name}: commit {source.commit} does not contain {ancestor}",
+                why="git merge-base --is-ancestor says no",
+                hint="choose a commit that contains it, or correct `contains`",
             )
-        for ancestor in source.contains:
-            if not repository.contains(ancestor):
-                raise EnvbuildError(
-                    "ancestor-missing",
-                    f"source {source.name}: commit {source.commit} does not contain {ancestor}",
-                    why="git merge-base --is-ancestor says no",
-                    hint="choose a commit that contains it, or correct `contains`",
-                )
-        for output in source.outputs:
-            if repository.git("ls-tree", "--name-only", source.commit, "--", output):
-                raise _tracked(source, output)
-        submodules = tuple(_submodules(repository, "", 0)) if source.submodules else ()
+    for output in source.outputs:
+        if reader.has_path(*at, output):
+            raise EnvbuildError(
+                "manifest-invalid",
+                f"source {source.name}: `outputs` names {output}, which has files of the repository",
+                why="a folder of outputs is a link to a place outside the environment, and these files are part of it",
+                hint=f'say `generated: ["{output}/**"]` instead, or use your own clone: `path:` in the place of `git:`',
+            )
+    submodules = tuple(_submodules(*at, reader)) if source.submodules else ()
     taken = {field: getattr(source, field) for field in TAKEN}
     return LockedSource(**taken, tree=tree, submodules=submodules, patch_pins=pins)
 
 
-def _tracked(source: Source, output: str) -> EnvbuildError:
-    return EnvbuildError(
-        "manifest-invalid",
-        f"source {source.name}: `outputs` names {output}, which has files of the repository",
-        why="a folder of outputs is a link to a place outside the environment, and these files are part of it",
-        hint=f'say `generated: ["{output}/**"]` instead, or use your own clone: `path:` in the place of `git:`',
-    )
-
-
 def pin_patches(names: tuple[str, ...], commit: str) -> tuple[LockedPatch, ...]:
     """The patches of the catalog as they are now, for a source at `commit`. Raises EnvbuildError `patch-unknown`."""
-    if not names:
-        return ()
-    from envbuild.catalog.patches import digest_of, load_patch
+    bounds = {name: load_patch(name).expected(commit) for name in names}
+    return tuple(LockedPatch(name=n, digest=digest_of(n), least=low, most=high) for n, (low, high) in bounds.items())
 
-    pins = []
-    for name in names:
-        least, most = load_patch(name).expected(commit)
-        pins.append(LockedPatch(name=name, digest=digest_of(name), least=least, most=most))
-    return tuple(pins)
+
+def with_what_trees_say(
+    sources: Sequence[LockedSource], previous: Lock | None, reader: GitReader, say: Callable[[str], None]
+) -> tuple[LockedSource, ...]:
+    """The sources with what their trees do that newer packages do not take, their sizes and their patched trees.
+
+    What the previous lock says of the same commit stays: a commit does not change. `say` gets a sentence for each tree
+    that could not be read.
+    """
+    texts = "the tree of {} was not looked at for removed names", "the tree of {} was not measured"
+    sources = _learned(sources, previous, "uses", lambda each: scan(reader, each.git, each.commit), say, texts[0])
+    sources = _learned(sources, previous, "unpacked", lambda each: taken_by(each, reader), say, texts[1])
+    return with_patched_trees(sources, previous, reader, say)
 
 
 def with_patched_trees(
-    sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
+    sources: Sequence[LockedSource], previous: Lock | None, reader: GitReader, say: Callable[[str], None]
 ) -> tuple[LockedSource, ...]:
-    """The sources with the trees that their patches give; `say` gets a sentence for each tree that could not be read.
+    """The sources with the trees that their patches give, as above."""
 
-    What the previous lock says of the same commit and patches stays.
-    """
+    def tree(source: LockedSource) -> str | None:
+        return _patched_tree(reader, source) if source.patches else None
+
+    text = "the patched tree of {} is not pinned"
+    return _learned(sources, previous, "patched_tree", tree, say, text, "git", "commit", "patch_pins")
+
+
+def _learned(
+    sources: Sequence[LockedSource],
+    previous: Lock | None,
+    field: str,
+    read: Callable[[LockedSource], Any],
+    say: Callable[[str], None],
+    failed: str,
+    *same: str,
+) -> tuple[LockedSource, ...]:
+    """The sources with a field as the previous lock has it for equal ones (of which `same` is equal), else as read."""
+    key = attrgetter(*(same or ("git", "commit")))
     before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
-    known = {(each.git, each.commit, each.patch_pins): each.patched_tree for each in before if each.patched_tree}
-    out = []
-    with git_reader() as reader:
-        for source in sources:
-            key = (source.git, source.commit, source.patch_pins)
-            if source.patches and key not in known:
-                try:
-                    known[key] = _patched_tree(reader, source)
-                except (EnvbuildError, node_patch.PatchError) as error:
-                    say(f"the patched tree of {source.name} is not pinned: {error}")
-            out.append(source.model_copy(update={"patched_tree": known.get(key)}))
-    return tuple(out)
+    known = {key(each): getattr(each, field) for each in before if getattr(each, field) is not None}
+    for source in sources:
+        if key(source) not in known:
+            try:
+                known[key(source)] = read(source)
+            except (EnvbuildError, node_patch.PatchError) as error:
+                say(f"{failed.format(source.name)}: {getattr(error, 'what', error)}")
+    return tuple(each.model_copy(update={field: known.get(key(each))}) for each in sources)
+
+
+def taken_by(source: LockedSource, reader: GitReader) -> Unpacked:
+    """What the tree of a source takes with those of its submodules. Raises what `reader` does."""
+    sizes = reader.sizes(source.git, source.commit)
+    for part in source.submodules:
+        sizes |= {f"{part.path}/{path}": size for path, size in reader.sizes(part.git, part.commit).items()}
+    return Unpacked.of(sizes)
 
 
 def _patched_tree(reader: GitReader, source: LockedSource) -> str:
     """The tree after the patches of a source, of which only the files that they name are fetched."""
-    from envbuild.catalog.patches import load_patch
-
     patches = [load_patch(name) for name in source.patches]
     tree = reader.tree(source.git, source.commit)
     with tempfile.TemporaryDirectory(prefix="envbuild-patched-") as folder:
@@ -118,19 +140,18 @@ def _patched_tree(reader: GitReader, source: LockedSource) -> str:
     return node_patch.tree_id({path: (mode, after.get(path, oid)) for path, (mode, oid) in tree.items()})
 
 
-def _submodules(repository: Repository, prefix: str, depth: int) -> list[LockedSubmodule]:
+def _submodules(
+    parent: str, commit: str, reader: GitReader, prefix: str = "", depth: int = 0
+) -> Iterator[LockedSubmodule]:
     if depth > _MAX_DEPTH:
-        raise EnvbuildError("submodule-invalid", f"{repository.url}: submodules nest deeper than {_MAX_DEPTH}")
-    urls = repository.submodule_urls()
-    out: list[LockedSubmodule] = []
-    for path, commit in sorted(repository.gitlinks().items()):
+        raise EnvbuildError("submodule-invalid", f"{parent}: submodules nest deeper than {_MAX_DEPTH}")
+    urls = reader.submodule_urls(parent, commit)
+    for path, pinned in reader.submodules(parent, commit).items():
         if path not in urls:
-            raise EnvbuildError("submodule-invalid", f"{repository.url}: .gitmodules has no URL for {path}")
-        url = absolute_url(repository.url, urls[path])
-        with fetched(_checked_url(url, path, commit), commit, trees=True) as inner:
-            out.append(LockedSubmodule(path=prefix + path, git=url, commit=commit, tree=inner.tree()))
-            out += _submodules(inner, f"{prefix}{path}/", depth + 1)
-    return out
+            raise EnvbuildError("submodule-invalid", f"{parent}: .gitmodules has no URL for {path}")
+        url = _checked_url(absolute_url(parent, urls[path]), path, pinned)
+        yield LockedSubmodule(path=prefix + path, git=url, commit=pinned, tree=reader.tree_id(url, pinned))
+        yield from _submodules(url, pinned, reader, f"{prefix}{path}/", depth + 1)
 
 
 def _checked_url(url: str, path: str, commit: str) -> str:

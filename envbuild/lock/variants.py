@@ -1,18 +1,24 @@
-"""Which variants a profile has: one for each Python, flavour, base and interpreter kind, and those of conda."""
+"""Which variants a profile has: one for each Python, flavour, base and interpreter kind, and those of conda.
+
+Also whether a requirement applies to one, and the refusals of what its lock has not recorded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from packaging.requirements import Requirement
+
 from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import LockPlatform
 from envbuild.model.finding import package_name
-from envbuild.model.lock import LockedImage, LockedInterpreter, LockedTree
+from envbuild.model.lock import ArtifactFile, LockedImage, LockedInterpreter, LockedTree, Variant
 from envbuild.model.stack import Base, Profile
 
 PLATFORM: LockPlatform = "linux_x86_64"
+UNRECORDED = "hash-unrecorded"
 
 
 class Plan(NamedTuple):
@@ -134,3 +140,45 @@ def locked_image(base: Base, before: LockedImage | None = None) -> LockedImage |
         return before
     reason = "its registry was not asked; whoever runs the image decides which contents the tag names"
     return LockedImage(name=base.image, digest="unrecorded", reason=reason)
+
+
+def applies(wanted: Requirement, python: str, platform: str) -> bool:
+    """Whether the marker of a requirement, if it has one, holds for CPython `python` (as `3.11`) on a lock platform."""
+    return wanted.marker is None or wanted.marker.evaluate(environment(python, platform))
+
+
+def environment(python: str, platform: str) -> dict[str, str]:
+    """The value of every name of markers. Of the Python the first release, as uv takes it."""
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": platform.removeprefix("linux_"),
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+
+
+def hash_unrecorded(file: ArtifactFile, command: str) -> EnvbuildError:
+    """`hash-unrecorded` (exit 5) for one file, with the reason that the lock gives; `command` records it."""
+    return EnvbuildError(
+        UNRECORDED,
+        f"{file.file} has no recorded sha256",
+        why=file.reason or "",
+        hint=f"`{command}`, where its index is reached, or with `--from DIR` for a folder that has the file",
+    )
+
+
+def conda_unrecorded(variant: Variant) -> EnvbuildError:
+    """`conda-unrecorded` (exit 5) for a variant whose conda packages are not recorded yet."""
+    return EnvbuildError(
+        "conda-unrecorded",
+        f"the lock has no conda packages of {variant.id}",
+        why=(variant.conda.unrecorded if variant.conda else None) or "",
+        hint="`envbuild lock create` records them where the channel can be reached",
+    )

@@ -16,7 +16,7 @@ from envbuild.bundle.collect import Piece, artifact_cache, collect, piece
 from envbuild.bundle.reading import unpack
 from envbuild.bundle.write import Contents, write_bundle
 from envbuild.catalog.toolchain import load_toolchain
-from envbuild.lock.unpinned import hash_unrecorded
+from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.plan.shared_builds import keys_of

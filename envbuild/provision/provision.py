@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
-from envbuild.lock.unpinned import hash_unrecorded
+from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.evidence import Evidence, NodeEvidence
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan

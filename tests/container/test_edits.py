@@ -14,6 +14,7 @@ from envbuild.container.instructions import Comment, Folder, Run, Stage
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.select import Choice, locked_stack, recipe_for
 from envbuild.container.stage_images import Place
+from envbuild.lock.readers.git import git_reader
 from envbuild.lock.sources import with_patched_trees
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.resolve.compat_read import load_compat
@@ -44,7 +45,8 @@ def _sources(variant: Variant) -> tuple[ImageRecipe, Stage]:
 
 
 def test_a_build_refuses_an_edit_that_gives_another_tree(variant: Variant, tmp_path: Path) -> None:
-    sources = with_patched_trees(variant.sources, None, pytest.fail)
+    with git_reader() as reader:
+        sources = with_patched_trees(variant.sources, None, reader, pytest.fail)
     assert sources[0].patched_tree not in (None, sources[0].tree)
     recipe, stage = _sources(variant.model_copy(update={"sources": sources}))
     folder, run = stage.instructions[-2:]

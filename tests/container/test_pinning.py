@@ -23,8 +23,9 @@ from envbuild.container.pin_digests import pin_images, references_of
 from envbuild.container.select import Choice, recipe_for
 from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
-from envbuild.lock.files import read_lock, write_lock
+from envbuild.lock.files import read_lock
 from envbuild.lock.variants import locked_image
+from envbuild.lock.write import write_lock
 from envbuild.model.lock import Lock, LockedImage
 from tests.container.test_registry import Registry
 from tests.container.test_registry import registry as registry_server

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envbuild.explain.checks import CheckResult, Means, outcome_of, run_checks
-from envbuild.lock.readers.git_read import git_reader
+from envbuild.lock.readers.git import git_reader
 from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat
@@ -101,7 +101,7 @@ def test_a_commit_that_upstream_lost_is_broken_and_a_silent_host_is_not_run(
     next(commits)
     check = {"kind": "submodules", "at": "code", "expected": 0}
     [lost] = ask(make_stack({"check": check}, commit="c" * 40), compat)
-    assert (lost.outcome, "does not give" in lost.detail) == ("broken", True)
+    assert (lost.outcome, "has no commit" in lost.detail) == ("broken", True)
     other = {"other": {"git": "https://git.example.org/absent", "commit": "c" * 40, "what": "nothing"}}
     [silent] = ask(make_stack({"check": check | {"at": "other"}}, repositories=other), compat)
     assert (silent.outcome, "cannot be reached" in silent.detail) == ("not-run", True)

@@ -8,8 +8,11 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.packages import Index
+from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply, TorchRecords
-from envbuild.model.lock import ArtifactFile
+from envbuild.lock.sources import lock_source
+from envbuild.model.lock import ArtifactFile, LockedSource
+from envbuild.model.stack import Source
 from tests.support import known_pythons
 from tests.support.repositories import git
 
@@ -49,6 +52,12 @@ def supply(home: Path) -> Callable[..., Supply]:
         )
 
     return make
+
+
+def locked(source: Source) -> LockedSource:
+    """A source as it is locked, by a reader of its own."""
+    with git_reader() as reader:
+        return lock_source(source, reader)
 
 
 class Repos:

@@ -15,7 +15,8 @@ import pytest
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import asked
 from envbuild.lock.create import create_lock
-from envbuild.lock.readers.build_requires import read_needs, unmet
+from envbuild.lock.readers.build_requires import Needs, read_needs, unmet
+from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Profile, Source, Stack
@@ -48,6 +49,11 @@ def source(repos: Repos, files: dict[str, str], **more: object) -> Source:
     return Source.from_plain({"name": "x", "git": Repos.url("x"), "commit": commit, **more})
 
 
+def needs_of(source: Source) -> tuple[Needs, ...]:
+    with git_reader() as reader:
+        return read_needs([source], reader)
+
+
 SCM = '[build-system]\nrequires = ["setuptools-scm>=8"]\nbuild-backend = "setuptools.build_meta"\n'
 PRETEND = {"environment": {"SETUPTOOLS_SCM_PRETEND_VERSION": "1.0"}}
 
@@ -64,7 +70,7 @@ PRETEND = {"environment": {"SETUPTOOLS_SCM_PRETEND_VERSION": "1.0"}}
 def test_a_version_that_comes_from_tags_of_git_is_asked_for(
     pyproject: str, more: dict[str, object], asked_for: bool, repos: Repos
 ) -> None:
-    needs = read_needs([source(repos, {"pyproject.toml": pyproject}, **more)])
+    needs = needs_of(source(repos, {"pyproject.toml": pyproject}, **more))
     there = {"setuptools-scm": "8.0", "setuptools": "80", "wheel": "0.45", "hatchling": "1.27"}
     said = list(unmet(needs, there, (), "3.11", "linux_x86_64"))
     assert any("SETUPTOOLS_SCM_PRETEND_VERSION" in each for each in said) is asked_for, said
@@ -102,7 +108,7 @@ def test_d04_needs_are_read_in_the_pinned_tree(
     requirements: tuple[str, ...],
     imports: tuple[str, ...],
 ) -> None:
-    needs = read_needs([source(repos, files, **more)])
+    needs = needs_of(source(repos, files, **more))
     assert [(each.requirements, each.imports) for each in needs] == (
         [] if requirements is None else [(requirements, imports)]
     )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock, render_lock, write_lock
+from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock
+from envbuild.lock.write import render_lock, write_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, LockedSubmodule
 from envbuild.model.stack import Base, Build, EnvPath, SmokeItem
 from tests.lock.build import SHA, lock, package, variant

@@ -11,9 +11,9 @@ from packaging.requirements import Requirement
 
 from envbuild.lock.check import check_lock
 from envbuild.lock.create import create_lock
-from envbuild.lock.markers import applies, environment
 from envbuild.lock.readers.build_requires import Needs, unmet
 from envbuild.lock.readers.torch_wheels import Supply
+from envbuild.lock.variants import applies, environment
 from envbuild.model.stack import Stack
 from tests.lock.wheels import make_wheel
 

@@ -12,12 +12,12 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import sources
 from envbuild.lock.check import restated
 from envbuild.lock.files import read_lock
-from envbuild.lock.readers.git import fetched, resolve_ref
-from envbuild.lock.sources import absolute_url, lock_source, pin_patches
+from envbuild.lock.readers.git import git_reader, output_of, resolve_ref
+from envbuild.lock.sources import absolute_url, pin_patches
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Source
 from envbuild.node.build.patch import PatchError
-from tests.lock.conftest import Repos
+from tests.lock.conftest import Repos, locked
 
 FIX = "apex-cuda-check"
 
@@ -28,21 +28,21 @@ def source(name: str, commit: str, **fields: object) -> Source:
 
 def refusal(wanted: Source) -> EnvbuildError:
     with pytest.raises(EnvbuildError) as caught:
-        lock_source(wanted)
+        locked(wanted)
     return caught.value
 
 
 def test_a_commit_becomes_commit_and_tree_with_everything_else_kept(repos: Repos) -> None:
     commit = repos.create("a")
     repos.commit("a", "x", "later")
-    locked = lock_source(source("a", commit, ref="main", install="path", path="lib", patches=[FIX], generated=["v.py"]))
-    assert (locked.commit, locked.tree) == (commit, repos.tree("a", commit))
-    assert (locked.git, locked.ref, locked.install, locked.path) == (Repos.url("a"), "main", "path", "lib")
-    assert (locked.patches, locked.generated) == ((FIX,), ("v.py",))
+    made = locked(source("a", commit, ref="main", install="path", path="lib", patches=[FIX], generated=["v.py"]))
+    assert (made.commit, made.tree) == (commit, repos.tree("a", commit))
+    assert (made.git, made.ref, made.install, made.path) == (Repos.url("a"), "main", "path", "lib")
+    assert (made.patches, made.generated) == ((FIX,), ("v.py",))
 
 
 def test_a_patch_is_pinned_by_what_it_does_and_by_the_places_it_must_find(repos: Repos) -> None:
-    (pin,) = lock_source(source("a", repos.create("a"), patches=[FIX])).patch_pins
+    (pin,) = locked(source("a", repos.create("a"), patches=[FIX])).patch_pins
     patch = load_patch(FIX)
     assert (pin.name, pin.digest, (pin.least, pin.most)) == (FIX, digest_of(FIX), patch.expected())
     tried = patch.tried[0]
@@ -56,7 +56,7 @@ def test_a_patch_that_nobody_wrote_is_refused(repos: Repos) -> None:
 
 def test_a_tree_that_the_stack_names_rightly_is_accepted(repos: Repos) -> None:
     commit = repos.create("a")
-    assert lock_source(source("a", commit, tree=repos.tree("a", commit))).commit == commit
+    assert locked(source("a", commit, tree=repos.tree("a", commit))).commit == commit
 
 
 def test_a_wrong_tree_is_an_integrity_failure_that_names_both(repos: Repos) -> None:
@@ -90,14 +90,14 @@ def test_a_commit_that_no_branch_has_any_more_is_found_where_the_server_keeps_it
     first = repos.create("a")
     lost = repos.commit("a", "x", "1")
     repos.git("a", "reset", "-q", "--hard", first)
-    assert lock_source(source("a", lost)).tree == repos.tree("a", lost)
+    assert locked(source("a", lost)).tree == repos.tree("a", lost)
 
 
 def test_contained_commits_are_proven_and_refuted(repos: Repos) -> None:
     first = repos.create("a")
     second = repos.commit("a", "x", "2")
     third = repos.commit("a", "x", "3")
-    assert lock_source(source("a", third, contains=[first, second])).commit == third
+    assert locked(source("a", third, contains=[first, second])).commit == third
     error = refusal(source("a", second, contains=[third]))
     assert (error.code, error.exit_code) == ("ancestor-missing", ExitCode.INTEGRITY)
     assert third in error.what
@@ -109,10 +109,11 @@ def test_a_server_that_sends_only_what_is_asked_for_is_enough(repos: Repos) -> N
     repos.git("a", "config", "uploadpack.allowFilter", "true")
     repos.git("a", "config", "uploadpack.allowAnySHA1InWant", "true")
     later = repos.commit("a", "x", "2")
-    assert lock_source(source("a", later)).tree == repos.tree("a", later)
-    assert lock_source(source("a", later, contains=[commit])).tree == repos.tree("a", later)
-    with fetched(Repos.url("a"), later) as repository:
-        assert "tree" not in repository.git("cat-file", "--batch-all-objects", "--batch-check").split()
+    assert locked(source("a", later)).tree == repos.tree("a", later)
+    assert locked(source("a", later, contains=[commit])).tree == repos.tree("a", later)
+    with git_reader() as reader:
+        place = reader.repository(Repos.url("a"), later, "commit")
+        assert "tree" not in output_of(place, "cat-file", "--batch-all-objects", "--batch-check").split()
 
 
 def test_submodules_are_pinned_all_the_way_down(repos: Repos) -> None:
@@ -124,12 +125,12 @@ def test_submodules_are_pinned_all_the_way_down(repos: Repos) -> None:
     repos.git("outer", "submodule", "add", "-q", Repos.url("middle"), "third/party")
     outer = repos.commit("outer", "o", "1")
     # The relative URL was resolved against the folder; what is committed is what a clone of the upstream would read.
-    locked = lock_source(source("outer", outer, submodules=True))
-    assert [(s.path, s.git, s.commit, s.tree) for s in locked.submodules] == [
+    made = locked(source("outer", outer, submodules=True))
+    assert [(s.path, s.git, s.commit, s.tree) for s in made.submodules] == [
         ("third/party", Repos.url("middle"), middle, repos.tree("middle", middle)),
         ("third/party/deep", Repos.url("inner"), inner, repos.tree("inner", inner)),
     ]
-    assert lock_source(source("outer", outer)).submodules == ()
+    assert locked(source("outer", outer)).submodules == ()
 
 
 def test_a_hostile_submodule_url_is_refused_before_git_sees_it(repos: Repos) -> None:
@@ -169,7 +170,7 @@ def test_a_git_that_runs_us_does_not_lend_its_repository(
     commit = repos.create("a")
     repos.create("mine")
     monkeypatch.setenv("GIT_DIR", str(repos.folder / "mine" / ".git"))
-    assert lock_source(source("a", commit)).commit == commit
+    assert locked(source("a", commit)).commit == commit
     monkeypatch.delenv("GIT_DIR")
     assert repos.git("mine", "remote") == ""
 
@@ -186,7 +187,7 @@ def test_hooks_and_prompts_of_the_user_s_configuration_never_run(repos: Repos, h
     repos.git("a", "tag", "proof")
     assert (tmp_path / "ran").exists()
     (tmp_path / "ran").unlink()
-    assert lock_source(source("a", commit)).commit == commit
+    assert locked(source("a", commit)).commit == commit
     assert not (tmp_path / "ran").exists()
 
 
@@ -221,6 +222,7 @@ def test_a_patched_tree_that_cannot_be_had_is_told_and_not_pinned(monkeypatch: p
     monkeypatch.setattr(sources, "_patched_tree", refused)
     told: list[str] = []
     apex = read_lock(resources.lockfiles() / "megatron-alpa.exact.lock.toml").sources["apex"]
-    (made,) = sources.with_patched_trees([apex], None, told.append)
+    with git_reader() as reader:
+        (made,) = sources.with_patched_trees([apex], None, reader, told.append)
     assert made.patched_tree is None
     assert told == ["the patched tree of apex is not pinned: patch x found 0 places"]

@@ -14,8 +14,9 @@ from envbuild import resources
 from envbuild.errors import EnvbuildError
 from envbuild.export.lock_formats import Places, export_lock
 from envbuild.lock.create import default_supply
-from envbuild.lock.files import read_lock, render_lock
+from envbuild.lock.files import read_lock
 from envbuild.lock.readers.torch_wheels import choose_torch, load_records
+from envbuild.lock.write import render_lock
 from envbuild.model.lock import Lock
 from envbuild.node import pip_config
 

@@ -13,15 +13,17 @@ from threading import Thread
 
 import pytest
 
-from envbuild.lock.create import create_lock, with_trees
-from envbuild.lock.files import read_lock, write_lock
+from envbuild.lock.create import create_lock
+from envbuild.lock.files import read_lock
+from envbuild.lock.readers.git import git_reader
 from envbuild.lock.readers.torch_wheels import Supply
-from envbuild.lock.readers.wheel_record import of_source, of_wheel
-from envbuild.lock.sources import lock_source
+from envbuild.lock.readers.wheel_record import of_wheel
+from envbuild.lock.sources import taken_by, with_what_trees_say
+from envbuild.lock.write import write_lock
 from envbuild.model.common import BLOCK, Unpacked
 from envbuild.model.stack import Source, Stack
 from envbuild.node import paths
-from tests.lock.conftest import Repos
+from tests.lock.conftest import Repos, locked
 from tests.lock.wheels import make_wheel
 from tests.support.repositories import git, lose_file
 from tests.support.wheels import write_wheel
@@ -101,11 +103,12 @@ def test_d11_a_tree_takes_what_git_lists_with_its_submodules(repos: Repos, tmp_p
     (repos.folder / "outer" / "link").symlink_to("README")
     commit = repos.commit("outer", "c.txt", "y")
     asked = {"name": "o", "git": repos.url("outer"), "commit": commit, "submodules": True}
-    source = lock_source(Source.from_plain(asked))
+    source = locked(Source.from_plain(asked))
     git(tmp_path, "clone", "-q", "--recurse-submodules", str(repos.folder / "outer"), "out")
     for meta in (".git", "sub/in/.git"):
         paths.remove_tree(str(tmp_path / "out" / meta))
-    assert of_source(source) == taken(tmp_path / "out")
+    with git_reader() as reader:
+        assert taken_by(source, reader) == taken(tmp_path / "out")
 
 
 def made(tmp_path: Path, repos: Repos, supply: MakeSupply) -> Path:
@@ -142,5 +145,7 @@ def test_d11_what_is_not_to_be_had_is_said_and_stays_unknown(tmp_path: Path, rep
     lock = read_lock(made(tmp_path, repos, supply).with_name("my.lock.toml"))
     lose_file(repos.folder / "s", "README")
     bare = [source.model_copy(update={"unpacked": None}) for source in lock.variants[0].sources]
-    assert with_trees(bare, None, said.append) == tuple(bare)
-    assert [text.split(":")[0] for text in said] == ["the tree of s was not measured"]
+    with git_reader() as reader:
+        (source,) = with_what_trees_say(bare, None, reader, said.append)
+    assert source.unpacked is None
+    assert "the tree of s was not measured" in [text.split(":")[0] for text in said]

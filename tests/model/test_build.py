@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envbuild.lock.files import parse_lock, render_lock
+from envbuild.lock.files import parse_lock
+from envbuild.lock.write import render_lock
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.model.stack import Build, Source
 from envbuild.model.target import Target

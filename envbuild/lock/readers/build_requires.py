@@ -12,17 +12,14 @@ import sys
 import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.lock.markers import applies
+from envbuild.lock.readers.git import GitReader
+from envbuild.lock.variants import applies
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
-
-if TYPE_CHECKING:
-    from envbuild.lock.readers.git_read import GitReader
 
 _LEGACY = ("setuptools", "wheel")
 # What takes a version from git's tags, which an exported tree has not, and the variable that says it instead.
@@ -65,17 +62,10 @@ class Needs:
     versioned: bool = False
 
 
-def read_needs(sources: Sequence[Source]) -> tuple[Needs, ...]:
+def read_needs(sources: Sequence[Source], reader: GitReader) -> tuple[Needs, ...]:
     """The needs of the sources that are built. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
-    built = [
-        source for source in sources if source.install != "path" or (source.build and source.build.kind != "wheel")
-    ]
-    if not built:
-        return ()
-    from envbuild.lock.readers.git_read import git_reader
-
-    with git_reader() as reader:
-        return tuple(_needs(source, reader) for source in built)
+    built = (each for each in sources if each.install != "path" or (each.build and each.build.kind != "wheel"))
+    return tuple(_needs(source, reader) for source in built)
 
 
 def _needs(source: Source, reader: GitReader) -> Needs:

@@ -1,4 +1,4 @@
-"""Asks git about a source: its tree, its ancestors, its submodules, where a branch is now.
+"""Asks git about commits of upstream repositories, and fetches no more than the question needs.
 
 The user's own configuration applies (`insteadOf`, credential helper, proxy); hooks, prompts and the `ext` transport
 do not. A commit is proven by its own hash: git checks every object it fetches.
@@ -6,26 +6,34 @@ do not. A commit is proven by its own hash: git checks every object it fetches.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import proc
 from envbuild.node.git_source import REPOSITORY_VARIABLES, lost_object, object_missing
 
 _TIMEOUT_S = 900
 _SETTINGS = ("protocol.ext.allow=never", "core.hooksPath=/dev/null", "gc.auto=0", "maintenance.auto=false")
 _SAFE = tuple(word for setting in _SETTINGS for word in ("-c", setting))
-
-
-def _environ() -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
-    return env | {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+# Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
+_BATCH = 400
+# What of a commit is fetched: itself, its trees, also its files; its history without or with them.
+Part = Literal["commit", "trees", "files", "history", "everything"]
+_OPTIONS: dict[Part, tuple[str, ...]] = {
+    "commit": ("--depth=1", "--filter=tree:0"),
+    "trees": ("--depth=1", "--filter=blob:none"),
+    "files": ("--depth=1",),
+    "history": ("--filter=tree:0",),
+    "everything": (),
+}
 
 
 def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,8 +42,10 @@ def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.Comp
     Raises EnvbuildError `git-missing` (exit 7) and `source-unreachable` (exit 75) after 15 minutes.
     """
     command = ["git", *_SAFE, *arguments]
+    env = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
+    env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     # Its session has no terminal, so that ssh cannot ask for a password there; at the end its helpers end with it.
-    done = proc.run(command, timeout=_TIMEOUT_S, env=_environ(), cwd=None if cwd is None else str(cwd))
+    done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd))
     if done.missing:
         raise EnvbuildError(
             "git-missing",
@@ -48,95 +58,162 @@ def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.Comp
     return subprocess.CompletedProcess(command, done.rc, done.out, done.err)
 
 
+def output_of(place: Path, *arguments: str) -> str:
+    """Output of a git command in a repository. Raises EnvbuildError `git-failed` (exit 75)."""
+    done = run_git(list(arguments), cwd=place)
+    if done.returncode:
+        raise _failed(arguments[0], str(place), done.stderr)
+    return done.stdout
+
+
 def git_version() -> str:
     """git's version, as `2.39.5`."""
     return run_git(["--version"]).stdout.split()[2]
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A temporary bare repository with one commit of a source fetched into it."""
+@dataclass
+class GitReader:
+    """Bare repositories below `folder`, one a URL and `Part`, filled on demand. Not for use by several threads.
+
+    Its questions raise EnvbuildError `source-unreachable`, `object-missing` (exit 75), `commit-missing` (exit 5).
+    """
 
     folder: Path
-    url: str
-    commit: str
+    _there: set[tuple[Path, str]] = field(default_factory=set)
+    _trees: dict[tuple[str, str], dict[str, tuple[str, str]]] = field(default_factory=dict)
+    _blobs: set[str] = field(default_factory=set)
 
-    def git(self, *arguments: str) -> str:
-        """Output of a git command in the repository. Raises EnvbuildError `git-failed` (exit 70)."""
-        done = run_git(list(arguments), cwd=self.folder)
-        if done.returncode:
-            raise EnvbuildError(
-                "git-failed", f"git {arguments[0]} failed for {self.url}", why=done.stderr.strip()[-1000:]
-            )
-        return done.stdout
+    def repository(self, url: str, commit: str, part: Part) -> Path:
+        """The repository with that part of a commit."""
+        place = self.folder / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}-{part}.git"
+        if not place.is_dir():
+            place.mkdir(parents=True)
+            # The first fetch leaves objects out, and makes the remote the promisor that has them.
+            output_of(place, "init", "--quiet", "--bare", "--template=", ".")
+            output_of(place, "remote", "add", "origin", url)
+        if (place, commit) not in self._there:
+            if refused := _fetch(place, url, _OPTIONS[part], [commit]):
+                _fetch_everything(place, url, commit, refused)
+            kind = output_of(place, "cat-file", "-t", commit).strip()
+            if kind != "commit":
+                raise _no_commit(url, commit, f"{commit} is a {kind}")
+            self._there.add((place, commit))
+        return place
 
-    def tree(self) -> str:
-        """Tree hash of the commit, read from the commit itself (`git show` would want the tree's contents)."""
-        return self.git("cat-file", "commit", self.commit).split("\n", 1)[0].removeprefix("tree ")
+    def tree_id(self, url: str, commit: str, part: Part = "commit") -> str:
+        """Tree hash of a commit, read from the commit itself (`git show` would want the tree's contents)."""
+        text = output_of(self.repository(url, commit, part), "cat-file", "commit", commit)
+        return text.split("\n", 1)[0].removeprefix("tree ")
 
-    def contains(self, ancestor: str) -> bool:
-        """Whether a commit is an ancestor of (or is) the commit; an unknown commit is not."""
-        done = run_git(["merge-base", "--is-ancestor", ancestor, self.commit], cwd=self.folder)
-        return done.returncode == 0
+    def tree(self, url: str, commit: str) -> dict[str, tuple[str, str]]:
+        """Path to (mode, object id) of everything in a commit."""
+        key = (url, commit)
+        if key not in self._trees:
+            rows = _rows(self.repository(url, commit, "trees"), "ls-tree", "-r", "-z", "--full-tree", commit)
+            self._trees[key] = {path: (mode, oid) for (mode, _, oid), path in rows}
+        return self._trees[key]
 
-    def gitlinks(self) -> dict[str, str]:
-        """Submodule path to commit, from the tree."""
-        links = {}
-        for line in self.git("ls-tree", "-r", "-z", self.commit).split("\0"):
-            if line.startswith("160000 "):
-                head, path = line.split("\t", 1)
-                links[path] = head.split()[2]
-        return links
+    def sizes(self, url: str, commit: str) -> dict[str, int]:
+        """Path to bytes of every file and link of a commit; a link lies in its inode."""
+        rows = _rows(self.repository(url, commit, "files"), "ls-tree", "-r", "-l", "-z", "--full-tree", commit)
+        return {
+            path: int(size) if mode.startswith("100") else 0 for (mode, _, _, size), path in rows if mode != "160000"
+        }
 
-    def submodule_urls(self) -> dict[str, str]:
+    def has_path(self, url: str, commit: str, path: str) -> bool:
+        """Whether a file or folder of that path is in the commit."""
+        tree = self.tree(url, commit)
+        return path in tree or any(name.startswith(path + "/") for name in tree)
+
+    def read(self, url: str, commit: str, path: str) -> str | None:
+        """The text of a file (undecodable bytes replaced), None when there is no such file."""
+        return self.read_all(url, commit, [path])[path] if path in self.tree(url, commit) else None
+
+    def read_all(self, url: str, commit: str, paths: Iterable[str]) -> dict[str, str]:
+        """The texts of files that are there, fetched together."""
+        oids = {path: self.tree(url, commit)[path][1] for path in paths}
+        place = self._with_blobs(url, commit, set(oids.values()))
+        return {path: output_of(place, "cat-file", "blob", oid) for path, oid in oids.items()}
+
+    def files_with(self, url: str, commit: str, text: str, under: str | None = None) -> list[str]:
+        """Paths of the files below `under` that hold an exact text."""
+        inside = {
+            oid
+            for path, (mode, oid) in self.tree(url, commit).items()
+            if mode.startswith("100") and (under is None or path == under or path.startswith(under + "/"))
+        }
+        return self._grep(url, commit, inside, ["-F", "-e", text], [under] if under else [])
+
+    def python_with(self, url: str, commit: str, pattern: str) -> list[str]:
+        """Paths of the Python files that an extended regular expression is found in."""
+        files = {
+            oid for path, (mode, oid) in self.tree(url, commit).items() if path.endswith(".py") and mode[:3] == "100"
+        }
+        return self._grep(url, commit, files, ["-E", "-e", pattern], ["*.py"])
+
+    def submodules(self, url: str, commit: str) -> dict[str, str]:
+        """Path to commit of the gitlinks in a commit."""
+        return {path: oid for path, (mode, oid) in sorted(self.tree(url, commit).items()) if mode == "160000"}
+
+    def submodule_urls(self, url: str, commit: str) -> dict[str, str]:
         """Submodule path to URL, from `.gitmodules`; empty when there is no such file."""
-        blob = self.git("ls-tree", "--format=%(objectname)", self.commit, ".gitmodules").strip()
-        if not blob:
+        if ".gitmodules" not in self.tree(url, commit):
             return {}
-        if run_git(["cat-file", "-e", blob], cwd=self.folder).returncode:
-            self.git("fetch", "--quiet", "--no-tags", "--no-filter", "origin", blob)
-        done = run_git(["config", "--blob", blob, "--null", "--list"], cwd=self.folder)
-        paths: dict[str, str] = {}
-        urls: dict[str, str] = {}
+        blob = self.tree(url, commit)[".gitmodules"][1]
+        done = run_git(["config", "--blob", blob, "--null", "--list"], cwd=self._with_blobs(url, commit, {blob}))
+        settings: dict[str, dict[str, str]] = {"path": {}, "url": {}}
         for entry in done.stdout.split("\0") if done.returncode == 0 else []:
             key, _, value = entry.partition("\n")
-            if key.startswith("submodule.") and key.endswith(".path"):
-                paths[key[len("submodule.") : -len(".path")]] = value
-            elif key.startswith("submodule.") and key.endswith(".url"):
-                urls[key[len("submodule.") : -len(".url")]] = value
-        return {path: urls[name] for name, path in paths.items() if name in urls}
+            section, _, rest = key.partition(".")
+            name, _, word = rest.rpartition(".")
+            if section == "submodule" and word in settings:
+                settings[word][name] = value
+        urls = settings["url"]
+        return {path: urls[name] for name, path in settings["path"].items() if name in urls}
+
+    def contains(self, url: str, commit: str, ancestor: str) -> bool:
+        """Whether `ancestor` is the commit or in its history; an unknown one is not."""
+        place = self.repository(url, commit, "history")
+        return run_git(["merge-base", "--is-ancestor", ancestor, commit], cwd=place).returncode == 0
+
+    def _grep(self, url: str, commit: str, blobs: set[str], wanted: list[str], under: list[str]) -> list[str]:
+        """Paths of the text files in which something is found; `blobs` are those that have to be here for it."""
+        place = self._with_blobs(url, commit, blobs)
+        done = run_git(["grep", "-I", "-l", "-z", *wanted, commit, *(["--", *under] if under else [])], cwd=place)
+        if done.returncode > 1:
+            raise _failed("grep", url, done.stderr)
+        return sorted(name.partition(":")[2] for name in done.stdout.split("\0") if name)
+
+    def _with_blobs(self, url: str, commit: str, oids: set[str]) -> Path:
+        """The repository with the trees of a commit, and with these of its files."""
+        place = self.repository(url, commit, "trees")
+        missing = sorted(oids - self._blobs)
+        for start in range(0, len(missing), _BATCH):
+            batch = missing[start : start + _BATCH]
+            if why := _fetch(place, url, ("--filter=blob:none",), batch):
+                # The commit's own tree names these files, so it is the copy that is not whole.
+                lost = next((oid for oid in batch if oid in why), batch[0])
+                raise EnvbuildError.from_dict(object_missing(url, lost, why).as_dict())
+            self._blobs.update(batch)
+        return place
 
 
 @contextmanager
-def fetched(
-    url: str, commit: str, *, history: bool = False, trees: bool = False, files: bool = False
-) -> Iterator[Repository]:
-    """Fetch one commit into a temporary bare repository; with its `history`, with its `trees`, with all its `files`.
-
-    Raises EnvbuildError `source-unreachable`, `object-missing` (exit 75), `commit-missing` (exit 5).
-    """
+def git_reader() -> Iterator[GitReader]:
+    """A reader over a temporary folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="envbuild-git-") as folder:
-        place = Path(folder)
-        repository = Repository(place, url, commit)
-        repository.git("init", "--quiet", "--bare", "--template=", ".")
-        repository.git("remote", "add", "origin", url)
-        # Only what the questions need: for a tree hash the commit object is enough.
-        options = [] if history else ["--depth=1"]
-        options += [] if files else ["--filter=blob:none" if trees else "--filter=tree:0"]
-        if refused := fetch(place, url, options, [commit]):
-            _fetch_everything(repository, refused)
-        kind = repository.git("cat-file", "-t", commit).strip()
-        if kind != "commit":
-            raise _no_commit(repository, f"{commit} is a {kind}")
-        yield repository
+        yield GitReader(Path(folder))
 
 
-def fetch(place: Path, url: str, options: list[str], wanted: list[str]) -> str:
-    """Fetch objects by their hashes into the repository at `place`, whose `origin` is `url`.
+def _rows(place: Path, *arguments: str) -> Iterator[tuple[list[str], str]]:
+    """The rows of `ls-tree -z`: the words before the path, and the path."""
+    for line in filter(None, output_of(place, *arguments).split("\0")):
+        head, path = line.split("\t", 1)
+        yield head.split(), path
 
-    Why the other side, which answers, does not give them; empty where they are here now. Raises EnvbuildError
-    `source-unreachable` and `object-missing` (exit 75).
-    """
+
+def _fetch(place: Path, url: str, options: Iterable[str], wanted: list[str]) -> str:
+    """Fetch objects by their hashes into a repository: why the other side, which answers, does not give them, or ""."""
     command = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", *options, "origin", *wanted]
     done = run_git(command, cwd=place)
     if done.returncode == 0:
@@ -148,19 +225,18 @@ def fetch(place: Path, url: str, options: list[str], wanted: list[str]) -> str:
     return done.stderr.strip() or f"git fetch ended with exit code {done.returncode}"
 
 
-def _fetch_everything(repository: Repository, why: str) -> None:
+def _fetch_everything(place: Path, url: str, commit: str, why: str) -> None:
     """A server may refuse to serve a commit by its hash; then every branch and tag is fetched and searched."""
-    everything = run_git(["fetch", "--quiet", "origin", "+refs/*:refs/remotes/origin/*"], cwd=repository.folder)
-    _refuse_incomplete(repository.url, everything)
-    found = run_git(["cat-file", "-e", repository.commit], cwd=repository.folder)
-    if everything.returncode or found.returncode:
-        raise _no_commit(repository, why)
+    everything = run_git(["fetch", "--quiet", "origin", "+refs/*:refs/remotes/origin/*"], cwd=place)
+    _refuse_incomplete(url, everything)
+    if everything.returncode or run_git(["cat-file", "-e", commit], cwd=place).returncode:
+        raise _no_commit(url, commit, why)
 
 
-def _no_commit(repository: Repository, why: str) -> EnvbuildError:
+def _no_commit(url: str, commit: str, why: str) -> EnvbuildError:
     return EnvbuildError(
         "commit-missing",
-        f"{repository.url} has no commit {repository.commit}",
+        f"{url} has no commit {commit}",
         why=why,
         hint="check the commit; a force-push or a deleted branch may have removed it upstream",
     )
@@ -181,6 +257,11 @@ def _unreachable(url: str, why: str) -> EnvbuildError:
         why=why.strip()[-1000:],
         hint="check the network, or point git at a mirror: git config url.<mirror>.insteadOf <upstream>",
     )
+
+
+def _failed(verb: str, what: str, why: str) -> EnvbuildError:
+    why = why.strip()[-1000:]
+    return EnvbuildError("git-failed", f"git {verb} failed for {what}", why=why, exit_code=ExitCode.TRY_AGAIN)
 
 
 def resolve_ref(url: str, ref: str) -> str | None:

@@ -9,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
-from packaging.utils import canonicalize_name
+from packaging.pylock import PackageSdist, PackageWheel, Pylock, PylockValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.lock.readers.wheel_record import of_wheel
@@ -64,28 +63,24 @@ def platform_of(python: str, platform: str) -> Platform:
     return Platform(python, ARCHITECTURES[platform], (2, GLIBC_MINOR))
 
 
-def _file(entry: dict[str, Any]) -> OfferedFile:
-    where = entry.get("url") or entry.get("path") or ""
-    name = entry.get("name") or unquote(urlsplit(where).path).rsplit("/", 1)[-1]
-    return OfferedFile(
-        name, where, entry.get("hashes", {}).get("sha256", ""), entry.get("size"), entry.get("upload-time")
-    )
+def _file(file: PackageWheel | PackageSdist) -> OfferedFile:
+    where = file.url or file.path or ""
+    return OfferedFile(file.filename, where, file.hashes.get("sha256", ""), file.size, file.upload_time)
 
 
 def parse_pylock(text: str) -> list[Offer]:
     """The packages of a pylock file, by name. Raises EnvbuildError `installation-broken` for what uv never writes."""
     try:
-        data = tomllib.loads(text)
         offers = [
             Offer(
-                canonicalize_name(package["name"]),
-                package["version"],
-                tuple(_file(entry) for entry in package.get("wheels", [])),
-                _file(package["sdist"]) if "sdist" in package else None,
+                each.name,
+                str(each.version),
+                tuple(map(_file, each.wheels or ())),
+                _file(each.sdist) if each.sdist else None,
             )
-            for package in data.get("packages", [])
+            for each in Pylock.from_dict(tomllib.loads(text)).packages
         ]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, PylockValidationError) as error:
         raise EnvbuildError(
             "installation-broken", "uv's answer could not be read", why=f"{type(error).__name__}: {error}"
         ) from error
@@ -130,10 +125,10 @@ def _size_of(item: OfferedFile) -> int | None:
 
 def with_sizes(files: Iterable[OfferedFile]) -> list[OfferedFile]:
     """The same files with their sizes, asked of the index where it did not say them (at most 8 requests at once)."""
+
+    def sized(item: OfferedFile) -> OfferedFile:
+        size = item.size if item.size is not None else _size_of(item)
+        return replace(item, size=size, unpacked=item.unpacked or of_wheel(item.url))
+
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(_sized, files))
-
-
-def _sized(item: OfferedFile) -> OfferedFile:
-    size = item.size if item.size is not None else _size_of(item)
-    return replace(item, size=size, unpacked=item.unpacked or of_wheel(item.url))
+        return list(pool.map(sized, files))

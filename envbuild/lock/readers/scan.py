@@ -6,14 +6,9 @@ The traits are those of compat/packages.yaml; a place is `FILE:LINE`. setup.py c
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from envbuild.errors import EnvbuildError
-from envbuild.model.lock import Lock, LockedSource
-
-if TYPE_CHECKING:
-    from envbuild.lock.readers.git_read import GitReader
+from envbuild.lock.readers.git import GitReader
 
 # Names that numpy removed in 1.24 and, for good, in 2.0.
 _ALIASES = {"int", "float", "object", "str", "complex", "long", "unicode"}
@@ -29,34 +24,9 @@ WORDS = (
 )
 
 
-def with_uses(
-    sources: Sequence[LockedSource], previous: Lock | None, say: Callable[[str], None]
-) -> tuple[LockedSource, ...]:
-    """The sources with what their trees do; `say` gets a sentence for each tree that could not be read.
-
-    What the previous lock says of the same commit stays: a commit does not change.
-    """
-    from envbuild.lock.readers.git_read import git_reader
-
-    before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
-    known = {(source.git, source.commit): source.uses for source in before if source.uses is not None}
-    out = []
-    with git_reader() as reader:
-        for source in sources:
-            found = known.get((source.git, source.commit))
-            if found is None:
-                try:
-                    found = scan(reader, source.git, source.commit)
-                except EnvbuildError as error:
-                    say(f"the tree of {source.name} was not looked at for removed names: {error.what}")
-            out.append(source.model_copy(update={"uses": found}))
-    return tuple(out)
-
-
 def scan(reader: GitReader, url: str, commit: str) -> dict[str, str]:
     """Trait to its first place in a commit. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
-    texts = {path: reader.read(url, commit, path) or "" for path in reader.python_with(url, commit, WORDS)}
-    return uses(texts)
+    return uses(reader.read_all(url, commit, reader.python_with(url, commit, WORDS)))
 
 
 def uses(texts: Mapping[str, str]) -> dict[str, str]:

@@ -20,9 +20,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild.errors import EnvbuildError
-from envbuild.lock.readers.git import fetched
 from envbuild.model.common import Unpacked
-from envbuild.model.lock import LockedPackage, LockedSource, LockedSubmodule
+from envbuild.model.lock import LockedPackage
 from envbuild.node import hashing, pip_config
 from envbuild.node.packages import index_client, wheel_file
 from envbuild.node.protocol import NodeError
@@ -64,22 +63,6 @@ def _certificates() -> str:
 def _listed(wheel: Path | io.BytesIO) -> Unpacked:
     with zipfile.ZipFile(wheel) as archive:
         return Unpacked.of({member.filename: member.file_size for member in archive.infolist() if not member.is_dir()})
-
-
-def of_source(source: LockedSource) -> Unpacked:
-    """What the tree of a source takes with those of its submodules. Raises as `fetched` does, and `git-failed`."""
-    sizes: dict[str, int] = {}
-    parts: dict[str, LockedSource | LockedSubmodule] = {"": source}
-    parts.update({f"{part.path}/": part for part in source.submodules})
-    for place, part in parts.items():
-        with fetched(part.git, part.commit, files=True) as repository:
-            listing = repository.git("ls-tree", "-r", "-l", "-z", "--full-tree", part.commit)
-        for line in filter(None, listing.split("\0")):
-            head, path = line.split("\t", 1)
-            mode, _, _, size = head.split()
-            if mode != "160000":  # a submodule is listed on its own; a link lies in its inode
-                sizes[place + path] = int(size) if mode.startswith("100") else 0
-    return Unpacked.of(sizes)
 
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")
