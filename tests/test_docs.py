@@ -78,7 +78,8 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 def test_what_the_page_of_places_names_is_there() -> None:
     """Each file of a cell, and the names behind it; what is in the last table is found by the end of its path."""
-    decided, _, added = (TOP / "docs" / "dev" / "where.md").read_text(encoding="utf-8").partition("## Where to add what")
+    page = TOP / "docs" / "dev" / "where.md"
+    decided, _, added = page.read_text(encoding="utf-8").partition("## Where to add what")
     files = [path.relative_to(TOP / "envbuild").as_posix() for path in (TOP / "envbuild").rglob("*") if path.is_file()]
     rows = re.findall(r"`([\w/]+\.(?:py|yaml))`((?:[:,] `[\w.]+`)*)", decided)
     assert len(rows) > 30
