@@ -1,8 +1,9 @@
 """One JSON request on stdin, one JSON response line on stdout, everything else on stderr.
 
 The contract is in `docs/dev/node-program.md`, section Protocol. In a checkout and in `envbuild-node.pyz` the package
-has the same name, so `from envbuild.node.protocol import NodeError` works in both. Annotations of functions that Python 3.6
-could not evaluate (`list[str]`, `int | None`, names that are imported for types alone) are quoted in the node program.
+has the same name, so `from envbuild.node.protocol import NodeError` works in both. Annotations of functions that
+Python 3.6 could not evaluate (`list[str]`, `int | None`, names that are imported for types alone) are quoted in the
+node program.
 """
 
 import contextlib
