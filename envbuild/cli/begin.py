@@ -1,8 +1,9 @@
-"""`envbuild` alone: three next steps that fit this machine. Looks at folders only and imports no library."""
+"""`envbuild` alone: three next steps that fit this machine. Looks at folders only."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 from envbuild import __version__
@@ -39,7 +40,7 @@ def text() -> str:
 def off_path() -> list[str]:
     """How this shell finds `envbuild`, where it was called by its path and is on no folder of PATH."""
     folder, name = os.path.split(os.path.abspath(sys.argv[0]))
-    if name != "envbuild" or _which(name):
+    if name != "envbuild" or shutil.which(name):
         return []
     return [f'To call it as `envbuild`: export PATH="{folder}:$PATH"']
 
@@ -78,17 +79,8 @@ def _gpus() -> int:
 def scheduler_here() -> str:
     """`Slurm` or `PBS`, whose program is on PATH and knows of a cluster; empty for none. Its daemons are not asked."""
     for program, (name, variables, files, own) in _SUBMIT.items():
-        at = _which(program)
-        if at is None:
-            continue
-        beside = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(at))), own)
-        if any(map(os.environ.get, variables)) or any(map(os.path.exists, (*files, beside))):
-            return name
+        if path := shutil.which(program):
+            beside = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(path))), own)
+            if any(map(os.environ.get, variables)) or any(map(os.path.exists, (*files, beside))):
+                return name
     return ""
-
-
-def _which(program: str) -> str | None:
-    """As `shutil.which`, whose module takes longer to import than all of this."""
-    folders = filter(None, os.environ.get("PATH", "").split(os.pathsep))
-    found = (os.path.join(each, program) for each in folders)
-    return next((path for path in found if os.access(path, os.X_OK)), None)

@@ -197,6 +197,13 @@ def configured(flags: dict[str, Any]) -> Config:
     return load_config({key: value for key, value in flags.items() if key in KEYS and value is not None})
 
 
+def described_target(flags: dict[str, Any]) -> Target:
+    """The target that is meant, templates too, for verbs that look up what its file says."""
+    from envbuild.catalog.loader import load_target
+
+    return load_target(flags["target"] or configured(flags).target, template=True).target
+
+
 def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:
     """The target that is meant: of the command line, else of the configuration; what it runs here is shown or asked.
 

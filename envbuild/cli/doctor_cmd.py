@@ -171,7 +171,7 @@ def _show_facts(
             lines += [(line, "") for line in _facts_lines(next(iter(plain.values())))]
         return lines
 
-    ui.lines(data, human)
+    ui.result(data, human)
 
 
 def _class_lines(facts: Mapping[str, NodeFacts], *, exclusive: bool) -> list[tuple[str, str]]:

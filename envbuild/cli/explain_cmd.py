@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,8 +22,7 @@ from envbuild.errors import ExitCode, writing
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.explain.checks import CheckResult
-    from envbuild.explain.source import DocumentText
-    from envbuild.explain.view import Decided, Explanation, RecipeRun
+    from envbuild.explain.view import Decided, RecipeRun
     from envbuild.model.target import Target
     from envbuild.resolve.compat import Compat
 
@@ -42,16 +41,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--other-text", is_flag=True, help="Annotate --document though it is another text; the page says so.")
 @common_options
 def explain(
-    ui: Ui,
-    stack: str,
-    profile: str | None,
-    target: str | None,
-    engine: str | None,
-    facts: str | None,
-    run_checks: bool,
-    output: Path | None,
-    document: Path | None,
-    other_text: bool,
+    ui: Ui, /, stack: str, run_checks: bool, output: Path | None, document: Path | None, other_text: bool, **flags: Any
 ) -> int:
     """Explain what the document of STACK gets wrong, and what is done.
 
@@ -61,31 +51,30 @@ def explain(
     from envbuild.explain.text import render_summary, render_text
     from envbuild.explain.view import explain as join
     from envbuild.lock.agreement import choose_profile
+    from envbuild.resolve.compat_read import load_compat
 
     if document is not None and output is None:
         raise click.UsageError("--document needs --output")
     if other_text and document is None:
         raise click.UsageError("--other-text needs --document")
     loaded = load_stack(stack)
+    target, engine, facts = flags["target"], flags["engine"], flags["facts"]
     where = load_target(target or "local", {"engine": engine} if engine else None, template=True).target
-    chosen = choose_profile(loaded, profile, where if target else None)
+    chosen = choose_profile(loaded, flags["profile"], where if target else None)
     name = chosen.name
     tell_lock(ui, lock_path(loaded, name))
-    compat = _compat() if facts or run_checks else None
+    compat = load_compat() if facts or run_checks else None
     decided = _decided(loaded, name, where, facts, compat)
     results, recipes = _checked(ui, loaded, name, compat if run_checks else None)
-    explanation = join(
-        loaded.stack,
-        name,
-        results=results,
-        decided=decided,
-        recipes=recipes,
-        profile_why=chosen.why,
-    )
+    explanation = join(loaded.stack, name, results=results, decided=decided, recipes=recipes, profile_why=chosen.why)
     if output is not None:
+        from envbuild.explain.page import render_page
         from envbuild.explain.source import read_document
 
-        _write_page(explanation, output, read_document(explanation.stack, document, other=other_text))
+        read = read_document(explanation.stack, document, other=other_text)
+        page = render_page(explanation, read.text, read.doubt)
+        with writing(output):
+            output.write_text(page, encoding="utf-8")
         ui.result(
             lambda: {**explanation.as_dict(), "html": str(output)},
             lambda: f"{render_summary(explanation)}annotated document: {output}\n",
@@ -95,12 +84,6 @@ def explain(
     if any(result.outcome == "broken" for result in results):
         return ExitCode.CHECK_FAILED
     return ExitCode.TRY_AGAIN if any(result.error == "object-missing" for result in results) else ExitCode.OK
-
-
-def _compat() -> Compat:
-    from envbuild.resolve.compat_read import load_compat
-
-    return load_compat()
 
 
 def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:
@@ -128,11 +111,3 @@ def _checked(
     ui.note("asking the upstream repositories and the package index")
     with git_reader() as git:
         return run_checks(loaded.stack, Means(compat, git, index=True)), document_recipes(loaded.stack, profile, git)
-
-
-def _write_page(explanation: Explanation, html: Path, document: DocumentText) -> None:
-    from envbuild.explain.page import render_page
-
-    page = render_page(explanation, document.text, document.doubt)
-    with writing(html):
-        html.write_text(page, encoding="utf-8")

@@ -16,7 +16,7 @@ import click
 from envbuild.cli.choose import (
     Time,
     configured,
-    named_target,
+    described_target,
     options,
     prefix_option,
     prepared_of,
@@ -24,6 +24,7 @@ from envbuild.cli.choose import (
     settings_of,
     stack_argument,
     target_name,
+    target_of,
     target_option,
     where_options,
 )
@@ -128,25 +129,23 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
     """Nodes, GPUs and folders of a launch. Raises click.UsageError and EnvbuildError `launch-parameter` (exit 2)."""
     from pydantic import ValidationError
 
-    from envbuild.catalog.loader import load_target
     from envbuild.launch.command import Place
 
-    config = configured(flags)
-    target = load_target(flags["target"] or config.target, template=True).target
+    target = described_target(flags)
     gpus = flags["gpus_per_node"] or target.expects.gpus_per_node
     if gpus is None:
         raise click.UsageError("--gpus-per-node is needed: the target does not say it")
     try:
         return Place(
-            nodes=flags["nodes"] or 1,
+            nodes=flags.get("nodes") or 1,
             gpus_per_node=gpus,
             environment=environment_of(stack, flags),
             output=absolute(flags["output"] or "."),
-            master=flags["master"],
-            port=flags["port"],
-            job=flags["job"],
-            hostfile=absolute(flags["hostfile"]) if flags["hostfile"] else None,
-            image=flags["image"],
+            hostfile=absolute(flags["hostfile"]) if flags.get("hostfile") else None,
+            master=flags.get("master"),
+            port=flags.get("port"),
+            job=flags.get("job"),
+            image=flags.get("image"),
             direct=not target.scheduler.starts_tasks,
         )
     except ValidationError as error:
@@ -158,17 +157,13 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
 
 def environment_of(stack: str, flags: dict[str, Any]) -> str:
     """The environment of a launch: the one that is named, else where the one in use lies under the prefix."""
-    from envbuild.catalog.loader import load_target
-
-    config = configured(flags)
-    prefix = config.prefix or load_target(flags["target"] or config.target, template=True).target.prefix
-    return absolute(flags.get("environment") or f"{_prefix(prefix)}/current/{stack}")
-
-
-def provision_place(stack: str, flags: dict[str, Any]) -> str:
-    """Stack, target and prefix as options of `provision`."""
-    words = [stack, "--target", flags["target"] or configured(flags).target]
-    return shlex.join([*words, *(["--prefix", flags["prefix"]] if flags["prefix"] else [])])
+    if flags.get("environment"):
+        return absolute(flags["environment"])
+    prefix = configured(flags).prefix or described_target(flags).prefix
+    # As it is for whoever asks here; on other machines the user and the home may have other names.
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
+    return absolute(f"{prefix.replace('{user}', getpass.getuser()) if '{user}' in prefix else prefix}/current/{stack}")
 
 
 def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> str:
@@ -176,36 +171,24 @@ def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> s
 
     Raises EnvbuildError `profile-cannot-run` (exit 7), unless logs are only `read`.
     """
-    from envbuild.catalog.loader import load_stack, load_target
+    from envbuild.catalog.loader import load_stack
     from envbuild.lock.agreement import choose_profile, profile_in_use, refuse_unable
 
-    config, loaded = configured(flags), load_stack(flags["stack"])
-    target = load_target(flags["target"] or config.target, template=True).target
+    config, loaded, target = configured(flags), load_stack(flags["stack"]), described_target(flags)
     asked = flags["profile"] or config.profile
     if not (asked or flags.get("image") or target.connection.kind == "ssh"):
         asked = profile_in_use(loaded.stack, environment_of(loaded.stack.name, flags))
     profile = choose_profile(loaded, asked, target).name
     if not read:
-        refuse_unable(loaded.stack, profile, verb, provision_place(flags["stack"], flags))
+        prefix = ["--prefix", flags["prefix"]] if flags["prefix"] else []
+        words = shlex.join([flags["stack"], "--target", flags["target"] or config.target, *prefix])
+        refuse_unable(loaded.stack, profile, verb, words)
     return profile
-
-
-def place_here(stack: str, flags: dict[str, Any]) -> Place:
-    """The same for one machine, this one."""
-    others = ("nodes", "environment", "master", "port", "job", "hostfile", "image")
-    return launch_place(stack, {**dict.fromkeys(others), **flags})
 
 
 def absolute(path: str) -> str:
     """A path of this machine as a run takes it. Links stay: the environment in use is one."""
     return os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - resolve() would follow them
-
-
-def _prefix(template: str) -> str:
-    """The prefix as it is for whoever asks here; on other machines the user and the home may have other names."""
-    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    filled = template.replace("{home}", str(Path.home())).replace("{data}", data)
-    return filled.replace("{user}", getpass.getuser()) if "{user}" in filled else filled
 
 
 def _of_rank(made: Launch, rank: int | None) -> Launch:
@@ -256,7 +239,8 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
             f"{len(made.commands)} nodes have a command each, and this is one node",
             hint="--node RANK on each of them; or --submit, which starts all",
         )
-    missing = [path for path in (activate, *_programs(made)) if path and not Path(path).exists()]
+    programs = (command.argv[0] for command in made.commands if command.argv[0].startswith("/"))
+    missing = [path for path in (activate, *programs) if path and not Path(path).exists()]
     if missing:
         raise EnvbuildError(
             "environment-unknown",
@@ -279,29 +263,20 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
     os.execvp("bash", ["bash", "-c", last.text])  # noqa: S606 - the text is quoted word by word
 
 
-def _programs(made: Launch) -> list[str]:
-    return [command.argv[0] for command in made.commands if command.argv[0].startswith("/")]
-
-
 def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: dict[str, Any]) -> int:
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.jobs.launch import make_job, run_job
     from envbuild.provision.jobs.submit import submit as submit_job
-    from envbuild.provision.run.findings import Narrowing
     from envbuild.provision.run.life import one_run
-    from envbuild.provision.survey.hosts import reach
 
-    config = configured(flags)
-    overrides = {"prefix": config.prefix} if config.prefix else {}
-    target, _ = reach(named_target(ui, flags, config), overrides, Narrowing(), jobs=True)
-    asked = asked_of(values, flags)
+    target, asked = target_of(ui, flags, jobs=True), asked_of(values, flags)
     if flags["print_script"]:
         site, job, _ = make_job(target, stack, profile, asked)
         text = site.scheduler.render(job)
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
-    settings = replace(settings_of(config), cancel_job=flags["cancel_job"])
+    settings = replace(settings_of(configured(flags)), cancel_job=flags["cancel_job"])
     told = {"stack": stack.name, "profile": profile, "target": target.name}
     with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run)
@@ -331,21 +306,13 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
     return Asked(values, time_limit=f"{limit:.0f}s" if limit else None, **{name: flags.get(name) for name in names})
 
 
-_OTHERS = ("environment", "job", "hostfile", "image")
-
-
 @click.command("bench")
 @stack_argument(required=True)
 @where_options
 @run_options
 @click.option("--trials", type=click.IntRange(min=1, max=100), default=1, help="How often (default: once).")
 @click.option(
-    "--deadline",
-    type=Time(1, 864000),
-    default="1h",
-    show_default=True,
-    metavar="TIME",
-    help="A run is ended then.",
+    "--deadline", type=Time(1, 864000), default="1h", show_default=True, metavar="TIME", help="A run is ended then."
 )
 @click.option(
     "-o", "--output", metavar="DIR",
@@ -373,7 +340,7 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
         flags["output"] = absolute(flags["output"] or "bench")
     asked = Asked(
         asked_of(launch_settings(flags["settings"]), flags),
-        None if kind == "job" else launch_place(prepared.stack.name, {**dict.fromkeys(_OTHERS), **flags}),
+        None if kind == "job" else launch_place(prepared.stack.name, flags),
         trials,
         tuple(map(Path, logs)),
     )
@@ -400,7 +367,7 @@ def data(ui: Ui, /, stack: str, **flags: Any) -> int:
     from envbuild.provision.training_data import make
 
     loaded = load_stack(stack).stack
-    place = place_here(loaded.name, {"gpus_per_node": 1, **flags})
+    place = launch_place(loaded.name, {"gpus_per_node": 1, **flags})
     with writing(Path(place.output)):
         made = make(loaded, place)
     files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]

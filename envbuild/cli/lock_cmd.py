@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+# Options of `create` that ask for another lock than the one that is there.
+_ASKED = ("as_of", "upgrade", "base_python", "find_links", "indexes", "allow_build", "facts")
 _index = click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
 _find_links = click.option(
     "--find-links", "-f", multiple=True, metavar="DIR_OR_URL", help="More places with wheels; pip's own are known."
@@ -60,21 +61,7 @@ def lock() -> None:
 )  # fmt: skip
 @output_option("Where to write (default: the stack's own lock file).")
 @common_options
-def create(
-    ui: Ui,
-    stack: str,
-    profile: str | None,
-    as_of: datetime | None,
-    upgrade: bool,
-    base_python: Path | None,
-    find_links: tuple[str, ...],
-    indexes: tuple[str, ...],
-    allow_build: tuple[str, ...],
-    facts: str | None,
-    conda_unrecorded: bool,
-    images: tuple[str, ...],
-    output: Path | None,
-) -> None:
+def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **flags: Any) -> None:
     """Resolve STACK and write its lock.
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
@@ -97,7 +84,8 @@ def create(
     previous = _previous(ui, path)
     compat = load_compat()
     refuse(loaded.stack.profiles[name], compat)
-    asked = as_of or upgrade or base_python or find_links or indexes or allow_build or facts
+    upgrade, conda_unrecorded = flags["upgrade"], flags["conda_unrecorded"]
+    asked = any(flags[name] for name in _ASKED)
     unrecorded = previous and any(each.conda and each.conda.unrecorded for each in previous.variants)
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
     same = restated(keep, loaded.stack, ui.warn) if keep else None
@@ -105,13 +93,13 @@ def create(
     made = same or create_lock(
         loaded.stack,
         name,
-        default_supply(find_links, _named_urls(indexes), allow_build),
-        as_of=as_of.date() if as_of else None,
-        base_python=base_python,
+        default_supply(flags["find_links"], _named_urls(flags["indexes"]), flags["allow_build"]),
+        as_of=flags["as_of"].date() if flags["as_of"] else None,
+        base_python=flags["base_python"],
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
-        conda=CondaAsked(_virtual(facts), conda_unrecorded),
+        conda=CondaAsked(_virtual(flags["facts"]), conda_unrecorded),
         say=ui.warn,
     )
     refuse_locked(made, compat)
@@ -120,8 +108,8 @@ def create(
     built = sorted({name for variant in made.variants for name in sdists(variant.packages)})
     if built:
         ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")
-    if images:
-        made = _with_images(ui, loaded, made, path, images, upgrade=upgrade)
+    if flags["images"]:
+        made = _with_images(ui, loaded, made, path, flags["images"], upgrade=upgrade)
     changed = made != previous
     if changed:
         write_lock(path, made)
@@ -142,12 +130,7 @@ def create(
 @output_option("Where to write (default: your lock of this stack).")
 @common_options
 def record(
-    ui: Ui,
-    stack: str,
-    profile: str | None,
-    folders: tuple[str, ...],
-    indexes: tuple[str, ...],
-    output: Path | None,
+    ui: Ui, stack: str, profile: str | None, folders: tuple[str, ...], indexes: tuple[str, ...], output: Path | None
 ) -> None:
     """Record the sha256 of files of STACK whose hash its lock lacks.
 
@@ -200,23 +183,23 @@ def check(ui: Ui, stack: str | None, profile: str | None, lock_file: Path | None
 
     Without STACK, the locks of all profiles of all shipped stacks.
     """
-    if stack is None:
-        if profile or lock_file:
-            raise click.UsageError("--profile and --lock are about one STACK: name it")
-        found = [_check_one(ui, name, profile, None, offline=offline) for name, profile in _all_locks()]
-        data = {"ok": all(row["ok"] for _, row, _ in found), "locks": [row for _, row, _ in found]}
-        ui.result(data, lambda: "\n".join(text for _, _, text in found))
-        return gravest(code for code, _, _ in found)
-    code, data, text = _check_one(ui, stack, profile, lock_file, offline=offline)
-    ui.result(data, lambda: text)
-    return code
+    if stack is not None:
+        code, data, text = _check_one(ui, stack, profile, lock_file, offline=offline)
+        ui.result(data, lambda: text)
+        return code
+    if profile or lock_file:
+        raise click.UsageError("--profile and --lock are about one STACK: name it")
+    checked = [_check_one(ui, name, profile, None, offline=offline) for name, profile in _all_locks()]
+    data = {"ok": all(row["ok"] for _, row, _ in checked), "locks": [row for _, row, _ in checked]}
+    ui.result(data, lambda: "\n".join(text for _, _, text in checked))
+    return gravest(code for code, _, _ in checked)
 
 
 def _all_locks() -> list[tuple[str, str]]:
     """Stack and profile of every lock that is shipped."""
     from envbuild.catalog.loader import list_stacks, load_stack, lock_path
 
-    loaded = [load_stack(name) for name in list_stacks()]
+    loaded = map(load_stack, list_stacks())
     return [(each.stack.name, profile) for each in loaded for profile in each.stack.profiles
             if lock_path(each, profile).exists()]  # fmt: skip
 
@@ -279,15 +262,7 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
 @output_option("Where to write (default: stdout).")
 @common_options
 def export(
-    ui: Ui,
-    stack: str,
-    variant: str | None,
-    form: str,
-    wheelhouse: Path | None,
-    profile: str | None,
-    lock_file: Path | None,
-    find_links: tuple[str, ...],
-    output: Path | None,
+    ui: Ui, /, stack: str, variant: str | None, form: str, wheelhouse: Path | None, output: Path | None, **flags: Any
 ) -> None:
     """Write a variant of the lock of STACK for other tools.
 
@@ -296,7 +271,7 @@ def export(
     """
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
-    loaded, made, _ = _read(ui, stack, profile, lock_file)
+    loaded, made, _ = _read(ui, stack, flags["profile"], flags["lock_file"])
     found = find_variant(made, variant)
     if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
@@ -305,7 +280,7 @@ def export(
             why="the standard wants pylock.toml or pylock.<name>.toml, the name without a dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
-    places = _places(found, find_links) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
+    places = _places(found, flags["find_links"]) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
     places = replace(places, channels=_channels(loaded, made, found))
     text = export_lock(made, found.id, form, wheelhouse, places=places)
     if output:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import click
@@ -87,26 +87,21 @@ def patches(_: click.Context) -> Iterable[str]:
 @_offered
 def profiles(ctx: click.Context) -> Iterable[str]:
     """The profiles of the stack that the line names, of the configured or of the target's one."""
-    import re
-
     # While a value is awaited, click leaves words that stand for arguments unread.
     named = ctx.params.get("stack") or next(iter(ctx.args), "")
-    of_target = re.search(r"^stack: *([^\s#]+)", _text(_file(_target(ctx), "targets")), re.MULTILINE)
-    stack = named or setting("stack") or (of_target[1] if of_target else "torch-smoke")
-    found = re.search(r"^profiles:.*\n((?:(?: .*)?\n|#.*\n)*)", _text(_file(stack, "stacks")), re.MULTILINE)
-    keys = re.findall(r"^( +)([a-z0-9][\w.-]*):", found[1] if found else "", re.MULTILINE)
-    return [name for indent, name in keys if indent == keys[0][0]]
+    stack = named or setting("stack") or _described(_target(ctx), "targets").get("stack") or "torch-smoke"
+    return list(_described(stack, "stacks").get("profiles") or ())
 
 
 @_offered
 def hosts(ctx: click.Context) -> Iterable[str]:
     """The hosts that the file of the target lists."""
-    import re
+    listed = _described(_target(ctx), "targets").get("hosts")
+    if not isinstance(listed, list):
+        return []
+    from envbuild.hostlist import expand_hosts
 
-    text = _text(_file(_target(ctx), "targets"))
-    found = re.search(r"^hosts:\s*?(\[[^\n]*\]|\n(?: *- .*\n?)+)", text, re.MULTILINE)
-    listed = re.findall(r"[A-Za-z0-9](?:[\w.:-]|\[[\d-]+\])*", found[1] if found else "")
-    return [name for each in listed for name in _expanded(each)]
+    return expand_hosts(listed)[:_MOST]
 
 
 @_offered
@@ -137,30 +132,16 @@ def _target(ctx: click.Context) -> str:
     return str(ctx.params.get("target") or setting("target", "local"))
 
 
-def _file(name: str, folder: str) -> str:
-    """The file that a name or a path means."""
-    return os.path.expanduser(name) if "/" in name or name.endswith((".yaml", ".yml")) else (
-        os.path.join(_CATALOG, folder, f"{name}.yaml"))  # fmt: skip
-
-
-def _text(path: str) -> str:
+def _described(name: str, folder: str) -> dict[str, Any]:
+    """What stands in the file that a name or a path means."""
     from pathlib import Path
 
-    from envbuild.regular_file import read_file
+    from envbuild.catalog.yaml_load import load_yaml
 
-    try:
-        return read_file(Path(path), 1_000_000).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _expanded(name: str) -> list[str]:
-    """`gpu[01-04]` as its hosts, what is written otherwise as it is."""
-    head, _, rest = name.partition("[")
-    first, _, last = rest.rstrip("]").partition("-")
-    if not (name.endswith("]") and first.isdigit() and last.isdigit()):
-        return [name]
-    return [f"{head}{number:0{len(first)}}" for number in range(int(first), min(int(last), int(first) + _MOST) + 1)]
+    own = "/" in name or name.endswith((".yaml", ".yml"))
+    path = os.path.expanduser(name) if own else os.path.join(_CATALOG, folder, f"{name}.yaml")
+    data = load_yaml(Path(path))
+    return data if isinstance(data, dict) else {}
 
 
 def _listed(folder: str) -> list[str]:

@@ -45,32 +45,28 @@ class Ui(NamedTuple):
     def result(
         self,
         data: dict[str, Any] | Callable[[], dict[str, Any]],
-        human: Callable[[], str],
+        human: Callable[[], str | list[tuple[str, str]]],
         *,
         verbatim: bool = False,
     ) -> None:
         """Print the result: `data` under `--json` (with its schema version), else what `human()` gives.
 
-        `data` that takes long to make comes as a function.
+        That is text, or lines of (text, style). `data` that takes long to make comes as a function.
         `verbatim`: text for another program (a script, an export). All other is redacted, and then, on a terminal, its
-        lines are broken between words: no secret is broken before it is found.
+        lines are broken between words, but for commands: no secret is broken before it is found.
         """
         if self.json:
             write_json(data() if callable(data) else data)
             return
         shown = human()
-        shown = shown if verbatim else fitted(_shown(shown), sys.stdout)
-        sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
-
-    def lines(self, data: dict[str, Any], human: Callable[[], list[tuple[str, str]]]) -> None:
-        """Print the result as lines of (text, style); on a terminal they are broken between words, but for commands."""
-        if self.json:
-            write_json(data)
+        if isinstance(shown, str):
+            shown = shown if verbatim else fitted(_shown(shown), sys.stdout)
+            sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
             return
         colour = self.colour
         if colour is None:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        for line, style in human():
+        for line, style in shown:
             text = _shown(line) if style == COPIED else fitted(_shown(line), sys.stdout)
             sys.stdout.write((_styled(text, style) if colour else text) + "\n")
 
@@ -94,10 +90,8 @@ class Ui(NamedTuple):
         """A rich console for progress and notes."""
         from rich.console import Console
 
-        return Console(stderr=True, highlight=False, quiet=self.quiet, **self._rich_colour())
-
-    def _rich_colour(self) -> dict[str, Any]:
-        return {None: {}, True: {"force_terminal": True}, False: {"no_color": True}}[self.colour]
+        forced, plain = self.colour or None, True if self.colour is False else None
+        return Console(stderr=True, highlight=False, quiet=self.quiet, force_terminal=forced, no_color=plain)
 
 
 def write_json(data: dict[str, Any]) -> None:
@@ -118,22 +112,13 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
     @click.option("-v", "--verbose", is_flag=True, help="Show reasons, what the tools print, and tracebacks.")
     @functools.wraps(function)
     def wrapper(*args: Any, as_json: bool, quiet: bool, verbose: bool, **kwargs: Any) -> R:
-        return function(_voice(as_json, quiet, verbose), *args, **kwargs)
+        from envbuild.config import load_config
+
+        config = load_config()
+        colour = {"always": True, "never": False}.get(config.color)
+        return function(Ui(as_json, quiet or config.quiet, verbose, colour), *args, **kwargs)
 
     return cast(Callable[P, R], wrapper)
-
-
-def _voice(as_json: bool, quiet: bool, verbose: bool) -> Ui:
-    """Flags above configuration."""
-    from envbuild.config import load_config
-
-    config = load_config()
-    return Ui(
-        json=as_json,
-        quiet=quiet or config.quiet,
-        verbose=verbose,
-        colour={"always": True, "never": False}.get(config.color),
-    )
 
 
 def say(text: str) -> None:
@@ -241,8 +226,8 @@ def named(entries: Sequence[tuple[str, Sequence[str]]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def columns(lines: Sequence[Sequence[str]]) -> str:
-    """A table with its headings first; a column that is empty is left out.
+def columns(lines: Sequence[Sequence[str]], *, right: bool = False) -> str:
+    """A table with its headings first; a column that is empty is left out. `right`: of numbers, which end alike.
 
     On a terminal that is too narrow the last cells of a line stand below the others.
     """
@@ -254,7 +239,7 @@ def columns(lines: Sequence[Sequence[str]]) -> str:
         fit -= 1
     shown = []
     for line in lines:
-        cells = [line[place].ljust(wide) for place, wide in zip(kept, widths, strict=True)]
+        cells = [f"{line[place]:{'>' if right else '<'}{wide}}" for place, wide in zip(kept, widths, strict=True)]
         shown.append("  ".join(cells[:fit]).rstrip())
         shown += ["    " + "  ".join(cells[fit:]).rstrip()] if cells[fit:] else []
     return "\n".join(shown)

@@ -209,7 +209,7 @@ def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
 
     page = run.path / "report.html"
     named = str(page) if page.exists() else ""
-    ui.lines(evidence.to_json_dict() if ui.json else {}, lambda: summary_lines(evidence, named, verbose=ui.verbose))
+    ui.result(evidence.to_json_dict, lambda: summary_lines(evidence, named, verbose=ui.verbose))
     kept = sum(node.status == "unchanged" for node in evidence.nodes)
     if settings.check_rebuild and kept:
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
@@ -330,7 +330,7 @@ def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:
     changes = [change for change in compare(earlier, evidence) if (change.topic, change.what) != ("run", "envbuild")]
     if changes or evidence.exit or ui.json:
         data = {"since": earlier.run, "run": evidence.run, "changes": [change.as_dict() for change in changes]}
-        ui.lines(data, lambda: diff.lines(earlier, evidence, changes))
+        ui.result(data, lambda: diff.lines(earlier, evidence, changes))
     return gravest([evidence.exit, exit_code(changes)])
 
 
@@ -374,7 +374,7 @@ def show_evidence(ui: Ui, evidence: Evidence, run: RunDir) -> int:
     from envbuild.report.view import View
 
     page = str(run.path / "report.html")
-    ui.lines(evidence.to_json_dict(), lambda: summary_lines(evidence, page, verbose=ui.verbose))
+    ui.result(evidence.to_json_dict(), lambda: summary_lines(evidence, page, verbose=ui.verbose))
     told = View(evidence).nodes_by_need[:1] if sys.stdout.isatty() and sys.stderr.isatty() else ()
     for node in evidence.nodes:
         if node.error and not ui.json and node not in told:

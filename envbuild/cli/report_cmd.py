@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,10 +12,6 @@ from envbuild.cli.choose import output_option
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
-
-if TYPE_CHECKING:
-    from envbuild.model.evidence import Evidence
-
 
 _publish = click.option(
     "--publish/--no-publish", default=None, help="Only the fields that the schema marks as public; nodes are numbered."
@@ -64,22 +60,18 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool | None)
             ui.note(f"written: {each}")
         for said in left:
             ui.warn(said)
-    if form == "summary":
-        ui.lines(evidence.to_json_dict(), lambda: terminal.summary_lines(evidence, verbose=ui.verbose))
-    else:
-        pages = {
-            "html": lambda: render.render_html(evidence, text, envelope),
-            "md": lambda: render.render_markdown(evidence),
-        }
-        ui.result(
-            evidence.to_json_dict(), pages.get(form) or (lambda: _other(form, evidence)), verbatim=form not in pages
-        )
+    pages: dict[str, Callable[[], str | list[tuple[str, str]]]] = {
+        "summary": lambda: terminal.summary_lines(evidence, verbose=ui.verbose),
+        "html": lambda: render.render_html(evidence, text, envelope),
+        "md": lambda: render.render_markdown(evidence),
+    }
 
+    def other() -> str:
+        from envbuild.report.formats.every import FORMATS
 
-def _other(form: str, evidence: Evidence) -> str:
-    from envbuild.report.formats.every import FORMATS
+        return FORMATS[form][1](evidence)
 
-    return FORMATS[form][1](evidence)
+    ui.result(evidence.to_json_dict, pages.get(form, other), verbatim=form not in pages)
 
 
 @report.command("verify")
@@ -108,7 +100,7 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
         from envbuild.report.recheck.verify import verify_report
 
         opened, findings = verify_report(_place(path), run=run, signers=signers)
-    ui.lines(as_dict(opened, findings), lambda: lines(opened, findings))
+    ui.result(as_dict(opened, findings), lambda: lines(opened, findings))
     return ExitCode.INTEGRITY if any(finding.kind == "problem" for finding in findings) else ExitCode.OK
 
 
@@ -133,10 +125,7 @@ def diff(ui: Ui, before: str, after: str, form: str) -> int:
     one, other = (open_report(_place(each)).evidence for each in (before, after))
     changes = compare(one, other)
     data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
-    if form == "html":
-        ui.result(data, lambda: diff.page(one, other))
-    else:
-        ui.lines(data, lambda: diff.lines(one, other, changes))
+    ui.result(data, lambda: diff.page(one, other) if form == "html" else diff.lines(one, other, changes))
     return exit_code(changes)
 
 

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import Amount, Time, configured, prepared_of, settings_of, stack_argument, where_options
-from envbuild.cli.launch_cmd import place_here, profile_to_run
-from envbuild.cli.output import Ui, common_options, fitted
+from envbuild.cli.choose import (
+    Amount,
+    Time,
+    configured,
+    described_target,
+    prepared_of,
+    settings_of,
+    stack_argument,
+    where_options,
+)
+from envbuild.cli.launch_cmd import launch_place, profile_to_run
+from envbuild.cli.output import Ui, columns, common_options, fitted
 from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError
 
@@ -22,6 +31,20 @@ if TYPE_CHECKING:
     from envbuild.strategy.problem import Placed, Problem
 
 _SHOWN = 12
+# Columns of a table and what they show; memory in GiB.
+_CASE = (("DP", "dp"), ("TMP", "tmp"), ("PP", "pp"), ("microbatches", "microbatches"), ("of", "micro_batch"))
+_ESTIMATED = (
+    *_CASE,
+    ("GiB in tensors", "estimated_tensors_gib"),
+    ("GiB reserved", "estimated_reserved_gib"),
+    ("est. TFLOP/s", "estimated_tflops"),
+)
+_MEASURED = (
+    *_CASE,
+    *(("tensors", "estimated_tensors_gib"), ("torch", "tensors_gib"), ("%", "tensors_percent")),
+    *(("reserved", "estimated_reserved_gib"), ("torch", "reserved_gib"), ("%", "reserved_percent")),
+    *(("used", "used_gib"), ("est. TFLOP/s", "estimated_tflops"), ("TFLOP/s per GPU", "tflops")),
+)
 
 
 @click.command("strategy")
@@ -78,11 +101,10 @@ def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
 
 
 def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
-    from envbuild.catalog.loader import load_stack, load_target
+    from envbuild.catalog.loader import load_stack
     from envbuild.strategy.problem import as_row, listed, published
 
-    config = configured(flags)
-    flags["expected"] = load_target(flags["target"] or config.target, template=True).target.expects.gpu
+    flags["expected"] = described_target(flags).expects.gpu
     found = _problem(load_stack(flags["stack"]).stack, flags, None)
     ranked, best = found.ranked(), published(found)
     tried = listed(found) if found.best is None else []
@@ -97,7 +119,7 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
     def human() -> str:
         per_node = f"{found.machine.gpus_per_node} a node"
         head = f"{found.model} on {found.gpus} x {found.machine.gpu} ({per_node}), global batch {found.global_batch}"
-        lines = [f"{head}: {len(rows)} cases may fit; nothing was run", "", *_table(rows)]
+        lines = [f"{head}: {len(rows)} cases may fit; nothing was run", "", _table(rows)]
         if best:
             early = sum(each.early for each in best)
             lines += ["", f"{early} of {len(best)} published best cases on this GPU are among the first three:"]
@@ -131,7 +153,7 @@ def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
             hint="--dry-run ranks the cases; `envbuild launch ... --submit` runs one as a job",
         )
     flags["expected"] = prepared.target.expects.gpu
-    place = place_here(prepared.stack.name, flags)
+    place = launch_place(prepared.stack.name, flags)
     asked = Asked(
         problem=lambda here: _problem(prepared.stack, flags, here),
         make=lambda found, case, where: launch(prepared.stack, prepared.profile, found.settings(case), where),
@@ -158,34 +180,15 @@ def _trials(evidence: Evidence, flags: dict[str, Any]) -> list[str]:
     best = next((check.details.get("settings") for check in checks if check.name == "strategy"), None)
     if not rows:
         return []
-    return ["", *_table(rows), *(["", f"the best: {_command(flags, best)}"] if best else [])]
+    return ["", _table(rows), *(["", f"the best: {_command(flags, best)}"] if best else [])]
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """GiB: what is estimated and, of a trial, what was measured and the percent of it that the estimate was."""
-    measured = any("tflops" in row for row in rows)
-    head = f"{'DP':>4} {'TMP':>4} {'PP':>4} {'microbatches':>13} {'of':>5}"
-    if measured:
-        head += f" {'tensors':>8} {'torch':>6} {'%':>4} {'reserved':>9} {'torch':>6} {'%':>4} {'used':>6}"
-        head += f" {'est. TFLOP/s':>13} {'TFLOP/s per GPU':>16}"
-    else:
-        head += f" {'GiB in tensors':>15} {'GiB reserved':>13} {'est. TFLOP/s':>13}"
-    return [head, *(_line(row, measured=measured) for row in rows[:_SHOWN]), *_more(rows)]
-
-
-def _more(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"  and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-
-
-def _line(row: Mapping[str, Any], *, measured: bool) -> str:
-    text = f"{row['dp']:>4} {row['tmp']:>4} {row['pp']:>4} {row['microbatches']:>13} {row['micro_batch']:>5}"
-    tensors, reserved, speed = (row[f"estimated_{name}"] for name in ("tensors_gib", "reserved_gib", "tflops"))
-    if not measured:
-        return f"{text} {tensors:>15} {reserved:>13} {speed:>13}"
-    found = {name: row.get(name, "–") for name in ("tensors_gib", "tensors_percent", "reserved_gib", "used_gib")}
-    text += f" {tensors:>8} {found['tensors_gib']:>6} {found['tensors_percent']:>4}"
-    text += f" {reserved:>9} {found['reserved_gib']:>6} {row.get('reserved_percent', '–'):>4} {found['used_gib']:>6}"
-    return f"{text} {speed:>13} {row['tflops']:>16}"
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first rows; of trials with what was measured and the percent of it that the estimate was."""
+    shown = _MEASURED if any("tflops" in row for row in rows) else _ESTIMATED
+    lines = [[str(row.get(key, "–")) for _, key in shown] for row in rows[:_SHOWN]]
+    more = f"\n  and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return columns([[heading for heading, _ in shown], *lines], right=True) + more
 
 
 def _said(each: Placed) -> str:

@@ -116,7 +116,7 @@ HOSTILE = "a\x9b31m\x9d0;pwn\x9c\x85\u202e\u2028\x1b[2J\ud800b"
 def test_d71_what_a_terminal_or_a_page_shows_has_no_hidden_characters(capsys: pytest.CaptureFixture[str]) -> None:
     ui = Ui()
     ui.result({}, lambda: HOSTILE)
-    ui.lines({}, lambda: [(HOSTILE, "")])
+    ui.result({}, lambda: [(HOSTILE, "")])
     ui.note(HOSTILE)
     ui.warn(HOSTILE)
     print_error(EnvbuildError("a-code", HOSTILE, why=HOSTILE, hint=HOSTILE))
