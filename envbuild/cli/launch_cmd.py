@@ -231,7 +231,7 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
     Raises EnvbuildError: `launch-parameter` (exit 2) where several nodes have commands and none was chosen, and
     `environment-unknown` (exit 1).
     """
-    from envbuild.launch.job_steps import steps_of
+    from envbuild.launch.shell import steps_of
 
     if len(made.commands) > 1:
         raise EnvbuildError(

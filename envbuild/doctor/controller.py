@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from packaging.version import Version
 
@@ -29,10 +29,8 @@ class Diagnosis:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class _Program:
-    name: str
-    command: tuple[str, ...]
+class _Program(NamedTuple):
+    command: tuple[str, str]
     least: str
     pattern: str
     required: bool
@@ -40,44 +38,22 @@ class _Program:
     hint: str
 
 
+_INSTALL = "install envbuild with its dependencies: pip install envbuild"
 _PROGRAMS = (
     _Program(
-        "git",
-        ("git", "--version"),
-        "2.25",
-        r"git version (\d+(?:\.\d+)+)",
-        True,
-        "stacks with sources cannot be locked or built",
-        "install git, for example: sudo apt-get install -y git",
+        ("git", "--version"), "2.25", r"git version (\d+(?:\.\d+)+)", True,
+        "stacks with sources cannot be locked or built", "install git, for example: sudo apt-get install -y git",
     ),
     _Program(
-        "ssh",
-        ("ssh", "-V"),
-        "7.4",
-        r"OpenSSH_(\d+\.\d+)",
-        False,
-        "only `connection: local` works",
+        ("ssh", "-V"), "7.4", r"OpenSSH_(\d+\.\d+)", False, "only `connection: local` works",
         "install an OpenSSH client, for example: sudo apt-get install -y openssh-client",
     ),
     _Program(
-        "ansible-playbook",
-        ("ansible-playbook", "--version"),
-        "2.19",
-        r"core (\d+(?:\.\d+)+)",
-        True,
-        "nothing can be provisioned",
-        "install envbuild with its dependencies: pip install envbuild",
+        ("ansible-playbook", "--version"), "2.19", r"core (\d+(?:\.\d+)+)", True, "nothing can be provisioned",
+        _INSTALL,
     ),
-    _Program(
-        "uv",
-        ("uv", "--version"),
-        "0.9",
-        r"uv (\d+(?:\.\d+)+)",
-        True,
-        "nothing can be locked or installed",
-        "install envbuild with its dependencies: pip install envbuild",
-    ),
-)
+    _Program(("uv", "--version"), "0.9", r"uv (\d+(?:\.\d+)+)", True, "nothing can be locked or installed", _INSTALL),
+)  # fmt: skip
 
 
 def diagnose(*, prefix: Path | None = None) -> list[Diagnosis]:
@@ -94,26 +70,26 @@ def _python() -> Diagnosis:
 
 
 def _program(program: _Program) -> Diagnosis:
-    needed = f">= {program.least}"
+    (name, option), needed = program.command, f">= {program.least}"
 
     def lacking(found: str) -> Diagnosis:
         level: Level = "missing" if program.required else "warning"
-        return Diagnosis(program.name, level, found, needed, program.consequence, program.hint)
+        return Diagnosis(name, level, found, needed, program.consequence, program.hint)
 
-    path = resources.program(program.command[0])
+    path = resources.program(name)
     if path is None:
         return lacking("not found")
     try:
-        done = subprocess.run([path, *program.command[1:]], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([path, option], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return lacking(f"{path} does not run: {error}")
     match = re.search(program.pattern, done.stdout + done.stderr)
     if match is None:
-        return Diagnosis(program.name, "warning", f"{path}, version not understood", needed, hint=program.hint)
+        return Diagnosis(name, "warning", f"{path}, version not understood", needed, hint=program.hint)
     found = f"{match[1]} ({path})"
     if Version(match[1]) < Version(program.least):
         return lacking(found)
-    return Diagnosis(program.name, "ok", found, needed)
+    return Diagnosis(name, "ok", found, needed)
 
 
 def _prefix(prefix: Path) -> Diagnosis:

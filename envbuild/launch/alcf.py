@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from envbuild.launch.command import Value, fill, fill_config
-from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
-from envbuild.launch.request import Order
+from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
@@ -190,16 +189,12 @@ def _values(
 ) -> dict[str, Value]:
     place = order.place
     return {
+        **order.values_of(model, PORT),
         "world": place.gpus,
-        "nodes": place.nodes,
-        "gpus_per_node": place.gpus_per_node,
         "hostfile": place.hostfile,
         "gres": place.gres,
         "seed": given.seed,
         "iterations": given.train_iters,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
         "sequence_length": given.seq_len,
         "micro_batch": given.micro_batch,
         "accumulation": given.gas,

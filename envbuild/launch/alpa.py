@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from envbuild.launch.command import Value, fill
-from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
-from envbuild.launch.request import Order
+from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Endpoint, Launch
 from envbuild.model.reference import BenchmarkCase, ModelSize, Reference

@@ -7,8 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from envbuild.launch.command import Value, fill
-from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
-from envbuild.launch.request import Order
+from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
 from envbuild.model.reference import ModelSize
@@ -51,16 +50,8 @@ def make(order: Order) -> Launch:
     usual = _chunks_default(order, given.pipeline_parallel)
     chunks, computed = given.model_chunks or int(usual.value), () if given.model_chunks else (usual,)
     data, microbatches = _bounds(order, given, model, chunks)
-    address, port = place.rendezvous(PORT)
     values: dict[str, Value] = {
-        "nodes": place.nodes,
-        "gpus_per_node": place.gpus_per_node,
-        "address": address,
-        "port": port,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "sequence_length": model.sequence,
+        **order.values_of(model, PORT),
         "micro_batch": given.micro_batch,
         "global_batch": given.global_batch,
         "iterations": given.train_iters,

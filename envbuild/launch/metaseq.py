@@ -15,8 +15,7 @@ from pydantic import Field
 
 from envbuild.explain.view import parameters as weights
 from envbuild.launch.command import Place, Value, fill
-from envbuild.launch.parameters import Count, Parameters, model_row, read, require
-from envbuild.launch.request import Order
+from envbuild.launch.request import Count, Order, Parameters, model_row, read, require
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize

@@ -1,18 +1,22 @@
-"""What a recipe is asked for, and what a benchmark adds to it."""
+"""What a recipe is asked for: typed parameters, the stack's defaults said aloud, the place; the figures of a log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from envbuild.launch.command import Place
-from envbuild.model.launch import Command, Deviation, Launch, LaunchData
-from envbuild.model.reference import Bench, Reference
-from envbuild.node.smoke.training_log import cut_short, losses, not_finite, read, runs
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envbuild.errors import EnvbuildError
+from envbuild.launch.command import Place, Value
+from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchData
+from envbuild.model.reference import Bench, ModelSize, Reference
+from envbuild.node.smoke.training_log import cut_short, losses, not_finite, runs
+from envbuild.node.smoke.training_log import read as read_log
 from envbuild.report.claimed import Gpus, share_of_peak
-from envbuild.text import number
+from envbuild.text import did_you_mean, number
 
 if TYPE_CHECKING:
     from envbuild.model.stack import Profile
@@ -21,6 +25,100 @@ if TYPE_CHECKING:
 # Percent of a GPU's dense peak: what a run can have, with room for how catalogs round.
 _MOST = 105
 UNKNOWN = Gpus(None, 0)
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Parameters(BaseModel):
+    """Base of the parameters of a recipe. Fields are read from text by their alias, the name that users write.
+
+    A field that may be None is computed by the recipe when nobody gives it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names that users write, in the order of the class."""
+        return tuple(field.alias or name for name, field in cls.model_fields.items())
+
+
+P = TypeVar("P", bound=Parameters)
+
+
+def read(kind: type[P], given: Mapping[str, str], defaults: Mapping[str, str]) -> tuple[P, tuple[Default, ...]]:
+    """The parameters, and the defaults that were taken because nobody gave a value.
+
+    Raises EnvbuildError `launch-parameter` for an unknown name or a value of the wrong kind.
+    """
+    known = kind.names()
+    taken = {name: defaults[name] for name in known if name in defaults and name not in given}
+    for name in given:
+        if name not in known:
+            raise EnvbuildError(
+                "launch-parameter", f"there is no parameter {name[:80]!r}", hint=did_you_mean(name, known)
+            )
+    try:
+        parameters = kind.model_validate_strings({**taken, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = str(first["loc"][0]) if first["loc"] else "parameters"
+        raise EnvbuildError(
+            "launch-parameter",
+            f"{where} has no value"
+            if first["type"] == "missing"
+            else f"{where}={first['input']!s:.80} is not possible",
+            why=str(first["msg"]),
+            hint=_described(kind, where),
+        ) from error
+    return parameters, tuple(
+        Default(name=name, value=value, why=_described(kind, name)) for name, value in taken.items()
+    )
+
+
+def _described(kind: type[Parameters], name: str) -> str:
+    fields = {field.alias or own: field for own, field in kind.model_fields.items()}
+    return (fields[name].description or "") if name in fields else ""
+
+
+def model_row(reference: Reference, name: str, key: str) -> ModelSize:
+    """The row of the model table. Raises EnvbuildError `launch-parameter` with the nearest name."""
+    for row in reference.models:
+        if row.name == name:
+            return row
+    raise EnvbuildError(
+        "launch-parameter",
+        f"{key}={name[:80]!r} is not in the model table of this stack",
+        hint=did_you_mean(name, [row.name for row in reference.models]),
+    )
+
+
+def require(fits: bool, what: str, *, why: str = "", hint: str = "") -> None:
+    """Refuse what does not fit (exit code 7) with `launch-does-not-fit`."""
+    if not fits:
+        raise EnvbuildError("launch-does-not-fit", what, why=why, hint=hint)
+
+
+def require_shape(model: ModelSize, gpus: int, tensor: int, pipeline: int, others: int = 1) -> int:
+    """Data-parallel degree of a run. Refuses degrees that do not divide the GPUs, the heads or the layers."""
+    product = tensor * pipeline * others
+    degrees = f"tensor {tensor} x pipeline {pipeline}" + (f" x sequence {others}" if others > 1 else "")
+    require(
+        gpus % product == 0,
+        f"{degrees} does not divide {gpus} GPUs",
+        hint=f"degrees whose product divides {gpus}",
+    )
+    usable = [n for n in range(1, gpus + 1) if gpus % n == 0 and model.heads % n == 0]
+    require(
+        model.heads % tensor == 0,
+        f"tensor parallel {tensor} does not divide the {model.heads} attention heads of {model.name}",
+        hint=f"on {gpus} GPUs one of {', '.join(map(str, usable))}",
+    )
+    require(
+        model.layers % pipeline == 0,
+        f"pipeline parallel {pipeline} does not divide the {model.layers} layers of {model.name}",
+        hint="a number of stages that divides the layers",
+    )
+    return gpus // product
 
 
 class Samples(NamedTuple):
@@ -37,7 +135,7 @@ class Samples(NamedTuple):
 
 def samples(bench: Bench, text: str, gpus: Gpus = UNKNOWN) -> Samples:
     """What a log tells of a run on these GPUs. A training that began anew has warmed up anew."""
-    records = read(bench.log, text)
+    records = read_log(bench.log, text)
     telling = [record for record in records if bench.metric in record.values]
     parts = [[record.values[bench.metric] for record in part] for part in runs(telling)]
     values = [value for part in parts for value in part[bench.warmup :]]
@@ -84,6 +182,20 @@ class Order:
     def directory(self) -> str:
         """The working directory of the stack's program."""
         return self.place.source(self.data.source, self.data.folder)
+
+    def values_of(self, model: ModelSize, port: int) -> dict[str, Value]:
+        """What the words of a command may name: the place, where its nodes meet, the model's shape."""
+        address, port = self.place.rendezvous(port)
+        return {
+            "nodes": self.place.nodes,
+            "gpus_per_node": self.place.gpus_per_node,
+            "address": address,
+            "port": port,
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "heads": model.heads,
+            "sequence_length": model.sequence,
+        }
 
     @property
     def profile(self) -> Profile:

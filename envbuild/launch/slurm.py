@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from envbuild.launch.command import Place, Value, fill, fill_config
-from envbuild.launch.parameters import Count, Parameters, model_row, read, require, require_shape
-from envbuild.launch.request import Order
+from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import BenchmarkCase, ModelSize
@@ -152,24 +151,16 @@ def _bounds(order: Order, model: ModelSize, shape: dict[str, int]) -> int:
 def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[str, int]) -> dict[str, Value]:
     place = order.place
     number = int(place.job) if place.job and place.job.isdigit() else 0
-    address, port = place.rendezvous(FIRST_PORT + number % PORTS)
     folder = (given.data or place.data or place.output).rstrip("/")
     return {
+        **order.values_of(model, FIRST_PORT + number % PORTS),
         **shape,
-        "nodes": place.nodes,
-        "gpus_per_node": place.gpus_per_node,
         "job": place.job or "0",
-        "address": address,
-        "port": port,
         "image": place.image,
         "gres": place.gres,
         "num_gpus": not place.gres,
         "directory": order.directory(),
         "mounts": ",".join(dict.fromkeys((order.directory(), place.output, folder))),
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "sequence_length": model.sequence,
         "iterations": given.train_iters,
         "zero": given.zero_stage,
         "data": folder,

@@ -10,8 +10,8 @@ from functools import partial
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.launch.command import Place
-from envbuild.launch.job_steps import LATE
 from envbuild.launch.recipes import launch
+from envbuild.launch.shell import LATE
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch

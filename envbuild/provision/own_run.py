@@ -17,7 +17,7 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError, writing
 from envbuild.hostlist import expand_hosts
 from envbuild.launch.command import Place
-from envbuild.launch.job_steps import steps_of
+from envbuild.launch.shell import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch

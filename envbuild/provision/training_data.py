@@ -11,7 +11,7 @@ from pathlib import Path
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hashing import sha256_of
 from envbuild.launch.command import Place
-from envbuild.launch.data import preparation
+from envbuild.launch.recipes import preparation
 from envbuild.launch.shell import command_text
 from envbuild.model.stack import Stack
 from envbuild.node.smoke import training_data

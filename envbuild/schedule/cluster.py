@@ -11,8 +11,9 @@ from typing import ClassVar
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.proc import Finished
+from envbuild.node.read_text import integer
 from envbuild.schedule import script
-from envbuild.schedule.job import Job, JobState, Phase, Pool
+from envbuild.schedule.job import Job, JobState, Phase, Pool, SchedulerUnavailableError
 from envbuild.schedule.runner import Runner
 
 # A busy server answers late; Slurm's own programs give up after MessageTimeout (10 s by default), and try again.
@@ -62,9 +63,16 @@ class Scheduler(ABC):
     def submit(self, job: Job) -> str:
         """Submit it; its number, without the server or cluster that is printed behind it.
 
-        Raises EnvbuildError `job-refused`, `scheduler-missing` (exit 7) or `scheduler-unreachable` (exit 3).
+        Raises EnvbuildError `job-refused`, `not-writable`, `scheduler-missing` (exit 7), `scheduler-unreachable` (3).
         """
-        script.make_folder(self.runner, job.output)
+        made = self.runner.run(["mkdir", "-p", "-m", "0700", "--", job.output])
+        if not made.ok:
+            raise EnvbuildError(
+                "not-writable",
+                f"{job.output} cannot be made on {self.runner.host}",
+                why=made.err.strip()[-300:],
+                hint="the prefix must be writable where jobs are submitted, and the same folder on the nodes",
+            )
         done = self.runner.run(self.submits, stdin=self.render(job).encode(), timeout=TIMEOUT)
         # A site's plugin may print before it.
         found = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
@@ -85,11 +93,23 @@ class Scheduler(ABC):
 
     def logs(self, job: Job, number: str, limit: int = 65536) -> str:
         """The end of the job's log, at most `limit` bytes; empty while there is none."""
-        return script.tail(self.runner, posixpath.join(job.output, script.log_name(job, number)), limit)
+        path = posixpath.join(job.output, script.log_name(job, number))
+        done = self.runner.run(["tail", "-c", str(limit), "--", path])
+        return done.out if done.ok else ""
+
+    def left(self, job: Job, number: str) -> int | None:
+        """The exit code that its script left; None while it has left none.
+
+        Raises SchedulerUnavailableError where nobody could look.
+        """
+        done = self.runner.run(["cat", "--", posixpath.join(job.output, script.status_name(number))])
+        if done.rc is None:
+            raise SchedulerUnavailableError(f"{self.runner.host} does not answer")
+        return integer(done.out.strip()) if done.ok else None
 
     def by_status_file(self, job: Job, number: str) -> JobState:
         """The state of a job that the scheduler has forgotten, by what its script left."""
-        code = script.read_status(self.runner, job, number)
+        code = self.left(job, number)
         if code is not None:
             return JobState(Phase.DONE, exit=code, word=f"forgotten by {self.name}")
         return JobState(Phase.LOST, reason=f"{self.name} has forgotten it, and it left no status file", word="unknown")

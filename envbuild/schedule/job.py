@@ -10,15 +10,14 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from envbuild import text
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, EnvName, Name, StrictModel, Text
 from envbuild.model.target import Modules
-from envbuild.text import plural
 
 # A word of a directive line (`#SBATCH`, `#PBS`): schedulers read those with rules of their own, so that nothing that
 # could need quoting gets in.
 _WORD = re.compile(r"\A[A-Za-z0-9_.,:@+=/\[\]&|()*-]+\Z")
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def _word(value: str) -> str:
@@ -110,7 +109,7 @@ class Job(StrictModel):
 
     def cost(self) -> str:
         """`2 nodes of hpc for at most 1:00:00, 16 GPU-hours`."""
-        words = f"{plural(self.nodes, 'node')}" + (f" of {self.queue}" if self.queue else "")
+        words = f"{text.plural(self.nodes, 'node')}" + (f" of {self.queue}" if self.queue else "")
         if self.time_limit is None:
             return f"{words} for as long as the site allows"
         words += f" for at most {clock_text(self.time_limit)}"
@@ -120,7 +119,7 @@ class Job(StrictModel):
 
 def seconds_of(duration: str) -> int:
     """Seconds of a `Duration` of a target (`90s`, `40m`, `2h`)."""
-    return int(duration[:-1]) * _UNITS[duration[-1]]
+    return int(text.seconds_of(duration) or 0)
 
 
 def clock_text(seconds: int) -> str:
@@ -187,9 +186,8 @@ class JobState:
 
     def told(self) -> str:
         """For people: `pending (Resources)`, `done, exit 3`, `failed: node-fail (NodeDown)`."""
-        text = str(self.phase) + (f": {self.failure}" if self.failure else "")
-        text += f" ({self.reason})" if self.reason else ""
-        return text + (f", exit {self.exit}" if self.exit else "")
+        failure, reason = f": {self.failure}" if self.failure else "", f" ({self.reason})" if self.reason else ""
+        return f"{self.phase}{failure}{reason}" + (f", exit {self.exit}" if self.exit else "")
 
 
 _HINTS = {

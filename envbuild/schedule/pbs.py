@@ -1,7 +1,6 @@
 """PBS Professional: jobs through qsub, qstat and qdel.
 
-It was not run on a real PBS: the tests use small programs that print what the manual pages and two issues of openpbs
-say, broken JSON among it.
+It was not run on a real PBS: the tests use small programs that print what the manual pages say.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from envbuild.schedule.job import (
     SchedulerUnavailableError,
     clock_text,
 )
-from envbuild.schedule.runner import Runner
 
 # PALS tells a rank its number as PALS_RANKID and PMI_RANK; Open MPI's mpiexec has a name of its own.
 _RANK = '"${PALS_RANKID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}}"'
@@ -113,12 +111,6 @@ class Pbs(Scheduler):
     render_body = staticmethod(render_body)
     unknown_job = staticmethod(pbs_answers.unknown_job)
 
-    def __init__(self, runner: Runner) -> None:
-        """Nothing is asked yet."""
-        super().__init__(runner)
-        # Whether this server's JSON could be read so far; a job with variables that break it is not asked for twice.
-        self._json = True
-
     def attempt(self, state: JobState) -> int:
         """Its jobs are not rerun (`-r n`); PBS may count one up all the same that did not come to start."""
         return 0
@@ -151,14 +143,8 @@ class Pbs(Scheduler):
 
         Raises SchedulerUnavailableError when the server does not answer now.
         """
-        if self._json:
-            done = self.runner.run(["qstat", "-x", "-f", "-F", "json", number], timeout=TIMEOUT)
-            state = pbs_answers.parse_json(done.out, number)
-            if state is not None:
-                return self._sure(job, number, state)
-            self._json = not done.ok
         done = self.runner.run(["qstat", "-x", "-f", number], timeout=TIMEOUT)
-        state = pbs_answers.parse_text(done.out, number)
+        state = pbs_answers.parse_job(done.out, number)
         if state is not None:
             return self._sure(job, number, state)
         if not self.unknown_job(done.err + done.out):
@@ -168,7 +154,7 @@ class Pbs(Scheduler):
     def _sure(self, job: Job, number: str, state: JobState) -> JobState:
         """A finished job without an exit status may still have left its own: then it was not deleted in the queue."""
         if state.ended and state.exit is None:
-            code = script.read_status(self.runner, job, number)
+            code = self.left(job, number)
             if code is not None:
                 return replace(state, phase=Phase.DONE, exit=code, failure=None)
         return state

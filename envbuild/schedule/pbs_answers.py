@@ -1,19 +1,18 @@
 """What PBS's programs print, read. Pure.
 
 `qstat -F json` is no JSON with ordinary environments (openpbs issues 2541 and 1255: quotes and backslashes of variables
-are not escaped), so a job that cannot be read that way is read from the text of `qstat -f`.
+are not escaped), so jobs are read from the text of `qstat -f`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import QueueLimits
+from envbuild.node.read_text import integer
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share, clock_text, seconds_of
 from envbuild.text import plural
 
@@ -106,18 +105,21 @@ def _told(limit: QueueLimits) -> str:
 
 
 def _blocks(text: str, header: str) -> dict[str, Attributes]:
-    """Attributes by the name in a line that `header` finds; the lines below it are `    key = value`."""
-    found: dict[str, Attributes] = {}
+    """Attributes by the name in a line that `header` finds; the lines below it are `    key = value`.
+
+    Long lines are folded after a tab. Of each key the first: a variable with a newline in its value may look like one.
+    """
+    blocks: dict[str, Attributes] = {}
     inside: Attributes = {}
-    for line in unfolded(text):
+    for line in re.sub(r"\r?\n\t", "", text).splitlines():
         named = re.match(header, line)
         if named:
-            inside = found.setdefault(named[1], {})
+            inside = blocks.setdefault(named[1], {})
         else:
             key, equals, value = line.partition(" = ")
             if equals and line.startswith(" "):
                 inside.setdefault(key.strip(), value.strip())
-    return found
+    return blocks
 
 
 def parse_queues(text: str) -> dict[str, Attributes]:
@@ -234,63 +236,28 @@ def unknown_job(text: str) -> bool:
     return _UNKNOWN.search(text) is not None
 
 
-def parse_json(text: str, number: str) -> JobState | None:
-    """`qstat -x -f -F json ID`; None when it is no JSON, or has no such job."""
-    try:
-        data = json.loads(text)
-        jobs = data["Jobs"]
-        key = next(key for key in jobs if key.partition(".")[0] == number)
-        attributes = jobs[key]
-        return _state(attributes) if isinstance(attributes.get("job_state"), str) else None
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, StopIteration):
-        return None
+def parse_job(text: str, number: str) -> JobState | None:
+    """`qstat -x -f ID`; None when there is no such job."""
+    jobs = _blocks(text, r"Job Id: (\S+)\s*\Z")
+    told = next((told for name, told in jobs.items() if name.partition(".")[0] == number), {})
+    return _state(told) if "job_state" in told else None
 
 
-def parse_text(text: str, number: str) -> JobState | None:
-    """`qstat -x -f ID`: one attribute a line, long ones folded after a tab; None when there is no such job."""
-    lines = unfolded(text)
-    attributes: dict[str, Any] = {}
-    inside = False
-    for line in lines:
-        if line.startswith("Job Id:"):
-            inside = line.partition(":")[2].strip().partition(".")[0] == number
-        elif inside:
-            found = re.match(r"    ([A-Za-z_]+(?:\.[A-Za-z_]+)?) = (.*)", line)
-            if found:
-                # The first of each: a variable with a newline in its value could look like an attribute.
-                attributes.setdefault(found[1], found[2])
-    return _state(attributes) if "job_state" in attributes else None
-
-
-def unfolded(text: str) -> list[str]:
-    """The lines that PBS folded after a tab, in one piece each."""
-    lines: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("\t") and lines:
-            lines[-1] += line[1:]
-        else:
-            lines.append(line)
-    return lines
-
-
-def _state(attributes: Mapping[str, Any]) -> JobState:
-    word = str(attributes["job_state"])
+def _state(told: Attributes) -> JobState:
+    word, comment = told["job_state"], told.get("comment", "")
     phase = _PHASES.get(word, Phase.RUNNING)
-    comment = str(attributes.get("comment") or "")
-    status = _number(attributes.get("Exit_status"))
-    runs = _number(attributes.get("run_count")) or 0
+    shown = told.get("Exit_status", "")
+    status = int(shown) if re.fullmatch(r"-?[0-9]{1,9}", shown) else None
     failure = _failure(status, comment) if phase is Phase.DONE else None
-    code = status
-    if code is not None and code > 256:
-        # 256 + the signal that ended it.
-        code = 128 + code - 256
+    # 256 + the signal that ended it.
+    code = status - 128 if status is not None and status > 256 else status
     return JobState(
         phase=Phase.FAILED if failure else phase,
         reason=comment,
         exit=code if phase is Phase.DONE else None,
         failure=failure,
-        nodes=_hosts(str(attributes.get("exec_host") or "")),
-        restarts=max(0, runs - 1),
+        nodes=_hosts(told.get("exec_host", "")),
+        restarts=max(0, (integer(told.get("run_count")) or 0) - 1),
         word=word,
     )
 
@@ -304,11 +271,6 @@ def _failure(status: int | None, comment: str) -> Failure | None:
     if 0 <= status <= 255:
         return None
     return next((failure for pattern, failure in _COMMENTS if pattern.search(comment)), Failure.CANCELLED)
-
-
-def _number(value: object) -> int | None:
-    text = str(value).strip()
-    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
 
 
 def _hosts(text: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Protocol
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.schedule.cluster import Scheduler
@@ -29,25 +28,15 @@ _NEVER = {
 }
 
 
-class Clock(Protocol):
-    """Time, so that tests need none. Seconds."""
+class Clock:
+    """Time in seconds, as one object so that tests need none."""
 
     def now(self) -> float:
         """A clock that never goes back."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-
-
-class RealClock:
-    """The machine's clock."""
-
-    def now(self) -> float:
-        """Seconds since some moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep."""
+        """Wait."""
         time.sleep(seconds)
 
 
@@ -75,7 +64,7 @@ def wait_for(
     Raises EnvbuildError `job-not-started` (exit 75) and `job-refused` (exit 7), where the job is cancelled,
     `scheduler-silent` (exit 75; it is not), and KeyboardInterrupt when `cancelled` says so.
     """
-    limits, clock = limits or Limits(), clock or RealClock()
+    limits, clock = limits or Limits(), clock or Clock()
     begun = heard = clock.now()
     restarts = 0
     last: JobState | None = None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.errors import EnvbuildError
-from envbuild.launch.parameters import model_row, require
 from envbuild.launch.recipes import RECIPES, launch_data
+from envbuild.launch.request import model_row, require
 from envbuild.model.launch import Launch
 from envbuild.model.reference import BenchmarkCase, Reference
 from envbuild.model.stack import Stack

@@ -14,8 +14,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.launch.command import Place
-from envbuild.launch.job_steps import LATE, bounded, job_steps
-from envbuild.launch.shell import command_text
+from envbuild.launch.shell import LATE, bounded, command_text, job_steps
 from envbuild.model.launch import Command, Endpoint
 from envbuild.schedule.job import JobText
 from tests.launch.support import ENVIRONMENT, place, started

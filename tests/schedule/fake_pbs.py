@@ -1,7 +1,6 @@
 """A small PBS for tests: `qsub`, `qstat`, `qdel`, `pbsnodes` and `mpiexec` that keep jobs in files and run them here.
 
-What they print has the shape of PBS Professional's programs; `qstat -F json` breaks as openpbs issues 2541 (quotes of
-variables) and 1255 (backslashes) say, when `broken` is there. It stands in for a real PBS, which is not available here.
+What they print has the shape of PBS Professional's programs. It stands in for a real PBS, which is not available here.
 Its nodes are this machine under other host names (a UTS namespace each), where the tests may make such.
 """
 
@@ -112,14 +111,8 @@ elif name == "qstat" and "-Q" in args:
 elif name == "qstat":
     number = args[-1]
     job = load(number)
-    if "json" in args:
-        text = json.dumps(dict(timestamp=1, pbs_version="2022.1.1", Jobs={{number + ".server-01": job}}), indent=4)
-        if told("broken"):
-            text = text.replace('\\"', '"').replace("\\\\", "\\")
-        print(text)
-    else:
-        keys = sorted(job, key=lambda key: key == "Variable_List")
-        block("Job Id: %s.server-01" % number, [(key, job[key]) for key in keys])
+    keys = sorted(job, key=lambda key: key == "Variable_List")
+    block("Job Id: %s.server-01" % number, [(key, job[key]) for key in keys])
 elif name == "qdel":
     number = args[-1]
     job = load(number)
@@ -168,7 +161,7 @@ def has_hosts() -> bool:
 
 
 class FakePbs:
-    """Where the programs are (`bin`) and what they keep (`top`); `say("broken")` and the like change what they do."""
+    """Where the programs are (`bin`) and what they keep (`top`); `say("hold")` and the like change what they do."""
 
     def __init__(self, folder: Path, python: str) -> None:
         """Write the programs."""
@@ -185,7 +178,7 @@ class FakePbs:
         (self.bin / name).chmod(0o755)
 
     def say(self, what: str) -> None:
-        """`broken`: JSON that is none; `hold`: jobs stay in the queue; `down`: the server is away.
+        """`hold`: jobs stay in the queue; `down`: the server is away.
 
         `closed`: queues take no jobs; `background`: qsub does not wait for the job; `offline-NODE`: that node takes
         none.

@@ -18,9 +18,8 @@ from envbuild.schedule.pbs_answers import (
     Queues,
     bad_nodes,
     offers,
-    parse_json,
+    parse_job,
     parse_nodes,
-    parse_text,
 )
 from envbuild.schedule.runner import Here
 from envbuild.schedule.wait import wait_for
@@ -46,10 +45,7 @@ def shell(fake: FakePbs, code: str, *words: object, **more: object) -> Job:
     return job(steps=(step,), output=str(fake.top.parent / "jobs"), **more)
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_job_runs_on_every_node_and_its_end_is_read_from_json_or_text(fake: FakePbs, pbs: Pbs, broken: bool) -> None:
-    if broken:
-        fake.say("broken")
+def test_a_job_runs_on_every_node_and_its_end_is_read(fake: FakePbs, pbs: Pbs) -> None:
     asked = shell(fake, 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR"; exit "$NODE_RANK"', nodes=3)
     number = pbs.submit(asked)
     state = wait_for(pbs, asked, number)
@@ -58,20 +54,12 @@ def test_a_job_runs_on_every_node_and_its_end_is_read_from_json_or_text(fake: Fa
     assert sorted(pbs.logs(asked, number).splitlines()) == [f"{rank} of 3 at {at}" for rank in range(3)]
 
 
-def test_broken_json_is_asked_for_once_only(fake: FakePbs, pbs: Pbs) -> None:
-    fake.say("broken")
-    fake.say("hold")
-    asked = shell(fake, "true")
-    number = pbs.submit(asked)
-    assert pbs.poll(asked, number).phase is Phase.PENDING
-    assert pbs._json is False
-    assert pbs.poll(asked, number).reason == "Not Running: Not enough free nodes available"
-
-
 def test_a_job_deleted_in_the_queue_was_cancelled(fake: FakePbs, pbs: Pbs) -> None:
     fake.say("hold")
     asked = shell(fake, "true")
     number = pbs.submit(asked)
+    waits = pbs.poll(asked, number)
+    assert (waits.phase, waits.reason) == (Phase.PENDING, "Not Running: Not enough free nodes available")
     pbs.cancel(number)
     state = pbs.poll(asked, number)
     assert (state.phase, state.failure) == (Phase.FAILED, Failure.CANCELLED)
@@ -281,7 +269,7 @@ Job Id: 12.polaris-pbs-01
     ],
 )
 def test_each_end_has_its_name(state: str, status: str, comment: str, failure: Failure | None, code: int) -> None:
-    found = parse_text(TEXT.format(state=state, status=status, comment=comment, runs=2), "12")
+    found = parse_job(TEXT.format(state=state, status=status, comment=comment, runs=2), "12")
     assert found is not None
     assert (found.failure, found.exit, found.restarts) == (failure, code, 1)
     assert found.nodes == ("x3001c0s13b0n0", "x3001c0s13b1n0")
@@ -289,13 +277,11 @@ def test_each_end_has_its_name(state: str, status: str, comment: str, failure: F
 
 @pytest.mark.parametrize(("word", "phase"), [("Q", "pending"), ("H", "pending"), ("R", "running"), ("E", "completing")])
 def test_a_job_that_lives_has_a_phase_and_no_exit(word: str, phase: str) -> None:
-    found = parse_text(TEXT.format(state=word, status="", comment="", runs=1), "12")
+    found = parse_job(TEXT.format(state=word, status="", comment="", runs=1), "12")
     assert found is not None
     assert (found.phase, found.exit) == (Phase(phase), None)
 
 
-def test_another_job_and_no_json_are_no_answer() -> None:
-    assert parse_text(TEXT.format(state="F", status="0", comment="", runs=1), "13") is None
-    assert parse_text("", "12") is None
-    for text in ("", "{", "[]", '{"Jobs": {}}', '{"Jobs": {"12.x": {}}}', '{"Jobs": {"12.x": "a"b"}}'):
-        assert parse_json(text, "12") is None
+def test_another_job_is_no_answer() -> None:
+    assert parse_job(TEXT.format(state="F", status="0", comment="", runs=1), "13") is None
+    assert parse_job("", "12") is None

@@ -10,7 +10,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
 from envbuild.schedule.job import Failure, Job, JobState, Phase, SchedulerUnavailableError
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Limits, wait_for
+from envbuild.schedule.wait import Clock, Limits, wait_for
 from tests.schedule.jobs import job
 
 PENDING = JobState(Phase.PENDING, reason="Resources", word="PENDING")
@@ -19,7 +19,7 @@ RUNNING = JobState(Phase.RUNNING, word="RUNNING")
 DONE = JobState(Phase.DONE, exit=0, word="COMPLETED")
 
 
-class FakeClock:
+class FakeClock(Clock):
     def __init__(self) -> None:
         self.time = 0.0
 

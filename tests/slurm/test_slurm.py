@@ -13,7 +13,7 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.schedule.job import Failure, Gres, Job, JobState, JobStep, JobText, Phase, SchedulerUnavailableError
 from envbuild.schedule.slurm import Slurm
-from envbuild.schedule.wait import Limits, RealClock, wait_for
+from envbuild.schedule.wait import Clock, Limits, wait_for
 from tests.slurm.cluster import GPUS, NODES, Cluster
 from tests.support import patience
 
@@ -29,7 +29,7 @@ def shell(cluster: Cluster, code: str, **more: Any) -> Job:
     return Job(**{**given, **more})
 
 
-class Hurried(RealClock):
+class Hurried(Clock):
     """Ten times as fast, so that no minute between two questions has to be waited for."""
 
     def now(self) -> float:

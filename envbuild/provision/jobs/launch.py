@@ -13,8 +13,8 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.command import Place
-from envbuild.launch.job_steps import bounded, job_steps
 from envbuild.launch.recipes import launch
+from envbuild.launch.shell import bounded, job_steps
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
