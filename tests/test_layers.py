@@ -39,7 +39,7 @@ LAYERS = (
 NODE = (
     (
         "git_source", "hashing", "identity", "lease", "logs", "merkle", "paths", "pip_config", "proc", "program_files",
-        "protocol", "read_text", "redact", "session", "trust", "variables",
+        "protocol", "read_text", "redact", "trust", "variables",
     ),
     ("probe", "packages", "bundle"),
     ("conda",),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
-from envbuild.node.bundle import read
+from envbuild.node.bundle import archive
 from envbuild.node.protocol import NodeError
 
 
@@ -24,7 +24,7 @@ def coded() -> Iterator[None]:
 def read_index(path: Path) -> dict[str, Any]:
     """What a bundle says that it holds. Raises EnvbuildError as `verify` does."""
     with coded():
-        return read.read_index(str(path))
+        return archive.read_index(str(path))
 
 
 def verify(path: Path) -> dict[str, Any]:
@@ -33,16 +33,16 @@ def verify(path: Path) -> dict[str, Any]:
     Raises EnvbuildError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2).
     """
     with coded():
-        return read.verify(str(path))
+        return archive.verify(str(path))
 
 
 def unpack(path: Path, folder: Path, digest: str | None = None) -> dict[str, Any]:
     """All files of a bundle below `folder`, each checked; its index. Raises EnvbuildError as `verify` does."""
     with coded():
-        return read.unpack(str(path), str(folder), digest)
+        return archive.unpack(str(path), str(folder), digest)
 
 
 def extract(path: Path, wanted: dict[str, Path]) -> None:
     """Files of a bundle, each checked, to where `wanted` says. Raises EnvbuildError as `verify` does."""
     with coded():
-        read.extract(str(path), {name: str(place) for name, place in wanted.items()})
+        archive.extract(str(path), {name: str(place) for name, place in wanted.items()})

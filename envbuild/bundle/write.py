@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from envbuild.bundle.collect import Piece
 from envbuild.bundle.reading import coded
 from envbuild.errors import EnvbuildError, writing
-from envbuild.node.bundle import index, write
+from envbuild.node.bundle import archive, index
 
 
 class Contents(NamedTuple):
@@ -40,9 +40,9 @@ def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> d
             made = index.make(contents.stack, contents.profile, [*contents.machines], [*contents.variants], rows)
             if output.suffix == ".tar":
                 with half.open("xb") as out:
-                    write.to_tar(out, made, sources)
+                    archive.to_tar(out, made, sources)
             else:
-                write.to_folder(str(half), made, sources)
+                archive.to_folder(str(half), made, sources)
             half.rename(output)
     finally:
         if half.is_dir():

@@ -19,7 +19,7 @@ from envbuild.cli.output import Ui, columns, common_options, failures
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, gravest, sort_out
 from envbuild.node import paths
-from envbuild.node.env.other_shells import csh_quote
+from envbuild.node.env.activation_files import csh_quote
 
 if TYPE_CHECKING:
     from envbuild.model.target import Target

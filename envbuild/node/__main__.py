@@ -95,9 +95,9 @@ def main(argv: "list[str] | None" = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _on_signal)
     if CONNECTION in os.environ:
-        from envbuild.node import session
+        from envbuild.node import identity
 
-        session.follow(os.environ.pop(CONNECTION))
+        identity.follow(os.environ.pop(CONNECTION))
     sys.stdout.flush()
     answer = os.dup(1)
     os.dup2(2, 1)

@@ -25,8 +25,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     in_use = any(each["current"] and each.get("checks") for each in environments)
     if args.get("brief") or (args.get("unless_in_use") and in_use):
         return False, _brief(args, prefix, folders, environments)
-    from envbuild.node.probe import compilers
-    from envbuild.node.probe import interpreters as probe_python
+    from envbuild.node.probe import programs
 
     lists = ("files", "interpreters", "repositories")
     files, interpreters, repositories = (argument(args, name, "a list of text", []) for name in lists)
@@ -36,9 +35,9 @@ def run(request: Json) -> "tuple[bool, Json]":
     modules = system.modules_system()
     asked: dict[str, Callable[[], Any]] = {
         "gpu": partial(gpus.gpu_facts, folders),
-        "pythons": partial(probe_python.python_facts, folders, prefix, bool(args.get("base_packages")), interpreters),
-        "compilers": partial(compilers.compiler_facts, folders),
-        "tools": partial(compilers.tool_facts, folders, modules),
+        "pythons": partial(programs.python_facts, folders, prefix, bool(args.get("base_packages")), interpreters),
+        "compilers": partial(programs.compiler_facts, folders),
+        "tools": partial(programs.tool_facts, folders, modules),
         "nvcc": partial(gpus.nvcc_facts, folders),
         "quota": partial(disks.quotas, folders),
         "scheduler": partial(system.scheduler_facts, folders),

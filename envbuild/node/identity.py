@@ -1,10 +1,22 @@
-"""Which process on which machine: written down so that another process can tell later whether it still lives."""
+"""Which process on which machine: written down so that another process can tell later whether it still lives.
 
+`follow` ends this process when the ssh session that started it is gone: nobody could read its answer any more. Without
+a terminal a process is not told: it would build on, alone, and hold the prefix.
+"""
+
+import contextlib
 import os
+import select
+import signal
 import socket
+import threading
+import time
 
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import read
+
+_SERVERS = ("sshd", "dropbear")
+_POLL = 1.0
 
 
 def start_time(pid: int) -> str:
@@ -13,21 +25,17 @@ def start_time(pid: int) -> str:
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
 def here() -> Json:
     """This process: `host`, `boot_id`, `pidns` (process ids of two containers mean nothing to each other), `pid`
     and `started`, its start time.
     """
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
     return {
         "host": socket.gethostname(),
         "boot_id": read("/proc/sys/kernel/random/boot_id", 4096).strip(),
-        "pidns": _pid_namespace(),
+        "pidns": namespace,
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
     }
@@ -48,3 +56,49 @@ def same_machine(process: Json) -> bool:
     me = here()
     same = all(process.get(key) == me[key] for key in ("host", "boot_id"))
     return same and process.get("pidns", me["pidns"]) == me["pidns"]
+
+
+def follow(connection: "str | None") -> None:
+    """Send SIGTERM to this process once its session has ended, where `connection` is Ansible's for ssh.
+
+    A connection may serve many sessions and go on; then the end of ours is that nobody reads what we write any more.
+    """
+    if connection != "ansible.builtin.ssh":
+        return
+    session = find(os.getppid())
+    if session is not None:
+        # Standard output as it is now: sshd closes that pipe, and keeps the one of standard error open.
+        told = os.dup(1)
+        threading.Thread(target=_watch, args=(session, told), daemon=True).start()
+
+
+def find(pid: int) -> "dict[str, object] | None":
+    """The nearest process from `pid` upwards that is an ssh server: `pid` and `started`."""
+    while pid > 1:
+        name, parent = _name_and_parent(pid)
+        if name.startswith(_SERVERS):
+            return {"pid": pid, "started": start_time(pid)}
+        pid = parent
+    return None
+
+
+def _name_and_parent(pid: int) -> "tuple[str, int]":
+    """As proc(5) has them; ("", 0) for a process that cannot be seen."""
+    head, _, rest = read("/proc/%d/stat" % pid, 4096).rpartition(")")
+    try:
+        return head.partition("(")[2], int(rest.split()[1])
+    except (ValueError, IndexError):
+        return "", 0
+
+
+def _watch(session: "dict[str, object]", told: int) -> None:
+    while is_alive(session) and not _unread(told):
+        time.sleep(_POLL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _unread(stream: int) -> bool:
+    """Whether the other end of a pipe or socket is closed."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -8,6 +8,8 @@ what the build compiled where runs may compile, too), `special` (a socket, pipe 
 that was built here).
 """
 
+from __future__ import annotations
+
 import csv
 import fnmatch
 import functools
@@ -15,18 +17,14 @@ import hashlib
 import io
 import mmap
 import os
-import queue
 import re
 import stat
-import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from envbuild.node import hashing
+from envbuild.node import hashing, proc
 from envbuild.node.protocol import Json
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 COMPILED = "compiled"
 TEXT_LIMIT = 4 * 1024 * 1024
@@ -38,6 +36,7 @@ _CFG_PLACES = ("home", "base-prefix", "base-exec-prefix", "base-executable", "ex
 _UNSPECIFIC = ("/usr", "/bin", "/opt", "/lib")
 
 
+@dataclass
 class Entry:
     """One path of the tree: `tag`, `digest` (hex, over the normalised form), `size`, `executable`.
 
@@ -45,18 +44,14 @@ class Entry:
     without reading: device, inode, size, mtime and ctime in ns.
     """
 
-    __slots__ = ("digest", "executable", "raw", "signature", "size", "tag")
+    tag: str
+    digest: str
+    size: int
+    executable: bool
+    raw: str
+    signature: list[int]
 
-    def __init__(self, tag: str, digest: str, size: int, executable: bool, raw: str, signature: "list[int]") -> None:
-        """Plain data."""
-        self.tag = tag
-        self.digest = digest
-        self.size = size
-        self.executable = executable
-        self.raw = raw
-        self.signature = signature
-
-    def as_list(self) -> "list[Any]":
+    def as_list(self) -> list[Any]:
         """The form in `files.json`."""
         return [self.tag, self.digest, self.size, int(self.executable)]
 
@@ -65,12 +60,7 @@ class Places:
     """Where this environment lies: its own path, that of its prefix, and the interpreter that it was made with."""
 
     def __init__(
-        self,
-        root: str,
-        prefix: str,
-        interpreter: str,
-        replaced: "Json | None" = None,
-        trees: "dict[str, str] | None" = None,
+        self, root: str, prefix: str, interpreter: str, replaced: Json | None = None, trees: Json | None = None
     ) -> None:
         """All absolute paths; each is also known by its real path. `interpreter`: empty where it is in the environment.
 
@@ -93,7 +83,7 @@ class Places:
         self.replacements = sorted(unique.items(), key=lambda pair: -len(pair[0]))
         self._any = re.compile(b"|".join(re.escape(path) for path, _ in self.replacements))
 
-    def text(self, data: bytes) -> "bytes | None":
+    def text(self, data: bytes) -> bytes | None:
         """`data` with the places replaced; None when it is not text or names none of them."""
         if self._any.search(data) is None or b"\0" in data:
             return None
@@ -120,7 +110,7 @@ class Places:
         for line in data.decode("utf-8", "replace").splitlines():
             key = line.partition("=")[0].strip()
             if key != "uv":
-                out.append("%s = @interpreter@" % key if key in _CFG_PLACES else line)
+                out.append(f"{key} = @interpreter@" if key in _CFG_PLACES else line)
         return "\n".join(out).encode("utf-8")
 
 
@@ -133,7 +123,7 @@ def glob_match(path: str, pattern: str) -> bool:
     return _glob_parts(path.split("/"), pattern.split("/"))
 
 
-def _glob_parts(path: "list[str]", pattern: "list[str]") -> bool:
+def _glob_parts(path: list[str], pattern: list[str]) -> bool:
     if not pattern:
         return not path
     if pattern[0] == "**":
@@ -141,14 +131,16 @@ def _glob_parts(path: "list[str]", pattern: "list[str]") -> bool:
     return bool(path) and fnmatch.fnmatchcase(path[0], pattern[0]) and _glob_parts(path[1:], pattern[1:])
 
 
+@dataclass(frozen=True)
 class Generated:
-    """The files that runs make in a source at `top`: those of `patterns`, but not what its build has `compiled`."""
+    """The files that runs make in a source at `top`: those of `patterns`, but not what its build has `compiled`.
 
-    def __init__(self, top: str, patterns: "Iterable[str]", compiled: "Iterable[str]") -> None:
-        """`top`: folder in the environment, with `/` at its end; `compiled`: paths below it."""
-        self.top = top
-        self.patterns = tuple(patterns)
-        self.compiled = frozenset(compiled)
+    `top`: folder in the environment, with `/` at its end; `compiled`: paths below it.
+    """
+
+    top: str
+    patterns: Sequence[str]
+    compiled: frozenset[str]
 
     def has(self, path: str) -> bool:
         """Whether `path`, relative to the environment, is one of them."""
@@ -158,21 +150,21 @@ class Generated:
         return below not in self.compiled and any(glob_match(below, pattern) for pattern in self.patterns)
 
 
-def source_folders(sources: "Iterable[Json]") -> "tuple[str, ...]":
+def source_folders(sources: Iterable[Json]) -> tuple[str, ...]:
     """The folders of sources that lie in the environment, relative to it, with `/` at their end."""
-    return tuple("src/%s/" % source["name"] for source in sources if source.get("install") in ("editable", "path"))
+    return tuple(f"src/{source['name']}/" for source in sources if source.get("install") in ("editable", "path"))
 
 
-def generated_of(sources: "Iterable[Json]") -> "list[Generated]":
+def generated_of(sources: Iterable[Json]) -> list[Generated]:
     """What runs make in the sources that lie in the environment; `sources` as a stamp or the notes of an install say.
 
     `compiled` is missing in stamps of before it was told.
     """
     kept = [s for s in sources if s.get("install") in ("editable", "path") and s.get("generated")]
-    return [Generated("src/%s/" % s["name"], s["generated"], s.get("compiled") or ()) for s in kept]
+    return [Generated(f"src/{s['name']}/", s["generated"], frozenset(s.get("compiled") or ())) for s in kept]
 
 
-def is_left_out(path: str, generated: "Iterable[Generated]" = ()) -> bool:
+def is_left_out(path: str, generated: Iterable[Generated] = ()) -> bool:
     """True for what the root does not cover: byte code, installer notes, envbuild's own files, generated files."""
     folder, _, name = path.rpartition("/")
     if name.endswith(".pyc") or path.startswith(".envbuild/") or path == ".lock":
@@ -184,15 +176,11 @@ def is_left_out(path: str, generated: "Iterable[Generated]" = ()) -> bool:
     return any(each.has(path) for each in generated)
 
 
-def listed(folder: str) -> "Iterator[os.DirEntry[str]]":
+def listed(folder: str) -> Iterator[os.DirEntry[str]]:
     """What lies in a folder, to be asked while this goes on.
 
     Through its descriptor, so that no `stat` goes down the whole path again: a fifth of the time of a walk.
     """
-    if os.scandir not in os.supports_fd:  # before Python 3.7
-        with os.scandir(folder) as found:
-            yield from found
-        return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with os.scandir(handle) as found:
@@ -201,7 +189,7 @@ def listed(folder: str) -> "Iterator[os.DirEntry[str]]":
         os.close(handle)
 
 
-def walk(root: str) -> "Iterator[tuple[str, os.stat_result]]":
+def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every path under `root` that is not a folder, relative, with its own `lstat`; links are not followed."""
     pending = [""]
     while pending:
@@ -214,78 +202,70 @@ def walk(root: str) -> "Iterator[tuple[str, os.stat_result]]":
                 yield path, item.stat(follow_symlinks=False)
 
 
-def signature(facts: "os.stat_result") -> "list[int]":
+def signature(facts: os.stat_result) -> list[int]:
     """What changes whenever a file's content does."""
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
-class _Hasher:
-    """Hashes files of one tree; one instance a thread, so that its buffer is its own."""
+def _hash(root: str, places: Places, work: list[tuple[str, os.stat_result]]) -> list[tuple[str, Entry]]:
+    return [(path, _entry(root, places, path, facts)) for path, facts in work]
 
-    def __init__(self, root: str, places: "Places") -> None:
-        self.root = root
-        self.places = places
-        self.buffer = bytearray(_BUFFER)
-        self.view = memoryview(self.buffer)
 
-    def entry(self, path: str, facts: "os.stat_result") -> "Entry":
-        full = os.path.join(self.root, path)
-        mode = facts.st_mode
-        if stat.S_ISLNK(mode):
-            digest = hashlib.sha256(self.places.link(os.readlink(full))).hexdigest()
-            return Entry("link", digest, 0, False, "", signature(facts))
-        if not stat.S_ISREG(mode):
-            return Entry("special", "", 0, False, "", signature(facts))
-        said = self.places.replaced.get(path)
-        if said is not None and facts.st_size:
-            raw, digest = self._replaced(full, said)
-            return Entry("prefix", digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
-        raw, text = self._content(full, path, facts.st_size)
-        tag = "file" if text is None else "text"
-        digest = raw if text is None else hashlib.sha256(text).hexdigest()
-        return Entry(tag, digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
-
-    def _replaced(self, full: str, said: "Any") -> "tuple[str, str]":
+def _entry(root: str, places: Places, path: str, facts: os.stat_result) -> Entry:
+    full = os.path.join(root, path)
+    mode = facts.st_mode
+    if stat.S_ISLNK(mode):
+        digest = hashlib.sha256(places.link(os.readlink(full))).hexdigest()
+        return Entry("link", digest, 0, False, "", signature(facts))
+    if not stat.S_ISREG(mode):
+        return Entry("special", "", 0, False, "", signature(facts))
+    placeholder = places.replaced.get(path)
+    if placeholder is not None and facts.st_size:
+        tag = "prefix"
         with open(full, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return hashlib.sha256(data).hexdigest(), said.digest(data, os.fsencode(self.places.root))
+            raw, digest = hashlib.sha256(data).hexdigest(), placeholder.digest(data, os.fsencode(places.root))
+    else:
+        raw, content = _read(full, facts.st_size)
+        text = None if content is None else places.config(content) if path == "pyvenv.cfg" else places.text(content)
+        tag, digest = ("file", raw) if text is None else ("text", hashlib.sha256(text).hexdigest())
+    return Entry(tag, digest, facts.st_size, bool(mode & stat.S_IXUSR), raw, signature(facts))
 
-    def _content(self, full: str, path: str, size: int) -> "tuple[str, bytes | None]":
-        handle = os.open(full, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            data = os.read(handle, _BUFFER)
-            if size <= len(data) < _BUFFER:
-                raw = hashlib.sha256(data).hexdigest()
-                return raw, self._text(path, data)
-            return self._large(handle, data, path)
-        finally:
-            os.close(handle)
 
-    def _text(self, path: str, data: bytes) -> "bytes | None":
-        return self.places.config(data) if path == "pyvenv.cfg" else self.places.text(data)
+def _read(path: str, size: int) -> tuple[str, bytes | None]:
+    """The sha256 (hex) of a file, and its contents where they may be text."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        data = os.read(handle, _BUFFER)
+        if size <= len(data) < _BUFFER:
+            return hashlib.sha256(data).hexdigest(), data
+        return _large(handle, data)
+    finally:
+        os.close(handle)
 
-    def _large(self, handle: int, head: bytes, path: str) -> "tuple[str, bytes | None]":
-        total = hashlib.sha256(head)
-        kept: list[bytes] | None = [head]
-        size = len(head)
-        while True:
-            count = os.readv(handle, [self.buffer])
-            if not count:
-                break
-            total.update(self.view[:count])
-            size += count
-            if kept is not None:
-                kept = None if size > TEXT_LIMIT or b"\0" in kept[-1] else kept + [bytes(self.view[:count])]
-        return total.hexdigest(), None if kept is None else self._text(path, b"".join(kept))
+
+def _large(handle: int, head: bytes) -> tuple[str, bytes | None]:
+    total, buffer = hashlib.sha256(head), bytearray(_BUFFER)
+    view = memoryview(buffer)
+    kept: list[bytes] | None = [head]
+    size = len(head)
+    while True:
+        count = os.readv(handle, [buffer])
+        if not count:
+            return total.hexdigest(), None if kept is None else b"".join(kept)
+        total.update(view[:count])
+        size += count
+        if kept is not None:
+            kept = None if size > TEXT_LIMIT or b"\0" in kept[-1] else kept + [bytes(view[:count])]
 
 
 def scan(
     root: str,
-    places: "Places",
-    generated: "Iterable[Generated]" = (),
-    known: "dict[str, Entry] | None" = None,
-    threads: "int | None" = None,
-    only: "Container[str] | None" = None,
-) -> "dict[str, Entry]":
+    places: Places,
+    generated: Iterable[Generated] = (),
+    known: dict[str, Entry] | None = None,
+    threads: int | None = None,
+    only: Container[str] | None = None,
+) -> dict[str, Entry]:
     """Hash every covered path of the tree at `root` once, in parallel; returns path -> Entry.
 
     `known` holds entries of an earlier scan; a file whose signature has not changed since is not read again. `only`:
@@ -307,57 +287,19 @@ def scan(
             entries[path] = earlier
         else:
             work.append((path, facts))
-    entries.update(_hash_all(root, places, work, threads))
+    # Largest first, so that no thread is left alone with a big file at the end; small files in chunks.
+    work.sort(key=lambda item: -item[1].st_size)
+    large = sum(facts.st_size >= _BUFFER for _, facts in work)
+    chunks = [[item] for item in work[:large]] + [work[n : n + 64] for n in range(large, len(work), 64)]
+    hashed = proc.each(functools.partial(_hash, root, places), chunks, threads or len(os.sched_getaffinity(0)))
+    entries.update(pair for pairs in hashed for pair in pairs)
     for path in {each.top + name for each in made_by_runs for name in each.compiled} & entries.keys():
         entries[path].tag = COMPILED if entries[path].raw else entries[path].tag
     _normalise_records(root, entries)
     return entries
 
 
-def _hash_all(
-    root: str, places: "Places", work: "list[tuple[str, os.stat_result]]", threads: "int | None"
-) -> "dict[str, Entry]":
-    # Largest first, so that no thread is left alone with a big file at the end; small files in chunks.
-    work.sort(key=lambda item: -item[1].st_size)
-    chunks: queue.Queue[list[tuple[str, os.stat_result]]] = queue.Queue()
-    start = 0
-    while start < len(work):
-        step = 1 if work[start][1].st_size >= _BUFFER else 64
-        chunks.put(work[start : start + step])
-        start += step
-    entries: dict[str, Entry] = {}
-    failures: list[OSError] = []
-
-    def drain() -> None:
-        hasher = _Hasher(root, places)
-        while not failures:
-            try:
-                chunk = chunks.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                found = [(path, hasher.entry(path, facts)) for path, facts in chunk]
-            except OSError as error:
-                failures.append(error)
-                return
-            entries.update(found)
-
-    _run_threads(drain, min(threads or len(os.sched_getaffinity(0)), max(1, chunks.qsize())))
-    if failures:
-        raise failures[0]
-    return entries
-
-
-def _run_threads(work: "Callable[[], None]", count: int) -> None:
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
-    for worker in workers:
-        worker.start()
-    work()
-    for worker in workers:
-        worker.join()
-
-
-def read_record(root: str, record: str) -> "list[tuple[str, str, str]]":
+def read_record(root: str, record: str) -> list[tuple[str, str, str]]:
     """Rows of a RECORD: (path relative to `root`, hash as written, size as written); raises OSError.
 
     A path that leaves the environment keeps its leading `../`, so that nothing in the environment matches it; one
@@ -368,7 +310,7 @@ def read_record(root: str, record: str) -> "list[tuple[str, str, str]]":
 
 
 @functools.lru_cache(maxsize=256)
-def _rows(root: str, site: str, data: bytes) -> "list[tuple[str, str, str]]":
+def _rows(root: str, site: str, data: bytes) -> list[tuple[str, str, str]]:
     """Of the same bytes once: a scan asks, and whoever compares what it found; nobody changes the list."""
     text = data.decode("utf-8", "surrogateescape")
     rows = []
@@ -382,7 +324,7 @@ def _rows(root: str, site: str, data: bytes) -> "list[tuple[str, str, str]]":
     return rows
 
 
-def _normalise_records(root: str, entries: "dict[str, Entry]") -> None:
+def _normalise_records(root: str, entries: dict[str, Entry]) -> None:
     """Give each RECORD its normal form: sorted, without lines of what is left out, without hashes of `text` files."""
     # Of installed packages; those that a package vendors are plain files.
     for record in sorted(filter(_RECORD.match, entries)):
@@ -399,7 +341,7 @@ def _normalise_records(root: str, entries: "dict[str, Entry]") -> None:
         entry.digest = hashlib.sha256(data).hexdigest()
 
 
-def root_of(files: "dict[str, list[Any]]") -> str:
+def root_of(files: dict[str, list[Any]]) -> str:
     """The Merkle root (sha256, hex) over `files` (path -> [tag, digest, size, executable]), folder by folder.
 
     Without those of the tag `compiled`: two compilers give two files, and each environment has its own in its list.
@@ -410,23 +352,19 @@ def root_of(files: "dict[str, list[Any]]") -> str:
         if tag == COMPILED:
             continue
         folder, _, name = path.rpartition("/")
-        if folder not in folders:
-            _add_folders(folders, folder)
-        folders[folder][name] = "%s\0%s\0%s\0%s\0\n" % (name, tag, digest, "x" if executable else "-")
+        above = folder
+        while above not in folders:
+            folders[above] = {}
+            above = above.rpartition("/")[0]
+        folders[folder][name] = f"{name}\0{tag}\0{digest}\0{'x' if executable else '-'}\0\n"
     # The deepest first: the line of a folder is made of all that is in it.
     for folder in sorted((each for each in folders if each), key=lambda each: -each.count("/")):
         above, _, name = folder.rpartition("/")
-        folders[above][name + "/"] = "%s/\0folder\0%s\0\0\n" % (name, _folder_digest(folders[folder]))
+        folders[above][name + "/"] = f"{name}/\0folder\0{_folder_digest(folders[folder])}\0\0\n"
     return _folder_digest(folders[""])
 
 
-def _add_folders(folders: "dict[str, dict[str, str]]", folder: str) -> None:
-    while folder not in folders:
-        folders[folder] = {}
-        folder = folder.rpartition("/")[0]
-
-
-def _folder_digest(lines: "dict[str, str]") -> str:
+def _folder_digest(lines: dict[str, str]) -> str:
     # Names may hold any byte but NUL and "/": NUL ends each field.
     text = "envbuild-folder-1\0" + "".join(lines[name] for name in sorted(lines))
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

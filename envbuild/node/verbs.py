@@ -4,30 +4,31 @@ import importlib
 
 from envbuild.node.protocol import Json
 
-# Verb -> module with `run(request) -> (changed, result)`; imported only when asked for.
+# Verb -> module and function of it, `(request) -> (changed, result)`.
 VERBS = {
     # A provisioned node, in this order (`NodeSteps.steps` of `plan/node_steps.py`), from `install` on under one lease:
-    "probe": "facts",
-    "install": "env.install",  # `_build` is the order of a build
-    "smoke": "smoke.smoke",  # what fails here is never stamped
-    "activate": "env.activate",  # `_finish` compares all with RECORD and stamps; `switch` points `current` at it
+    "probe": "facts.run",
+    "install": "env.install.run",  # `_build` is the order of a build
+    "smoke": "smoke.smoke.run",  # what fails here is never stamped
+    "activate": "env.activate.run",  # `_finish` compares all with RECORD and stamps; `switch` points `current` at it
     # All others.
-    "doctor": "doctor",
-    "meet": "smoke.multi_node",
-    "ensure": "shared.ensure",
-    "verify": "shared.verify",
-    "files": "env.files",
-    "log": "logs",
-    "envs": "shared.listing",
-    "use": "env.switch",
-    "remove": "env.remove",
-    "wheels": "wheels.manage",
-    "cache": "env.caches",
-    "container": "image.container",
+    "doctor": "doctor.run",
+    "meet": "smoke.multi_node.run",
+    "ensure": "shared.ensure.run",
+    "verify": "shared.look.verify",
+    "files": "env.stamp.files",
+    "log": "logs.run",
+    "envs": "shared.look.envs",
+    "use": "env.activate.use",
+    "remove": "env.remove.run",
+    "wheels": "wheels.manage.run",
+    "cache": "env.caches.run",
+    "container": "image.container.run",
 }
 
 
 def run(verb: str, request: Json) -> "tuple[bool, Json]":
     """Run a verb of `VERBS`; returns (whether it changed anything, its result). Raises NodeError."""
-    changed, result = importlib.import_module("envbuild.node." + VERBS[verb]).run(request)
+    module, _, function = VERBS[verb].rpartition(".")
+    changed, result = getattr(importlib.import_module("envbuild.node." + module), function)(request)
     return changed, result

@@ -12,7 +12,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.node.bundle import write
+from envbuild.node.bundle import archive
 from envbuild.plan.delivery_layout import delivered
 from envbuild.provision.contact.toolchain import TOOLCHAIN
 from envbuild.provision.run.context import Work
@@ -106,7 +106,7 @@ def _given(work: Work) -> Path:
     if not packed.exists():
         assert work.bundle is not None  # noqa: S101 - as above
         with packed.open("xb") as out:
-            write.to_tar(out, work.bundle, {row["path"]: str(path / row["path"]) for row in work.bundle["files"]})
+            archive.to_tar(out, work.bundle, {row["path"]: str(path / row["path"]) for row in work.bundle["files"]})
     return packed
 
 

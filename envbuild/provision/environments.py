@@ -164,7 +164,7 @@ def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidenc
 def environments(
     target: Target, run: RunDir | None = None, *, detailed: bool = False
 ) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
-    """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: `node/shared/listing.py`)."""
+    """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: `node/shared/look.py`)."""
     answers = contact(
         expand_hosts(target.hosts),
         lambda node: node_request("envs", target.prefix, {"node": node, "detailed": detailed}),

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from envbuild.hashing import sha256_of
-from envbuild.node.bundle import index, plain_tar, read
+from envbuild.node.bundle import archive, index, plain_tar
 from tests.e2e.world import MINOR, PYTHON, Done, World, snapshot
 from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
 from tests.support.conda import Channel, fill
@@ -77,7 +77,7 @@ def test_equal_locks_give_equal_bundles_and_the_folder_is_as_good_as_the_file(wo
     shutil.rmtree(world.home / ".cache" / "envbuild")
     assert created(world, name="again.tar").read_bytes() == first.read_bytes()
     folder = created(world, name="folder")
-    assert read.verify(str(folder)) == read.verify(str(first))
+    assert archive.verify(str(folder)) == archive.verify(str(first))
     there = world.run("bundle", "create", "./tiny.yaml", "-o", "b.tar")
     assert (there.rc, there.code) == (2, "output-exists")
     cut_off(world)
@@ -98,7 +98,7 @@ def test_a_lost_repository_a_patch_and_a_compiled_wheel_come_out_of_the_bundle(w
     source_only = created(world, name="sources.tar")
     root = world.built()["root"]
     bundle = created(world)
-    kinds = {row["what"] for row in read.read_index(str(bundle))["files"]}
+    kinds = {row["what"] for row in archive.read_index(str(bundle))["files"]}
     assert kinds == {"wheel", "source", "built wheel"}
     cut_off(world)
     before = len(log.read_text().splitlines())
@@ -107,7 +107,7 @@ def test_a_lost_repository_a_patch_and_a_compiled_wheel_come_out_of_the_bundle(w
     assert len(log.read_text().splitlines()) == before, "what was compiled once is not compiled again"
     quick, lib = node["sources"]
     assert (quick["build"]["from"], quick["build"]["handed"]["used"]) == ("store", True)
-    digest = read.read_index(str(bundle))["digest"]
+    digest = archive.read_index(str(bundle))["digest"]
     assert (lib["commit"], lib["tree"], lib["bundle"]) == (tree["commit"], tree["tree"], digest)
     assert f"bundle {digest[:12]}" in world.good("report", "show", "last", "--format", "md").out
     assert world.good("smoke", "--stack", "./tiny.yaml").rc == 0
@@ -144,7 +144,7 @@ def test_the_base_and_the_interpreter_are_in_a_bundle_as_asked(world: World, tmp
     world.stack(packages=["alpha==1.0", "beta==2.0"], bases=[{"kind": "system", "accepts": ["alpha>=1"]}])
     world.good("lock", "create", "./tiny.yaml", "--base-python", str(PYTHON))
     whole, lean = created(world), created(world, "--base-is-there", name="lean.tar")
-    names = [{row["path"] for row in read.read_index(str(each))["files"]} for each in (whole, lean)]
+    names = [{row["path"] for row in archive.read_index(str(each))["files"]} for each in (whole, lean)]
     assert names[0] - names[1] == {"wheels/alpha-1.0-py3-none-any.whl"}
     # Nothing provides it here.
     cut_off(world)
@@ -162,7 +162,7 @@ def test_the_python_of_the_lock_travels_in_the_bundle(world: World, standalone_p
     world.env["ENVBUILD_TOOLCHAIN"] = str(world.top / "toolchain.yaml")
     world.tiny(interpreters=["standalone"])
     bundle = created(world, "--interpreter")
-    assert [row["what"] for row in read.read_index(str(bundle))["files"]] == ["interpreter", "wheel"]
+    assert [row["what"] for row in archive.read_index(str(bundle))["files"]] == ["interpreter", "wheel"]
     build["url"] = "file:///nowhere"
     (world.top / "toolchain.yaml").write_text(yaml.safe_dump({"pythons": [build]}))
     cut_off(world)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.probe.interpreters import python_facts
+from envbuild.node.probe.programs import python_facts
 from envbuild.node.protocol import Json
 from tests.node.env_support import MINOR, PYTHON
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node import session
+from envbuild.node import identity
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = "import subprocess, sys; subprocess.run([{python!r}, '-c', {code!r}, {kind!r}])"
 STEP = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from envbuild.node import session
+from envbuild.node import identity
 # Not by print: what prints when the signal comes may be printing still.
 signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"ended\\n"), os._exit(0)))
-session.follow(sys.argv[1])
+identity.follow(sys.argv[1])
 print("begun", flush=True)
 time.sleep(2.5)
 print("done", flush=True)
@@ -48,8 +48,8 @@ def test_a_step_ends_with_its_ssh_session_alone(tmp_path: Path, name: str, kind:
 
 
 def test_the_first_process_is_nobodys_session() -> None:
-    assert session.find(1) is None
-    assert session.find(2**22 + 1) is None
+    assert identity.find(1) is None
+    assert identity.find(2**22 + 1) is None
 
 
 def test_a_step_ends_when_nobody_reads_its_answer_though_its_log_is_still_read(tmp_path: Path) -> None:

@@ -416,9 +416,9 @@ def test_d49_the_path_of_a_socket_fits_wherever_temporary_files_are(
 _FOLLOWS = """\
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from envbuild.node import session
+from envbuild.node import identity
 signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[2], "w").close(), os._exit(0)))
-session.follow("ansible.builtin.ssh")
+identity.follow("ansible.builtin.ssh")
 open(sys.argv[2] + "-later", "w").close()
 time.sleep(600)
 """

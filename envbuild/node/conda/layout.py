@@ -3,6 +3,8 @@
 In: what `rattle` read in them. Out: a plan of paths, or the refusal that names the package.
 """
 
+from __future__ import annotations
+
 import os
 import posixpath
 import re
@@ -52,13 +54,13 @@ class Layout:
         for path in sorted(self.owners):
             other = seen.setdefault(path.lower(), path)
             if other != path:
-                raise _clobber(path, self.owners[other], self.owners[path], "here %s is the same file" % other)
+                raise _clobber(path, self.owners[other], self.owners[path], f"here {other} is the same file")
 
 
-def _clobber(path: str, one: str, other: str, why: str = "their contents differ") -> "NodeError":
+def _clobber(path: str, one: str, other: str, why: str = "their contents differ") -> NodeError:
     return NodeError(
         "conda-clobber",
-        "%s belongs to %s and to %s" % (path, one, other),
+        f"{path} belongs to {one} and to {other}",
         why=why,
         hint="leave one of the packages out, or lock versions that do not share the file",
     )
@@ -66,19 +68,19 @@ def _clobber(path: str, one: str, other: str, why: str = "their contents differ"
 
 def label(package: Json) -> str:
     """A package as it is named to people: name, version and build."""
-    return "%s %s %s" % (package["name"], package["version"], package["build"])
+    return f"{package['name']} {package['version']} {package['build']}"
 
 
-def unsafe(package: Json, member: str, why: str) -> "NodeError":
+def unsafe(package: Json, member: str, why: str) -> NodeError:
     """The error `conda-package-unsafe` (exit 5) about a member of an archive."""
     return NodeError(
         "conda-package-unsafe",
-        "%s holds %r, %s" % (package["file"], member[:200], why),
+        f"{package['file']} holds {member[:200]!r}, {why}",
         hint="no honest build makes such a file: do not use it, nor the channel or mirror that it is from",
     )
 
 
-def plan(packages: "list[Json]", told: Json, python: str, environment: str) -> "Layout":
+def plan(packages: list[Json], told: Json, python: str, environment: str) -> Layout:
     """Check every archive of `packages`; `told`: name of the package -> what was read in it. `python`: `3.11`.
 
     Raises NodeError: `artifact-damaged`, `record-mismatch`, `conda-package-unsafe` (exit 5), `conda-clobber`,
@@ -90,7 +92,7 @@ def plan(packages: "list[Json]", told: Json, python: str, environment: str) -> "
         _check_whole(package, said)
         _check_identity(package, said.get("index") or {})
         noarch = (said.get("link") or {}).get("noarch") or {}
-        site = "lib/python%s/site-packages" % python if noarch.get("type") == "python" else ""
+        site = f"lib/python{python}/site-packages" if noarch.get("type") == "python" else ""
         _check_members(package, said["members"], site)
         _add_paths(found, package, said, site, environment)
         for line in noarch.get("entry_points") or []:
@@ -109,7 +111,7 @@ def _check_whole(package: Json, said: Json) -> None:
     if error or not isinstance(said.get("index"), dict):
         raise NodeError(
             "artifact-damaged",
-            "invalid conda package %s" % package["file"],
+            f"invalid conda package {package['file']}",
             why=(error or "it has no info/index.json")[:300],
             hint="fetch it again",
         )
@@ -120,8 +122,8 @@ def _check_identity(package: Json, index: Json) -> None:
         if str(index.get(key) or package[key]) != package[key]:
             raise NodeError(
                 "record-mismatch",
-                "%s says that its %s is %s" % (package["file"], key, str(index[key])[:100]),
-                why="the lock asks for %s of %s" % (label(package), package["subdir"]),
+                f"{package['file']} says that its {key} is {str(index[key])[:100]}",
+                why=f"the lock asks for {label(package)} of {package['subdir']}",
                 hint="do not use this channel or mirror",
             )
 
@@ -141,7 +143,7 @@ def _installed(path: str, site: str) -> str:
     return path
 
 
-def _check_members(package: Json, members: "list[list[str]]", site: str) -> None:
+def _check_members(package: Json, members: list[list[str]], site: str) -> None:
     names: set[str] = set()
     for name, kind, target in members:
         _relative(package, name)
@@ -153,13 +155,13 @@ def _check_members(package: Json, members: "list[list[str]]", site: str) -> None
             place = posixpath.dirname(_installed(name, site))
             leads = posixpath.normpath(posixpath.join(place, target))
             if target.startswith("/") or leads.split("/")[0] == "..":
-                raise unsafe(package, name, "a link that leads out of the prefix (%s)" % target[:200])
+                raise unsafe(package, name, f"a link that leads out of the prefix ({target[:200]})")
         if kind == "hardlink" and posixpath.normpath(target) not in names:
-            raise unsafe(package, name, "a link to what it does not hold (%s)" % target[:200])
+            raise unsafe(package, name, f"a link to what it does not hold ({target[:200]})")
         names.add(name)
 
 
-def _add_paths(found: "Layout", package: Json, said: Json, site: str, environment: str) -> None:
+def _add_paths(found: Layout, package: Json, said: Json, site: str, environment: str) -> None:
     there = {name for name, kind, _ in said["members"] if kind != "folder"}
     rows = (said.get("paths") or {}).get("paths")
     if rows is None:  # packages of before 2017
@@ -182,10 +184,10 @@ def _add_paths(found: "Layout", package: Json, said: Json, site: str, environmen
             found.scripts[package["name"]] = place
 
 
-def _too_long(package: Json, environment: str, most: int) -> "NodeError":
+def _too_long(package: Json, environment: str, most: int) -> NodeError:
     return NodeError(
         "conda-prefix-too-long",
-        "the path of the environment is too long for %s" % label(package),
+        f"the path of the environment is too long for {label(package)}",
         why="%s has %d bytes, its files have room for %d" % (environment, len(os.fsencode(environment)), most),
         hint="choose a shorter prefix (--prefix)",
     )

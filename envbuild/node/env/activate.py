@@ -1,4 +1,7 @@
-"""The verb `activate`: hashes a built environment, stamps it, and makes it the one in use. It ends a run's lease."""
+"""The verb `activate`: hashes a built environment, stamps it, and makes it the one in use. It ends a run's lease.
+
+The verb `use` makes another stamped environment the one in use; going back is switching a link.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import time
 
 from envbuild.node import git_source, lease, merkle, paths
-from envbuild.node.env import activation_files, contents, published, remove, stamp, switch, user_files, verify
+from envbuild.node.env import activation_files, contents, published, remove, stamp, user_files, verify
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json, NodeError, log, plural, utc_time
 from envbuild.node.read_text import names
@@ -38,7 +41,7 @@ def run(request: Json) -> tuple[bool, Json]:
                 found = _finish(prefix, environment, request, held)
             changed = new or _update(environment, found, args.get("variant"), variables)
             held.check()
-            changed = switch.switch(prefix, stack, environment, variables) or changed
+            changed = switch(prefix, stack, environment, variables) or changed
             if args.get("publish"):
                 published.publish(request, found)
             notes = remove.retire(prefix, environment, bool(args.get("shared")))
@@ -49,6 +52,48 @@ def run(request: Json) -> tuple[bool, Json]:
     result.update(level="measured" if new else "stamped", environment=environment)
     result.update(current=paths.current_link(prefix, stack), notes=notes)
     return changed, dict(result, verify=verify.run(request)[1])
+
+
+def use(request: Json) -> tuple[bool, Json]:
+    """Point `current/<stack>` at `args.environment` and rewrite the modulefile.
+
+    Raises NodeError `environment-not-stamped` or `environment-of-another-stack` (exit 7), `prefix-busy` (75).
+    """
+    args, prefix = request["args"], request["prefix"]
+    environment = paths.checked_environment(prefix, args.get("environment"))
+    stack = paths.checked_name(args.get("stack"), "stack")
+    _stamped(environment, stack)
+    paths.set_umask(prefix)
+    with lease.during(request):
+        changed = switch(prefix, stack, environment, _stamped(environment, stack).get("variables") or {})
+    return changed, {"current": paths.current_link(prefix, stack)}
+
+
+def switch(prefix: str, stack: str, environment: str, variables: Json) -> bool:
+    """Point the link and the modulefile of a stack at an environment, and write what shells load.
+
+    True when one of them was not so already.
+    """
+    target = os.path.join("..", "envs", os.path.basename(environment))
+    changed = activation_files.write(environment, stack, variables)
+    changed = activation_files.write_modulefile(prefix, environment, stack, variables) or changed
+    # Last: a run that is killed before has not switched, and is taken up by the next.
+    return paths.switch_link(paths.current_link(prefix, stack), target) or changed
+
+
+def _stamped(environment: str, stack: str) -> Json:
+    found = stamp.read(environment)
+    if found is None:
+        raise NodeError(
+            "environment-not-stamped",
+            f"{environment} is half built or not there",
+            hint="`envbuild status --all` shows what can be used",
+        )
+    if found["stack"] != stack:
+        raise NodeError(
+            "environment-of-another-stack", f"{environment} belongs to the stack {found['stack']}, not {stack}"
+        )
+    return found
 
 
 def _drop_delivered(folder: str, run: str) -> None:

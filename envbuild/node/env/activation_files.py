@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from envbuild.node import paths
 from envbuild.node.conda import activation
-from envbuild.node.env import other_shells
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.variables import may_set
 
@@ -44,6 +43,47 @@ printf '%s\\n' >&2 \\
     'error[environment-locked]: this environment holds what its lock says, and has no pip' \\
     'hint: list a package under `packages` of the stack, then `envbuild lock create` and `envbuild provision`'
 exit 7
+"""
+_FISH = """\
+# Source this file: source %(folder)s/activate.fish
+if set -q _envbuild_names; deactivate; end
+set -g _envbuild_names %(names)s
+for name in $_envbuild_names
+    if set -q $name; set -g _envbuild_old_$name $$name; end
+end
+function deactivate
+    for name in $_envbuild_names
+        set -l old _envbuild_old_$name
+        if set -q $old; set -gx $name $$old; set -e $old; else; set -e $name; end
+    end
+    set -e _envbuild_names
+    if functions -q _envbuild_prompt
+        functions -e fish_prompt
+        functions -c _envbuild_prompt fish_prompt
+        functions -e _envbuild_prompt
+    end
+    functions -e deactivate
+end
+%(lines)s
+if test -z "$VIRTUAL_ENV_DISABLE_PROMPT"; and type -q fish_prompt
+    functions -c fish_prompt _envbuild_prompt
+    function fish_prompt; printf '%%s' %(prompt)s; _envbuild_prompt; end
+end
+"""
+_CSH = """\
+# Source this file: source %(folder)s/activate.csh
+if ($?_envbuild_env) then
+    if (-e "$_envbuild_env/.envbuild/deactivate.csh") source "$_envbuild_env/.envbuild/deactivate.csh"
+endif
+set _envbuild_env = %(environment)s
+%(keep)s
+%(lines)s
+if ($?prompt && ! $?VIRTUAL_ENV_DISABLE_PROMPT) then
+    set _envbuild_prompt = "$prompt"
+    set prompt = %(prompt)s"$prompt"
+endif
+alias deactivate 'source "$_envbuild_env/.envbuild/deactivate.csh"'
+rehash
 """
 FILES = ("activate.sh", "activate.fish", "activate.csh", "deactivate.csh")
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -163,6 +203,74 @@ def modulefile(environment: str, stack: str, variables: Json) -> str:
     return "\n".join(lines) + "\n"
 
 
+def fish(environment: str, stack: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """The text for fish, which reads what ends in PATH as a list."""
+    forms = {
+        "set": "set -gx %(name)s %(value)s",
+        "prepend": "set -q %(name)s; and set -gx %(name)s %(value)s:(string join : $%(name)s);"
+        " or set -gx %(name)s %(value)s",
+        "append": "set -gx %(name)s $%(name)s %(value)s",
+        "exists": "if test -e %(value)s; set -gx %(name)s %(value)s; end",
+        "unset": "set -e %(name)s",
+    }
+    return _FISH % _parts(environment, stack, rows, forms, _fish_quote)
+
+
+def csh(environment: str, stack: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """The text for csh and tcsh."""
+    forms = {
+        "set": "setenv %(name)s %(value)s",
+        "prepend": 'if ($?%(name)s) then\n    setenv %(name)s %(value)s:"$%(name)s"\nelse\n'
+        "    setenv %(name)s %(value)s\nendif",
+        "append": 'setenv %(name)s "$%(name)s":%(value)s',
+        "exists": "if (-e %(value)s) setenv %(name)s %(value)s",
+        "unset": "unsetenv %(name)s",
+    }
+    keep = 'if ($?%(name)s) then\n    set _envbuild_old_%(name)s = "$%(name)s"\nendif'
+    parts = _parts(environment, stack, rows, forms, csh_quote)
+    return _CSH % dict(parts, keep="\n".join(keep % {"name": name} for name in _changed(rows)))
+
+
+def csh_undo(rows: Sequence[tuple[str, str, str]]) -> str:
+    """What the alias `deactivate` of csh reads: csh has no functions."""
+    block = (
+        'if ($?%(old)s) then\n    setenv %(name)s "$%(old)s"\n    unset %(old)s\nelse\n    unsetenv %(name)s\nendif\n'
+    )
+    lines = [block % {"name": name, "old": f"_envbuild_old_{name}"} for name in _changed(rows)]
+    lines += ['if ($?_envbuild_prompt) then\n    set prompt = "$_envbuild_prompt"\n    unset _envbuild_prompt\nendif\n']
+    return "".join(lines) + "unset _envbuild_env\nunalias deactivate\nrehash\n"
+
+
+def _parts(
+    environment: str,
+    stack: str,
+    rows: Sequence[tuple[str, str, str]],
+    forms: dict[str, str],
+    quote: Callable[[str], str],
+) -> dict[str, str]:
+    return {
+        "folder": quote(paths.meta(environment, "")),
+        "environment": quote(environment),
+        "names": " ".join(_changed(rows)),
+        "lines": "\n".join(forms[kind] % {"name": name, "value": quote(value)} for kind, name, value in rows),
+        "prompt": quote(f"({stack}) "),
+    }
+
+
+def _changed(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    return sorted({name for _, name, _ in rows})
+
+
+def _fish_quote(text: str) -> str:
+    return "'%s'" % text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def csh_quote(text: str) -> str:
+    """One word of csh, always in quotes: `=1` is an entry of its directory stack without."""
+    # A history event and the end of a line are looked for between any quotes.
+    return "'%s'" % text.replace("'", "'\"'\"'").replace("!", "\\!").replace("\n", "\\\n")
+
+
 def write(environment: str, stack: str, variables: Json) -> bool:
     """Write what shells load, what that needs, and the variables as JSON; True when one of them was not so already."""
     changed = paths.read_json(paths.meta(environment, "variables.json")) != variables
@@ -174,9 +282,9 @@ def write(environment: str, stack: str, variables: Json) -> bool:
     rows = unset + changes(environment, stack, variables)
     texts = {
         "activate.sh": activate_sh(environment, stack, variables),
-        "activate.fish": other_shells.fish(environment, stack, rows),
-        "activate.csh": other_shells.csh(environment, stack, rows),
-        "deactivate.csh": other_shells.csh_undo(rows),
+        "activate.fish": fish(environment, stack, rows),
+        "activate.csh": csh(environment, stack, rows),
+        "deactivate.csh": csh_undo(rows),
     }
     for name, text in texts.items():
         changed = _write(paths.meta(environment, name), text) or changed

@@ -3,6 +3,8 @@
 `tidy` does the same for the controller's own caches.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import re
@@ -32,10 +34,10 @@ class Place(NamedTuple):
     path: str
     names: str = ".*"  # a regular expression for whole names
     note: str = ""
-    remove: "Callable[[str], str | None]" = paths.discard
+    remove: Callable[[str], str | None] = paths.discard
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Say what lies there and, with `args.dry_run` false, remove what nobody used for `args.keep_days`.
 
     `args.cache`: that of the target. Result as of `tidy`. Raises NodeError `prefix-busy` (exit 75),
@@ -51,7 +53,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     return bool(result["removed"]), result
 
 
-def _places(prefix: str, args: Json) -> "list[Place]":
+def _places(prefix: str, args: Json) -> list[Place]:
     cache = protocol.expand_prefix(args["cache"]) if args.get("cache") else ""
     left = "|".join(re.escape(os.path.basename(path)) for path in inventory.leftovers(prefix))
     return [
@@ -64,7 +66,7 @@ def _places(prefix: str, args: Json) -> "list[Place]":
     ]
 
 
-def tidy(places: "list[Place]", keep_days: float, dry_run: bool) -> Json:
+def tidy(places: list[Place], keep_days: float, dry_run: bool) -> Json:
     """What lies in each place, and the removal of what was neither changed nor read for `keep_days` (at least one).
 
     Result: `places` [{`kind`, `path`, `note`, `items`, `bytes`, `old` (paths that go), `old_bytes`}], empty ones left
@@ -78,7 +80,7 @@ def tidy(places: "list[Place]", keep_days: float, dry_run: bool) -> Json:
     return {"places": rows, "removed": list(removed), "bytes": freed, "notes": list(filter(None, removed.values()))}
 
 
-def _look(place: "Place", before: float) -> Json:
+def _look(place: Place, before: float) -> Json:
     there = names(place.path) if place.path else []
     found = [os.path.join(place.path, name) for name in there if re.fullmatch(place.names, name)]
     taken = {path: _taken(path) for path in found}
@@ -94,7 +96,7 @@ def _look(place: "Place", before: float) -> Json:
     }
 
 
-def _taken(path: str) -> "tuple[int, float]":
+def _taken(path: str) -> tuple[int, float]:
     """Bytes on the disk below a path, and when something of it was last changed or read; no link is followed."""
     inside = [] if os.path.islink(path) else [(top, folders + files) for top, folders, files in os.walk(path)]
     taken, last = 0, 0.0

@@ -6,13 +6,14 @@ Everything after it (wheels, sources, hashes, stamp) is the same for both.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 
 from envbuild.node import paths
 from envbuild.node.conda import activation, archives, meta, prefix
 from envbuild.node.env import interpreter as base
-from envbuild.node.env import staged_tools
 from envbuild.node.packages import installed, uv
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node.protocol import Json, NodeError, log
 
 
 class Foundation:
@@ -43,7 +44,7 @@ class Venv(Foundation):
     def __init__(self, request: Json, environment: str) -> None:
         """Look at the interpreter and its packages before anything is changed; raises what `base.examine` raises."""
         Foundation.__init__(self, request, environment)
-        staged_tools.bring(self.prefix, self.args.get("interpreter"), self.args.get("staged"))
+        bring_staged(self.prefix, self.args.get("interpreter"), self.args.get("staged"))
         self._interpreter = base.examine(self.args.get("interpreter"), self.variant)
         base.check(self.variant, self._interpreter.packages)
 
@@ -80,7 +81,7 @@ class Conda(Foundation):
         Foundation.__init__(self, request, environment)
         archives.check_recorded(self.variant)
         for name in ("rattler_python", "rattler"):
-            staged_tools.bring(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
+            bring_staged(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
 
     def make(self, tool: uv.Uv) -> base.Interpreter:
         """Install them; raises what `prefix.make` and `activation.variables` raise, and `conda-and-wheel` (exit 7)."""
@@ -125,3 +126,25 @@ BY_ENGINE: dict[str, type[Foundation]] = {"venv": Venv, "conda": Conda}
 def of(request: Json, environment: str) -> Foundation:
     """What the variant of an install request stands on, looked at and not yet made. Raises NodeError."""
     return BY_ENGINE[request["args"]["variant"].get("engine") or "venv"](request, environment)
+
+
+def bring_staged(prefix: str, interpreter: object, staged: str | None) -> None:
+    """Copy `<staged>/<tool>` to `<prefix>/tools/<tool>` where `interpreter` lies in that tool and it is not there.
+
+    `staged` is a folder that all nodes see. Whole or not at all: it appears by one rename. Raises OSError.
+    """
+    tools = os.path.join(prefix, "tools")
+    if not staged or not isinstance(interpreter, str) or not interpreter.startswith(tools + "/"):
+        return
+    name = os.path.relpath(interpreter, tools).split("/")[0]
+    place, source = os.path.join(tools, name), os.path.join(staged, paths.checked_name(name, "tool"))
+    if os.path.isdir(place) or not os.path.isdir(source):
+        return
+    os.makedirs(tools, exist_ok=True)
+    log(f"copying {source} to {place}")
+    half = tempfile.mkdtemp(prefix=f".{name}.", dir=tools)
+    try:
+        shutil.copytree(source, os.path.join(half, name), symlinks=True)
+        os.rename(os.path.join(half, name), place)
+    finally:
+        paths.remove_tree(half)

@@ -9,7 +9,7 @@ import time
 
 from envbuild.node import lease, merkle, paths, pip_config
 from envbuild.node.build import build_dir, patch_sources, pipeline
-from envbuild.node.bundle import read as bundle_file
+from envbuild.node.bundle import archive
 from envbuild.node.env import contents, foundation, packages, stamp, user_files
 from envbuild.node.env import interpreter as base
 from envbuild.node.logs import progress
@@ -42,14 +42,14 @@ class _Job:
     def take_bundle(self) -> None:
         """Unpack and check the bundle of the request, if it has one; what it holds is then the only place to look at.
 
-        Raises NodeError as `bundle.read.unpack` and `wheels.bundled.take_in` do.
+        Raises NodeError as `bundle.archive.unpack` and `wheels.bundled.take_in` do.
         """
         given = self.artifacts.get("bundle")
         if not given:
             return
         progress("checking the bundle")
         folder = paths.delivered(self.prefix, self.variant["digest"])
-        index = bundle_file.unpack(given["file"], folder, given.get("digest"))
+        index = archive.unpack(given["file"], folder, given.get("digest"))
         build = dict(self.args.get("build") or {})
         bundled.take_in(build.get("store") or default_path(self.prefix), folder, index)
         build.setdefault("handed", {"by": "the bundle", "keys": bundled.keys_of(index)})

@@ -1,8 +1,9 @@
 """The interpreter and the base that an environment stands on: what it really is, and what it provides."""
 
+from __future__ import annotations
+
 import json
 import os
-import re
 from typing import NamedTuple
 
 from envbuild.node import proc
@@ -31,8 +32,6 @@ if len(sys.argv) > 1:
             out["requires"] += each.requires or []
 print(json.dumps(out))
 """
-# The operator, the version, of that its release numbers and `.*`.
-_COMPARE = re.compile(r"\s*(===|==|>=|<=|!=|<|>|~=)\s*(v?([0-9]+(?:\.[0-9]+)*)(\.\*)?[^,]*?)\s*\Z")
 
 
 class Interpreter(NamedTuple):
@@ -44,14 +43,14 @@ class Interpreter(NamedTuple):
     """
 
     path: str
-    version: "tuple[int, ...]"
-    packages: "dict[str, str]"
-    sites: "tuple[str, ...]" = ()
+    version: tuple[int, ...]
+    packages: dict[str, str]
+    sites: tuple[str, ...] = ()
     system_site: bool = True
-    requires: "frozenset[str]" = frozenset()
+    requires: frozenset[str] = frozenset()
 
 
-def examine(path: object, variant: Json) -> "Interpreter":
+def examine(path: object, variant: Json) -> Interpreter:
     """Run the interpreter at `path` and see that it is what `variant` needs.
 
     Raises NodeError `interpreter-missing` or `interpreter-mismatch` (exit 7).
@@ -62,17 +61,17 @@ def examine(path: object, variant: Json) -> "Interpreter":
     argv = [path, "-I", "-S", "-c", _ASK] + (["packages"] if wants_base else [])
     done = proc.run(argv, timeout=120.0, env=proc.clean_env({"PYTHONHOME": None, "__PYVENV_LAUNCHER__": None}))
     if not done.ok:
-        raise _refused("interpreter-missing", "cannot run the interpreter %s" % path, (done.err or done.out)[-500:])
+        raise _refused("interpreter-missing", f"cannot run the interpreter {path}", (done.err or done.out)[-500:])
     try:
         told = json.loads(done.out)
     except ValueError:
-        raise _refused("interpreter-missing", "%s is not a Python interpreter" % path, done.out[-200:]) from None
+        raise _refused("interpreter-missing", f"{path} is not a Python interpreter", done.out[-200:]) from None
     minor = "%d.%d" % tuple(told["version"][:2])
     if told["name"] != "cpython" or minor != variant["python"]:
         raise _refused(
             "interpreter-mismatch",
-            "%s is %s %s, the lock needs CPython %s" % (path, told["name"], minor, variant["python"]),
-            "the variant %s was locked for that version" % variant.get("id", ""),
+            f"{path} is {told['name']} {minor}, the lock needs CPython {variant['python']}",
+            f"the variant {variant.get('id', '')} was locked for that version",
         )
     # The name it was called by may be a link or a launcher; the environment must not depend on either.
     real = os.path.realpath(told["below"] or told["executable"] or path)
@@ -82,97 +81,35 @@ def examine(path: object, variant: Json) -> "Interpreter":
     return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"], requires)
 
 
-def _refused(code: str, what: str, why: str) -> "NodeError":
+def _refused(code: str, what: str, why: str) -> NodeError:
     return NodeError(code, what, why=why.strip(), hint="choose another interpreter (--python) or variant")
 
 
-def check(variant: Json, provided: "dict[str, str]") -> None:
-    """See that the base has what the lock builds on and that the lock replaces none of it.
+def check(variant: Json, provided: dict[str, str]) -> None:
+    """See that the base is the one that was planned with, and that the lock replaces none of its packages.
 
-    `provided` is what the interpreter really has. Raises NodeError `base-changed`, `base-lacks` or
-    `replaces-base-package` (exit 7).
+    `provided` is what the interpreter really has. Raises NodeError `base-changed` or `replaces-base-package` (exit 7).
     """
     for name, version in sorted(variant.get("provided", {}).items()):
         there = provided.get(record.normal_name(name))
         if there is None or record.normal_version(there) != record.normal_version(version):
             raise NodeError(
                 "base-changed",
-                "the base has %s %s, the variant was made for %s" % (name, there or "not", version),
+                f"the base has {name} {there or 'not'}, the variant was made for {version}",
                 hint="plan again: the base becomes part of the variant's digest",
-            )
-    for requirement in variant.get("base", {}).get("provides", []):
-        if not satisfied(requirement, provided):
-            raise NodeError(
-                "base-lacks",
-                "the base does not provide %s" % requirement,
-                why=_what_is_there(requirement, provided),
-                hint="choose another interpreter, or the variant with `base: none`",
             )
     check_replaces({each["name"]: each["version"] for each in variant.get("packages", [])}, provided)
 
 
-def check_replaces(installed: "dict[str, str]", provided: "dict[str, str]") -> None:
+def check_replaces(installed: dict[str, str], provided: dict[str, str]) -> None:
     """Raise NodeError `replaces-base-package` (exit 7) when a package of ours would hide one of the base."""
     both = sorted(name for name in installed if record.normal_name(name) in provided)
     if both:
         first = both[0]
         raise NodeError(
             "replaces-base-package",
-            "%s %s would replace the base's %s" % (first, installed[first], provided[record.normal_name(first)]),
-            why="in the lock and in the base: %s" % ", ".join(both),
+            f"{first} {installed[first]} would replace the base's {provided[record.normal_name(first)]}",
+            why=f"in the lock and in the base: {', '.join(both)}",
             hint="take these packages out of the stack, or use the variant with `base: none`",
             details={"packages": both},
         )
-
-
-def _what_is_there(requirement: str, provided: "dict[str, str]") -> str:
-    name = record.required_name(requirement)
-    return "it has %s %s" % (name, provided[name]) if provided.get(name) else "it has no %s" % name
-
-
-def satisfied(requirement: str, provided: "dict[str, str]") -> bool:
-    """Whether `provided` meets a requirement, by its name, its release numbers and the local version that it names.
-
-    Pre-releases and markers are not read here; the controller has read the whole requirement.
-    """
-    version = provided.get(record.required_name(requirement))
-    if version is None:
-        return False
-    rest = re.sub(r"\A\s*[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?", "", requirement.split(";")[0]).strip("() ")
-    return all(_holds(version, part) for part in rest.split(",") if part.strip())
-
-
-def _numbers(text: str) -> "list[int]":
-    found = re.match(r"v?(\d+(?:\.\d+)*)", text)
-    numbers = [int(part) for part in found.group(1).split(".")] if found else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return numbers
-
-
-def _local(version: str) -> str:
-    return record.normal_version(version).partition("+")[2]
-
-
-def _holds(version: str, part: str) -> bool:
-    found = _COMPARE.match(part)
-    if found is None:
-        return False
-    operator, text, wanted, star = found.groups()
-    if operator == "===":
-        return version.lower() == text.lower()
-    ours, theirs = _numbers(version), _numbers(wanted)
-    if operator == "~=" or star:
-        shown = [int(each) for each in wanted.split(".")]
-        kept = shown[:-1] if operator == "~=" else shown
-        same = (ours + [0] * len(kept))[: len(kept)] == kept
-        return (not same) if operator == "!=" else same and (operator != "~=" or ours >= theirs)
-    equal = ours == theirs and ("+" not in text or _local(version) == _local(text))
-    return {
-        "==": equal,
-        "!=": not equal,
-        ">=": ours >= theirs,
-        "<=": ours <= theirs,
-        "<": ours < theirs,
-        ">": ours > theirs,
-    }[operator]

@@ -1,5 +1,7 @@
 """Installs a variant's locked packages with uv: hashes required, dependencies never resolved, files copied."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,28 +32,28 @@ class Group(NamedTuple):
     """Locked packages of one place: `extra` are uv's variables for it, `args` its options, `urls` its indexes."""
 
     name: str
-    packages: "list[Json]"
-    extra: "dict[str, str | None]"
-    args: "list[str]"
-    urls: "list[str]"
+    packages: list[Json]
+    extra: dict[str, str | None]
+    args: list[str]
+    urls: list[str]
 
 
-def check_recorded(packages: "list[Json]") -> None:
+def check_recorded(packages: list[Json]) -> None:
     """Raise NodeError `hash-unrecorded` (exit 5) when the lock has no hash for any file of a package."""
     for package in packages:
         if all(each["sha256"] == UNRECORDED for each in package["files"]):
             reasons = [each.get("reason") or "" for each in package["files"]]
             raise NodeError(
                 "hash-unrecorded",
-                "the lock lacks a hash of %s %s" % (package["name"], package["version"]),
+                f"the lock lacks a hash of {package['name']} {package['version']}",
                 why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
                 hint="`envbuild lock record STACK` records it, on a machine that reaches its index",
             )
 
 
 def check_required(
-    environment: str, packages: "list[Json]", asked: "list[str]", base: "set[str] | frozenset[str]"
-) -> "dict[str, int]":
+    environment: str, packages: list[Json], asked: list[str], base: set[str] | frozenset[str]
+) -> dict[str, int]:
     """See that every locked package is `asked` for, or required by the base or by an installed package that is.
 
     The names are normal ones. Returns how many are `asked` and how many are `required`. Raises NodeError
@@ -59,12 +61,12 @@ def check_required(
     """
     edges, locked = installed.requires(environment), {installed.normal_name(each["name"]): each for each in packages}
     found = installed.unwanted(locked, edges, set(asked) | (set(edges) - set(locked)), base)
-    odd = ["%s %s" % (name, locked[name]["version"]) for name in found]
+    odd = [f"{name} {locked[name]['version']}" for name in found]
     if odd:
         raise NodeError(
             "package-not-required",
-            "%s is in the lock, and nothing asks for it" % odd[0],
-            why="neither the stack nor the metadata of an installed package names: %s" % ", ".join(odd),
+            f"{odd[0]} is in the lock, and nothing asks for it",
+            why=f"neither the stack nor the metadata of an installed package names: {', '.join(odd)}",
             hint="what is meant stands under `packages` of the stack; `envbuild lock create` makes a lock of it",
             changed=True,
         )
@@ -77,7 +79,7 @@ def is_sdist(package: Json) -> bool:
     return not any(each["file"].endswith(".whl") for each in package["files"])
 
 
-def requirements(packages: "list[Json]") -> str:
+def requirements(packages: list[Json]) -> str:
     """A requirements file: every package pinned, with the hash of every acceptable file.
 
     `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
@@ -85,12 +87,12 @@ def requirements(packages: "list[Json]") -> str:
     lines = []
     for package in packages:
         hashes = sorted({each["sha256"] for each in package["files"]} - {UNRECORDED})
-        line = "%s===%s" % (package["name"], package["version"])
+        line = f"{package['name']}==={package['version']}"
         lines.append(" \\\n    ".join([line] + ["--hash=sha256:" + each for each in hashes]))
     return "\n".join(lines) + "\n"
 
 
-def groups(packages: "list[Json]", artifacts: Json, config: "pip_config.PipConfig") -> "list[Group]":
+def groups(packages: list[Json], artifacts: Json, config: pip_config.PipConfig) -> list[Group]:
     """Split packages by where they come from.
 
     A file that lies in a local find-links folder under its locked name is taken from there, without asking any index.
@@ -117,21 +119,21 @@ def groups(packages: "list[Json]", artifacts: Json, config: "pip_config.PipConfi
     ]
 
 
-def _links(artifacts: Json, config: "pip_config.PipConfig") -> "list[str]":
+def _links(artifacts: Json, config: pip_config.PipConfig) -> list[str]:
     return pip_config.alive(list(artifacts.get("find_links") or []) + config.find_links)
 
 
-def _no_index() -> "dict[str, str | None]":
+def _no_index() -> dict[str, str | None]:
     return dict.fromkeys(("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"))
 
 
 def _indexed(
     name: str,
-    packages: "list[Json]",
-    index: "dict[str, str] | None",
-    links: "list[str]",
-    config: "pip_config.PipConfig",
-) -> "Group":
+    packages: list[Json],
+    index: dict[str, str] | None,
+    links: list[str],
+    config: pip_config.PipConfig,
+) -> Group:
     extra: dict[str, str | None] = {}
     configured = not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
     if configured and config.index_url:
@@ -153,7 +155,7 @@ def _indexed(
     return Group(name, packages, extra, [], [index["url"]])
 
 
-def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json) -> None:
+def install(tool: uv.Uv, environment: str, packages: list[Json], artifacts: Json) -> None:
     """Install every locked package into `environment`, wheels first, then source distributions without isolation.
 
     Raises NodeError: `hash-unrecorded`, `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
@@ -165,7 +167,7 @@ def install(tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: 
     _build_archives(tool, environment, [package for package in packages if is_sdist(package)], artifacts)
 
 
-def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", artifacts: Json) -> None:
+def _build_archives(tool: uv.Uv, environment: str, archives: list[Json], artifacts: Json) -> None:
     """Build what has no wheel, as sources are: without a network, and with the variables that a build may see.
 
     Build tools are packages of the lock themselves, so nothing unhashed takes part.
@@ -173,15 +175,15 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
     before, network = build_environ.no_network() if archives else ([], "")
     for number, package in enumerate(archives):
         options = ["--no-build-isolation", "--no-binary", package["name"]]
-        what = "%s %s" % (package["name"], package["version"])
-        progress("building %s" % what, "", number, len(archives), "packages", at_work)
+        what = f"{package['name']} {package['version']}"
+        progress(f"building {what}", "", number, len(archives), "packages", at_work)
         for group in groups([package], artifacts, tool.config):
             with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
                 # A cache of its own: uv's knows the archive, and not the packages beside which its wheel was built.
                 extra = dict(group.extra, UV_CACHE_DIR=folder)
                 places = "" if group.name in HERE else _fetch(tool, environment, group._replace(extra=extra), options)
                 alone = group._replace(extra=dict(extra, UV_OFFLINE="1", **_no_index()))
-                log("building %s (network %s)" % (what, network))
+                log(f"building {what} (network {network})")
                 done = _run_uv(tool, environment, alone, options, variables.for_build, before, places)
                 if done.ok:
                     continue
@@ -189,10 +191,10 @@ def _build_archives(tool: "uv.Uv", environment: str, archives: "list[Json]", art
                 # There is nothing to reach: who tried was its own build.
                 if error.code not in ("install-failed", "network-unreachable"):
                     raise error
-                raise diagnose.of_output("package %s" % what, error.why)
+                raise diagnose.of_output(f"package {what}", error.why)
 
 
-def _fetch(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> str:
+def _fetch(tool: uv.Uv, environment: str, group: Group, options: list[str]) -> str:
     """Have uv fetch an archive into its cache, by its hash and with every login that uv knows; nothing of it is run.
 
     uv cannot fetch alone: it builds too. Here each Python that it would build with ends as it starts, and the build
@@ -208,7 +210,7 @@ def _fetch(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]"
     return _places(tool, environment, group)
 
 
-def _places(tool: "uv.Uv", environment: str, group: "Group") -> str:
+def _places(tool: uv.Uv, environment: str, group: Group) -> str:
     """Lines of a requirements file that say where uv looks: its own indexes, those of the group, and lists of links."""
     args = ["pip", "compile", "--quiet", "--no-header", "--offline", "--emit-index-url", "--emit-find-links"]
     args += ["--python", os.path.join(environment, "bin", "python")] + group.args
@@ -216,17 +218,15 @@ def _places(tool: "uv.Uv", environment: str, group: "Group") -> str:
     return "".join(line + "\n" for line in done.out.splitlines() if line.startswith("--"))
 
 
-def _install_wheels(
-    tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json, options: "list[str]"
-) -> None:
+def _install_wheels(tool: uv.Uv, environment: str, packages: list[Json], artifacts: Json, options: list[str]) -> None:
     options = ["--no-build"] + options
     for folder in pip_config.folders(_links(artifacts, tool.config)):
         for name in _files(packages):
             wheel_file.refuse_unsafe(os.path.join(folder, name))
     for group in groups(packages, artifacts, tool.config):
-        log("installing %s (%s)" % (plural(len(group.packages), "package"), group.name))
+        log(f"installing {plural(len(group.packages), 'package')} ({group.name})")
         progress(
-            "fetching %s, unpacked so far" % plural(len(group.packages), "package"),
+            f"fetching {plural(len(group.packages), 'package')}, unpacked so far",
             ask=partial(_moved, tool, environment, group),
         )
         try:
@@ -236,8 +236,8 @@ def _install_wheels(
 
 
 def archived(
-    tool: "uv.Uv", environment: str, packages: "list[Json]", artifacts: Json, doubtful: "list[Json]"
-) -> "dict[str, str]":
+    tool: uv.Uv, environment: str, packages: list[Json], artifacts: Json, doubtful: list[Json]
+) -> dict[str, str]:
     """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
 
     A RECORD may be wrong (torch's wheels were renamed after theirs was written), an archive with the lock's sha256
@@ -262,7 +262,7 @@ def archived(
 
 
 def _try_mirror(
-    tool: "uv.Uv", environment: str, group: "Group", artifacts: Json, options: "list[str]", error: "NodeError"
+    tool: uv.Uv, environment: str, group: Group, artifacts: Json, options: list[str], error: NodeError
 ) -> None:
     """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
 
@@ -273,7 +273,7 @@ def _try_mirror(
     named = group.name in (artifacts.get("indexes") or {})
     if error.exit_code == Exit.INTEGRITY or error.code == "disk-full" or not (named and mirror):
         raise error
-    log("the index `%s` cannot be used (%s); trying the configured ones" % (group.name, error.code))
+    log(f"the index `{group.name}` cannot be used ({error.code}); trying the configured ones")
     try:
         for other in groups(group.packages, dict(artifacts, indexes={}), tool.config):
             _install_group(tool, environment, other, options)
@@ -281,7 +281,7 @@ def _try_mirror(
         raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
 
-def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "list[str]") -> None:
+def _install_group(tool: uv.Uv, environment: str, group: Group, options: list[str]) -> None:
     """Raises NodeError."""
     done = _run_uv(tool, environment, group, options)
     if not done.ok:
@@ -289,14 +289,14 @@ def _install_group(tool: "uv.Uv", environment: str, group: "Group", options: "li
 
 
 def _run_uv(
-    tool: "uv.Uv",
+    tool: uv.Uv,
     environment: str,
-    group: "Group",
-    options: "list[str]",
-    may_see: "Callable[[str, str], bool]" = variables.for_fetch,
-    before: "Sequence[str]" = (),
+    group: Group,
+    options: list[str],
+    may_see: Callable[[str, str], bool] = variables.for_fetch,
+    before: Sequence[str] = (),
     places: str = "",
-) -> "proc.Finished":
+) -> proc.Finished:
     """Have uv install a group. Raises NodeError `uv-missing`, `wheel-unsafe`; `places`: see `_places`."""
     args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
     args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
@@ -309,16 +309,16 @@ def _run_uv(
     return done
 
 
-def _failure(environment: str, group: "Group", done: "proc.Finished") -> "NodeError":
+def _failure(environment: str, group: Group, done: proc.Finished) -> NodeError:
     """Why uv could not install a group."""
-    diagnose.write_down("packages from `%s`" % group.name, done.out + done.err)
-    error = uv.failure(done, "installing packages from `%s`" % group.name, environment)
+    diagnose.write_down(f"packages from `{group.name}`", done.out + done.err)
+    error = uv.failure(done, f"installing packages from `{group.name}`", environment)
     if error.code in ("package-not-found", "install-failed"):
         _check_index(group, error)
     return error
 
 
-def _moved(tool: "uv.Uv", environment: str, group: "Group") -> Json:
+def _moved(tool: uv.Uv, environment: str, group: Group) -> Json:
     """For `progress`: what uv has fetched and unpacked, then how many of the packages are in the environment."""
     folders = map(os.path.basename, installed.dist_infos(environment))
     there = {installed.normal_name(name.split("-")[0]) for name in folders}
@@ -336,22 +336,22 @@ def _unpacked(file: Json) -> int:
     return int(told.get("bytes") or (file.get("size") or 0) * BYTES_PER_FETCHED)
 
 
-def _refuse_skipped(tool: "uv.Uv", group: "Group", done: "proc.Finished") -> None:
+def _refuse_skipped(tool: uv.Uv, group: Group, done: proc.Finished) -> None:
     """Raise `wheel-unsafe` where uv left out a member of what it fetched and unpacked itself, which no file shows."""
     member = uv.skipped(done)
     if member:
         if tool.keeps_cache:  # a copy that is unpacked there is taken again silently
             forget_cached(tool, [each["name"] for each in group.packages])
         files = _files(group.packages)
-        one = files[0] if len(files) == 1 else "one of %s from `%s`" % (plural(len(files), "file"), group.name)
+        one = files[0] if len(files) == 1 else f"one of {plural(len(files), 'file')} from `{group.name}`"
         raise wheel_file.unsafe(one, member, "which leads out of its folder")
 
 
-def _files(packages: "list[Json]") -> "list[str]":
+def _files(packages: list[Json]) -> list[str]:
     return [each["file"] for package in packages for each in package["files"]]
 
 
-def _check_index(group: "Group", error: "NodeError") -> None:
+def _check_index(group: Group, error: NodeError) -> None:
     """Raise `index-not-an-index` when the index answers with a page that is no package list, a login form say.
 
     uv reads such a page as an empty list and says only that there is no such version.
@@ -363,7 +363,7 @@ def _check_index(group: "Group", error: "NodeError") -> None:
         if not url.startswith(("http://", "https://")):
             continue
         index, name = pip_config.without_credentials(url).rstrip("/"), group.packages[0]["name"]
-        page = "%s/%s/" % (index, installed.normal_name(name))
+        page = f"{index}/{installed.normal_name(name)}/"
         try:
             with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310 - the scheme was checked
                 kind = answer.headers.get("Content-Type", "")
@@ -374,12 +374,12 @@ def _check_index(group: "Group", error: "NodeError") -> None:
             raise NodeError(
                 "index-not-an-index",
                 "the package index answers with a web page, not with packages",
-                why="%s has no package links%s" % (page, ", it has a form" if "<form" in body else ""),
+                why=f"{page} has no package links{', it has a form' if '<form' in body else ''}",
                 hint="log in to the network's portal, or check the proxy and the index in pip's or uv's configuration",
                 changed=True,
             ) from error
 
 
-def forget_cached(tool: "uv.Uv", packages: "list[str]") -> bool:
+def forget_cached(tool: uv.Uv, packages: list[str]) -> bool:
     """Remove packages from uv's cache, so that a damaged copy is not used again; True when uv did it."""
     return tool.run(["cache", "clean", "--"] + packages, timeout=60.0).ok if packages else False

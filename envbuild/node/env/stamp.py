@@ -6,6 +6,8 @@ Keys of a stamp (version 1): `stack`, `profile`, `variant_digest`, `variant_id`,
 `environment`, `files`, `bytes`, `run`, `stamped_at` and `evidence`.
 """
 
+from __future__ import annotations
+
 import os
 import re
 
@@ -54,7 +56,7 @@ def of_image(environment: str, variant: Json) -> Json:
     }
 
 
-def last_read(environment: str, found: Json) -> "tuple[str | None, int]":
+def last_read(environment: str, found: Json) -> tuple[str | None, int]:
     """When the contents were last read, and how many files differed from the stamp `found` then.
 
     An environment that nobody has read since was read when it was stamped.
@@ -70,13 +72,13 @@ def is_current(prefix: str, stack: str, environment: str) -> bool:
     return inventory.links(prefix).get(stack) == os.path.realpath(environment)
 
 
-def kept_of_base(found: "Json | None") -> "dict[str, str]":
+def kept_of_base(found: Json | None) -> dict[str, str]:
     """Packages of the lock in whose place an image has its base's: name to version there."""
     kept = ((found or {}).get("evidence") or {}).get("kept_of_base") or {}
     return {name: versions[1] for name, versions in kept.items()}
 
 
-def package_problems(environment: str, stamp: Json, variant: "Json | None") -> "list[str]":
+def package_problems(environment: str, stamp: Json, variant: Json | None) -> list[str]:
     """How the packages that are there differ from those of the stamp and of the variant, in words; empty when equal.
 
     Compares names and versions from dist-info; reads no other file. What is of an image's base is as its digest says.
@@ -84,35 +86,35 @@ def package_problems(environment: str, stamp: Json, variant: "Json | None") -> "
     found = installed.installed(environment)
     problems = _compare(found, stamp["packages"], "stamp")
     for name in sorted(set(found) - set(stamp["packages"])):
-        problems.append("%s %s is there and not in the stamp" % (name, found[name]))
+        problems.append(f"{name} {found[name]} is there and not in the stamp")
     if variant:
         locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
         locked = {name: version for name, version in locked.items() if name not in kept_of_base(stamp)}
         problems += [text for text in _compare(found, locked, "lock") if text not in problems]
-        problems += ["the conda package %s is missing" % name for name in meta.lacking(environment, variant)]
+        problems += [f"the conda package {name} is missing" for name in meta.lacking(environment, variant)]
     return problems
 
 
-def _compare(found: "dict[str, str]", wanted: "dict[str, str]", where: str) -> "list[str]":
+def _compare(found: dict[str, str], wanted: dict[str, str], where: str) -> list[str]:
     problems = []
     for name in sorted(wanted):
         if name not in found:
-            problems.append("%s %s is missing" % (name, wanted[name]))
+            problems.append(f"{name} {wanted[name]} is missing")
         elif installed.normal_version(found[name]) != installed.normal_version(wanted[name]):
-            problems.append("%s is %s, the %s says %s" % (name, found[name], where, wanted[name]))
+            problems.append(f"{name} is {found[name]}, the {where} says {wanted[name]}")
     return problems
 
 
-def fast_problems(environment: str, variant: "Json | None") -> "list[str]":
+def fast_problems(environment: str, variant: Json | None) -> list[str]:
     """The fast check (stamp, variant digest, interpreter, package set and versions) in words; empty when it passes."""
     found = read(environment)
     if found is None:
         return ["there is no stamp"]
     problems = []
     if variant and variant.get("digest") != found["variant_digest"]:
-        problems.append("the stamp says variant %.12s, wanted is %.12s" % (found["variant_digest"], variant["digest"]))
+        problems.append(f"the stamp says variant {found['variant_digest']:.12}, wanted is {variant['digest']:.12}")
     if not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
-        problems.append("its interpreter is gone: %s" % os.path.realpath(os.path.join(environment, "bin", "python")))
+        problems.append(f"its interpreter is gone: {os.path.realpath(os.path.join(environment, 'bin', 'python'))}")
     return problems + package_problems(environment, found, variant)
 
 
@@ -131,13 +133,13 @@ def python_version(environment: str) -> str:
     return found.group() if found else ""
 
 
-def check_unchanged(environment: str, variant: "Json | None") -> None:
+def check_unchanged(environment: str, variant: Json | None) -> None:
     """Raise NodeError `environment-drifted` (exit 1) where the fast check does not pass."""
     problems = fast_problems(environment, variant)
     if problems:
         raise NodeError(
             "environment-drifted",
-            "%s is not what its stamp says any more" % environment,
+            f"{environment} is not what its stamp says any more",
             why="; ".join(problems[:5]),
             hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
         )
@@ -146,6 +148,30 @@ def check_unchanged(environment: str, variant: "Json | None") -> None:
 def unchanged(environment: str, variant: Json, found: Json) -> Json:
     """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
     check_unchanged(environment, variant)
-    log("%s is there and unchanged" % environment)
+    log(f"{environment} is there and unchanged")
     result = {key: found.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
     return dict(result, environment=environment, record_checked=0, seconds={})
+
+
+def files(request: Json) -> tuple[bool, Json]:
+    """Returns (False, `root` and `files`: the list that gives it, as base64 of zlib of JSON) of `args.environment`.
+
+    The list is {path: [tag, sha256, size, executable]}; packed, for an environment has some ten thousand files.
+
+    Raises NodeError `environment-unstamped` (1) where it has no stamp, or one without its list of files.
+    """
+    import base64
+    import json
+    import zlib
+
+    environment = paths.checked_environment(request["prefix"], request["args"].get("environment"))
+    found = read(environment)
+    stamped = paths.read_json(paths.meta(environment, FILES))
+    if found is None or stamped is None:
+        raise NodeError(
+            "environment-unstamped",
+            f"{environment} has no stamp with a list of its files",
+            hint="`envbuild verify` says what is there",
+        )
+    text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
+    return False, {"root": found["root"], "files": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}

@@ -3,9 +3,12 @@
 It changes nothing that the root covers; where it may, it notes beside the stamp when the contents were last read.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import time
+from collections.abc import Callable
 
 from envbuild.node import logs, paths
 from envbuild.node.conda import meta
@@ -16,7 +19,7 @@ _CODE = (".py", ".pyc", ".so", ".pth")
 _NAMED = 3
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Check the environment in use for `args.stack`, or `args.environment`; returns (False, result of the contract).
 
     `deep`: every file against the Merkle root and every `.pyc` against its source, and `root` is the one measured now
@@ -27,72 +30,22 @@ def run(request: Json) -> "tuple[bool, Json]":
     """
     args, prefix = request["args"], request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
-    environment = _environment(prefix, stack, args.get("environment"))
-    checks: list[Json] = []
-    look = _look_at_image if args.get("image") else _look_at_stamped
-    found, drift, root = look(checks, prefix, environment, args)
-    drift.sort(key=lambda each: each["path"])
+    look = _Look(prefix, _environment(prefix, stack, args.get("environment")), args)
+    found = look.at_image() if args.get("image") else look.at_stamped()
+    look.drift.sort(key=lambda file: file["path"])
     limit = int(args.get("limit", 20))
-    told = {"base_packages": (found or {}).get("base_packages") or {}} if args.get("base") else {}
+    base = {"base_packages": (found or {}).get("base_packages") or {}} if args.get("base") else {}
     return False, {
-        **told,
-        "environment": environment,
-        "root": root or (found or {}).get("root"),
-        "level": "measured" if root else "stamped",
-        "ok": all(check["status"] != "failed" for check in checks),
-        "checks": checks,
-        "drift": drift[:limit],
-        "drift_count": len(drift),
+        **base,
+        "environment": look.environment,
+        "root": look.root or (found or {}).get("root"),
+        "level": "measured" if look.root else "stamped",
+        "ok": all(check["status"] != "failed" for check in look.checks),
+        "checks": look.checks,
+        "drift": look.drift[:limit],
+        "drift_count": len(look.drift),
         "log": logs.digest(prefix, request.get("run")),
     }
-
-
-def _look_at_stamped(
-    checks: "list[Json]", prefix: str, environment: str, args: Json
-) -> "tuple[Json | None, list[dict[str, str]], str | None]":
-    """The stamp, drift from it, and the root where every file was read."""
-    found = stamp.read(environment)
-    _check_stamp(checks, environment, found, args.get("variant"))
-    if found is None:
-        return None, [], None
-    _check_packages(checks, environment, found, args.get("variant"))
-    _check_trees(checks, environment, found)
-    _check_link(checks, prefix, str(args["stack"]), environment, bool(args.get("environment")))
-    if args.get("deep"):
-        drift, root = _check_contents(checks, prefix, environment, found)
-        return found, drift, root
-    checks.append(_unread(environment, found))
-    return found, [], None
-
-
-def _look_at_image(
-    checks: "list[Json]", prefix: str, environment: str, args: Json
-) -> "tuple[Json | None, list[dict[str, str]], str | None]":
-    """The same of an image: what a stamp would say, drift from RECORD, the root."""
-    found = stamp.of_image(environment, args["variant"])
-    _check_packages(checks, environment, found, args["variant"])
-    drift, root = _check_record(checks, prefix, environment, found)
-    return found, drift + _check_pyc(checks, environment, found), root
-
-
-def _check_record(
-    checks: "list[Json]", prefix: str, environment: str, found: Json
-) -> "tuple[list[dict[str, str]], str | None]":
-    from envbuild.node import merkle
-    from envbuild.node.env import contents
-
-    begun = time.monotonic()
-    try:
-        entries = contents.scan(prefix, environment, found)
-        checked, wrong = contents.check(environment, entries)
-    except OSError as error:
-        _add(checks, "files", ["cannot be read: %s" % error], "", begun)
-        return [{"path": os.path.relpath(str(error.filename or environment), environment), "kind": "unreadable"}], None
-    root = merkle.root_of({path: entry.as_list() for path, entry in entries.items()})
-    problems = ["%d of %d files differ from RECORD" % (len(wrong), checked + len(wrong))] if wrong else []
-    says = "%s read, %d compared with RECORD, root %.12s measured" % (plural(len(entries), "file"), checked, root)
-    _add(checks, "files", problems, says, begun)
-    return [{key: str(each[key]) for key in ("path", "kind", "package")} for each in wrong], root
 
 
 def _environment(prefix: str, stack: str, given: object) -> str:
@@ -103,183 +56,224 @@ def _environment(prefix: str, stack: str, given: object) -> str:
         if not os.path.islink(link):
             raise NodeError(
                 "environment-unknown",
-                "no environment of %s is in use under %s" % (stack, prefix),
+                f"no environment of {stack} is in use under {prefix}",
                 hint="`envbuild provision` builds one; `envbuild status --all` shows those that are there",
             )
         target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
         environment = paths.checked_environment(prefix, target)
     if not os.path.isdir(environment):
         raise NodeError(
-            "environment-unknown", "there is no environment %s" % environment, hint="`envbuild status --all` shows them"
+            "environment-unknown", f"there is no environment {environment}", hint="`envbuild status --all` shows them"
         )
     return environment
 
 
-def _add(
-    checks: "list[Json]", name: str, problems: "list[str]", good: str, begun: float, level: str = "measured"
-) -> None:
-    says = "; ".join(problems[:10]) if problems else good
-    check = {"name": name, "status": "failed" if problems else "passed", "says": says, "level": level}
-    checks.append(dict(check, seconds=round(time.monotonic() - begun, 3)))
+class _Look:
+    """What was found: `checks`, `drift` from the stamp or from RECORD, and the `root` where every file was read.
 
-
-def _check_stamp(checks: "list[Json]", environment: str, found: "Json | None", variant: "Json | None") -> None:
-    begun, problems = time.monotonic(), []
-    if found is None:
-        problems = ["there is no stamp, or it is damaged: the environment is half built"]
-    elif variant and variant.get("digest") != found["variant_digest"]:
-        said = (found["variant_digest"], variant.get("digest"))
-        problems = ["the stamp says variant %.12s, the lock says %.12s" % said]
-    elif not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
-        problems = ["its interpreter is gone"]
-    good = "stamp is there, variant %.12s" % (found or {}).get("variant_digest", "")
-    _add(checks, "stamp", problems, good, begun, "stamped")
-    version = stamp.python_version(environment)
-    if version:
-        checks[-1]["details"] = {"python": version}
-
-
-def _check_packages(checks: "list[Json]", environment: str, found: Json, variant: "Json | None") -> None:
-    begun = time.monotonic()
-    problems = stamp.package_problems(environment, found, variant)
-    good = "%s as %s, by name and version" % (
-        plural(len(found["packages"]), "package"),
-        "stamped" if "root" in found else "locked",
-    )
-    _add(checks, "packages", problems, good, begun, "stamped")
-
-
-def _check_trees(checks: "list[Json]", environment: str, found: Json) -> None:
-    """A deviation for each working tree: at which commit it is now. Its files are the user's and are not compared."""
-    for tree in found.get("trees") or ():
-        from envbuild.node import git_source
-
-        begun, link = time.monotonic(), os.path.join(environment, "src", tree["name"])
-        state = git_source.tree_state(tree["at"])
-        problem = "the working tree of source %s, %s, %s" % (tree["name"], tree["at"], state["problem"])
-        problems = [problem] if state["problem"] else []
-        if not os.path.islink(link) or os.readlink(link) != tree["at"]:
-            problems.append("%s does not lead to %s" % (link, tree["at"]))
-        words = (tree["name"], git_source.state_words(state), tree["at"])
-        good = "source %s is a working tree, %s, not part of the digest: %s" % words
-        _add(checks, "working-tree", problems, good, begun)
-        checks[-1]["details"] = {"deviation": "working-tree", "name": tree["name"], **state}
-
-
-def _check_link(checks: "list[Json]", prefix: str, stack: str, environment: str, named: bool) -> None:
-    begun = time.monotonic()
-    if stamp.is_current(prefix, stack, environment):
-        _add(checks, "link", [], "current/%s points at it" % stack, begun)
-    elif named:
-        says = "current/%s does not point at it; it was asked for by name" % stack
-        checks.append({"name": "link", "status": "skipped", "says": says})
-    else:
-        _add(checks, "link", ["current/%s does not point at it" % stack], "", begun)
-
-
-def _unread(environment: str, found: Json) -> Json:
-    """The check `files` where no contents were read: when that was done last, and what was wrong then."""
-    at, differed = stamp.last_read(environment, found)
-    then = ", when %s differed from the stamp" % plural(differed, "file") if differed else ""
-    says = "contents not read; last read on %s%s" % (at or "an unknown date", then)
-    details = {"read_at": at, "differed": differed}
-    return {"name": "files", "status": "not-run", "says": says, "level": "not-checked", "details": details}
-
-
-def _check_contents(
-    checks: "list[Json]", prefix: str, environment: str, found: Json
-) -> "tuple[list[dict[str, str]], str | None]":
-    """The checks `files` and `bytecode`: drift, and the root measured now (None where it cannot be); notes the time."""
-    drift, root = _check_files(checks, prefix, environment, found)
-    drift += _check_pyc(checks, environment, found)
-    owners = meta.owners(environment) if drift else {}
-    for each in drift:
-        if each["path"] in owners:
-            each["package"] = owners[each["path"]]
-    if root is not None:
-        now = utc_time()
-        paths.set_umask(prefix)
-        try:
-            noted = {"at": now, "run": found.get("run"), "root": root, "differed": len(drift)}
-            paths.write_json(paths.meta(environment, stamp.READ), noted)
-        except (OSError, NodeError):
-            pass  # who may only read cannot leave a note, and nothing depends on it
-    return drift, root
-
-
-def _check_files(
-    checks: "list[Json]", prefix: str, environment: str, found: Json
-) -> "tuple[list[dict[str, str]], str | None]":
-    # Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
-    from envbuild.node import merkle
-    from envbuild.node.env import contents
-
-    begun = time.monotonic()
-    stamped = paths.read_json(paths.meta(environment, stamp.FILES))
-    try:
-        entries = contents.scan(prefix, environment, found)
-    except OSError as error:
-        _add(checks, "files", ["cannot be read: %s" % error], "", begun)
-        unread = os.path.relpath(str(error.filename or environment), environment)
-        return [{"path": unread, "kind": "unreadable"}], None
-    now = {path: entry.as_list() for path, entry in entries.items()}
-    added = _added_data(stamped or {}, now, merkle.source_folders(found["sources"]))
-    for path in added:
-        del now[path]
-    if added:
-        _say_added(checks, added, begun)
-    root = merkle.root_of(now)
-    good = "%s read, root %.12s measured" % (plural(len(now), "file"), root)
-    if stamped is None or merkle.root_of(stamped) != found["root"]:
-        problems = ["the list of files does not give the stamped root"]
-        if root == found["root"]:
-            problems[0] += "; the files themselves do"
-        _add(checks, "files", problems, good, begun)
-        return [{"path": ".envbuild/files.json", "kind": "changed"}], root
-    drift = differences(stamped, now)
-    roots = "root %.12s, stamped was %.12s" % (root, found["root"])
-    problems = ["%d of %d files differ from the stamp; %s" % (len(drift), len(stamped), roots)] if drift else []
-    if not drift and root != found["root"]:
-        problems = [roots]
-    _add(checks, "files", problems, good, begun)
-    return drift, root
-
-
-def _added_data(stamped: Json, now: Json, folders: "tuple[str, ...]") -> "list[str]":
-    """Files that scripts wrote into the folders of sources, sorted: data, and nothing that Python would run.
-
-    They are no drift. A link may lead to code, so it is drift until it is declared.
+    Only a deep check needs what builds environments; a fast one is most of a run that has nothing to do.
     """
-    return sorted(
-        path
-        for path in now.keys() - stamped.keys()
-        if path.startswith(folders) and now[path][0] in ("file", "text") and not path.endswith(_CODE)
-    )
+
+    def __init__(self, prefix: str, environment: str, args: Json) -> None:
+        self.prefix, self.environment, self.args = prefix, environment, args
+        self.checks: list[Json] = []
+        self.drift: list[dict[str, str]] = []
+        self.root: str | None = None
+        self._begun = time.monotonic()
+
+    def _add(self, name: str, problems: list[str], good: str, level: str = "measured", **more: Json) -> None:
+        """One check, with the time since the one before it."""
+        says = "; ".join(problems[:10]) if problems else good
+        begun, self._begun = self._begun, time.monotonic()
+        check = {"name": name, "status": "failed" if problems else "passed", "says": says, "level": level}
+        self.checks.append(dict(check, seconds=round(self._begun - begun, 3), **more))
+
+    def at_stamped(self) -> Json | None:
+        """The stamp, if there is one."""
+        found = stamp.read(self.environment)
+        self._stamp(found)
+        if found is None:
+            return None
+        self._packages(found)
+        self._trees(found)
+        self._link(str(self.args["stack"]))
+        if self.args.get("deep"):
+            self._contents(found)
+        else:
+            self._unread(found)
+        return found
+
+    def at_image(self) -> Json:
+        """What a stamp would say."""
+        found = stamp.of_image(self.environment, self.args["variant"])
+        self._packages(found)
+        self._read(self._record, found)
+        self._byte_code(found)
+        return found
+
+    def _stamp(self, found: Json | None) -> None:
+        problems, wanted = [], (self.args.get("variant") or {}).get("digest")
+        if found is None:
+            problems = ["there is no stamp, or it is damaged: the environment is half built"]
+        elif self.args.get("variant") and wanted != found["variant_digest"]:
+            problems = [f"the stamp says variant {found['variant_digest']:.12}, the lock says {wanted!s:.12}"]
+        elif not os.access(os.path.join(self.environment, "bin", "python"), os.X_OK):
+            problems = ["its interpreter is gone"]
+        good = f"stamp is there, variant {(found or {}).get('variant_digest', ''):.12}"
+        version = stamp.python_version(self.environment)
+        more = {"details": {"python": version}} if version else {}
+        self._add("stamp", problems, good, "stamped", **more)
+
+    def _packages(self, found: Json) -> None:
+        problems = stamp.package_problems(self.environment, found, self.args.get("variant"))
+        told = "stamped" if "root" in found else "locked"
+        good = f"{plural(len(found['packages']), 'package')} as {told}, by name and version"
+        self._add("packages", problems, good, "stamped")
+
+    def _trees(self, found: Json) -> None:
+        """A deviation for each working tree: at which commit it is now. Its files are the user's, never compared."""
+        for tree in found.get("trees") or ():
+            from envbuild.node import git_source
+
+            name, place = tree["name"], tree["at"]
+            link, state = os.path.join(self.environment, "src", name), git_source.tree_state(place)
+            problem = f"the working tree of source {name}, {place}, {state['problem']}"
+            problems = [problem] if state["problem"] else []
+            if not os.path.islink(link) or os.readlink(link) != place:
+                problems.append(f"{link} does not lead to {place}")
+            words = git_source.state_words(state)
+            good = f"source {name} is a working tree, {words}, not part of the digest: {place}"
+            self._add("working-tree", problems, good, details={"deviation": "working-tree", "name": name, **state})
+
+    def _link(self, stack: str) -> None:
+        if stamp.is_current(self.prefix, stack, self.environment):
+            self._add("link", [], f"current/{stack} points at it")
+        elif self.args.get("environment"):
+            says = f"current/{stack} does not point at it; it was asked for by name"
+            self.checks.append({"name": "link", "status": "skipped", "says": says})
+        else:
+            self._add("link", [f"current/{stack} does not point at it"], "")
+
+    def _unread(self, found: Json) -> None:
+        """The check `files` where no contents were read: when that was done last, and what was wrong then."""
+        at, differed = stamp.last_read(self.environment, found)
+        then = f", when {plural(differed, 'file')} differed from the stamp" if differed else ""
+        says = f"contents not read; last read on {at or 'an unknown date'}{then}"
+        check = {"name": "files", "status": "not-run", "says": says, "level": "not-checked"}
+        self.checks.append(dict(check, details={"read_at": at, "differed": differed}))
+
+    def _contents(self, found: Json) -> None:
+        """The checks `files` and `bytecode`; notes the time."""
+        self._read(self._files, found)
+        self._byte_code(found)
+        owners = meta.owners(self.environment) if self.drift else {}
+        for file in self.drift:
+            if file["path"] in owners:
+                file["package"] = owners[file["path"]]
+        if self.root is not None:
+            noted = {"at": utc_time(), "run": found.get("run"), "root": self.root, "differed": len(self.drift)}
+            paths.set_umask(self.prefix)
+            try:
+                paths.write_json(paths.meta(self.environment, stamp.READ), noted)
+            except (OSError, NodeError):
+                pass  # who may only read cannot leave a note, and nothing depends on it
+
+    def _read(self, check: Callable[[Json], None], found: Json) -> None:
+        """The check `files` by reading every file; failed where one cannot be read."""
+        try:
+            check(found)
+        except OSError as error:
+            self._add("files", [f"cannot be read: {error}"], "")
+            unread = os.path.relpath(str(error.filename or self.environment), self.environment)
+            self.drift.append({"path": unread, "kind": "unreadable"})
+
+    def _record(self, found: Json) -> None:
+        from envbuild.node import merkle
+        from envbuild.node.env import contents
+
+        entries = contents.scan(self.prefix, self.environment, found)
+        checked, wrong = contents.check(self.environment, entries)
+        self.root = merkle.root_of({path: entry.as_list() for path, entry in entries.items()})
+        problems = [f"{len(wrong)} of {checked + len(wrong)} files differ from RECORD"] if wrong else []
+        count = plural(len(entries), "file")
+        self._add("files", problems, f"{count} read, {checked} compared with RECORD, root {self.root:.12} measured")
+        self.drift += [{key: str(file[key]) for key in ("path", "kind", "package")} for file in wrong]
+
+    def _files(self, found: Json) -> None:
+        from envbuild.node import merkle
+        from envbuild.node.env import contents
+
+        entries = contents.scan(self.prefix, self.environment, found)
+        stamped = paths.read_json(paths.meta(self.environment, stamp.FILES))
+        now = {path: entry.as_list() for path, entry in entries.items()}
+        # Files that scripts wrote into the folders of sources are no drift: data, and nothing that Python would run. A
+        # link may lead to code, so it is drift until it is declared.
+        sources = merkle.source_folders(found["sources"])
+        added = sorted(
+            path
+            for path in now.keys() - (stamped or {}).keys()
+            if path.startswith(sources) and now[path][0] in ("file", "text") and not path.endswith(_CODE)
+        )
+        for path in added:
+            del now[path]
+        if added:
+            self._added(added)
+        self.root = merkle.root_of(now)
+        good = f"{plural(len(now), 'file')} read, root {self.root:.12} measured"
+        if stamped is None or merkle.root_of(stamped) != found["root"]:
+            also = "; the files themselves do" if self.root == found["root"] else ""
+            self._add("files", ["the list of files does not give the stamped root" + also], good)
+            self.drift.append({"path": ".envbuild/files.json", "kind": "changed"})
+            return
+        drift = _differences(stamped, now)
+        roots = f"root {self.root:.12}, stamped was {found['root']:.12}"
+        problems = [f"{len(drift)} of {len(stamped)} files differ from the stamp; {roots}"] if drift else []
+        if not drift and self.root != found["root"]:
+            problems = [roots]
+        self._add("files", problems, good)
+        self.drift += drift
+
+    def _added(self, added: list[str]) -> None:
+        """A deviation: the files that lie in sources beside their own, and how the stack file declares them."""
+        sources: dict[str, dict[str, int]] = {}
+        for path in added:
+            _src, source, below = path.split("/", 2)
+            top = below.partition("/")[0] + "/" * ("/" in below)
+            counts = sources.setdefault(source, {})
+            counts[top] = counts.get(top, 0) + 1
+        rows = []
+        for source, counts in sources.items():
+            tops = list(counts)[:_NAMED]
+            there = [f"{top} ({plural(counts[top], 'file')})" for top in tops]
+            there += [f"{len(counts) - _NAMED} more"] * (len(counts) > _NAMED)
+            patterns = json.dumps([top + "**" * top.endswith("/") for top in tops])
+            rows.append(
+                f"src/{source}: {', '.join(there)}. In the stack file, add `generated: {patterns}` to the source "
+                f"{source}, or `outputs:` for new folders"
+            )
+        says = (
+            f"{plural(len(added), 'file')} that no build made, such as {', '.join(added[:_NAMED])}; not part of the "
+            f"root, kept on repair. {'; '.join(rows)}"
+        )
+        details = {"deviation": "added-files", "count": len(added), "files": added[:20]}
+        self._add("added-files", [], says, details=details)
+
+    def _byte_code(self, found: Json) -> None:
+        from envbuild.node import merkle
+        from envbuild.node.env import contents
+
+        every = contents.byte_code(self.environment)
+        made_by_runs = merkle.generated_of(found["sources"])
+        sources = {origin[0] for origin in map(contents.source_of, every) if origin is not None}
+        generated = {path for path in sources if made_by_runs and merkle.is_left_out(path, made_by_runs)}
+        tag = contents.interpreter_tag(self.environment)
+        refused = contents.check_byte_code(self.environment, every, tag, generated) if every else []
+        problems = [f"{len(refused)} of {len(every)} .pyc files are not what their source gives"] if refused else []
+        self._add("bytecode", problems, f"{len(every)} .pyc files, each what its source gives")
+        self.drift += refused
 
 
-def _say_added(checks: "list[Json]", added: "list[str]", begun: float) -> None:
-    """A deviation: the files that lie in sources beside their own, and how the stack file declares them."""
-    sources: dict[str, dict[str, int]] = {}
-    for path in added:
-        _src, source, below = path.split("/", 2)
-        top = below.partition("/")[0] + "/" * ("/" in below)
-        counts = sources.setdefault(source, {})
-        counts[top] = counts.get(top, 0) + 1
-    rows = []
-    for source, counts in sources.items():
-        tops = list(counts)[:_NAMED]
-        there = ["%s (%s)" % (top, plural(counts[top], "file")) for top in tops]
-        there += ["%d more" % (len(counts) - _NAMED)] * (len(counts) > _NAMED)
-        patterns = json.dumps([top + "**" * top.endswith("/") for top in tops])
-        rows.append("src/%s: %s. In the stack file, add `generated: %s` to the source %s, or `outputs:` for new folders"
-                    % (source, ", ".join(there), patterns, source))  # fmt: skip
-    says = "%s that no build made, such as %s; not part of the root, kept on repair. %s" % (
-        plural(len(added), "file"), ", ".join(added[:_NAMED]), "; ".join(rows))  # fmt: skip
-    _add(checks, "added-files", [], says, begun)
-    checks[-1]["details"] = {"deviation": "added-files", "count": len(added), "files": added[:20]}
-
-
-def differences(stamped: Json, now: Json) -> "list[dict[str, str]]":
+def _differences(stamped: Json, now: Json) -> list[dict[str, str]]:
     """Drift file by file: `missing`, `extra`, `changed` (content or kind) or `mode` (executable bit); sorted."""
     drift = []
     for path in sorted(set(stamped) | set(now)):
@@ -296,19 +290,3 @@ def differences(stamped: Json, now: Json) -> "list[dict[str, str]]":
             continue
         drift.append({"path": path, "kind": kind})
     return drift
-
-
-def _check_pyc(checks: "list[Json]", environment: str, found: Json) -> "list[dict[str, str]]":
-    from envbuild.node import merkle
-    from envbuild.node.env import bytecode
-
-    begun = time.monotonic()
-    every = bytecode.find(environment)
-    made_by_runs = merkle.generated_of(found["sources"])
-    sources = {origin[0] for origin in map(bytecode.source_of, every) if origin is not None}
-    generated = {path for path in sources if made_by_runs and merkle.is_left_out(path, made_by_runs)}
-    tag = bytecode.interpreter_tag(environment)
-    refused = bytecode.check(environment, every, tag, generated) if every else []
-    problems = ["%d of %d .pyc files are not what their source gives" % (len(refused), len(every))] if refused else []
-    _add(checks, "bytecode", problems, "%d .pyc files, each what its source gives" % len(every), begun)
-    return refused

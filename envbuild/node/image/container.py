@@ -6,6 +6,8 @@ Nodes of jobs share a prefix: there one host does `take` or `build`, each node `
 The record `<prefix>/images/<stack>.json` is written last: without it, nothing counts.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -15,13 +17,9 @@ import uuid
 
 from envbuild.node import facts as probe
 from envbuild.node import hashing, lease, paths, proc, program_files, protocol, variables
-from envbuild.node.image import apptainer_build, load, runtimes
+from envbuild.node.image import load, runtimes
 from envbuild.node.protocol import Exit, Json, NodeError, utc_time
 from envbuild.node.smoke import rendezvous
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
 
 TIMEOUT = 4 * 3600.0
 _START = 60.0  # s that a container may take to start and to end, beside what is done in it
@@ -30,7 +28,7 @@ _GRACE = 30.0
 _RECORDED = ("stack", "id", "name", "runtime", "program", "key", "planned", "environment", "cuda")
 
 
-def run(request: Json) -> "tuple[bool, Json]":
+def run(request: Json) -> tuple[bool, Json]:
     """Do `args.action`; see docs/containers.md. Raises NodeError; see the functions."""
     args, prefix = request["args"], request["prefix"]
     args["stack"] = paths.checked_name(args.get("stack"), "stack")
@@ -38,9 +36,9 @@ def run(request: Json) -> "tuple[bool, Json]":
     looks = {"look": _look, "ask": _ask_recorded, "try": _try, "meet": _meet}
     if action in looks:
         return False, looks[action](args, prefix)
-    changes = {"install": _install, "take": _take, "build": apptainer_build.build, "accept": _accept}
+    changes = {"install": _install, "take": _take, "build": load.build, "accept": _accept}
     if action not in changes:
-        raise NodeError("request-invalid", "`container` has no action %r" % action[:80])
+        raise NodeError("request-invalid", f"`container` has no action {action[:80]!r}")
     args["prefix"] = prefix
     paths.make_dirs(prefix, "images", "bin")
     with lease.during(request) as held:
@@ -56,7 +54,7 @@ def _look(args: Json, prefix: str) -> Json:
     return {"facts": facts, "python": python, "containers": runtimes.look(args["stack"], prefix)}
 
 
-def _install(args: Json, prefix: str, held: "lease.Lease") -> Json:
+def _install(args: Json, prefix: str, held: lease.Lease) -> Json:
     """Load, test inside, write launcher and record. A test that fails leaves the image in use as it was.
 
     Raises NodeError: those of `load.load`, `image-does-not-run` (exit 1).
@@ -92,11 +90,11 @@ def _tested(args: Json, image: str) -> Json:
     return result
 
 
-def _named(command: "list[str]", image: str) -> "list[str]":
+def _named(command: list[str], image: str) -> list[str]:
     return [image if word == "{image}" else word for word in command]
 
 
-def _here(command: "list[str]") -> "list[str]":
+def _here(command: list[str]) -> list[str]:
     """With who calls, and the name that Slurm has for this node, where the runtime has to be told."""
     command = [word.replace("{caller}", "%d:%d" % (os.geteuid(), os.getegid())) for word in command]
     if "{node}" not in command:
@@ -111,7 +109,7 @@ def _here(command: "list[str]") -> "list[str]":
     return [name if word == "{node}" else word for word in command]
 
 
-def _take(args: Json, prefix: str, _held: "lease.Lease") -> Json:
+def _take(args: Json, prefix: str, _held: lease.Lease) -> Json:
     """Make the file of the image on a prefix that nodes of jobs share. It is of no use to anybody before `accept`."""
     _, file = load.load(args, prefix)
     return {"ok": True, "file": file}
@@ -139,8 +137,8 @@ def _try(args: Json, prefix: str) -> Json:
     if found is None or (wanted is not None and found != wanted):
         raise NodeError(
             "image-damaged",
-            "%s is not there or is not the file that was made" % path,
-            why="its sha256 is %s here, made was %s" % ((found or "none")[:12], (wanted or "some")[:12]),
+            f"{path} is not there or is not the file that was made",
+            why=f"its sha256 is {(found or 'none')[:12]} here, made was {(wanted or 'some')[:12]}",
             hint="`envbuild provision --repair` makes it anew",
         )
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
@@ -155,7 +153,7 @@ def _meet(args: Json, prefix: str) -> Json:
     request = dict(args["request"])
     place = request.get("place") or rendezvous.in_job(request.get("most"))
     if place["nodes"] < 2 or place["rank"] >= place["nodes"]:
-        return {"checks": [], "ok": True, "exit": int(Exit.OK)}  # it takes no part, and nothing has to be started
+        return {"checks": [], "ok": True, "exit": Exit.OK}  # it takes no part, and nothing has to be started
     meant = args if "command" in args else _in_use(args, prefix)
     request.update(place=place, environment=meant["environment"])
     most = float(request["deadline"]) + float(request["wait"]) + _START
@@ -168,12 +166,12 @@ def _called(args: Json) -> str:
     return str(args["file"]["path"] if args.get("file") else args["id"])
 
 
-def _accept(args: Json, prefix: str, _held: "lease.Lease") -> Json:
+def _accept(args: Json, prefix: str, _held: lease.Lease) -> Json:
     """Launcher and record for all nodes that share the prefix, after they have tested."""
     return {"ok": True, "launcher": _finish(args, prefix, _called(args), args.get("file"), args["verify"])}
 
 
-def _finish(args: Json, prefix: str, image: str, file: "Json | None", verify: Json) -> str:
+def _finish(args: Json, prefix: str, image: str, file: Json | None, verify: Json) -> str:
     """The launcher, then the record; the path of the launcher."""
     path = os.path.join(prefix, "bin", args["stack"])
     text = args["launcher"].replace("{image}", image).encode("utf-8")
@@ -206,7 +204,7 @@ def _in_use(args: Json, prefix: str) -> Json:
     if record is None:
         raise NodeError(
             "image-none",
-            "no image of %s is in use under %s" % (args["stack"], prefix),
+            f"no image of {args['stack']} is in use under {prefix}",
             hint="`envbuild provision` brings one",
         )
     return record
@@ -237,53 +235,52 @@ def _image_check(record: Json) -> Json:
     file = record.get("file")
     if file:
         good = hashing.digest_if_readable(file["path"]) == file["sha256"]
-        says = "%s is as it was made" % file["path"] if good else "%s is not there or was changed" % file["path"]
+        says = f"{file['path']} is as it was made" if good else f"{file['path']} is not there or was changed"
     else:
         good = runtimes.present(record)
-        says = "%s has the image %s" if good else "%s has no image %s any more"
-        says %= (record["runtime"], record["id"][:12])
+        has, more = ("the", "") if good else ("no", " any more")
+        says = f"{record['runtime']} has {has} image {record['id']:.12}{more}"
     return {"name": "image/id", "status": "passed" if good else "failed", "says": says}
 
 
-def _root_check(record: Json, root: "str | None") -> Json:
+def _root_check(record: Json, root: str | None) -> Json:
     """RECORD says nothing of the tree of a source; the root of when the image was brought does."""
     good = root is not None and root == record.get("root")
-    says = "root %.12s, as when the image was brought" % root
-    if not good:
-        says = "root %.12s, %.12s when the image was brought" % (root, record.get("root"))
+    before = "as" if good else f"{record.get('root')!s:.12}"
+    says = f"root {root!s:.12}, {before} when the image was brought"
     return {"name": "image/root", "status": "passed" if good else "failed", "says": says}
 
 
 def _launcher_check(record: Json) -> Json:
     path = record["launcher"]["path"]
     good = hashing.digest_if_readable(path) == record["launcher"]["sha256"]
-    says = "%s is as it was written" % path if good else "%s is not there or was changed" % path
+    says = f"{path} is as it was written" if good else f"{path} is not there or was changed"
     return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
 
 
-def _endable(command: "list[str]") -> "tuple[list[str], list[str]]":
+def _endable(command: list[str]) -> tuple[list[str], list[str]]:
     """The command with a name for its container, and what ends that; nothing where a runtime starts a mere process.
 
     podman and docker forward no signal to a container that they are still starting.
     """
     if command[1:2] != ["run"] or os.path.basename(command[0]) not in ("podman", "docker"):
         return command, []
-    name = "envbuild-%s" % uuid.uuid4().hex[:12]
+    name = f"envbuild-{uuid.uuid4().hex[:12]}"
     return command[:2] + ["--name", name] + command[2:], [command[0], "rm", "--force", name]
 
 
-def _end(command: "list[str]") -> None:
+def _end(command: list[str]) -> None:
     """Run what ends a container; not with `proc`, which starts nothing any more once this program is told to stop."""
     nothing = subprocess.DEVNULL
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_GRACE)
 
 
-def _ask(command: "list[str]", args: Json, verb: str, asked: Json, timeout: float = TIMEOUT) -> Json:
+def _ask(command: list[str], args: Json, verb: str, asked: Json, timeout: float = TIMEOUT) -> Json:
     """The result of a verb of the node program inside the image. Raises NodeError `image-does-not-run` (exit 1)."""
     inside, program = args["inside"], program_files.archive()
     request = {"protocol": protocol.PROTOCOL, "verb": verb, "run": "container", "prefix": inside, "args": asked}
-    words = program_files.carried("%s/bin/python" % args["environment"], len(program), verb)
+    words = program_files.carried(f"{args['environment']}/bin/python", len(program), verb)
     if "{node}" not in command:  # what a step of Slurm has, Slurm says
         words = variables.same_gpus(os.environ) + words
     env = proc.clean_env({"SLURM_LABELIO": None})  # labels of an srun around this would be in the answer

@@ -1,19 +1,32 @@
-"""An image comes to this node: a file that the controller sent, or a registry; its id is compared before it is used."""
+"""An image comes to this node: sent by the controller, from a registry, or built here by Apptainer.
 
+Its id is compared before it is used. The file of one (.sif, .sqsh) is made under another name, its hash beside it, and
+used only while it has that. What it is unpacked from takes tens of gigabytes, by itself in /tmp and at home.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import hashlib
 import json
 import os
+import posixpath
 import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
 
-from envbuild.node import hashing, paths, proc
-from envbuild.node.image import image_file, runtimes, unpacking
-from envbuild.node.protocol import Json, NodeError
+from envbuild.node import hashing, lease, paths, proc
+from envbuild.node.image import runtimes
+from envbuild.node.protocol import Json, NodeError, log
+from envbuild.node.read_text import read
 
 TIMEOUT = 2 * 3600.0
+BUILD_TIMEOUT = 12 * 3600.0
+_LAST = 2000  # characters of what a build printed, for the error
 _CONFIG_LIMIT = 16 << 20
 
 
-def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
+def load(args: Json, prefix: str) -> tuple[str, Json | None]:
     """Make the image usable for the runtime; what its commands call it, and `file` where that is a file.
 
     It is called by its id, but for docker with containerd's store of images, which knows that of its manifest.
@@ -31,15 +44,15 @@ def load(args: Json, prefix: str) -> "tuple[str, Json | None]":
         here = runtimes.image_id(program, wanted) == wanted
         return (wanted if here else _bring(args, program)), None
     extension = "sif" if runtime == "apptainer" else "sqsh"
-    path = os.path.join(prefix, "images", "%s-%s.%s" % (args["stack"], wanted[:12], extension))
+    path = os.path.join(prefix, "images", f"{args['stack']}-{wanted[:12]}.{extension}")
     kept = (runtimes.read_record(prefix, args["stack"]) or {}).get("file") or {}
     recorded = kept.get("sha256") if kept.get("path") == path else None
 
     def make(half: str) -> None:
-        with unpacking.folder(args, prefix) as (_, env):
+        with _unpacking(args, prefix) as (_, env):
             _make_file(args, runtime, args.get("maker") or program, half, env)
 
-    return path, image_file.made(path, make, recorded, bool(args.get("force")))
+    return path, _made(path, make, recorded, bool(args.get("force")))
 
 
 def _forget(args: Json, program: str) -> None:
@@ -57,8 +70,8 @@ def _forget(args: Json, program: str) -> None:
         if running:
             raise NodeError(
                 "image-in-use",
-                "something runs in the image %s" % image[:12],
-                why="containers of %s: %s" % (args["runtime"], ", ".join(running[:5])),
+                f"something runs in the image {image[:12]}",
+                why=f"containers of {args['runtime']}: {', '.join(running[:5])}",
                 hint="wait until they have ended, or end them; then run the same command again",
             )
         proc.run([program, "rmi", "--force", image], timeout=600)
@@ -73,27 +86,27 @@ def _bring(args: Json, program: str) -> str:
         with paths.coded_errors(args["tmp"]):
             os.makedirs(args["tmp"], exist_ok=True)
     if args.get("archive"):
-        _run([program, "load", "--input", args["archive"]], "image-transfer-failed", args, env)
+        _run([program, "load", "--input", args["archive"]], args, env)
         found = runtimes.image_id(program, args["name"] if kept_by_manifest else wanted)
         if kept_by_manifest and found:
             return found  # `check_archive` has compared the configuration in it
     else:
         words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
-        _run([program, "pull", "--quiet"] + words + [args["pull"]], "image-transfer-failed", args, env)
+        _run([program, "pull", "--quiet"] + words + [args["pull"]], args, env)
         found = runtimes.image_id(program, args["pull"])
         if kept_by_manifest and found and args["pull"].endswith("@sha256:" + found):
             return found
     if found != wanted:
         raise NodeError(
             "image-id-differs",
-            "%s gave another image than the controller has" % args["runtime"],
-            why="wanted id %s, found %s" % (wanted[:12], (found or "none")[:12]),
+            f"{args['runtime']} gave another image than the controller has",
+            why=f"wanted id {wanted[:12]}, found {(found or 'none')[:12]}",
             changed=True,
         )
     return str(wanted)
 
 
-def _make_file(args: Json, runtime: str, program: str, path: str, env: "dict[str, str | None]") -> None:
+def _make_file(args: Json, runtime: str, program: str, path: str, env: dict[str, str | None]) -> None:
     """A SIF or a .sqsh file of the image."""
     pull = str(args.get("pull") or "")
     if runtime == "apptainer":
@@ -101,10 +114,10 @@ def _make_file(args: Json, runtime: str, program: str, path: str, env: "dict[str
             words = (["--no-https"] if args.get("insecure") else []) + [path, "docker://" + pull]
         else:
             words = [path, "docker-archive://" + args["archive"]]
-        _run([program, "build", "--force"] + words, "image-transfer-failed", args, env)
+        _run([program, "build", "--force"] + words, args, env)
         return
     env.update({"ENROOT_ALLOW_HTTP": "yes"} if args.get("insecure") else {})
-    _run([program, "import", "--output", path, enroot_uri(pull)], "image-transfer-failed", args, env)
+    _run([program, "import", "--output", path, enroot_uri(pull)], args, env)
 
 
 def enroot_uri(reference: str) -> str:
@@ -117,7 +130,7 @@ def enroot_uri(reference: str) -> str:
         host, path = "docker.io", host + slash + path
     if host in ("docker.io", "index.docker.io"):
         host, path = "registry-1.docker.io", path if "/" in path else "library/" + path
-    return "docker://%s#%s" % (host, path)
+    return f"docker://{host}#{path}"
 
 
 def check_archive(args: Json) -> None:
@@ -129,18 +142,17 @@ def check_archive(args: Json) -> None:
     found = hashing.digest_if_readable(path)
     why = _other_image(path, args["id"])
     if found != args["sha256"]:
-        why = "its sha256 is %s, sent was %s" % ((found or "none")[:12], args["sha256"][:12])
-    if not why:
-        return
-    if os.path.exists(path) and args.get("action") != "try":  # other nodes of a job read it too
-        os.unlink(path)
-    raise _damaged(path, why)
+        why = f"its sha256 is {(found or 'none')[:12]}, sent was {args['sha256'][:12]}"
+    if why:
+        if os.path.exists(path) and args.get("action") != "try":  # other nodes of a job read it too
+            os.unlink(path)
+        raise _damaged(path, why)
 
 
-def _damaged(path: str, why: str) -> "NodeError":
+def _damaged(path: str, why: str) -> NodeError:
     return NodeError(
         "image-damaged",
-        "%s is not the image that the controller sent" % path,
+        f"{path} is not what the controller sent",
         why=why,
         hint="the same command sends it again",
     )
@@ -151,8 +163,8 @@ def _other_image(path: str, wanted: str) -> str:
     try:
         found = archive_id(path)
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return "it is no archive of one image (%s)" % str(error)[:200]
-    return "" if found == wanted else "its image has the id %s" % found[:12]
+        return f"it is no archive of one image ({str(error)[:200]})"
+    return "" if found == wanted else f"its image has the id {found[:12]}"
 
 
 def archive_id(path: str) -> str:
@@ -162,12 +174,12 @@ def archive_id(path: str) -> str:
         return hashlib.sha256(_member(archive, str(entry["Config"]))).hexdigest()
 
 
-def _member(archive: "tarfile.TarFile", name: str) -> bytes:
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
     stream = archive.extractfile(name)
     return stream.read(_CONFIG_LIMIT) if stream is not None else b""
 
 
-def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None]") -> None:
+def _run(argv: list[str], args: Json, env: dict[str, str | None]) -> None:
     """`env`: variables added to those of this process."""
     done = proc.run(argv, timeout=TIMEOUT, env=proc.clean_env(env))
     if done.ok:
@@ -175,8 +187,140 @@ def _run(argv: "list[str]", code: str, args: Json, env: "dict[str, str | None]")
     why = "no end after %d s" % TIMEOUT if done.timed_out else (done.err or done.out).strip()[-800:]
     paths.refuse_full(why, args.get("tmp") or args["prefix"], why)
     raise NodeError(
-        code,
-        "%s could not take the image %s" % (args["runtime"], args["name"]),
+        "image-transfer-failed",
+        f"{args['runtime']} could not take the image {args['name']}",
         why=why,
         hint="the same command tries again",
+    )
+
+
+def _made(path: str, make: Callable[[str], None], recorded: str | None = None, force: bool = False) -> Json:
+    """The file at `path` as `path`, `bytes` and `sha256`; `make(other path)` makes it where it is not there and whole.
+
+    `recorded`: its sha256 where it is known from elsewhere. The hash beside it is read by `sha256sum -c` too.
+    """
+    digest = None if force else _whole(path, recorded)
+    if digest is None:
+        half = path + ".half"
+        _remove(half)  # of a run that was killed
+        try:
+            make(half)
+            digest = hashing.digest_if_readable(half)
+            # First: a kill in between leaves a file that is made again.
+            paths.write_atomic(path + ".sha256", (f"{digest}  {path}\n").encode("utf-8"))
+            os.replace(half, path)
+        finally:
+            _remove(half)
+    return {"path": path, "bytes": os.stat(path).st_size, "sha256": digest}
+
+
+def _whole(path: str, recorded: str | None) -> str | None:
+    """The sha256 of a file that is there and is the one that was made; else None, and the log says why."""
+    if not os.path.exists(path):
+        return None
+    wanted = read(path + ".sha256", 4096).split(" ")[0] or recorded
+    found = hashing.digest_if_readable(path)
+    if found is not None and found == wanted:
+        return found
+    expected = f"expected {wanted:.12}" if wanted else "none was recorded"
+    log(f"{path} is made again: its sha256 is {found or 'unreadable':.12}, {expected}")
+    return None
+
+
+def _remove(path: str) -> None:
+    if os.path.lexists(path):
+        os.unlink(path)
+
+
+@contextlib.contextmanager
+def _unpacking(args: Json, prefix: str) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """A folder in `tmp` of the target, else in `<prefix>/tmp`, removed in the end; and the variables that lead there.
+
+    enroot unpacks there only where `tmp` says so: it needs what file systems of networks may not have (overlays,
+    extended attributes), and keeps to TMPDIR. Raises NodeError `not-writable`, `disk-full` (exit 7, 75).
+    """
+    top = _new(args.get("tmp") or os.path.join(prefix, "tmp"))
+    try:
+        with paths.coded_errors(top):
+            yield top, _variables(top, said=bool(args.get("tmp")))
+    finally:
+        paths.remove_tree(top)
+
+
+def _new(top: str) -> str:
+    """A folder of this run; what runs left that were killed is removed, for under the lease nobody else has one."""
+    try:
+        os.makedirs(top, exist_ok=True)
+        for name in sorted(os.listdir(top)):
+            if name.startswith("image-build-") and os.stat(os.path.join(top, name)).st_uid == os.geteuid():
+                paths.remove_tree(os.path.join(top, name))
+        return tempfile.mkdtemp(prefix="image-build-", dir=top)
+    except OSError as error:
+        raise paths.not_writable(error, top) from error
+
+
+def _variables(top: str, said: bool) -> dict[str, str | None]:
+    extra: dict[str, str | None] = {}
+    for name in ("TMPDIR", "CACHEDIR"):
+        place = os.path.join(top, name.lower())
+        os.mkdir(place)
+        # An older Apptainer was called Singularity, and so were its variables.
+        extra.update({"APPTAINER_" + name: place, "SINGULARITY_" + name: place})
+    extra["ENROOT_CACHE_PATH"] = os.path.join(top, "cachedir")  # of no use to it again
+    if said:
+        extra.update(TMPDIR=os.path.join(top, "tmpdir"), ENROOT_TEMP_PATH=os.path.join(top, "tmpdir"))
+    return extra
+
+
+def build(args: Json, prefix: str, held: lease.Lease) -> Json:
+    """Build `<prefix>/images/<stack>-<key>.sif` from the context `archive`, unless an earlier run has and it is whole.
+
+    `tmp`: where it is unpacked and built (`<prefix>/tmp` without one). Raises NodeError `image-damaged`
+    (exit 5), `image-build-failed` (4), `disk-full` (75).
+    """
+    path = os.path.join(prefix, "images", f"{args['stack']}-{args['key'][:12]}.sif")
+
+    def make(half: str) -> None:
+        with _unpacking(args, prefix) as (folder, variables):
+            _unpack_context(args["archive"], args["sha256"], os.path.join(folder, "context"))
+            _apptainer(args, folder, half, variables)
+            held.check()
+
+    return {"ok": True, "file": _made(path, make, force=bool(args.get("force")))}
+
+
+def _unpack_context(archive: str, wanted: str, folder: str) -> None:
+    """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
+    found = hashing.digest_if_readable(archive)
+    why = "" if found == wanted else f"its sha256 is {(found or 'none')[:12]}, sent was {wanted[:12]}"
+    if not why:
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                inside = not posixpath.normpath(member.name).startswith(("/", ".."))
+                if not inside or not (member.isreg() or member.isdir()):
+                    why = f"{member.name[:200]} is no plain file in it"
+                    break
+                opened.extract(member, folder)
+    if why:
+        raise _damaged(archive, why)
+
+
+def _apptainer(args: Json, folder: str, path: str, variables: dict[str, str | None]) -> None:
+    """Run `apptainer build` in the context. Raises NodeError `image-build-failed` (exit 4), `disk-full` (75)."""
+    words = [args["program"], "build", "--force"] + (["--fakeroot"] if os.geteuid() != 0 else [])
+    log(f"image: building with {args['program']}")
+    env, cwd = proc.clean_env(variables), os.path.join(folder, "context")
+    done = proc.run(words + [path, "apptainer.def"], timeout=BUILD_TIMEOUT, env=env, cwd=cwd)
+    if done.ok:
+        return
+    said = (done.out + "\n" + done.err).strip()
+    why = "no end after %d s" % BUILD_TIMEOUT if done.timed_out else said[-_LAST:] or f"exit {done.rc}"
+    paths.refuse_full(said, folder, why)
+    raise NodeError(
+        "image-build-failed",
+        f"the image of {args['stack']} could not be built with Apptainer",
+        why=why,
+        hint="nodes that may build need user namespaces, and the way to the registry of the base image (a proxy in "
+        "`environment:` of the target); some sites want it asked for: `scheduler: {resources: [...]}`",
+        changed=True,
     )

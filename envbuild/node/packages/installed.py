@@ -1,14 +1,16 @@
 """What is installed: dist-info folders, their names and versions, and every file against its RECORD."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Container, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from envbuild.node import hashing
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from envbuild.node import merkle
 
@@ -42,15 +44,15 @@ def normal_version(version: str) -> str:
     return ("%d!" % epoch if epoch else "") + ".".join(numbers) + rest + ("+" + local if local else "")
 
 
-def site_packages(environment: str) -> "list[str]":
+def site_packages(environment: str) -> list[str]:
     """The site-packages folders of an environment, relative to it; conda's link lib/python3.1 is none of its own."""
     lib = os.path.join(environment, "lib")
     there = [name for name in names(lib) if name.startswith("python") and not os.path.islink(os.path.join(lib, name))]
-    found = ["lib/%s/site-packages" % name for name in there]
+    found = [f"lib/{name}/site-packages" for name in there]
     return [path for path in found if os.path.isdir(os.path.join(environment, path))]
 
 
-def installed(environment: str) -> "dict[str, str]":
+def installed(environment: str) -> dict[str, str]:
     """Name (normal form) -> version of every dist-info in the environment.
 
     A dist-info without readable METADATA counts under its folder's name with version `?`.
@@ -62,7 +64,7 @@ def installed(environment: str) -> "dict[str, str]":
     return packages
 
 
-def requires(environment: str) -> "dict[str, set[str]]":
+def requires(environment: str) -> dict[str, set[str]]:
     """Name -> names of what it requires (both in normal form) of every dist-info; under whatever marker or extra."""
     found: dict[str, set[str]] = {}
     for folder in dist_infos(environment):
@@ -77,9 +79,7 @@ def requires(environment: str) -> "dict[str, set[str]]":
     return found
 
 
-def unwanted(
-    there: "Iterable[str]", edges: "dict[str, set[str]]", asked: "Iterable[str]", base: "Iterable[str]"
-) -> "list[str]":
+def unwanted(there: Iterable[str], edges: dict[str, set[str]], asked: Iterable[str], base: Iterable[str]) -> list[str]:
     """Those of `there` (sorted) that are not `asked` for and that neither `base` nor what is asked for requires.
 
     `edges` as from `requires`, `base` what the packages below the environment require. All in normal form.
@@ -92,7 +92,7 @@ def unwanted(
     return sorted(set(there) - reached)
 
 
-def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
+def headers(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Key (lower case) and first line of every header of metadata; only a line with nothing at all ends them."""
     for line in lines:
         if not line.strip("\r\n"):
@@ -102,7 +102,7 @@ def headers(lines: "Iterable[str]") -> "Iterator[tuple[str, str]]":
             yield key.lower(), value.strip()
 
 
-def _metadata(environment: str, folder: str) -> "Iterator[tuple[str, str]]":
+def _metadata(environment: str, folder: str) -> Iterator[tuple[str, str]]:
     """The headers of the METADATA in a dist-info folder; none where it cannot be read."""
     try:
         with open(os.path.join(environment, folder, "METADATA"), encoding="utf-8", errors="replace") as stream:
@@ -111,7 +111,7 @@ def _metadata(environment: str, folder: str) -> "Iterator[tuple[str, str]]":
         return
 
 
-def _identity(environment: str, folder: str) -> "tuple[str, str]":
+def _identity(environment: str, folder: str) -> tuple[str, str]:
     """Name and version by the METADATA in a dist-info folder; empty where it does not say one."""
     said: dict[str, str] = {}
     for key, value in _metadata(environment, folder):
@@ -124,10 +124,10 @@ def _identity(environment: str, folder: str) -> "tuple[str, str]":
 
 def check(
     environment: str,
-    entries: "dict[str, merkle.Entry]",
-    known: "dict[str, str] | None" = None,
-    others: "Container[str]" = (),
-) -> "tuple[int, list[Json]]":
+    entries: dict[str, merkle.Entry],
+    known: dict[str, str] | None = None,
+    others: Container[str] = (),
+) -> tuple[int, list[Json]]:
     """Compare every file that a RECORD names with its hash there; returns (files checked, mismatches).
 
     `known`: path to the sha256 (hex) that stands in the place of RECORD's. `others`: distributions (normal names) that
@@ -158,10 +158,10 @@ def check(
     return checked, wrong
 
 
-def dist_infos(environment: str) -> "list[str]":
+def dist_infos(environment: str) -> list[str]:
     """The dist-info folders of an environment, relative to it."""
     return [
-        "%s/%s" % (site, name)
+        f"{site}/{name}"
         for site in site_packages(environment)
         for name in names(os.path.join(environment, site))
         if name.endswith(".dist-info")
@@ -173,7 +173,7 @@ def _mismatch(environment: str, folder: str, path: str, kind: str) -> Json:
     return {"package": name or os.path.basename(folder), "version": version, "path": path, "kind": kind}
 
 
-def _compare(environment: str, path: str, digest: str, entries: "dict[str, merkle.Entry]") -> "str | None":
+def _compare(environment: str, path: str, digest: str, entries: dict[str, merkle.Entry]) -> str | None:
     if path.startswith(("../", "/")):
         return "outside"
     entry = entries.get(path)

@@ -1,10 +1,10 @@
 """Space, inodes, quota and mount flags where something will be written. Nothing is written to find out."""
 
 import os
+import re
 import stat
 
 from envbuild.node import proc, trust
-from envbuild.node.probe import parse_system
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import read, which
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     Quotas = dict[str, dict[str, int | None]]
 
 QUOTA_DEADLINE = 3.0
+_OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def quotas(folders: "list[str]") -> "Quotas":
@@ -20,7 +21,7 @@ def quotas(folders: "list[str]") -> "Quotas":
     tool = which("quota", folders)
     if tool is None:
         return {}
-    return parse_system.parse_quota(proc.run([tool, "-w", "-p"], timeout=QUOTA_DEADLINE).out)
+    return parse_quota(proc.run([tool, "-w", "-p"], timeout=QUOTA_DEADLINE).out)
 
 
 def existing_parent(path: str) -> str:
@@ -37,8 +38,8 @@ def disk_facts(path: str, quota: "Quotas", mountinfo: "str | None" = None) -> Js
     """
     parent = existing_parent(path)
     real = os.path.realpath(parent)
-    mounts = parse_system.parse_mountinfo(read("/proc/self/mountinfo") if mountinfo is None else mountinfo)
-    mount = parse_system.mount_of(real, mounts) or {"filesystem": "", "source": "", "options": set(), "point": "/"}
+    mounts = parse_mountinfo(read("/proc/self/mountinfo") if mountinfo is None else mountinfo)
+    mount = mount_of(real, mounts) or {"filesystem": "", "source": "", "options": set(), "point": "/"}
     reason = _reason(parent, mount["options"]) or _open_to_all(path)
     fact = {
         "path": path,
@@ -111,3 +112,52 @@ def _reason(parent: str, options: "set[str]") -> "str | None":
     if not os.access(parent, os.W_OK | os.X_OK):
         return "%s is not writable for this user" % parent
     return None
+
+
+def parse_mountinfo(text: str) -> "list[Json]":
+    """`/proc/self/mountinfo` -> `point`, `filesystem`, `source` and `options` (set) of each mount, in order."""
+    mounts = []
+    for line in text.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, rest = left.split(" "), right.split(" ")
+        if not separator or len(fields) < 6 or len(rest) < 3:
+            continue
+        options = set(fields[5].split(",")) | set(rest[2].split(","))
+        mount = {"point": _unescape(fields[4]), "filesystem": rest[0], "source": _unescape(rest[1]), "options": options}
+        mounts.append(mount)
+    return mounts
+
+
+def mount_of(path: str, mounts: "list[Json]") -> "Json | None":
+    """The mount that `path` (absolute, without links) is on: the longest mount point, the last one mounted there."""
+    on = [mount for mount in mounts if (path + "/").startswith(mount["point"].rstrip("/") + "/")]
+    return max(reversed(on), key=lambda mount: len(mount["point"].rstrip("/")), default=None)
+
+
+def parse_quota(text: str) -> "dict[str, dict[str, int | None]]":
+    """`quota -w -p` -> file system -> `bytes_left`, `bytes`, `inodes_left`, `inodes` (None: no limit).
+
+    Columns: file system, blocks of 1 KiB, soft and hard limit, grace, then files, soft, hard, grace. An asterisk
+    marks a limit that is exceeded.
+    """
+    found = {}
+    for line in text.splitlines():
+        cells = line.split()
+        numbers = [cell.rstrip("*") for cell in cells[1:]]
+        if len(cells) < 8 or not all(re.match(r"[0-9]{1,15}\Z", number) for number in numbers[:3] + numbers[4:7]):
+            continue
+        blocks, soft, hard = (int(number) * 1024 for number in numbers[:3])
+        files, files_soft, files_hard = (int(number) for number in numbers[4:7])
+        limit, files_limit = hard or soft, files_hard or files_soft
+        found[cells[0]] = {
+            "bytes": limit or None,
+            "bytes_left": max(0, limit - blocks) if limit else None,
+            "inodes": files_limit or None,
+            "inodes_left": max(0, files_limit - files) if files_limit else None,
+        }
+    return found
+
+
+def _unescape(text: str) -> str:
+    """Undo the kernel's octal escapes of blanks in paths."""
+    return _OCTAL.sub(lambda found: chr(int(found.group(1), 8)), text)

@@ -1,11 +1,13 @@
-"""Operating system, libc, CPUs, memory, network interfaces, scheduler, modules and containers."""
+"""Operating system, libc, CPUs, memory, network interfaces, scheduler, modules and containers.
+
+What reads a text of the system or of a tool is a pure function, `parse_...`, that never raises.
+"""
 
 import contextlib
 import os
 import re
 
 from envbuild.node import proc
-from envbuild.node.probe import parse_system
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import names, read, which
 
@@ -18,7 +20,7 @@ _SIOCGIFADDR = 0x8915
 
 def os_facts() -> "dict[str, str]":
     """`OsFacts`."""
-    release = parse_system.parse_os_release(read("/etc/os-release") or read("/usr/lib/os-release"))
+    release = parse_os_release(read("/etc/os-release") or read("/usr/lib/os-release"))
     kernel = os.uname()
     return {
         "id": release.get("ID", ""),
@@ -43,7 +45,7 @@ def libc_facts(folders: "list[str]") -> "dict[str, str]":
         return {"kind": kind, "version": version}
     ldd = which("ldd", folders)
     answer = proc.run([ldd, "--version"], timeout=DEADLINE) if ldd else proc.Finished()
-    found = parse_system.parse_ldd(answer.out + answer.err)
+    found = parse_ldd(answer.out + answer.err)
     if found:
         return found
     musl = any(name.startswith("ld-musl-") for name in names("/lib"))
@@ -58,13 +60,13 @@ def product(root: str = "/") -> str:
 def cpu_count(root: str = "/") -> int:
     """CPUs that this process may use: affinity, then the cgroup's quota (rounded up)."""
     count = float(len(os.sched_getaffinity(0)))
-    paths = parse_system.parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
+    paths = parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
     base = os.path.join(root, "sys/fs/cgroup")
     for folder in _upwards(base, paths.get("")) + _upwards(os.path.join(base, "unified"), paths.get("")):
-        count = min(count, parse_system.parse_cpu_max(read(os.path.join(folder, "cpu.max"))) or count)
+        count = min(count, parse_cpu_max(read(os.path.join(folder, "cpu.max"))) or count)
     for folder in _upwards(os.path.join(base, "cpu"), paths.get("cpu")):
         quota, period = (read(os.path.join(folder, "cpu.cfs_%s_us" % name)).strip() for name in ("quota", "period"))
-        count = min(count, parse_system.parse_cpu_max("%s %s" % (quota, period)) or count)
+        count = min(count, parse_cpu_max("%s %s" % (quota, period)) or count)
     return max(1, int(-(-count // 1)))
 
 
@@ -81,8 +83,8 @@ def cpu_facts(root: str = "/") -> "dict[str, str]":
 
 def memory_bytes(root: str = "/") -> "int | None":
     """Memory in bytes: the machine's, or the cgroup's limit where that is less."""
-    found = [parse_system.parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
-    paths = parse_system.parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
+    found = [parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
+    paths = parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
     base = os.path.join(root, "sys/fs/cgroup")
     places = [os.path.join(folder, "memory.max") for folder in _upwards(base, paths.get(""))]
     v1 = _upwards(os.path.join(base, "memory"), paths.get("memory"))
@@ -153,7 +155,7 @@ def _infiniband(root: str) -> "list[Json]":
                 "kind": "infiniband" if link == "InfiniBand" else "ethernet",
                 "state": read(os.path.join(place, "state")).strip().partition(": ")[2].lower(),
             }
-            rate = parse_system.parse_infiniband_rate(read(os.path.join(place, "rate")))
+            rate = parse_infiniband_rate(read(os.path.join(place, "rate")))
             if rate is not None:
                 fact["rate_gbps"] = rate
             found.append(fact)
@@ -168,7 +170,7 @@ def scheduler_facts(folders: "list[str]") -> Json:
         if not path and not inside:
             continue
         answer = proc.run([path, "--version"], timeout=DEADLINE) if path else proc.Finished()
-        version = parse_system.parse_scheduler_version(kind, answer.out + answer.err)
+        version = parse_scheduler_version(kind, answer.out + answer.err)
         # Other batch systems have a `qstat` too.
         if inside or version or kind == "slurm":
             return {"kind": kind, "version": version, "job": inside}
@@ -193,3 +195,62 @@ def modules_system() -> "str | None":
 def container_tools(folders: "list[str]") -> "list[str]":
     """Container programs that are on PATH."""
     return [name for name in CONTAINERS if which(name, folders)]
+
+
+def parse_os_release(text: str) -> "dict[str, str]":
+    """os-release(5) -> its keys; values unquoted."""
+    found = {}
+    for line in text.splitlines():
+        name, separator, value = line.strip().partition("=")
+        if not separator or name.startswith("#"):
+            continue
+        value = value.strip()
+        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+            value = re.sub(r"\\([\"$`\\])", r"\1", value[1:-1])
+        found[name.strip()] = value
+    return found
+
+
+def parse_ldd(text: str) -> "dict[str, str] | None":
+    """`ldd --version` (both streams) -> `kind` and `version`; musl prints it on stderr, in two lines."""
+    musl = re.search(r"musl libc[^\n]*\n\s*Version ([0-9][0-9.]*)", text)
+    if musl:
+        return {"kind": "musl", "version": musl.group(1).rstrip(".")}
+    glibc = re.match(r"ldd \([^\n]*\) ([0-9]+\.[0-9]+)", text)
+    return {"kind": "glibc", "version": glibc.group(1)} if glibc else None
+
+
+def parse_scheduler_version(kind: str, text: str) -> "str | None":
+    """`sinfo --version` (slurm) or `qstat --version` (pbs) -> version; None when it is another program's answer."""
+    patterns = {"slurm": r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)", "pbs": r"pbs_version = (\S+)"}
+    found = re.search(patterns[kind], text)
+    return found.group(1) if found else None
+
+
+def parse_meminfo(text: str) -> "int | None":
+    """`/proc/meminfo` -> total memory in bytes."""
+    found = re.search(r"^MemTotal:\s+([0-9]{1,15}) kB", text, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
+
+
+def parse_infiniband_rate(text: str) -> "float | None":
+    """`200 Gb/sec (4X HDR)` -> 200.0."""
+    found = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec", text)
+    return float(found.group(1)) if found else None
+
+
+def parse_cgroup_paths(text: str) -> "dict[str, str]":
+    """`/proc/self/cgroup` -> controller -> path; the unified hierarchy is under the empty name."""
+    found = {}
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                found[controller] = parts[2]
+    return found
+
+
+def parse_cpu_max(text: str) -> "float | None":
+    """cgroup v2 `cpu.max` (`400000 100000` or `max 100000`) -> number of CPUs, None without a limit."""
+    found = re.match(r"\s*([0-9]{1,15}) ([0-9]{1,15})", text)
+    return int(found.group(1)) / int(found.group(2)) if found and int(found.group(2)) else None

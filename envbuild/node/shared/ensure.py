@@ -64,7 +64,8 @@ def _bring(request: Json, environment: str) -> tuple[str, str]:
     # Read only where there is work: every task of every job comes by here.
     from envbuild.node.env import activate, install, user_files
 
-    args, says, notes = request["args"], "it was there, and is in use now", list[str]()
+    args, says = request["args"], "it was there, and is in use now"
+    notes: list[str] = []
     if not _is_good(environment, args):
         source = ((args["install"].get("artifacts") or {}).get("bundle") or {}).get("file")
         says = f"installed from {source}" if source else "installed"

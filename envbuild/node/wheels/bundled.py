@@ -12,8 +12,8 @@ import shutil
 import tempfile
 
 from envbuild.node import hashing, paths
+from envbuild.node.bundle import archive
 from envbuild.node.bundle import index as bundle_index
-from envbuild.node.bundle import read, write
 from envbuild.node.protocol import Json, NodeError, log
 from envbuild.node.wheels import store as stored
 from envbuild.node.wheels.build_key import why_not_for
@@ -32,7 +32,7 @@ def pack(store: Store, keys: list[str], to: str) -> Json:
             made = bundle_index.make("", "", [os.uname().machine], [], rows)
             half = os.path.join(work, "bundle.tar")
             with open(half, "xb") as out:
-                write.to_tar(out, made, sources)
+                archive.to_tar(out, made, sources)
             os.chmod(half, 0o644)  # noqa: S103 - whatever the umask: it is read once and removed
             os.rename(half, to)
     except OSError as error:
@@ -120,7 +120,7 @@ class Handed:
             return
         folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
         try:
-            take_in(path, folder, read.unpack(self.file, folder, self.digest))
+            take_in(path, folder, archive.unpack(self.file, folder, self.digest))
         finally:
             paths.remove_tree(folder)
             paths.remove_tree(self.file)

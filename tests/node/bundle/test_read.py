@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.bundle import index, plain_tar, read
+from envbuild.node.bundle import archive, index, plain_tar
 from envbuild.node.protocol import NodeError
 from tests.node.bundle.making import FILES, KEY, forged, made, packed, rows, unpacked
 
@@ -24,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(path: Path, *, also: Callable[..., Any] = read.verify) -> NodeError:
+def refused(path: Path, *, also: Callable[..., Any] = archive.verify) -> NodeError:
     with pytest.raises(NodeError) as caught:
         also(str(path))
     return caught.value
@@ -34,11 +34,11 @@ def test_a_bundle_is_verified_and_unpacked_as_file_and_as_folder(tmp_path: Path)
     file, folder = tmp_path / "b.tar", unpacked(tmp_path / "b")
     file.write_bytes(made())
     for number, bundle in enumerate((file, folder)):
-        told = read.verify(str(bundle))
+        told = archive.verify(str(bundle))
         assert [row["path"] for row in told["files"]] == sorted(FILES)
-        assert told == read.read_index(str(bundle))
+        assert told == archive.read_index(str(bundle))
         to = tmp_path / f"to-{number}"
-        assert read.unpack(str(bundle), str(to), told["digest"]) == told
+        assert archive.unpack(str(bundle), str(to), told["digest"]) == told
         assert contents(to) == {path: data for path, (_, data) in FILES.items()}
 
 
@@ -46,15 +46,15 @@ def test_a_bundle_is_a_tar_file_that_tar_unpacks_into_the_same_bundle(tmp_path: 
     (tmp_path / "b.tar").write_bytes(made())
     (tmp_path / "b").mkdir()
     subprocess.run(["tar", "-xf", tmp_path / "b.tar", "-C", tmp_path / "b"], check=True)
-    assert read.verify(str(tmp_path / "b")) == read.verify(str(tmp_path / "b.tar"))
+    assert archive.verify(str(tmp_path / "b")) == archive.verify(str(tmp_path / "b.tar"))
 
 
 def test_some_files_can_be_taken_out_and_each_is_checked(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(made().replace(b"git" * 700, b"gix" * 700))
-    read.extract(str(tmp_path / "b.tar"), {ALPHA: str(tmp_path / "alpha.whl")})
+    archive.extract(str(tmp_path / "b.tar"), {ALPHA: str(tmp_path / "alpha.whl")})
     assert (tmp_path / "alpha.whl").read_bytes() == FILES[ALPHA][1]
     with pytest.raises(NodeError, match="not the bundle that was made"):
-        read.extract(str(tmp_path / "b.tar"), {"sources/gamma-1234.bundle": str(tmp_path / "gamma")})
+        archive.extract(str(tmp_path / "b.tar"), {"sources/gamma-1234.bundle": str(tmp_path / "gamma")})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["alpha.whl", "b.tar"]
 
 
@@ -66,7 +66,7 @@ def test_of_a_thousand_flipped_bits_none_is_accepted_and_nothing_is_unpacked(tmp
         whole[place] ^= bit
         path.write_bytes(whole)
         try:
-            read.unpack(str(path), str(tmp_path / "to"))
+            archive.unpack(str(path), str(tmp_path / "to"))
         except NodeError as error:
             assert error.exit_code == 5
         else:
@@ -88,7 +88,7 @@ def test_a_bundle_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
 def test_another_bundle_than_the_one_that_was_meant_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_bytes(made())
     with pytest.raises(NodeError, match="not the bundle") as caught:
-        read.unpack(str(tmp_path / "b.tar"), str(tmp_path / "to"), "0" * 64)
+        archive.unpack(str(tmp_path / "b.tar"), str(tmp_path / "to"), "0" * 64)
     assert "another bundle" in caught.value.why
 
 
@@ -168,7 +168,7 @@ def test_a_hostile_bundle_is_refused_and_writes_nothing(tmp_path: Path, data: by
     error = refused(path)
     assert (error.code, error.exit_code) == (code, 5)
     assert why in f"{error.what} {error.why}"
-    refused(path, also=lambda bundle: read.unpack(bundle, str(tmp_path / "to")))
+    refused(path, also=lambda bundle: archive.unpack(bundle, str(tmp_path / "to")))
     assert [each.name for each in (tmp_path / "to").iterdir()] == []
     assert {each.name for each in tmp_path.iterdir()} == {"in", "to"}
 
@@ -195,7 +195,7 @@ def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: Callable[[
     error = refused(folder)
     assert error.exit_code == 5
     assert why in error.why
-    refused(folder, also=lambda bundle: read.unpack(bundle, str(tmp_path / "to")))
+    refused(folder, also=lambda bundle: archive.unpack(bundle, str(tmp_path / "to")))
     assert list((tmp_path / "to").iterdir()) == []
 
 

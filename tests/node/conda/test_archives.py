@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from envbuild.node.conda.placeholders import Placeholder
+from envbuild.node.conda.meta import Placeholder
 from tests.node.conda.support import CondaNode
 from tests.node.conda.test_prefix import fail
 from tests.node.env_support import Node, node

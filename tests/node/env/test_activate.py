@@ -16,7 +16,7 @@ import pytest
 
 from envbuild.node import paths
 from envbuild.node.build import environment as build_environment
-from envbuild.node.env import activation_files, other_shells
+from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.node.env_support import Node, make_variant, make_wheel, node
@@ -172,7 +172,7 @@ def test_lines_of_a_value_stay_apart_in_fish_and_csh(tmp_path: Path, program: st
     file, _ = OTHERS[program]
     # As an activation script of a conda package may set it.
     value = "it's\n=1 !x\n"
-    text = {"activate.fish": other_shells.fish, "activate.csh": other_shells.csh}[file]
+    text = {"activate.fish": activation_files.fish, "activate.csh": activation_files.csh}[file]
     (tmp_path / file).write_text(text(str(tmp_path), "demo", [("set", "LINES_OF", value)]))
     words = [program, "-f"] if program != "fish" else [program]
     script = f"source '{tmp_path}/{file}'\n{show(['LINES_OF'])}\n"

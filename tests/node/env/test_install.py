@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from envbuild.node import identity, lease, merkle, pip_config
+from envbuild.node.env import activate, remove
 from envbuild.node.env import interpreter as base
 from envbuild.node.env import packages as sync
-from envbuild.node.env import remove, switch
 from envbuild.node.protocol import NodeError
-from envbuild.node.shared import listing
+from envbuild.node.shared import look
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
 from tests.support.wheels import tampered
 
@@ -74,7 +74,7 @@ def test_d11_what_stays_of_a_provision_is_the_environment_alone(node: Node, monk
     shutil.copytree(node.wheels, store / "wheels")
     artifacts = {"find_links": [str(store / "wheels")], "offline": True}
     node.install(variant, artifacts=artifacts, cache=None, tmp=None)
-    monkeypatch.setattr(merkle._Hasher, "_large", lambda *_: pytest.fail("a large file was hashed again"))
+    monkeypatch.setattr(merkle, "_large", lambda *_: pytest.fail("a large file was hashed again"))
     node.activate(variant)
     assert sorted(path.name for path in node.prefix.iterdir()) == ["current", "envs", "modulefiles", "store", "tmp"]
     assert list((node.prefix / "store").iterdir()) == [] and list((node.prefix / "tmp").iterdir()) == []
@@ -254,7 +254,6 @@ def test_a_base_is_seen_recorded_and_compared(node: Node) -> None:
     node.activate(good)
     assert node.verify(deep=True, variant=good)["ok"]
     fail(node, make_variant([wheel], base={"kind": "system"}, provided={name: "0.0.1"}), "base-changed", 7)
-    fail(node, make_variant([wheel], base={"kind": "system", "provides": [f"{name}<0.0.1"]}), "base-lacks", 7)
 
 
 def test_a_virtual_environment_is_a_base_with_its_own_packages_only(node: Node, tmp_path: Path) -> None:
@@ -305,11 +304,11 @@ def test_a_half_built_environment_is_removed_and_built_again(node: Node) -> None
     half = node.environment(variant)
     (half / "lib").mkdir(parents=True)
     (half / "left-behind").write_text("x")
-    listed = listing.run(node.request("envs"))[1]["environments"]
+    listed = look.envs(node.request("envs"))[1]["environments"]
     assert [(each["path"], each["stamp"]) for each in listed] == [(str(half), None)]
     node.build(variant)
     assert not (half / "left-behind").exists()
-    listed = listing.run(node.request("envs"))[1]["environments"]
+    listed = look.envs(node.request("envs"))[1]["environments"]
     assert [(each["current"], each["stack"]) for each in listed] == [(True, "demo")]
 
 
@@ -321,15 +320,15 @@ def test_use_switches_and_remove_refuses_the_one_in_use(node: Node) -> None:
     first, second = str(node.environment(one)), str(node.environment(two))
     with pytest.raises(NodeError, match="in use"):
         remove.run(node.request("remove", environment=second))
-    assert switch.run(node.request("use", environment=first, stack="demo"))[0] is True
-    assert switch.run(node.request("use", environment=first, stack="demo"))[0] is False
+    assert activate.use(node.request("use", environment=first, stack="demo"))[0] is True
+    assert activate.use(node.request("use", environment=first, stack="demo"))[0] is False
     assert first in (node.prefix / "modulefiles" / "envbuild" / "demo").read_text()
     assert remove.run(node.request("remove", environment=second))[0]
     assert not os.path.exists(second)
     with pytest.raises(NodeError, match="half built"):
-        switch.run(node.request("use", environment=second, stack="demo"))
+        activate.use(node.request("use", environment=second, stack="demo"))
     with pytest.raises(NodeError, match="belongs to the stack"):
-        switch.run(node.request("use", environment=first, stack="other"))
+        activate.use(node.request("use", environment=first, stack="other"))
 
 
 def test_activate_under_the_lease_of_another_run_is_refused(node: Node) -> None:

@@ -181,8 +181,9 @@ def test_on_a_prefix_that_nodes_share_the_generation_that_was_replaced_stays(nod
 
 KILLED = """
 import importlib, json, os, signal, sys
+from envbuild.node import verbs
 number = int(sys.argv[1])
-verb = importlib.import_module("envbuild.node.env." + sys.argv[2])
+importlib.import_module("envbuild.node.env." + verbs.VERBS[sys.argv[2]].split(".")[1])
 for name in ("rename", "unlink", "symlink", "rmdir"):
     def counted(*args, _real=getattr(os, name), **more):
         global number
@@ -191,13 +192,13 @@ for name in ("rename", "unlink", "symlink", "rmdir"):
             os.kill(os.getpid(), signal.SIGKILL)
         return _real(*args, **more)
     setattr(os, name, counted)
-verb.run(json.load(sys.stdin))
+verbs.run(sys.argv[2], json.load(sys.stdin))
 """
 
 
-def killed(request: dict[str, Any], module: str, number: int) -> bool:
+def killed(request: dict[str, Any], number: int) -> bool:
     """Whether a verb was killed before its n-th change of a name on the disk; else it has ended well."""
-    argv = [sys.executable, "-c", KILLED, str(number), module]
+    argv = [sys.executable, "-c", KILLED, str(number), request["verb"]]
     done = subprocess.run(argv, input=json.dumps(request), text=True, capture_output=True, check=False)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == -9
@@ -237,7 +238,7 @@ def test_d100_a_removal_that_is_killed_anywhere_leaves_no_dangling_link_and_lose
     with as_it_was(node) as restore:
         for number in moments():
             restore()
-            going_on = killed(request, "remove", number)
+            going_on = killed(request, number)
             link = node.prefix / "current" / "demo"
             assert link.exists() or not link.is_symlink()
             assert [path.read_text() for path in node.prefix.rglob("notes.txt")] == ["notes"]
@@ -262,7 +263,7 @@ def test_d100_a_second_build_whose_end_is_killed_anywhere_is_taken_up_and_the_on
     with as_it_was(node) as restore:
         for number in moments():
             restore()
-            going_on = killed(request, "activate", number)
+            going_on = killed(request, number)
             imports(node)
             assert [path.read_text() for path in node.prefix.rglob("notes.txt")] == ["notes"]
             # What a later run does: it builds where nothing is finished, and switches.
@@ -284,7 +285,7 @@ def test_d100_a_switch_that_is_killed_anywhere_leaves_one_of_both_in_use(node: N
     request = node.request("use", environment=str(node.environment(first)), stack="demo")
     for number in moments():
         node.activate(second)
-        going_on = killed(request, "switch", number)
+        going_on = killed(request, number)
         imports(node)
         if not going_on:
             break

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from envbuild.node import merkle
+from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import MINOR, Node, make_variant, make_wheel, node, site
 
@@ -217,9 +218,7 @@ def test_no_stamp_a_link_elsewhere_and_nothing_at_all(node: Node, built: Path) -
 
 
 def test_the_files_of_a_stamp_are_told_as_the_list_that_gives_its_root(node: Node, built: Path) -> None:
-    from envbuild.node.env import files as env_files
-
-    changed, told = env_files.run(node.request("files", environment=str(built)))
+    changed, told = stamp.files(node.request("files", environment=str(built)))
     stamped = json.loads((built / ".envbuild" / "files.json").read_text())
     assert not changed
     assert told["root"] == json.loads((built / ".envbuild" / "stamp.json").read_text())["root"]
@@ -227,5 +226,5 @@ def test_the_files_of_a_stamp_are_told_as_the_list_that_gives_its_root(node: Nod
     assert (files, merkle.root_of(files)) == (stamped, told["root"])
     (built / ".envbuild" / "stamp.json").unlink()
     with pytest.raises(NodeError, match="no stamp") as caught:
-        env_files.run(node.request("files", environment=str(built)))
+        stamp.files(node.request("files", environment=str(built)))
     assert caught.value.code == "environment-unstamped"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node.probe import parse_nvidia as parse
+from envbuild.node.probe import gpus as parse
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.node.probe import parse_system as parse
+from envbuild.node.probe import disks, programs, system
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -29,12 +29,12 @@ def read(name: str) -> str:
     ],
 )
 def test_os_release(name: str, identity: str, version: str | None) -> None:
-    found = parse.parse_os_release(read(f"os-release/{name}.txt"))
+    found = system.parse_os_release(read(f"os-release/{name}.txt"))
     assert (found["ID"], found.get("VERSION_ID")) == (identity, version)
 
 
 def test_os_release_quoting() -> None:
-    assert parse.parse_os_release('# x=1\nA=\'b c\'\nB="d \\"e\\""\nC="\n') == {"A": "b c", "B": 'd "e"', "C": '"'}
+    assert system.parse_os_release('# x=1\nA=\'b c\'\nB="d \\"e\\""\nC="\n') == {"A": "b c", "B": 'd "e"', "C": '"'}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_os_release_quoting() -> None:
     [("glibc-debian", "glibc", "2.36"), ("glibc-rhel", "glibc", "2.28"), ("musl", "musl", "1.2.4")],
 )
 def test_libc_from_ldd(name: str, kind: str, version: str) -> None:
-    assert parse.parse_ldd(read(f"ldd/{name}.txt")) == {"kind": kind, "version": version}
+    assert system.parse_ldd(read(f"ldd/{name}.txt")) == {"kind": kind, "version": version}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_libc_from_ldd(name: str, kind: str, version: str) -> None:
     ],
 )
 def test_compiler_version_is_not_the_vendors(name: str, version: str) -> None:
-    assert parse.parse_compiler(read(f"gcc/{name}.txt")) == version
+    assert programs.parse_compiler(read(f"gcc/{name}.txt")) == version
 
 
 @pytest.mark.parametrize(
@@ -79,39 +79,39 @@ def test_compiler_version_is_not_the_vendors(name: str, version: str) -> None:
     ],
 )
 def test_tool_version(text: str, version: str | None) -> None:
-    assert parse.parse_tool(text) == version
+    assert programs.parse_tool(text) == version
 
 
 def test_scheduler_version_only_from_the_scheduler_itself() -> None:
-    assert parse.parse_scheduler_version("slurm", "slurm-wlm 22.05.8\n") == "22.05.8"
-    assert parse.parse_scheduler_version("slurm", "slurm 23.11.10") == "23.11.10"
-    assert parse.parse_scheduler_version("pbs", "pbs_version = 2022.1.1.20220926110806\n") == "2022.1.1.20220926110806"
-    assert parse.parse_scheduler_version("pbs", "SGE 8.1.9\nusage: qstat [options]") is None
+    assert system.parse_scheduler_version("slurm", "slurm-wlm 22.05.8\n") == "22.05.8"
+    assert system.parse_scheduler_version("slurm", "slurm 23.11.10") == "23.11.10"
+    assert system.parse_scheduler_version("pbs", "pbs_version = 2022.1.1.20220926110806\n") == "2022.1.1.20220926110806"
+    assert system.parse_scheduler_version("pbs", "SGE 8.1.9\nusage: qstat [options]") is None
     with pytest.raises(KeyError):
-        parse.parse_scheduler_version("lsf", "pbs_version = 2022.1.1")
+        system.parse_scheduler_version("lsf", "pbs_version = 2022.1.1")
 
 
 def test_mounts_and_the_one_that_a_path_is_on() -> None:
-    mounts = parse.parse_mountinfo(read("mountinfo.txt"))
+    mounts = disks.parse_mountinfo(read("mountinfo.txt"))
     assert len(mounts) == 5
 
     def on(path: str) -> str:
-        return (parse.mount_of(path, mounts) or {})["filesystem"]
+        return (disks.mount_of(path, mounts) or {})["filesystem"]
 
     assert on("/") == "ext4"
     assert on("/homework/x") == "ext4"
     assert on("/home/alice/envbuild") == "nfs4"
     assert on("/mnt/two words/x") == "tmpfs"
-    assert "noexec" in (parse.mount_of("/mnt/two words", mounts) or {})["options"]
+    assert "noexec" in (disks.mount_of("/mnt/two words", mounts) or {})["options"]
 
 
 def test_later_mount_hides_the_earlier_one() -> None:
     text = "1 0 0:1 / /a rw - ext4 x rw\n2 0 0:2 / /a ro - nfs y rw\n"
-    assert (parse.mount_of("/a/b", parse.parse_mountinfo(text)) or {})["filesystem"] == "nfs"
+    assert (disks.mount_of("/a/b", disks.parse_mountinfo(text)) or {})["filesystem"] == "nfs"
 
 
 def test_quota_counts_what_is_left_and_knows_no_limit() -> None:
-    found = parse.parse_quota(read("quota.txt"))
+    found = disks.parse_quota(read("quota.txt"))
     assert found["server:/export/home"] == {
         "bytes": 52428800 * 1024,
         "bytes_left": (52428800 - 41943040) * 1024,
@@ -122,29 +122,29 @@ def test_quota_counts_what_is_left_and_knows_no_limit() -> None:
 
 
 def test_cgroup_cpu_limit() -> None:
-    assert parse.parse_cpu_max("400000 100000\n") == 4.0
-    assert parse.parse_cpu_max("max 100000\n") is None
-    assert parse.parse_cpu_max("-1 100000") is None
-    assert parse.parse_cpu_max("1 0") is None
+    assert system.parse_cpu_max("400000 100000\n") == 4.0
+    assert system.parse_cpu_max("max 100000\n") is None
+    assert system.parse_cpu_max("-1 100000") is None
+    assert system.parse_cpu_max("1 0") is None
 
 
 def test_infiniband_rate() -> None:
-    assert parse.parse_infiniband_rate("200 Gb/sec (4X HDR)") == 200.0
-    assert parse.parse_infiniband_rate("2.5 Gb/sec (1X SDR)") == 2.5
+    assert system.parse_infiniband_rate("200 Gb/sec (4X HDR)") == 200.0
+    assert system.parse_infiniband_rate("2.5 Gb/sec (1X SDR)") == 2.5
 
 
 @given(st.text(max_size=300))
 def test_no_text_crashes_a_parser(text: str) -> None:
-    for function in (parse.parse_os_release, parse.parse_ldd, parse.parse_compiler, parse.parse_tool):
+    for function in (system.parse_os_release, system.parse_ldd, programs.parse_compiler, programs.parse_tool):
         function(text)
-    for function in (parse.parse_meminfo, parse.parse_mountinfo, parse.parse_quota, parse.parse_infiniband_rate):
+    for function in (system.parse_meminfo, disks.parse_mountinfo, disks.parse_quota, system.parse_infiniband_rate):
         function(text)
-    for function in (parse.parse_cgroup_paths, parse.parse_cpu_max):
+    for function in (system.parse_cgroup_paths, system.parse_cpu_max):
         function(text)
-    parse.parse_scheduler_version("slurm", text)
+    system.parse_scheduler_version("slurm", text)
 
 
 @given(st.lists(st.sampled_from(["a", "-", "1 2 3:4 / /x rw - e s o", "[global]", "find-links", "=", ":", "\\040"])))
 def test_no_mixture_of_pieces_crashes_a_parser(pieces: list[str]) -> None:
     text = "\n".join(pieces)
-    assert isinstance(parse.parse_mountinfo(text), list)
+    assert isinstance(disks.parse_mountinfo(text), list)

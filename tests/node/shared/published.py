@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from envbuild.node.bundle import index, write
+from envbuild.node.bundle import archive, index
 from envbuild.node.env import stamp
 from envbuild.node.hashing import digest_of
-from envbuild.node.shared import ensure, verify
+from envbuild.node.shared import ensure, look
 from tests.node.env_support import Node, make_variant, make_wheel
 
 
@@ -25,7 +25,7 @@ def bundle_of(folder: Path, to: Path) -> str:
     made = index.make("demo", "exact", [os.uname().machine], ["v"], rows)
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("wb") as out:
-        write.to_tar(out, made, paths)
+        archive.to_tar(out, made, paths)
     return str(made["digest"])
 
 
@@ -63,4 +63,4 @@ class Published:
         return ensure.run({**request, "args": {**request["args"], "wait": 30}})
 
     def verify(self) -> dict[str, Any]:
-        return verify.run({**self.node.request("verify", stack="demo", deep=True), "prefix": str(self.shared)})[1]
+        return look.verify({**self.node.request("verify", stack="demo", deep=True), "prefix": str(self.shared)})[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.env import install, published, staged_tools, stamp
+from envbuild.node.env import foundation, install, published, stamp
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, node, site
 from tests.node.shared.published import Published
@@ -141,9 +141,9 @@ def test_a_staged_interpreter_is_copied_to_where_it_belongs_once(tmp_path: Path)
     (staged / "python-abc" / "python" / "bin" / "python3").symlink_to("python3.11")
     interpreter = prefix / "tools" / "python-abc" / "python" / "bin" / "python3"
     for _ in range(2):
-        staged_tools.bring(str(prefix), str(interpreter), str(staged))
+        foundation.bring_staged(str(prefix), str(interpreter), str(staged))
     assert os.readlink(interpreter) == "python3.11"
     assert os.listdir(prefix / "tools") == ["python-abc"]
-    staged_tools.bring(str(prefix), "/usr/bin/python3", str(staged))
-    staged_tools.bring(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
+    foundation.bring_staged(str(prefix), "/usr/bin/python3", str(staged))
+    foundation.bring_staged(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
     assert os.listdir(prefix / "tools") == ["python-abc"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from envbuild.node.build import diagnose, wheel
-from envbuild.node.probe import parse_nvidia
+from envbuild.node.probe import gpus
 from envbuild.node.smoke import gpu_state, runner, training_log
 from envbuild.provision import bench, gpu_use
 from envbuild.schedule import pbs_answers, slurm_answers
@@ -17,7 +17,7 @@ from envbuild.trace import records
 from envbuild.transport import ssh_errors
 
 MODULES = (
-    diagnose, wheel, parse_nvidia, gpu_state, runner, training_log, gpu_use, pbs_answers, slurm_answers,
+    diagnose, wheel, gpus, gpu_state, runner, training_log, gpu_use, pbs_answers, slurm_answers,
     records, ssh_errors,
 )  # fmt: skip
 PIECES = (
@@ -25,7 +25,7 @@ PIECES = (
     "GPU 0: ", "srun: error: ", "\x1b[", "-", ".",
 )  # fmt: skip
 # Asked at the begin of a line alone.
-ANCHORED = {"parse_nvidia._LIST_GPU", "parse_nvidia._LIST_MIG", "gpu_state._PROGRAM", "training_log._RANK"}
+ANCHORED = {"gpus._LIST_GPU", "gpus._LIST_MIG", "gpu_state._PROGRAM", "training_log._RANK"}
 
 
 def _seconds(read: Callable[[str], object], text: str) -> float:

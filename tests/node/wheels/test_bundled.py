@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.bundle import read
+from envbuild.node.bundle import archive
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels import bundled, manage
 from envbuild.node.wheels.build_key import build_key, why_not_for
@@ -38,7 +38,7 @@ def packed(store: Path, to: Path, keys: list[str]) -> dict[str, Any]:
 
 
 def taken(bundle: Path, store: Path, folder: Path) -> dict[str, Any]:
-    index = read.unpack(str(bundle), str(folder))
+    index = archive.unpack(str(bundle), str(folder))
     bundled.take_in(str(store), str(folder), index)
     return index
 
@@ -78,7 +78,7 @@ def test_a_damaged_wheel_is_not_packed(tmp_path: Path, two: tuple[Path, list[str
 def test_an_entry_that_contradicts_itself_is_not_taken_in(tmp_path: Path, two: tuple[Path, list[str]]) -> None:
     store, keys = two
     packed(store, tmp_path / "x.tar", keys[:1])
-    index = read.unpack(str(tmp_path / "x.tar"), str(tmp_path / "unpacked"))
+    index = archive.unpack(str(tmp_path / "x.tar"), str(tmp_path / "unpacked"))
     build = tmp_path / "unpacked" / "built" / keys[0] / "build.json"
     build.write_text(build.read_text().replace(keys[0][:8], "00000000"))
     with pytest.raises(NodeError) as found:

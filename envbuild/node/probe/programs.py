@@ -1,16 +1,23 @@
-"""Every CPython on the node, found by running what looks like one: a shim or a wrapper never counts as itself."""
+"""Interpreters, compilers and the small programs that a build may need, each with its version.
+
+Every CPython is found by running what looks like one: a shim or a wrapper never counts as itself.
+"""
 
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from envbuild.node import proc, trust
 from envbuild.node.protocol import Json
-from envbuild.node.read_text import names, read
+from envbuild.node.read_text import names, read, which
 
 DEADLINE = 10.0
+VERSION_DEADLINE = 5.0
+TOOLS = ("git", "tar", "gzip", "xz", "zstd", "unzip", "patch", "make", "cmake", "ninja", "uv", "curl", "wget", "rsync")
+_VERSION = re.compile(r"(?<![0-9A-Za-z.])v?([0-9]+(?:\.[0-9]+)+[0-9A-Za-z.+-]*)")
+_COMPILER = re.compile(r"(gcc|g\+\+)(-[0-9]{1,2})?\Z")
 
 # What an interpreter is asked; it must run on every Python 3.
 _ASK = """
@@ -169,3 +176,62 @@ def _ask(path: str, packages: bool) -> "Json | None":
     if packages:
         fact["packages"] = data.get("packages")
     return fact
+
+
+def compiler_facts(folders: "list[str]") -> "list[dict[str, str]]":
+    """Every gcc and g++ on PATH, with or without a version in its name; links to one file count once a kind."""
+    chosen: dict[tuple[str, str], str] = {}
+    for folder in folders:
+        for name in names(folder):
+            match = _COMPILER.match(name)
+            path = os.path.join(folder, name)
+            if match and os.access(path, os.X_OK):
+                chosen.setdefault((match.group(1), os.path.realpath(path)), path)
+    return versions(list(chosen.values()), parse_compiler, VERSION_DEADLINE)
+
+
+def versions(paths: "list[str]", parse: "Callable[[str], str | None]", deadline: float) -> "list[dict[str, str]]":
+    """`path` and `version` of each program that says one; all are asked at once, for at most `deadline` seconds."""
+    answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=deadline) for path in paths])
+    said = [(path, parse(answer.out)) for path, answer in zip(paths, answers) if answer and answer.ok]  # noqa: B905
+    return [{"path": path, "version": version} for path, version in said if version]
+
+
+def tool_facts(folders: "list[str]", modules: "str | None") -> Json:
+    """Tool -> version; None when it is not there, `unknown` when it is there and does not say.
+
+    `module` is a shell function, so its entry is what `modules_system` found.
+    """
+    paths = {name: which(name, folders) for name in TOOLS}
+    there = [name for name in TOOLS if paths[name]]
+    answers = proc.parallel([partial(_version, name, paths[name] or "") for name in there])
+    found: Json = dict.fromkeys(TOOLS)
+    for name, answer in zip(there, answers):  # noqa: B905 - strict= is of Python 3.10
+        found[name] = answer or "unknown"
+    found["module"] = (modules.partition(" ")[2] or "unknown") if modules else None
+    found["sudo"] = "unknown" if which("sudo", folders) else None
+    return found
+
+
+def _version(name: str, path: str) -> "str | None":
+    answer = proc.run([path, "-v" if name == "unzip" else "--version"], timeout=VERSION_DEADLINE)
+    return parse_tool(answer.out or answer.err)
+
+
+def parse_compiler(text: str) -> "str | None":
+    """First line of `gcc --version` -> version; the vendor's own version in parentheses is not it."""
+    lines = text.splitlines()
+    if not lines:
+        return None
+    bare = re.sub(r"\([^()]*\)", " ", re.sub(r"\([^()]*\)", " ", lines[0]))
+    found = re.search(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
+    return found.group(1) if found else None
+
+
+def parse_tool(text: str) -> "str | None":
+    """The first thing in the first lines of a tool's `--version` that looks like a version."""
+    for line in text.splitlines()[:3]:
+        found = _VERSION.search(line)
+        if found:
+            return found.group(1).rstrip(".,;-+")
+    return None

@@ -1,0 +1,67 @@
+"""The verbs that look at a prefix or at a folder that nodes share, and write nothing there.
+
+`verify`: of an environment, or of the bundle in such a folder. `envs`: which environments there are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from envbuild.node import paths
+from envbuild.node.bundle import archive
+from envbuild.node.env import published, remove, stamp
+from envbuild.node.env import verify as env_verify
+from envbuild.node.probe import inventory
+from envbuild.node.protocol import Json, NodeError
+
+
+def verify(request: Json) -> tuple[bool, Json]:
+    """Verify what `args.stack` has in the prefix of the request. Raises NodeError `environment-unknown` (exit 2).
+
+    The prefix may be a shared folder: then the bundle that nodes install the stack from is read, with `deep` false only
+    looked for. The root is that of the node that built.
+    """
+    stack, shared = paths.checked_name(request["args"].get("stack"), "stack"), request["prefix"]
+    if stack not in published.stacks(shared):
+        return env_verify.run(request)
+    args, begun = published.read(shared, stack), time.monotonic()
+    bundle = published.bundle(args) if args else None
+    check: Json = {"name": "bundle", "status": "failed", "says": "its bundle is not there", "level": "measured"}
+    if args is None:
+        check["says"] = f"{os.path.join(shared, 'ensure', stack + '.json')} is not what a run wrote"
+    elif bundle is None or not request["args"].get("deep", True):
+        facts = published.facts(shared, stack)
+        check = facts[0]["checks"][0] if facts else check
+    else:
+        check.update(_read(bundle), seconds=round(time.monotonic() - begun, 3))
+    told = {"environment": (args or {}).get("environment"), "root": (args or {}).get("root"), "level": "stamped"}
+    return False, dict(told, ok=check["status"] != "failed", checks=[check], drift=[], drift_count=0)
+
+
+def _read(bundle: Json) -> Json:
+    try:
+        index = archive.verify(bundle["file"])
+    except NodeError as error:
+        return {"says": f"{error.what}: {error.why}"}
+    if index["digest"] != bundle.get("digest", index["digest"]):
+        return {"says": f"{bundle['file']} is another bundle than the one that nodes install"}
+    return {"status": "passed", "says": f"{bundle['file']}: {len(index['files'])} files have their hashes"}
+
+
+def envs(request: Json) -> tuple[bool, Json]:
+    """StampFacts of every environment under the prefix; half-built ones have no stamp.
+
+    In a folder that nodes share these are the environments that every node gets. With `args.detailed` also when the
+    contents were last `read`, how many files `differed` then, and the `processes` of this node that run from there.
+    """
+    prefix = request["prefix"]
+    found = inventory.facts(prefix)
+    if request["args"].get("detailed"):
+        running = remove.processes([each["path"] for each in found])
+        for each in found:
+            each["processes"] = running[each["path"]]
+            if each["stamp"] is not None:
+                each["read"], each["differed"] = stamp.last_read(each["path"], each["stamp"])
+    published_ = [each for stack in published.stacks(prefix) for each in published.facts(prefix, stack)]
+    return False, {"environments": found + published_}
