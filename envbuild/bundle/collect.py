@@ -24,7 +24,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.lock.variants import hash_unrecorded
 from envbuild.node import pip_config, proc
-from envbuild.plan.delivery_layout import bundle_name, bundles
+from envbuild.plan.source_builds import bundle_name, bundles
 
 if TYPE_CHECKING:
     from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from envbuild import resources
 from envbuild.catalog.validation import read_model
 from envbuild.errors import EnvbuildError
-from envbuild.model.common import Sha256, StrictModel, Text, WebUrl
+from envbuild.model.common import Sha256, StrictModel, Text, WebUrl, all_differ
 
 
 class ToolchainPython(StrictModel):
@@ -69,9 +69,7 @@ class Toolchain(StrictModel):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        names = [build.name for build in self.builds]
-        if len(set(names)) != len(names):
-            raise ValueError("two builds have the same name")
+        all_differ((build.name for build in self.builds), "two builds have the same name")
         return self
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _program(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    from envbuild.model.container import program_path
+    from envbuild.model.target import program_path
 
     try:
         return program_path(value) if value is not None else None

@@ -7,14 +7,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from pydantic import ValidationError
+
 from envbuild.conda.channels import Place
-from envbuild.conda.records import VIRTUAL, from_the_future, package_of
 from envbuild.conda.virtual import met, name_of
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.common import mistakes
 from envbuild.model.conda import CondaPackage
 from envbuild.node.conda.logins import rattler_files, without_login
 from envbuild.redact import redact_text
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 
 MOST_LINES = 10
+VIRTUAL = "__"
 # Channels that a channel names for itself are not followed: the stack says which there are.
 ALONE: Final = "disabled"
 NEWEST = "9999"
@@ -149,8 +152,11 @@ class _Solver:
         except SolverError as error:
             raise await self._unsatisfiable(str(error)) from error
         found = await self._settled(found)
-        for text in filter(None, map(from_the_future, found)):
-            self.say(text)
+        for record in found:
+            made = record.timestamp
+            if isinstance(made, datetime) and made >= datetime.now(UTC) + timedelta(days=1):
+                told = f"{record.file_name} says it was made on {made.date()}, after today"
+                self.say(f"{told}: `as_of` cannot be held against it")
         by_name = {record.name.normalized: record for record in sorted(found, key=lambda each: each.name.normalized)}
         order = PackageRecord.sort_topologically(list(by_name.values()))
         records = [by_name[record.name.normalized] for record in order]
@@ -309,6 +315,45 @@ def _relaxed(wish: Wish) -> Iterator[tuple[str, str, Wish]]:
     for text, name in names.items() if len(names) > 1 else ():
         specs = tuple(each for each in wish.specs if each != text)
         yield f"there is a solution without `{text}`", name, replace(wish, specs=specs)
+
+
+def package_of(record: RepoDataRecord, channel: str, subdir: str) -> CondaPackage:
+    """The record as a lock has it. Raises EnvbuildError `conda-record-invalid`, `hash-unrecorded` (exit 5)."""
+    file = record.file_name
+    if record.sha256 is None:
+        raise EnvbuildError(
+            "hash-unrecorded",
+            f"{file} has no recorded sha256",
+            why=f"the repodata of {channel} states none",
+            hint="index the channel again: `rattler-index` and `conda index` write sha256",
+        )
+    if record.subdir not in (subdir, "noarch"):
+        raise _invalid(file, channel, f"it is for {record.subdir}, and {subdir} was asked for")
+    try:
+        return CondaPackage.from_plain(
+            {
+                "name": record.name.normalized,
+                "version": str(record.version),
+                "build": str(record.build),
+                "channel": channel,
+                "subdir": record.subdir,
+                "file": file,
+                "sha256": record.sha256.hex(),
+                "size": record.size,
+                "requires": sorted(text for text in record.depends if text.startswith(VIRTUAL)),
+            }
+        )
+    except ValidationError as error:
+        raise _invalid(file, channel, "; ".join(mistakes(error))) from error
+
+
+def _invalid(file: str, channel: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "conda-record-invalid",
+        f"the repodata of {channel} has an invalid record of {file}",
+        why=why,
+        hint="tell who keeps the channel, or take another one; nothing of it was used",
+    )
 
 
 def _is_twin(one: RepoDataRecord, other: RepoDataRecord) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from envbuild.container.dockerfile import comment_lines, quoted
 from envbuild.container.instructions import Comment, Copy, Env, Folder, Instruction, Labels, Run, Stage, Start
 from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
-from envbuild.model.container import without_tag
+from envbuild.model.target import without_tag
 
 FILE = "apptainer.def"
 _STAGES = ("tools", "build", "runtime")

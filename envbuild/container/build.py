@@ -27,7 +27,7 @@ from envbuild.node import pip_config
 from envbuild.node.bundle.index import NAME
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import utc_time
-from envbuild.plan.delivery_layout import bundle_name, bundles
+from envbuild.plan.source_builds import bundle_name, bundles
 
 DOCKERFILE = "Dockerfile"
 _DIFF_LINES = 60

@@ -30,7 +30,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource, Variant
 from envbuild.model.target import Target
-from envbuild.plan.delivery_layout import bundle_name, bundles
+from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.text import plural
 
 UV = "requirements-uv.txt"

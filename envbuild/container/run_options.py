@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.container import ContainerSettings
+from envbuild.model.target import ContainerSettings
 from envbuild.node.variables import CHOOSING
 
 # What is tried where the target names none, best first.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +22,13 @@ def mistakes(error: ValidationError) -> list[str]:
 def first_mistake(error: ValidationError) -> str:
     """The first of `mistakes`."""
     return mistakes(error)[0]
+
+
+def all_differ(names: Iterable[str], problem: str) -> None:
+    """Raise ValueError where a name is there twice."""
+    listed = list(names)
+    if len(set(listed)) != len(listed):
+        raise ValueError(problem)
 
 
 # What stands in a published report for a text without the mark `public`.
@@ -150,6 +157,8 @@ Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 TreeHash = Commit
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PythonVersion = Annotated[str, StringConstraints(pattern=r"^3\.[0-9]{1,2}$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1)]
 Flavour = Annotated[str, StringConstraints(pattern=r"^(cpu|cu[0-9]{2,3})$")]
 CudaArch = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9][af]?(\+PTX)?$")]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from envbuild.model.common import Name, PackageName, Sha256, StrictModel, Text, Unpacked, WebUrl
+from envbuild.model.common import Name, PackageName, Sha256, StrictModel, Text, Unpacked, WebUrl, all_differ
 
 CondaName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_][a-z0-9_.-]{0,126}$")]
 CondaVersion = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!-]{0,126}$")]
@@ -41,9 +41,7 @@ class CondaSpec(StrictModel):
 
     @model_validator(mode="after")
     def _channels_are_unique(self) -> Self:
-        names = [channel.name for channel in self.channels]
-        if len(set(names)) != len(names):
-            raise ValueError("two channels have the same name")
+        all_differ((channel.name for channel in self.channels), "two channels have the same name")
         return self
 
 
@@ -92,7 +90,5 @@ class LockedConda(StrictModel):
     def _packages_or_the_reason(self) -> Self:
         if bool(self.packages) == (self.unrecorded is not None):
             raise ValueError("`packages`, or `unrecorded` with the reason why there are none")
-        names = [package.name for package in self.packages]
-        if len(set(names)) != len(names):
-            raise ValueError("two conda packages have the same name")
+        all_differ((package.name for package in self.packages), "two conda packages have the same name")
         return self

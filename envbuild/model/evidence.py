@@ -13,7 +13,6 @@ from pydantic import Field, JsonValue, model_validator
 
 from envbuild.errors import ExitCode, gravest
 from envbuild.model.common import Level, NodeName, NodeNames, Public, RelPath, Sha256, StrictModel
-from envbuild.model.container import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.finding import Severity
 from envbuild.model.resolution import Resolution
@@ -149,6 +148,20 @@ class Check(StrictModel):
     level: Public[Level | None] = None
     comparison: Public[Comparison | None] = None
     details: Annotated[dict[str, Any], Field(json_schema_extra={"public": _DETAILS})] = {}
+
+
+class ImageEvidence(StrictModel):
+    """The image that a node runs: `id` is the sha256 (hex) of its configuration, equal wherever it is the same image.
+
+    `digest` is what a registry called it. `launcher`: the program on the node that runs a command inside.
+    """
+
+    runtime: Public[str]
+    version: Public[str | None] = None
+    id: Public[str]
+    name: str
+    digest: Public[str | None] = None
+    launcher: str | None = None
 
 
 class NodeLog(StrictModel):

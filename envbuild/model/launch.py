@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from envbuild.model.common import AbsPath, EnvName, Name, RelPath, StrictModel, Text
+from envbuild.model.common import AbsPath, Count, EnvName, Name, Port, RelPath, StrictModel, Text
 
 _FILLED = frozenset({"ranks", "tensor", "data", "batch", "work"})  # node/smoke/step.py: values_for
 
@@ -39,10 +39,7 @@ class Step(StrictModel):
         return self
 
 
-__all__ = ["Command", "Default", "Deviation", "Endpoint", "Launch", "LaunchData", "LaunchFile", "RecipeName", "Words"]
-
 RecipeName = Literal["alpa", "mpi-deepspeed", "megatronapp", "metaseq", "slurm-deepspeed"]
-_Count = Annotated[int, Field(ge=1)]
 
 
 class Words(StrictModel):
@@ -74,8 +71,8 @@ class Endpoint(StrictModel):
     """A TCP port that must accept a connection before a command starts; `seconds` until that is given up."""
 
     address: Text
-    port: Annotated[int, Field(ge=1, le=65535)]
-    seconds: _Count = 600
+    port: Port
+    seconds: Count = 600
 
 
 class Command(StrictModel):
@@ -125,8 +122,8 @@ class Launch(StrictModel):
 
     stack: Name
     profile: Name
-    nodes: _Count
-    gpus_per_node: _Count
+    nodes: Count
+    gpus_per_node: Count
     model: Text
     degrees: dict[Name, int]
     files: tuple[LaunchFile, ...] = ()

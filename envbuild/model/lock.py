@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
+from packaging.utils import canonicalize_name
 from pydantic import Field, model_validator
 
 from envbuild.model.common import (
@@ -24,8 +25,10 @@ from envbuild.model.common import (
     Text,
     TreeHash,
     Unpacked,
+    all_differ,
 )
 from envbuild.model.conda import CondaPackage, LockedConda, LockPlatform
+from envbuild.model.finding import requirement
 from envbuild.model.stack import Base, Build, EnvironmentValue, EnvPath, SmokeItem, Training
 
 LOCK_VERSION = 1
@@ -276,18 +279,12 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     def on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
         """The packages without those that the base may have, and has in the accepted range."""
-        from packaging.requirements import Requirement
-        from packaging.utils import canonicalize_name
-        from packaging.version import InvalidVersion
-
-        kept = set()
-        for requirement in map(Requirement, self.base.accepts or ()):
-            name = canonicalize_name(requirement.name)
-            try:
-                if name in provided and requirement.specifier.contains(provided[name], prereleases=True):
-                    kept.add(name)
-            except InvalidVersion:
-                continue  # what is no version is in no range
+        accepted = {canonicalize_name(each.name): each.specifier for each in map(requirement, self.base.accepts or ())}
+        kept = {
+            name
+            for name, specifier in accepted.items()
+            if name in provided and specifier.contains(provided[name], prereleases=True)
+        }
         return tuple(package for package in self.packages if canonicalize_name(package.name) not in kept)
 
     def without_sizes(self) -> Self:
@@ -338,9 +335,7 @@ class Lock(StrictModel):
 
     @model_validator(mode="after")
     def _digests_hold(self) -> Self:
-        ids = [variant.id for variant in self.variants]
-        if len(set(ids)) != len(ids):
-            raise ValueError("two variants have the same id")
+        all_differ((variant.id for variant in self.variants), "two variants have the same id")
         for variant in self.variants:
             if variant.digest != variant.compute_digest(self.stack, self.profile):
                 raise ValueError(f"variant {variant.id}: the digest does not match its contents (edited by hand?)")

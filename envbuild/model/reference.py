@@ -4,23 +4,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from envbuild.model.common import EnvName, Name, Sha256, StrictModel, Text, WebUrl
+from envbuild.model.common import Count, EnvName, Name, Sha256, StrictModel, Text, WebUrl
 from envbuild.model.launch import LaunchData
-
-_Count = Annotated[int, Field(ge=1)]
 
 
 class ModelSize(StrictModel):
     """One row of a model table; `vocabulary` and `sequence` in tokens, `batch_tokens` tokens a step."""
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    layers: _Count
-    hidden: _Count
-    heads: _Count
-    sequence: _Count | None = None
-    vocabulary: _Count | None = None
-    batch_tokens: _Count | None = None
-    model_parallel: _Count | None = None
+    layers: Count
+    hidden: Count
+    heads: Count
+    sequence: Count | None = None
+    vocabulary: Count | None = None
+    batch_tokens: Count | None = None
+    model_parallel: Count | None = None
     note: Text | None = None
 
 
@@ -30,15 +28,15 @@ class BenchmarkCase(StrictModel):
     Degrees are data (`dp`), tensor (`tmp`) and pipeline (`pp`) parallel; absent where nobody published them.
     """
 
-    gpus: _Count
-    hosts: _Count | None = None
+    gpus: Count
+    hosts: Count | None = None
     model: Text
-    global_batch: _Count | None = None
-    dp: _Count | None = None
-    tmp: _Count | None = None
-    pp: _Count | None = None
-    microbatches: _Count | None = None
-    micro_batch_size: _Count | None = None
+    global_batch: Count | None = None
+    dp: Count | None = None
+    tmp: Count | None = None
+    pp: Count | None = None
+    microbatches: Count | None = None
+    micro_batch_size: Count | None = None
     checkpointing: bool | None = None
     tflops: Annotated[float, Field(gt=0)] | None = None
     best: bool = False
@@ -53,9 +51,9 @@ class ManualCases(StrictModel):
     Each case is [global batch, data parallel, tensor parallel, pipeline parallel, microbatches].
     """
 
-    gpus: _Count
+    gpus: Count
     model: Text
-    cases: Annotated[tuple[tuple[_Count, _Count, _Count, _Count, _Count], ...], Field(min_length=1)]
+    cases: Annotated[tuple[tuple[Count, Count, Count, Count, Count], ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _degrees_use_all_gpus(self) -> Self:
@@ -76,7 +74,7 @@ class Figure(StrictModel):
     least: bool = False
     reproduced: bool = False
     gpu: Text | None = None
-    gpus: _Count | None = None
+    gpus: Count | None = None
     model: Text | None = None
 
 
@@ -91,7 +89,7 @@ class Bench(StrictModel):
     unit: Text
     lower_is_better: bool = False
     warmup: Annotated[int, Field(ge=0, le=10000)] = 0
-    least: _Count = 1
+    least: Count = 1
     figure: Name | None = None
 
 
@@ -114,7 +112,7 @@ class MemoryModel(StrictModel):
     bytes_per_parameter: Annotated[float, Field(gt=0)]
     usable: Annotated[float, Field(gt=0, le=1)]
     gpu_gb: Annotated[float, Field(gt=0)]
-    gpus_per_node: _Count
+    gpus_per_node: Count
     source: Text
 
 

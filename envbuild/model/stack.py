@@ -23,35 +23,12 @@ from envbuild.model.common import (
     Text,
     TreeHash,
     WebUrl,
+    all_differ,
 )
 from envbuild.model.conda import CondaSpec
-from envbuild.model.finding import Finding, RequirementText, Severity
+from envbuild.model.finding import Finding, RequirementText
 from envbuild.model.launch import Step
 from envbuild.model.reference import Reference
-
-__all__ = [
-    "Base",
-    "BaseKind",
-    "Build",
-    "Document",
-    "EnvPath",
-    "EnvironmentValue",
-    "Finding",
-    "InterpreterKind",
-    "KernelModule",
-    "Profile",
-    "Reference",
-    "Repository",
-    "RequirementText",
-    "Severity",
-    "SmokeItem",
-    "Source",
-    "Stack",
-    "SystemPackage",
-    "TorchSpec",
-    "Training",
-    "WorkingTree",
-]
 
 InterpreterKind = Literal["present", "standalone"]
 BaseKind = Literal["none", "system", "prefix", "module", "image"]
@@ -95,12 +72,9 @@ class Base(StrictModel):
 
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> Self:
-        if (self.prefix is not None) != (self.kind == "prefix"):
-            raise ValueError("`prefix` belongs to kind: prefix, and only there")
-        if (self.module is not None) != (self.kind == "module"):
-            raise ValueError("`module` belongs to kind: module, and only there")
-        if (self.image is not None) != (self.kind == "image"):
-            raise ValueError("`image` belongs to kind: image, and only there")
+        for kind in ("prefix", "module", "image"):
+            if (getattr(self, kind) is not None) != (self.kind == kind):
+                raise ValueError(f"`{kind}` belongs to kind: {kind}, and only there")
         if self.kind == "none" and (self.provides or self.accepts):
             raise ValueError("kind: none provides nothing")
         return self
@@ -157,9 +131,7 @@ class Build(StrictModel):
             raise ValueError("`modules` belongs to kind: kernels, and only there")
         if self.kind == "kernels" and (self.flags or self.extensions):
             raise ValueError("kind: kernels has modules, no flags and no extensions")
-        names = [module.name for module in self.modules or ()]
-        if len(set(names)) != len(names):
-            raise ValueError("two modules have the same name")
+        all_differ((module.name for module in self.modules or ()), "two modules have the same name")
         return self
 
 
@@ -302,9 +274,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        names = [source.name for source in self.sources]
-        if len(set(names)) != len(names):
-            raise ValueError("two sources have the same name")
+        all_differ((source.name for source in self.sources), "two sources have the same name")
         trees = {source.name for source in self.sources if source.install != "wheel"}
         lost = [item.step.source for item in self.smoke if item.step and item.step.source not in trees]
         if lost:
@@ -360,9 +330,7 @@ class Stack(StrictModel):
 
     @model_validator(mode="after")
     def _findings_name_what_is_there(self) -> Self:
-        ids = [finding.id for finding in self.findings]
-        if len(set(ids)) != len(ids):
-            raise ValueError("two findings have the same id")
+        all_differ((finding.id for finding in self.findings), "two findings have the same id")
         for finding in self.findings:
             for check in finding.check:
                 at = getattr(check, "at", None)

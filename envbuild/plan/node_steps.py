@@ -14,8 +14,14 @@ from envbuild.model.plan import Step
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
-from envbuild.plan.delivery_layout import delivered, store_folder
-from envbuild.plan.source_builds import build_request, compile_seconds, compile_text, patch_specs
+from envbuild.plan.source_builds import (
+    build_request,
+    compile_seconds,
+    compile_text,
+    delivered,
+    patch_specs,
+    store_folder,
+)
 from envbuild.resolve.engine import gpu_usable
 from envbuild.resolve.estimate import Estimate
 from envbuild.resolve.inside_image import in_image

@@ -1,4 +1,7 @@
-"""What of a plan is about sources: the patches they get, what is compiled for which GPUs, and where wheels are kept."""
+"""What of a plan is about sources: the patches they get, what is compiled for which GPUs, and where wheels are kept.
+
+Also where a bundle lies on a node, and what an install request says of it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import LockedSource, Variant
+from envbuild.model.lock import LockedSource, LockedSubmodule, Variant
 from envbuild.model.patch import Patch
 from envbuild.model.resolution import Resolution
 from envbuild.model.stack import Build
+from envbuild.node import paths
 from envbuild.resolve.arch import given_codes
 from envbuild.resolve.rules.gcc import cxx_of
 from envbuild.resolve.variant_checks import needs_nvcc, stack_arch_list
@@ -22,6 +26,7 @@ from envbuild.text import plural
 # CPU seconds: Apex with cpp_ext and cuda_ext takes 18.5 CPU minutes (measured); a source without CUDA code about this.
 COMPILE_CPU_SECONDS = 1110.0
 OTHER_CPU_SECONDS = 20.0
+BUNDLE = "bundle.tar"
 
 
 def patch_specs(variant: Variant, patches: Mapping[str, Patch]) -> dict[str, list[dict[str, Any]]]:
@@ -119,3 +124,32 @@ def compile_seconds(variant: Variant, jobs: int | None) -> float:
     built = [source.build for source in variant.sources if source.build]
     work = sum(COMPILE_CPU_SECONDS if needs_nvcc(build) else OTHER_CPU_SECONDS for build in built)
     return round(work / max(jobs or 1, 1), 1)
+
+
+def store_folder(prefix: str, variant: Variant) -> str:
+    """The folder on the node for a variant's bundle and what is unpacked from it."""
+    return paths.delivered(prefix, variant.digest)
+
+
+def bundles(variant: Variant) -> dict[str, LockedSource | LockedSubmodule]:
+    """The repositories of a bundle, by name; that of a submodule is `<source>/<path of the submodule>`."""
+    found: dict[str, LockedSource | LockedSubmodule] = {}
+    for source in variant.sources:
+        found[source.name] = source
+        found.update({f"{source.name}/{part.path}": part for part in source.submodules})
+    return found
+
+
+def bundle_name(name: str, source: LockedSource | LockedSubmodule) -> str:
+    """The file name of a git bundle, the same in the cache and in a bundle."""
+    return f"{name.replace('/', '-')}-{source.commit}-{source.tree[:12]}.bundle"
+
+
+def delivered(prefix: str, variant: Variant, file: str | None = None, digest: str | None = None) -> dict[str, Any]:
+    """The `artifacts` of an install request for what comes in a bundle; `file` where it does not lie in its folder.
+
+    `digest`: the bundle must be this one.
+    """
+    bundle = {"file": file or f"{store_folder(prefix, variant)}/{BUNDLE}"}
+    sources = {name: f"sources/{bundle_name(name, source)}" for name, source in bundles(variant).items()}
+    return {"bundle": bundle | ({"digest": digest} if digest else {}), "sources": sources}

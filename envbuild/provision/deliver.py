@@ -13,7 +13,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.node.bundle import archive
-from envbuild.plan.delivery_layout import delivered
+from envbuild.plan.source_builds import delivered
 from envbuild.provision.contact.toolchain import TOOLCHAIN
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared

@@ -14,7 +14,7 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan.delivery_layout import BUNDLE, store_folder
+from envbuild.plan.source_builds import BUNDLE, store_folder
 from envbuild.provision.ansible.node_files import node_files
 from envbuild.provision.ansible.play import following, telling
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request

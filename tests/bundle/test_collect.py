@@ -17,7 +17,7 @@ from envbuild.bundle.collect import Piece, collect, wanted
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import git_source
-from envbuild.plan.delivery_layout import delivered
+from envbuild.plan.source_builds import delivered
 from tests.node.env_support import redirect_git
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel

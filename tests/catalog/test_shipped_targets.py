@@ -13,9 +13,8 @@ from envbuild.catalog.loader import is_template, list_stacks, list_targets, load
 from envbuild.catalog.node_facts import list_facts, load_facts
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
-from envbuild.model.container import ContainerSettings
 from envbuild.model.stack import EnvPath
-from envbuild.model.target import HostSource, Target
+from envbuild.model.target import ContainerSettings, HostSource, Target
 from envbuild.node import facts as probe
 from envbuild.provision.run.findings import Choice
 from envbuild.provision.survey.hosts import refuse_unsupported, unsupported

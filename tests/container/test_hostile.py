@@ -22,8 +22,8 @@ from envbuild.container.select import Choice, locked_stack, recipe_for
 from envbuild.container.stage_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.export.bash_sources import sources as bash
-from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
+from envbuild.model.target import ContainerSettings
 from envbuild.resolve.compat_read import load_compat
 
 # What a shell, a Dockerfile or both would take for more than a value.

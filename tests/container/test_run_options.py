@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from envbuild.container.run_options import CALLER, NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
 from envbuild.errors import EnvbuildError
-from envbuild.model.container import ContainerSettings
+from envbuild.model.target import ContainerSettings
 
 WORKS = {"works": True, "version": "4.3.1"}
 

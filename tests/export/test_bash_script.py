@@ -21,9 +21,9 @@ from envbuild.export import bash_script
 from envbuild.export.bash_script import render_script
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
-from envbuild.plan.delivery_layout import bundle_name, store_folder
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
+from envbuild.plan.source_builds import bundle_name, store_folder
 from tests.lock.wheels import make_wheel, sha256
 from tests.node.build.test_editable import PROJECT as OLD_PROJECT
 from tests.node.env_support import locked

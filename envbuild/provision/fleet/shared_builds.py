@@ -21,9 +21,8 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.node import proc
-from envbuild.plan.delivery_layout import store_folder
 from envbuild.plan.shared_builds import install_args, keys_of, stamp_of_environment
-from envbuild.plan.source_builds import lacks_tools
+from envbuild.plan.source_builds import lacks_tools, store_folder
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.contact.receive import receive

@@ -22,9 +22,9 @@ from envbuild.container.build import Options, fill_wheelhouse, link
 from envbuild.container.builders import find_builder
 from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
 from envbuild.hashing import sha256_of
-from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.plan.delivery_layout import bundle_name, bundles
+from envbuild.model.target import ContainerSettings
+from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import fetched_python
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from envbuild.container.run_options import SAME_GPUS, ContainerFacts, choose, pyxis_options
 from envbuild.errors import EnvbuildError
-from envbuild.model.container import ContainerSettings
+from envbuild.model.target import ContainerSettings
 from envbuild.node.image.load import enroot_uri
 from envbuild.node.program_files import carried
 from envbuild.node.protocol import PROTOCOL

@@ -9,7 +9,7 @@ from typing import Any
 
 from envbuild.container.run_options import Chosen, ContainerFacts, choose, launcher
 from envbuild.container.verify_image import asked_of_image
-from envbuild.model.container import ImageEvidence
+from envbuild.model.evidence import ImageEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution

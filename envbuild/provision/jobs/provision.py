@@ -13,7 +13,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
-from envbuild.plan.shared_prefix import builder_of, other_steps, pinned
+from envbuild.plan.sharing import builder_of, other_steps, pinned
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet.multi_node_smoke import job_request, note_floors

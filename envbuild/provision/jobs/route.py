@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import Plan
-from envbuild.plan.shared_prefix import builder_of
+from envbuild.plan.sharing import builder_of
 from envbuild.provision.environments import Environments, asked_evidence, stage
 from envbuild.provision.jobs.provision import execute_jobs
 from envbuild.provision.jobs.site import JobSite

@@ -61,7 +61,7 @@ def plan_surveyed(work: Work) -> Plan:
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
     """The plan for the nodes that something was chosen for; `artifacts` as `Inputs` has them."""
     from envbuild.catalog.indexes import index_addresses
-    from envbuild.plan.distribution import Sharing, share
+    from envbuild.plan.sharing import Sharing, share
 
     prepared, survey = work.prepared, work.survey
     missing = {tool for node, each in work.tools.items() for tool in each.missing(survey.facts[node].toolchain)}

@@ -10,7 +10,7 @@ from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.model.lock import Lock
 from envbuild.node import pip_config
 from envbuild.node.probe import prefix
-from envbuild.plan.delivery_layout import bundle_name, bundles
+from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.resolve.reachability import Supply, channel_key, channels_needed, indexes_needed, sources_needed
 
 Channels = Mapping[str, Sequence[str]]

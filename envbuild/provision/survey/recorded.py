@@ -62,7 +62,7 @@ def plan_recorded(
     )
     plan = make_plan(prepared.target, prepared.lock, survey.facts, chosen, inputs)
     if prepared.target.connection.kind == "ssh":
-        from envbuild.plan.distribution import Sharing, over_ssh
+        from envbuild.plan.sharing import Sharing, over_ssh
 
         least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
         plan = over_ssh(plan, Sharing(prepared.target, survey.facts, survey.variants, least))

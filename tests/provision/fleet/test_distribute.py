@@ -10,8 +10,8 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
-from envbuild.plan.distribution import Sharing
-from envbuild.plan.distribution import spread as plan_spread
+from envbuild.plan.sharing import Sharing
+from envbuild.plan.sharing import spread as plan_spread
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet import distribute
 from envbuild.provision.run.context import Settings, Work

@@ -17,9 +17,8 @@ from envbuild.container.select import Choice as ImageChoice
 from envbuild.container.select import recipe_for
 from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
-from envbuild.model.container import ContainerSettings
 from envbuild.model.lock import Variant
-from envbuild.model.target import Target
+from envbuild.model.target import ContainerSettings, Target
 from envbuild.provision.images import build_in_job
 from envbuild.provision.images.obtain import wanted
 from envbuild.provision.run.findings import Choice, Prepared

@@ -9,9 +9,9 @@ import pytest
 
 from envbuild.container.builders import Buildah, Builder, Docker
 from envbuild.errors import EnvbuildError
-from envbuild.model.container import ContainerSettings
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
+from envbuild.model.target import ContainerSettings
 from envbuild.provision.images import plan
 from envbuild.provision.images.obtain import Obtained, Wanted
 from envbuild.provision.images.plan import NodeImage, node_image

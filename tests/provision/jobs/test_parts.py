@@ -13,7 +13,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Connection, Target
-from envbuild.plan.shared_prefix import builder_of, pinned, share
+from envbuild.plan.sharing import builder_of, in_job, pinned
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
 from envbuild.provision.jobs import stage
@@ -53,7 +53,7 @@ ALL = ("toolchain", "deliver", "install", "smoke", "activate")
 
 
 def test_on_a_shared_prefix_one_node_builds_and_all_others_test() -> None:
-    shared = share(plan(node_plan("n1", *ALL), node_plan("n2", *ALL), node_plan("n3", *ALL)))
+    shared = in_job(plan(node_plan("n1", *ALL), node_plan("n2", *ALL), node_plan("n3", *ALL)))
     assert [[step.kind for step in node.steps] for node in shared.nodes] == [list(ALL), ["smoke"], ["smoke"]]
     assert shared.nodes[1].steps[0].why == "the prefix is shared: n1 builds"
     assert builder_of(shared).node == "n1"
@@ -69,12 +69,12 @@ def lacking(plan: NodePlan) -> NodePlan:
 @pytest.mark.parametrize("local", [False, True])
 def test_the_first_node_that_can_build_does_and_the_job_must_have_it(local: bool) -> None:
     made = plan(lacking(node_plan("n1", *ALL)), node_plan("n2", *ALL), node_plan("n3", *ALL))
-    shared = share(made, local=local)
+    shared = in_job(made, local=local)
     tests = ["install", "smoke"] if local else ["smoke"]
     assert [[step.kind for step in node.steps] for node in shared.nodes] == [tests, list(ALL), tests]
     assert (builder_of(shared).node, pinned(shared)) == ("n2", "n2")
-    assert pinned(share(plan(node_plan("n1", *ALL), node_plan("n2", *ALL)))) is None, "any node can build"
-    assert pinned(share(plan(lacking(node_plan("n1")), node_plan("n2")))) is None
+    assert pinned(in_job(plan(node_plan("n1", *ALL), node_plan("n2", *ALL)))) is None, "any node can build"
+    assert pinned(in_job(plan(lacking(node_plan("n1")), node_plan("n2")))) is None
     text = site({"idle": 2}).job("x", [JobStep(argv=("true",), each="once")], "/o", 60, builder="n2")
     script = Slurm(Here()).render(text)
     assert "#SBATCH --nodelist=n2\n" in script
@@ -87,18 +87,18 @@ def test_without_a_node_that_can_build_or_be_chosen_it_is_said_what_is_missing()
         (plan(lacking(node_plan("n1", *ALL)), node_plan("n2", *ALL)), False, "first node"),
     ):
         with pytest.raises(EnvbuildError) as caught:
-            share(made, pins=pins)
+            in_job(made, pins=pins)
         assert (caught.value.code, caught.value.exit_code) == ("nvcc-absent", ExitCode.REFUSED)
         assert why in caught.value.why
 
 
 def test_a_plan_with_nothing_to_do_stays_one() -> None:
-    assert share(plan(node_plan("n1"), node_plan("n2"))).nothing_to_do
+    assert in_job(plan(node_plan("n1"), node_plan("n2"))).nothing_to_do
 
 
 def test_nodes_that_would_get_different_environments_are_refused() -> None:
     with pytest.raises(EnvbuildError) as caught:
-        share(plan(node_plan("n1", *ALL), node_plan("n2", *ALL, environment="/p/envs/b")))
+        in_job(plan(node_plan("n1", *ALL), node_plan("n2", *ALL, environment="/p/envs/b")))
     assert (caught.value.code, caught.value.exit_code) == ("nodes-differ", ExitCode.REFUSED)
 
 
@@ -111,15 +111,17 @@ def test_nodes_whose_bases_differ_are_named_with_what_differs() -> None:
     one, other = node_plan("n1", *ALL), node_plan("n2", *ALL, environment="/p/envs/b")
     variants = {"n1": on_base(beta="1.5", numpy="2.0"), "n2": on_base(beta="1.6")}
     with pytest.raises(EnvbuildError) as caught:
-        share(plan(one, other), variants)
+        in_job(plan(one, other), variants)
     assert caught.value.why == "n1: v, n2: beta 1.6 (not 1.5) and numpy is not there (not 2.0)"
     assert caught.value.hint.endswith("or make the base the same on all nodes")
     moved = node_plan("n2", *ALL).model_copy(update={"python": "/opt/b/bin/python3"})
     same = dict.fromkeys(("n1", "n2"), variants["n1"])
     with pytest.raises(EnvbuildError) as caught:
-        share(plan(one.model_copy(update={"python": "/opt/a/bin/python3"}), moved), same)
+        in_job(plan(one.model_copy(update={"python": "/opt/a/bin/python3"}), moved), same)
     assert "n2: /opt/b/bin/python3 (not /opt/a/bin/python3)" in caught.value.why
-    share(plan(one, moved), dict.fromkeys(("n1", "n2"), make_variant("s", "exact", id="v", python="3.11", packages=[])))
+    in_job(
+        plan(one, moved), dict.fromkeys(("n1", "n2"), make_variant("s", "exact", id="v", python="3.11", packages=[]))
+    )
 
 
 def target(**more: Any) -> Target:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.plan.delivery_layout import bundle_name
+from envbuild.plan.source_builds import bundle_name
 from envbuild.provision.survey.reach import controller_supply, index_addresses
 from tests.resolve.builders import make_lock, package
 
