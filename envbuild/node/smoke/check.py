@@ -1,4 +1,4 @@
-"""One check of a smoke test being put together: what is asked, how much time is left, failures, metrics, details."""
+"""One item of a smoke test and each check of it being put together: what is asked, time left, failures, metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from envbuild.node.logs import progress
 from envbuild.node.protocol import Json, plain, plural
-from envbuild.node.smoke.runner import Outcome, how_it_ended
+from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
 
-__all__ = ["Clock", "Part", "Spec", "bus_bandwidth", "plain", "plural"]
+__all__ = ["Clock", "Part", "Spec", "Work", "bus_bandwidth", "plain", "plural"]
 
 
 @dataclass
@@ -56,6 +56,19 @@ class Clock:
 
 
 @dataclass
+class Work:
+    """One item: what is checked, where its programs run, and how long they may."""
+
+    spec: Spec
+    scratch: Scratch
+    clock: Clock
+
+    def run(self, name: str, request: Json, alone: bool = False) -> Outcome:
+        """What one program reports; see `runner.run_programs`."""
+        return run_programs(self.scratch, name, [request], self.clock.left(), alone)[0]
+
+
+@dataclass
 class Part:
     """One check being put together: failures, metrics and details; `name` as in the evidence, `smoke/…`.
 
@@ -90,22 +103,21 @@ class Part:
         return self._seconds or 0.0
 
     def take(self, outcome: Outcome, clock: Clock, who: str) -> None:
-        """Add what one process reported and how it ended."""
+        """Add the failures that one process reported, and how it ended."""
         self.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
         ended = how_it_ended(outcome, clock.deadline)
         if ended:
             self.failures.append(f"{who} {ended}")
             self.details["output"] = (self.details.get("output", "") + outcome.stderr)[-6000:]
 
-    def demand(self, outcome: Outcome, names: tuple[str | tuple[str, ...], ...]) -> None:
-        """Take all metrics, the named ones last; one that is not there is a failure. A tuple means one of its names."""
+    def demand(self, outcome: Outcome, *names: str | tuple[str, ...]) -> None:
+        """Take facts and metrics, the named ones last; one that is missing is a failure. A tuple: one of its names."""
+        self.details.update(outcome.facts())
         found = {str(event.get("name")): event for event in outcome.of("metric")}
-        named = [name for wanted in names for name in (wanted if isinstance(wanted, tuple) else (wanted,))]
-        for name, event in found.items():
-            if name not in named:
-                self.add_metric(event)
-        for wanted in names:
-            accepted = wanted if isinstance(wanted, tuple) else (wanted,)
+        wanted = [name if isinstance(name, tuple) else (name,) for name in names]
+        for name in [name for name in found if name not in {each for accepted in wanted for each in accepted}]:
+            self.add_metric(found[name])
+        for accepted in wanted:
             present = [name for name in accepted if name in found]
             if not present:
                 self.failures.append(f"the metric {' or '.join(accepted)} was not reported")

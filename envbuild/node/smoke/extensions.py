@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from envbuild.node.protocol import Json, NodeError
-from envbuild.node.smoke.check import Clock, Part, Spec, plural
-from envbuild.node.smoke.runner import Outcome, Scratch, how_it_ended, run_programs
+from envbuild.node.smoke.check import Clock, Part, Work, plural
+from envbuild.node.smoke.runner import Outcome, how_it_ended
 
-PROGRAM = "extensions"
 _TOP = "smoke/extensions"
 
 
@@ -21,17 +20,16 @@ def expected(variant: Json) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def run(spec: Spec, scratch: Scratch, clock: Clock) -> list[Part]:
+def run(work: Work) -> list[Part]:
     """The check of the imports first, then one for each extension that is installed and known."""
-    imports = Part(_TOP + "/imports")
+    spec, clock, imports = work.spec, work.clock, Part(_TOP + "/imports")
     wanted = expected(spec.variant)
     parts: list[Part] = []
     todo: list[str] | None = None
     facts: Json = {}
     only = [name.partition("/")[2] for name in spec.only if name.startswith("extensions/")]
     while todo is None or todo:
-        request = {"cuda": spec.cuda, "expected": wanted, "todo": todo, "only": only}
-        outcome = run_programs(scratch, spec.environment, spec.variables, PROGRAM, [request], clock.left())[0]
+        outcome = work.run("extensions", {"cuda": spec.cuda, "expected": wanted, "todo": todo, "only": only})
         imports.failures.extend(str(event.get("what")) for event in outcome.of("failure"))
         facts.update(outcome.facts())
         for event in outcome.of("ended"):

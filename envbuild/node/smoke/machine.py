@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import gpu_state
-from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth, plain
+from envbuild.node.smoke.check import Part, Spec, Work, bus_bandwidth, plain
 from envbuild.node.smoke.only import chosen
-from envbuild.node.smoke.runner import Scratch, causes_first, run_programs
+from envbuild.node.smoke.runner import causes_first, run_programs
 
 _CPU_GEMM = ("gemm_cpu_float32_tflops", "gemm_cpu_float64_tflops")
 # The last one stands for the check: what training uses.
@@ -24,20 +24,19 @@ IMPOSSIBLE = 1.5
 _BUS_LARGEST = "all_reduce_busbw_gbps"
 
 
-def run(spec: Spec, scratch: Scratch, clock: Clock) -> list[Part]:
+def run(work: Work) -> list[Part]:
     """The checks that are asked for."""
-    parts = []
+    spec, parts = work.spec, []
     gpus: int | None = None if spec.cuda else 0
     if chosen(spec.only, "machine/gemm"):
-        gemm, gpus = _gemm(spec, scratch, clock)
+        gemm, gpus = _gemm(work)
         parts.append(gemm)
     elif spec.cuda:
-        asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left())[0]
-        gpus = _whole(asked.facts().get("gpus"))
+        gpus = _whole(work.run("gpus", {}).facts().get("gpus"))
     if chosen(spec.only, "machine/copies"):
-        parts.append(_copies(spec, scratch, clock))
+        parts.append(_copies(work))
     if chosen(spec.only, "machine/all-reduce"):
-        parts.append(_all_reduce(spec, scratch, clock, gpus))
+        parts.append(_all_reduce(work, gpus))
     for part in parts[:1]:
         part.failures.extend(_missing(spec, gpus))
     return parts
@@ -54,14 +53,12 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _gemm(spec: Spec, scratch: Scratch, clock: Clock) -> tuple[Part, int | None]:
-    part = Part("smoke/machine/gemm")
-    left = clock.left()
-    with gpu_state.sampled(scratch.fresh("gpus"), spec.variables) as state:
-        outcome = run_programs(scratch, spec.environment, spec.variables, "gemm", [{"cuda": spec.cuda}], left)[0]
-    part.take(outcome, clock, "the GEMM program")
-    part.demand(outcome, _CPU_GEMM + (CUDA_GEMM if spec.cuda else ()))
-    part.details.update(outcome.facts())
+def _gemm(work: Work) -> tuple[Part, int | None]:
+    part, spec = Part("smoke/machine/gemm"), work.spec
+    with gpu_state.sampled(work.scratch.fresh("gpus"), spec.variables) as state:
+        outcome = work.run("gemm", {"cuda": spec.cuda})
+    part.take(outcome, work.clock, "the GEMM program")
+    part.demand(outcome, *_CPU_GEMM, *(CUDA_GEMM if spec.cuda else ()))
     if not spec.cuda:
         part.says = "matrix products equal their float64 reference on the CPU"
         return part.stop(), 0
@@ -125,21 +122,19 @@ def _reasons(facts: Json, index: int, in_use: Sequence[Json]) -> str:
     return clock + "".join(", " + reason for reason in (row.get("throttle") or []) + others)
 
 
-def _copies(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
-    part = Part("smoke/machine/copies")
-    left = clock.left()
-    outcome = run_programs(scratch, spec.environment, spec.variables, "copies", [{"cuda": spec.cuda}], left)[0]
-    part.take(outcome, clock, "the copy program")
-    part.demand(outcome, _CUDA_COPIES if spec.cuda else ("copy_cpu_gbps",))
-    part.details.update(outcome.facts())
+def _copies(work: Work) -> Part:
+    part, cuda = Part("smoke/machine/copies"), work.spec.cuda
+    outcome = work.run("copies", {"cuda": cuda})
+    part.take(outcome, work.clock, "the copy program")
+    part.demand(outcome, *(_CUDA_COPIES if cuda else ("copy_cpu_gbps",)))
     pairs = sum(rate is not None for row in part.details.get("peer_gbps") or [] for rate in row)
     between = f"; {pairs} pairs of GPUs" if pairs else ""
-    part.says = "copies arrive whole %s%s" % ("on GPUs, from and to the host" if spec.cuda else "on the CPU", between)
+    part.says = "copies arrive whole %s%s" % ("on GPUs, from and to the host" if cuda else "on the CPU", between)
     return part.stop()
 
 
-def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: int | None) -> Part:
-    part = Part("smoke/machine/all-reduce")
+def _all_reduce(work: Work, gpus: int | None) -> Part:
+    part, spec, clock = Part("smoke/machine/all-reduce"), work.spec, work.clock
     if gpus is None:
         part.failures.append("the number of GPUs is not known, because the GEMM program did not say it")
         return part.stop()
@@ -148,10 +143,9 @@ def _all_reduce(spec: Spec, scratch: Scratch, clock: Clock, gpus: int | None) ->
         return part.stop()
     backend, world = ("nccl", gpus) if gpus > 1 else ("gloo", 2)
     note = "; NCCL needs a GPU for each rank and only one is visible" if gpus == 1 else ""
-    store = scratch.fresh("store")
+    store = work.scratch.fresh("store")
     requests = [{"rank": rank, "world": world, "backend": backend, "store": store} for rank in range(world)]
-    left = clock.left()
-    outcomes = run_programs(scratch, spec.environment, spec.variables, "allreduce", requests, left)
+    outcomes = run_programs(work.scratch, "allreduce", requests, clock.left())
     for rank, outcome in causes_first(outcomes):
         part.take(outcome, clock, f"rank {rank} of {world}")
     facts = [outcome.facts() for outcome in outcomes]

@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass
 
 from envbuild.node.protocol import Json, plural
+from envbuild.node.read_text import read
 from envbuild.node.smoke import rendezvous, smoke
 from envbuild.node.smoke.check import Clock, Part, Spec, bus_bandwidth
-from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, program, read_events, run_processes
+from envbuild.node.smoke.runner import Outcome, Scratch, child_environment, read_events, run_processes
 from envbuild.node.variables import VISIBLE, visible_devices
 
 NAME = "smoke/nodes/all-reduce"
@@ -49,7 +50,7 @@ def _meet(spec: Spec, place: Json, args: Json) -> Json:
     if meeting.missing:
         return smoke.summary([_not_run(part, meeting.missing, place.get("names") or [], seconds)])
     test = JointTest(spec, rank, nodes, meeting)
-    with Scratch(args.get("tmp")) as scratch:
+    with Scratch(spec.environment, spec.variables, args.get("tmp")) as scratch:
         test.run(part, scratch, Clock(float(args.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (args.get("floors") or {}).items()}
     smoke.apply_floors([part], floors)
@@ -97,7 +98,11 @@ class JointTest:
             json.dump({"backend": self.backend, "events": events, "until": time.monotonic() + left}, file)
         child = self._variables(scratch, request)
         outcome = run_processes(scratch, self._command(scratch), child, [{}], left)[0]
-        found = [self._rank_outcome(events, local, outcome) for local in range(self.ranks)]
+        found = []
+        for local in range(self.ranks):
+            one = Outcome(events=read_events(f"{events}-{local}"))
+            one.timed_out = outcome.timed_out and not one.of("done")
+            found.append(one)
         self._judge(part, outcome, found, clock)
         part.details.update(
             {
@@ -118,7 +123,7 @@ class JointTest:
 
     def _variables(self, scratch: Scratch, request: str) -> dict[str, str]:
         """Those of the stack and the target; the interface is that of the way to the first node where none is said."""
-        child = child_environment(self.spec.environment, self.spec.variables, scratch.path)
+        child = scratch.child()
         child["ENVBUILD_SMOKE_REQUEST"] = request
         interface = self.meeting.interface
         for name, form in _INTERFACES:
@@ -130,23 +135,10 @@ class JointTest:
         """torchrun, as its module, so that no script of the environment has to name its interpreter."""
         python = os.path.join(self.spec.environment, "bin", "python")
         # Underscores: torch before 2.0 knows no other form.
-        options = [
-            ("nnodes", self.nodes),
-            ("node_rank", self.rank),
-            ("nproc_per_node", self.ranks),
-            ("master_addr", self.meeting.address),
-            ("master_port", self.meeting.port),
-            ("max_restarts", 0),
-        ]
-        words = ["--%s=%s" % pair for pair in options]
+        words = [f"--nnodes={self.nodes}", f"--node_rank={self.rank}", f"--nproc_per_node={self.ranks}"]
+        words += [f"--master_addr={self.meeting.address}", f"--master_port={self.meeting.port}", "--max_restarts=0"]
         run = [python] + scratch.flags() + ["-m", "torch.distributed.run"] + words + ["--no_python"]
-        return run + program(scratch, self.spec.environment, "allreduce_nodes", _TIED)
-
-    def _rank_outcome(self, events: str, local: int, whole: Outcome) -> Outcome:
-        one = Outcome()
-        one.events = read_events(f"{events}-{local}")
-        one.timed_out = whole.timed_out and not one.of("done")
-        return one
+        return run + scratch.program("allreduce_nodes", _TIED)
 
     def _judge(self, part: Part, outcome: Outcome, found: list[Outcome], clock: Clock) -> None:
         for local, one in enumerate(found):
@@ -175,31 +167,19 @@ class JointTest:
                 part.failures.append(f"{self.world} ranks were asked for and {len(present)} took part")
         if any("present" not in fact for fact in facts):
             part.failures.append("not every rank of this node was counted")
-        metric = _bandwidth(facts[0], self.world)
-        if metric is None:
+        seconds, size = facts[0].get("seconds"), facts[0].get("bytes")
+        if not isinstance(seconds, list) or not seconds or not isinstance(size, int):
             part.failures.append(f"the metric {METRIC} was not reported")
             return
-        part.add_metric(metric)
-        part.details["bytes"] = int(facts[0]["bytes"])
+        part.add_metric(bus_bandwidth(METRIC, seconds, size, self.world))  # the slowest rank's of each repeat
+        part.details["bytes"] = size
 
     def _output(self, events: str, outcome: Outcome) -> str:
         """Stacks of the ranks that hang, then the end of what torchrun printed."""
         texts = []
         for local in range(self.ranks):
-            try:
-                with open(f"{events}-{local}.stacks", "rb") as file:
-                    text = file.read(_OUTPUT // 2).decode("utf-8", "replace").strip()
-            except OSError:
-                continue
+            text = read(f"{events}-{local}.stacks", _OUTPUT // 2).strip()
             if text:
                 texts.append(f"rank {self.rank * self.ranks + local}\n{text}")
         room = max(1000, _OUTPUT - sum(map(len, texts)))
         return "\n".join(texts + [outcome.stderr[-room:]])[: 2 * _OUTPUT]
-
-
-def _bandwidth(facts: Json, world: int) -> Json | None:
-    """Bus bandwidth in GB/s from the slowest rank's seconds of each repeat; None where they are not there."""
-    seconds, size = facts.get("seconds"), facts.get("bytes")
-    if not isinstance(seconds, list) or not seconds or not isinstance(size, int):
-        return None
-    return bus_bandwidth(METRIC, seconds, size, world)

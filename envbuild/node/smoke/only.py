@@ -1,10 +1,16 @@
-"""What of a smoke test is run: all of it, or what `smoke --only ITEM` and `ITEM/CHECK` name."""
+"""What of a smoke test is run, all of it or what `smoke --only ITEM` and `ITEM/CHECK` name, and what was left out."""
 
-# The others of `extensions` are known to the environment alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from envbuild.node.protocol import Json
+
+if TYPE_CHECKING:
+    from envbuild.node.smoke.check import Spec
+
+# The others of `extensions` are known to the environment alone.
 _CHECKS = {"machine": ("gemm", "copies", "all-reduce"), "extensions": ("imports",), "nodes": ("all-reduce",)}
 
 
@@ -27,3 +33,37 @@ def unknown(only: Sequence[str], items: Sequence[str]) -> list[str]:
 def chosen(only: Sequence[str], name: str) -> bool:
     """Whether an item, or a check as `ITEM/CHECK`, is run; without names everything is."""
     return not only or any((name + "/").startswith(one + "/") or one.startswith(name + "/") for one in only)
+
+
+def gaps(spec: Spec, items: list[Json], checks: list[Json]) -> list[Json]:
+    """Check JSON (`skipped`, level `not-checked`) for what a reader would take for granted and was not looked at.
+
+    `checks` are those that were made, `items` what was asked. What `smoke/sound` says of torch, for which CUDA it is
+    built, is known only where it was imported.
+    """
+    names = {str(item["name"]) for item in items}
+    sound: Json = {}
+    sound.update(*(check["details"] for check in checks if check["name"] == "smoke/sound"))
+    found = []
+    if spec.only:
+        says = f"the rest of the smoke test, as only {', '.join(spec.only)} was asked for"
+        found.append(dict(_gap("smoke/only", says), details={"only": list(spec.only)}))
+    elif "torch" in sound and names == {"sound"}:
+        found.append(_gap("smoke/training", "nothing was computed, torch was imported only (smoke: sound alone)"))
+    floors = [each for check in checks for each in sorted(check["details"].get("floors_not_checked", {}).items())]
+    if floors:
+        says = "; ".join("%s was not measured: %s" % each for each in floors)
+        found.append(_gap("smoke/floors", f"floors that nothing was compared with: {says}"))
+    without_gpu = {"step": "the stack's own training script was not run"}
+    without_gpu["full"] = "torch.compile and the larger model were not run"
+    without_gpu["cuda"] = f"nothing ran on CUDA, though torch is built for CUDA {sound.get('torch_cuda')}"
+    asked = names | {"cuda"} if sound.get("torch_cuda") else names
+    for name, says in without_gpu.items() if not spec.cuda else ():
+        if name in asked:
+            found.append(_gap(f"smoke/{name}", f"no usable GPU here: {says}"))
+    return found
+
+
+def _gap(name: str, says: str) -> Json:
+    told: Json = {"name": name, "status": "skipped", "says": says, "level": "not-checked"}
+    return dict(told, seconds=0.0, metrics=[], details={})

@@ -8,6 +8,7 @@ firewall has to allow.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -68,10 +69,8 @@ def receive(ports: list[int], nodes: int, token: str, seconds: float, ranks: int
             _send(each, {"port": port, "missing": missing, "ranks": fewest})
         for each, _ in found.values():
             each.settimeout(_CONNECT)
-            try:
+            with contextlib.suppress(OSError):  # it may be gone already
                 each.recv(1)
-            except OSError:
-                pass  # it may be gone already
     finally:
         for each, _ in found.values():
             each.close()
@@ -80,33 +79,19 @@ def receive(ports: list[int], nodes: int, token: str, seconds: float, ranks: int
 
 def _listen(ports: list[int]) -> tuple[socket.socket, int]:
     why = "no port was named"
-    for port in ports:
-        # On all addresses, as torchrun will: which of them the others can reach is not known here.
-        for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
-            try:
-                return _bound(family, everywhere, port), port
-            except OSError as error:
-                why = f"port {port}: {error}"
+    # On all addresses, as torchrun will: which of them the others can reach is not known here.
+    for port, both in [(port, both) for port in ports for both in (True, False)]:
+        family = socket.AF_INET6 if both else socket.AF_INET
+        try:
+            return socket.create_server(("", port), family=family, backlog=128, dualstack_ipv6=both), port
+        except (OSError, ValueError) as error:  # ValueError: one socket cannot have both families here
+            why = f"port {port}: {error}"
     raise NodeError(
         "nodes-cannot-meet",
         "the first node has no free port to meet on",
         why=why,
         hint=f"somebody else listens on all of: {', '.join(map(str, ports))}",
     )
-
-
-def _bound(family: int, everywhere: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((everywhere, port))
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _welcome(listener: socket.socket, found: dict[int, tuple[socket.socket, int]], nodes: int, token: str) -> None:
@@ -117,15 +102,10 @@ def _welcome(listener: socket.socket, found: dict[int, tuple[socket.socket, int]
         return  # nobody came in time
     hello = _read(peer)
     rank, ranks = hello.get("rank"), hello.get("ranks")
-    if (
-        hello.get("token") != token
-        or not isinstance(rank, int)
-        or not isinstance(ranks, int)
-        or not 0 < rank < nodes
-        or not _send(peer, {"met": 1})
-    ):
-        peer.close()
-        return
+    if hello.get("token") != token or not isinstance(rank, int) or not isinstance(ranks, int):
+        return peer.close()
+    if not 0 < rank < nodes or not _send(peer, {"met": 1}):
+        return peer.close()
     if rank in found:
         found[rank][0].close()  # it came again after it had lost its connection
     found[rank] = (peer, ranks)

@@ -1,20 +1,24 @@
 """Runs smoke programs in the environment's interpreter: isolated, with a deadline, and told apart when they die.
 
 The programs are the modules of `programs/`. Their text is copied to a scratch folder and started from there: the
-package may lie inside a zip file that the environment's interpreter does not know.
+package may lie inside a zip file that the environment's interpreter does not know. A process runs one program, or as
+the worker of a rank several one after another. Its output is drained, so that it can neither block nor fill a disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +29,6 @@ from envbuild.node.conda import activation
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import json_lines, read
 from envbuild.node.smoke import training_log
-from envbuild.node.smoke.process import Process, Turn
 
 # `-I` ignores PYTHONPATH, the user's site packages and the current folder.
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
@@ -42,6 +45,7 @@ _TAIL = 6000
 _EVENTS_LIMIT = 4 * 1024 * 1024
 _GRACE = 3.0  # s after the deadline, for the stack dump of the program itself
 _SIBLING_GRACE = 5.0  # s for the other ranks to end by themselves after one has died
+_STATUS = re.compile(rb" (-?\d+)\n")
 
 
 @dataclass
@@ -118,14 +122,118 @@ def how_it_ended(outcome: Outcome, deadline: float) -> str | None:
     return None
 
 
+class Turn:
+    """One program in a process; `outcome` says how it ended, once it has. `events`: the file that it writes them to."""
+
+    def __init__(self, process: Process, end: str = "") -> None:
+        """`end` begins the line with which a worker says how the program ended; empty: with its process."""
+        self.outcome = Outcome()
+        self.events = ""
+        self.end = ("\n" + end).encode("ascii") if end else b""
+        self._process = process
+        self._output = b""
+        self._said: int | None = None
+        self._started = time.monotonic()
+
+    def ended(self) -> bool:
+        """Whether the program has ended, or the process that it ran in; records when."""
+        if self.outcome.returncode is None:
+            status = self._process.status()
+            self.outcome.returncode = status if self._said is None else self._said
+            self.outcome.seconds = time.monotonic() - self._started
+        return self.outcome.returncode is not None
+
+    def take(self, output: bytes, keep: int) -> None:
+        """Keep the last `keep` bytes of the output so far, and the status where the worker has said it."""
+        at = output.find(self.end) if self.end else -1
+        status = _STATUS.match(output, at + len(self.end)) if at >= 0 else None
+        self._output = (output[:at] if status else output)[-keep:]
+        if status:
+            self._said = int(status.group(1))
+
+    def stop(self) -> None:
+        """End the process, and what it has started."""
+        self._process.kill()
+
+    def finish(self) -> Outcome:
+        """Collect events and the last lines of output; what still runs is ended."""
+        if not self.ended():
+            self.stop()
+        self.outcome.stderr = redact.redact_text(self._output.decode("utf-8", "replace"))
+        self.outcome.events = redact.redact_data(read_events(self.events))
+        if self.outcome.returncode != 0 or self.outcome.of("again"):  # what it has left is for no other program
+            self.stop()
+        return self.outcome
+
+
+class Process:
+    """One process. Without `request`, the file that is its stdin, it is a worker (see `programs/worker.py`)."""
+
+    def __init__(self, argv: list[str], child: dict[str, str], cwd: str, keep: int, request: str | None = None) -> None:
+        """Start it; `keep`: how many bytes of the output of each program are kept."""
+        self._keep = keep
+        self.turn = Turn(self)
+        with contextlib.ExitStack() as stack:
+            stdin = stack.enter_context(open(request, "rb")) if request else subprocess.PIPE
+            self._popen = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=child,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def next(self, name: str, request: str) -> Turn:
+        """Run program `name` on the file `request` in this worker; in one that has ended, it ends as that did."""
+        end = uuid.uuid4().hex
+        self.turn = Turn(self, end)
+        line = json.dumps({"name": name, "request": request, "end": end}) + "\n"
+        with contextlib.suppress(OSError):
+            self._popen.stdin.write(line.encode("ascii"))  # type: ignore[union-attr]
+            self._popen.stdin.flush()  # type: ignore[union-attr]
+        return self.turn
+
+    def status(self) -> int | None:
+        """Its exit status, None while it runs; once it has one, its last output has been read."""
+        status = self._popen.poll()
+        if status is not None:
+            self._reader.join(timeout=1)  # what it has started may still hold the other end
+        return status
+
+    def _read(self) -> None:
+        turn, output = self.turn, b""
+        with self._popen.stdout as pipe:  # type: ignore[union-attr]
+            for block in iter(lambda: os.read(pipe.fileno(), 65536), b""):
+                if turn is not self.turn:
+                    turn, output = self.turn, b""
+                output += block
+                turn.take(output, self._keep)
+                output = output[-self._keep - 100 :]
+
+    def kill(self) -> None:
+        """Kill the whole process group; a group that is already gone is fine."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nothing more can be done from here
+            self._popen.wait(timeout=5)
+
+
 class Scratch:
     """A private folder with the programs' text; removed at the end. Use it in a `with` statement."""
 
-    def __init__(self, tmp: str | None, programs: dict[str, str] | None = None) -> None:
-        """`tmp` is where the folder goes (None: the system's place), `programs` replaces texts by module name."""
-        self._tmp = tmp
-        self._programs = programs or {}
-        self.path = ""
+    def __init__(
+        self, environment: str, variables: Json, tmp: str | None, programs: dict[str, str] | None = None
+    ) -> None:
+        """For programs of an environment, with the stack's variables.
+
+        `tmp` is where the folder goes (None: the system's place), `programs` replaces texts by module name.
+        """
+        self.environment, self.variables = environment, variables
+        self._tmp, self._programs, self.path = tmp, programs or {}, ""
         self._workers: dict[int, Process] = {}
         self.turns = threading.Lock()  # held while workers run a program
         self._live: list[Turn] = []
@@ -183,13 +291,20 @@ class Scratch:
             self._live.append(make())
             return self._live[-1]
 
-    def worker(self, rank: int, environment: str, variables: Json) -> Process:
+    def child(self) -> dict[str, str]:
+        """The variables of a process here."""
+        return child_environment(self.environment, self.variables, self.path)
+
+    def program(self, name: str, first: str = "") -> list[str]:
+        """The words that run program `name` in the environment's interpreter, after the Python text `first`."""
+        python = os.path.join(self.environment, "bin", "python")
+        return [python] + self.flags() + ["-c", first + _START, self.path, name]
+
+    def worker(self, rank: int) -> Process:
         """The worker of a rank; a new one where there is none, or where the last program has ended it."""
         worker = self._workers.get(rank)
         if worker is None or worker.status() is not None:
-            child = child_environment(environment, variables, self.path)
-            worker = Process(program(self, environment, "worker"), child, self.path, _TAIL)
-            self._workers[rank] = worker
+            worker = self._workers[rank] = Process(self.program("worker"), self.child(), self.path, _TAIL)
         return worker
 
 
@@ -215,47 +330,13 @@ def child_environment(environment: str, variables: Json, scratch: str) -> dict[s
     return child
 
 
-class _Running:
-    """One program that runs."""
-
-    def __init__(self, turn: Turn, events: str) -> None:
-        self.outcome = Outcome()
-        self._turn = turn
-        self._events = events
-        self._started = time.monotonic()
-
-    def ended(self) -> bool:
-        """True once the program has ended; records when."""
-        if self.outcome.returncode is None and self._turn.ended():
-            self.outcome.returncode = self._turn.returncode
-            self.outcome.seconds = time.monotonic() - self._started
-        return self.outcome.returncode is not None
-
-    def finish(self) -> Outcome:
-        """Collect events and the last lines of output; what still runs is ended."""
-        if not self.ended():
-            self.outcome.seconds = time.monotonic() - self._started
-            self._turn.stop()
-        self.outcome.stderr = redact.redact_text(self._turn.output.decode("utf-8", "replace"))
-        self.outcome.events = redact.redact_data(read_events(self._events))
-        if self.outcome.returncode != 0 or self.outcome.of("again"):  # what it has left is for no other program
-            self._turn.stop()
-        return self.outcome
-
-
 def read_events(path: str) -> list[Json]:
     """The events in a file; what is not a JSON object on a line of its own (a torn write) is left out."""
     return json_lines(read(path, _EVENTS_LIMIT))
 
 
 def run_programs(
-    scratch: Scratch,
-    environment: str,
-    variables: Json,
-    name: str,
-    requests: list[Json],
-    deadline: float,
-    alone: bool = False,
+    scratch: Scratch, name: str, requests: list[Json], deadline: float, alone: bool = False
 ) -> list[Outcome]:
     """Run program `name` once per request, at the same time, for at most `deadline` seconds; outcomes in order.
 
@@ -263,21 +344,15 @@ def run_programs(
     its rank, which has torch imported; `alone`: in a process that has imported nothing before.
     """
     if alone:
-        child = child_environment(environment, variables, scratch.path)
-        return run_processes(scratch, program(scratch, environment, name), child, requests, deadline)
+        return run_processes(scratch, scratch.program(name), scratch.child(), requests, deadline)
     until = time.monotonic() + deadline
     with scratch.turns:
-        workers = [scratch.worker(rank, environment, variables) for rank in range(len(requests))]
+        workers = [scratch.worker(rank) for rank in range(len(requests))]
 
         def start(rank: int, request: str) -> Turn:
             return workers[rank].next(name, request)
 
         return _run(scratch, start, requests, max(until - time.monotonic(), 0.1))
-
-
-def program(scratch: Scratch, environment: str, name: str, first: str = "") -> list[str]:
-    """The argument list that runs program `name` in the environment's interpreter, after the Python text `first`."""
-    return [os.path.join(environment, "bin", "python")] + scratch.flags() + ["-c", first + _START, scratch.path, name]
 
 
 def run_processes(
@@ -298,32 +373,30 @@ def run_processes(
 
 def _run(scratch: Scratch, start: Callable[[int, str], Turn], requests: list[Json], deadline: float) -> list[Outcome]:
     until = time.monotonic() + deadline + _GRACE
-    running: list[_Running] = []
+    running: list[Turn] = []
     try:
         for rank, request in enumerate(requests):
-            full = dict({"events": scratch.fresh("events")}, **request)
-            full["deadline"] = max(deadline, 0.1)
+            full = dict({"events": scratch.fresh("events")}, **request, deadline=max(deadline, 0.1))
             path = scratch.fresh("request")
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(full, file)
-            turn = scratch.start(partial(start, rank, path))
-            running.append(_Running(turn, str(full["events"])))
+            running.append(scratch.start(partial(start, rank, path)))
+            running[-1].events = str(full["events"])
         _wait(running, until)
     finally:
-        outcomes = [each.finish() for each in running]
+        outcomes = [turn.finish() for turn in running]
     return outcomes
 
 
-def _wait(running: list[_Running], until: float) -> None:
+def _wait(running: list[Turn], until: float) -> None:
     stop_at: float | None = None
-    while sum(each.ended() for each in running) < len(running):  # every one is asked each time
+    while sum(turn.ended() for turn in running) < len(running):  # every one is asked each time
         now = time.monotonic()
-        if stop_at is None and any(each.outcome.returncode for each in running):
+        if stop_at is None and any(turn.outcome.returncode for turn in running):
             stop_at = now + _SIBLING_GRACE
         if now >= until or (stop_at is not None and now >= stop_at):
-            for each in running:
-                if not each.ended():
-                    each.outcome.timed_out = now >= until
-                    each.outcome.stopped = now < until
+            for turn in running:
+                if not turn.ended():
+                    turn.outcome.timed_out, turn.outcome.stopped = now >= until, now < until
             return
         time.sleep(0.02)

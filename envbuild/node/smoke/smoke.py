@@ -21,10 +21,9 @@ from envbuild.node.packages import installed
 from envbuild.node.probe import system
 from envbuild.node.protocol import Exit, Json, NodeError, log
 from envbuild.node.smoke import extensions, gpu_state, machine, step
-from envbuild.node.smoke.check import Clock, Part, Spec, plain, plural
-from envbuild.node.smoke.gaps import gaps
-from envbuild.node.smoke.only import chosen, known, unknown
-from envbuild.node.smoke.runner import Scratch, run_programs
+from envbuild.node.smoke.check import Clock, Part, Spec, Work, plain, plural
+from envbuild.node.smoke.only import chosen, gaps, known, unknown
+from envbuild.node.smoke.runner import Scratch
 
 __all__ = ["Spec", "apply_floors", "run", "smoke_items", "summary"]
 
@@ -106,13 +105,13 @@ def smoke_items(spec: Spec, items: list[Json], tmp: str | None, programs: dict[s
     items = [item for item in items if chosen(spec.only, str(item["name"]))]
     # What runs is ended before the threads that wait for it are waited for; the folder goes last.
     pool = futures.ThreadPoolExecutor(len(_UNTIMED))
-    with Scratch(tmp, programs) as scratch, pool, contextlib.closing(scratch):
+    with Scratch(spec.environment, spec.variables, tmp, programs) as scratch, pool, contextlib.closing(scratch):
         # Before anything of ours is on a GPU, and beside what needs none.
         timed = spec.cuda and any(item["name"] in _TIMED for item in items)
         others = pool.submit(gpu_state.in_use, gpu_state.visible(spec.variables)) if timed else None
         if any(item["name"] in _IN_WORKERS for item in items):
             with proc.starting():
-                scratch.worker(0, spec.environment, spec.variables)
+                scratch.worker(0)
         spec.in_use = others.result() if others else []
         work = functools.partial(_item, spec, scratch)
         # With GPUs, what measures no speed goes first and at once: it mostly imports and waits.
@@ -125,24 +124,14 @@ def smoke_items(spec: Spec, items: list[Json], tmp: str | None, programs: dict[s
 
 def _item(spec: Spec, scratch: Scratch, item: Json) -> list[Json]:
     log(f"smoke: {item['name']}")
-    clock = Clock(float(item.get("deadline", 600.0)))
+    if item["name"] in ("step", "full") and not spec.cuda:
+        return []  # said by `gaps`
+    work = Work(spec, scratch, Clock(float(item.get("deadline", 600.0))))
     floors = {str(name): float(value) for name, value in (item.get("floors") or {}).items()}
-    if item["name"] == "sound":
-        parts = [_sound(spec, scratch, clock)]
-    elif item["name"] == "training":
-        parts = [_training(spec, scratch, clock)]
-    elif item["name"] == "extensions":
-        parts = extensions.run(spec, scratch, clock)
-    elif item["name"] == "step":
-        if not spec.cuda:
-            return []  # said by `gaps`
-        parts = [step.run(spec, scratch, clock, dict(item["step"]))]
-    elif item["name"] == "full":
-        if not spec.cuda:
-            return []  # said by `gaps`
-        parts = _full(spec, scratch, clock)
+    if item["name"] == "step":
+        parts = [step.run(work, dict(item["step"]))]
     else:
-        parts = machine.run(spec, scratch, clock)
+        parts = _RUNS[item["name"]](work)
     for part in parts:
         if spec.in_use and part.metrics:
             part.details["gpus_in_use"] = gpu_state.in_words(spec.in_use)
@@ -176,8 +165,8 @@ def apply_floors(parts: list[Part], floors: dict[str, float], whole: bool = True
                 part.says += f"; floor {plain(floor)} of {given}: {note}"
 
 
-def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
-    part = Part("smoke/sound")
+def _sound(work: Work) -> list[Part]:
+    part, spec = Part("smoke/sound"), work.spec
     variant = spec.variant
     imports = [str(name) for name in variant.get("imports") or []]
     packages = {str(each["name"]): str(each["version"]) for each in variant.get("packages") or []}
@@ -186,26 +175,21 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
     kept = stamp.kept_of_base(stamp.of_image(spec.environment, variant) if spec.image else None)
     packages = {name: version for name, version in packages.items() if installed.normal_name(name) not in kept}
     provided = dict({str(name): str(version) for name, version in (variant.get("provided") or {}).items()}, **kept)
+    request = {
+        "environment": spec.environment,
+        "packages": packages,
+        "provided": provided,
+        "base": spec.base,
+        "trees": [tree["at"] for tree in variant.get("trees") or []],
+        **{key: variant.get(key) for key in ("python", "torch", "flavour")},
+    }
     todo, first = list(imports), True
     modules: list[Json] = []
     while first or todo:
-        request = {
-            "environment": spec.environment,
-            "imports": todo,
-            "first": first,
-            "packages": packages,
-            "provided": provided,
-            "base": spec.base,
-            "trees": [tree["at"] for tree in variant.get("trees") or []],
-            "python": variant.get("python"),
-            "torch": variant.get("torch"),
-            "flavour": variant.get("flavour"),
-        }
-        left = clock.left()
-        outcome = run_programs(scratch, spec.environment, spec.variables, "imports", [request], left, alone=True)[0]
-        part.take(outcome, clock, "python")
+        outcome = work.run("imports", dict(request, imports=todo, first=first), alone=True)
+        part.take(outcome, work.clock, "python")
         part.details.update(outcome.facts())
-        modules.extend(_without_kind(event) for event in outcome.of("imported"))
+        modules += [{key: event[key] for key in event if key != "kind"} for event in outcome.of("imported")]
         begun = [str(event.get("module")) for event in outcome.of("importing")]
         if outcome.of("done") or outcome.timed_out or not begun:
             todo = todo if not outcome.of("done") else []
@@ -216,49 +200,46 @@ def _sound(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
         part.details["not_run"] = todo
     counts = (plural(len(imports), "module"), plural(len(packages) + len(provided), "package"))
     part.says = "%s imported from the locked place, %s found at the locked version" % counts
-    return part.stop()
+    return [part.stop()]
 
 
-def _without_kind(event: Json) -> Json:
-    return {key: value for key, value in event.items() if key != "kind"}
-
-
-def _training(spec: Spec, scratch: Scratch, clock: Clock) -> Part:
+def _training(work: Work) -> list[Part]:
     part = Part("smoke/training")
-    request = {"cuda": spec.cuda}
-    left = clock.left()
-    outcome = run_programs(scratch, spec.environment, spec.variables, "training", [request], left)[0]
-    part.take(outcome, clock, "the training program")
-    part.demand(outcome, ("training_tokens_per_second",))
-    facts = outcome.facts()
-    part.details.update(facts)
+    outcome = work.run("training", {"cuda": work.spec.cuda})
+    part.take(outcome, work.clock, "the training program")
+    part.demand(outcome, "training_tokens_per_second")
+    facts = part.details
     if all(isinstance(facts.get(key), (int, float)) for key in ("loss_first", "loss_last", "steps_done")):
         part.says = "the loss fell from {loss_first:.3g} to {loss_last:.3g} in {steps_done} steps".format(**facts)
     elif not part.failures:
         part.failures.append("the losses were not reported")
-    return part.stop()
+    return [part.stop()]
 
 
-def _full(spec: Spec, scratch: Scratch, clock: Clock) -> list[Part]:
+def _full(work: Work) -> list[Part]:
     """In a process of its own: torch.compile starts others.
 
     What this GPU cannot do is a gap: all of it, or the compiled half.
     """
     part = Part("smoke/full")
-    left = clock.left()
-    request = {"device": "cuda:0", "backend": "inductor", "peaks": spec.peaks}
-    outcome = run_programs(scratch, spec.environment, spec.variables, "full", [request], left, alone=True)[0]
-    part.take(outcome, clock, "the larger training program")
-    part.details.update(outcome.facts())
-    facts = part.details
+    outcome = work.run("full", {"device": "cuda:0", "backend": "inductor", "peaks": work.spec.peaks}, alone=True)
+    part.take(outcome, work.clock, "the larger training program")
+    facts = outcome.facts()
     part.skipped, eager = str(facts.get("not_run") or ""), str(facts.get("not_compiled") or "")
     halves = ("full_eager_tokens_per_second", "full_compiled_tokens_per_second")
-    part.demand(outcome, () if part.skipped else halves[:1] if eager else halves)
+    part.demand(outcome, *(() if part.skipped else halves[:1] if eager else halves))
     mfu = f"; MFU {facts['mfu_percent']:.3g} %" if facts.get("mfu_percent") else ""
     how = "eagerly" if eager else "compiled"
     part.says = f"{facts.get('model')} trained {how} on {facts.get('device')}{mfu}"
     if not eager:
         return [part.stop()]
-    gap = Part("smoke/full/compiled")
-    gap.skipped = eager
-    return [part.stop(), gap.stop()]
+    return [part.stop(), Part("smoke/full/compiled", skipped=eager).stop()]
+
+
+_RUNS: dict[str, Callable[[Work], list[Part]]] = {
+    "sound": _sound,
+    "machine": machine.run,
+    "training": _training,
+    "extensions": extensions.run,
+    "full": _full,
+}

@@ -16,21 +16,10 @@ from typing import Any
 from envbuild.node import paths
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import training_data, training_log
-from envbuild.node.smoke.check import Clock, Part, Spec, plural
+from envbuild.node.smoke.check import Clock, Part, Spec, Work, plural
 from envbuild.node.smoke.programs.common import OPEN_MPI_AS_ROOT, OPEN_MPI_OVERSUBSCRIBED
-from envbuild.node.smoke.runner import (
-    Outcome,
-    Scratch,
-    causes_first,
-    child_environment,
-    how_it_ended,
-    last_words,
-    program,
-    run_processes,
-    run_programs,
-)
+from envbuild.node.smoke.runner import Outcome, causes_first, how_it_ended, last_words, run_processes
 
-NAME = "smoke/step"
 _KEPT = 1024 * 1024  # bytes of each rank's output: a script prints its arguments before its losses
 _SHOWN = 4000  # characters of it in the evidence of a failure
 _NAME = re.compile(r"\{([a-z_]+)\}")
@@ -38,26 +27,28 @@ _NAME = re.compile(r"\{([a-z_]+)\}")
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "PALS_")
 
 
-def run(spec: Spec, scratch: Scratch, clock: Clock, step: Json) -> Part:
+def run(work: Work, step: Json) -> Part:
     """The check."""
-    part = Part(NAME)
-    ranks = _ranks(spec, scratch, clock, step)
+    part = Part("smoke/step")
+    ranks = int(work.run("gpus", {}, alone=True).facts().get("gpus") or 0)
+    if step.get("launcher") == "mpi" and _mpiexec(work.spec) is None:
+        ranks = min(ranks, 1)  # which needs none
     if ranks < 1:
         part.failures.append("no GPU is visible")
         return part.stop()
-    work = scratch.fresh("step")
-    os.mkdir(work)
+    folder = work.scratch.fresh("step")
+    os.mkdir(folder)
     if step.get("data"):
-        training_data.write(str(step["data"]), work)
-    values = values_for(ranks, work)
+        training_data.write(str(step["data"]), folder)
+    values = values_for(ranks, folder)
     for name, content in (step.get("files") or {}).items():
-        with open(os.path.join(work, name), "w", encoding="utf-8") as file:
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             json.dump(fill(content, values), file)
     try:
-        outcomes = _start(spec, scratch, clock, step, values)
+        outcomes = _start(work, step, values)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
-    _judge(part, outcomes, step, ranks, clock)
+        shutil.rmtree(folder, ignore_errors=True)
+    _judge(part, outcomes, step, ranks, work.clock)
     return part.stop()
 
 
@@ -82,55 +73,37 @@ def fill(content: Any, values: Json) -> Any:
     return _NAME.sub(lambda match: str(values[match.group(1)]), content)
 
 
-def _ranks(spec: Spec, scratch: Scratch, clock: Clock, step: Json) -> int:
-    """One a GPU; of MPI without its `mpiexec` one alone, which needs none."""
-    asked = run_programs(scratch, spec.environment, spec.variables, "gpus", [{}], clock.left(), alone=True)[0]
-    ranks = int(asked.facts().get("gpus") or 0)
-    return min(ranks, 1) if step.get("launcher") == "mpi" and _mpiexec(spec) is None else ranks
-
-
 def _mpiexec(spec: Spec) -> str | None:
     return shutil.which("mpiexec", path=paths.search_path(spec.environment, os.environ.get("PATH")))
 
 
-def _start(spec: Spec, scratch: Scratch, clock: Clock, step: Json, values: Json) -> list[Outcome]:
+def _start(work: Work, step: Json, values: Json) -> list[Outcome]:
     """Start all ranks and wait for them; one outcome for each process that was started here."""
-    tree = os.path.join(spec.environment, "src", str(step["source"]))
+    scratch, ranks = work.scratch, values["ranks"]
+    tree = os.path.join(scratch.environment, "src", str(step["source"]))
     request: Json = {
         "tree": tree,
         "script": os.path.join(tree, str(step["script"])),
         "words": [str(word) for word in fill(list(step.get("arguments") or []), values)],
         "work": values["work"],
-        "ranks": values["ranks"],
+        "ranks": ranks,
     }
-    child = child_environment(spec.environment, spec.variables, scratch.path)
-    child = {key: value for key, value in child.items() if not key.startswith(_FOREIGN)}
+    child = {key: value for key, value in scratch.child().items() if not key.startswith(_FOREIGN)}
     child.update({key: str(value) for key, value in (step.get("environment") or {}).items()})
-    child.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(values["ranks"])})
-    argv = program(scratch, spec.environment, "step")
-    if step.get("launcher") == "mpi":
-        return _with_mpi(spec, scratch, clock, request, child, argv)
-    requests = [dict(request, variables=_place(rank, values["ranks"])) for rank in range(values["ranks"])]
-    return run_processes(scratch, argv, child, requests, clock.left(), _KEPT)
-
-
-def _place(rank: int, ranks: int) -> dict[str, str]:
-    """What torchrun tells a rank on one node."""
-    own = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
-    return {key: str(value) for key, value in own.items()}
-
-
-def _with_mpi(
-    spec: Spec, scratch: Scratch, clock: Clock, request: Json, child: dict[str, str], argv: list[str]
-) -> list[Outcome]:
-    """All ranks under one mpiexec, which hands them no request: they read it from a file."""
-    left, events = clock.left(), scratch.fresh("events")
-    path = scratch.fresh("request")
+    child.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)})
+    argv, left = scratch.program("step"), work.clock.left()
+    if step.get("launcher") != "mpi":
+        # What torchrun tells a rank on one node.
+        places = [{"RANK": str(n), "LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": str(ranks)} for n in range(ranks)]
+        requests = [dict(request, variables=dict(place, GROUP_RANK="0")) for place in places]
+        return run_processes(scratch, argv, child, requests, left, _KEPT)
+    # All ranks under one mpiexec, which hands them no request: they read it from a file.
+    events, path = scratch.fresh("events"), scratch.fresh("request")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(dict(request, variables={}, events=events, deadline=left), file)
     child.update({**OPEN_MPI_AS_ROOT, **OPEN_MPI_OVERSUBSCRIBED, "ENVBUILD_SMOKE_REQUEST": path})
-    mpiexec = _mpiexec(spec)
-    launcher = [mpiexec, "-n", str(request["ranks"])] if mpiexec else []
+    mpiexec = _mpiexec(work.spec)
+    launcher = [mpiexec, "-n", str(ranks)] if mpiexec else []
     return run_processes(scratch, launcher + argv, child, [{"events": events}], left, _KEPT)
 
 

@@ -557,7 +557,7 @@ def test_d43_a_smoke_test_that_runs_keeps_its_folder_while_another_environment_i
     tmp = node.prefix / "tmp"
     code = (
         "import sys\nfrom envbuild.node.smoke.runner import Scratch\n"
-        "with Scratch(sys.argv[1]) as scratch:\n    print(scratch.path, flush=True)\n    sys.stdin.read()\n"
+        "with Scratch('', {}, sys.argv[1]) as scratch:\n    print(scratch.path, flush=True)\n    sys.stdin.read()\n"
     )
     argv = [sys.executable, "-c", code, str(tmp)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as test:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.node.smoke import smoke
+from envbuild.node.smoke import check, smoke
 from envbuild.node.smoke.runner import Outcome
 
 GIB = 1 << 30
@@ -79,13 +79,12 @@ def full(
     monkeypatch.setattr(sys.modules["torch"], "Generator", lambda: SimpleNamespace(manual_seed=lambda _: None), False)
 
     def run(*args: Any, **_: Any) -> list[Outcome]:
-        monkeypatch.setattr(
-            program, "begin", lambda: SimpleNamespace(args=json.loads(json.dumps(args[4][0])), channel=told)
-        )
+        request = json.loads(json.dumps(args[2][0]))
+        monkeypatch.setattr(program, "begin", lambda: SimpleNamespace(args=request, channel=told))
         program.main()
         return [told.outcome]
 
-    monkeypatch.setattr(smoke, "run_programs", run)
+    monkeypatch.setattr(check, "run_programs", run)
     spec = smoke.Spec("/no", {}, True)
     spec.peaks = {H200: 989.0}
     checks = smoke.smoke_items(spec, [{"name": "full", "deadline": 60.0}], None)
@@ -98,21 +97,21 @@ def full(
 def test_the_batch_is_halved_until_free_memory_holds_it_and_is_told(
     monkeypatch: pytest.MonkeyPatch, free: float, batch: int
 ) -> None:
-    (check,) = full(monkeypatch, free)
-    assert check["status"] == "passed"
-    assert check["details"]["shape"]["batch"] == batch
-    assert check["says"].startswith(f"GPT of 163 M parameters, batch {batch} × 2048 trained compiled on {H200}; MFU ")
+    (told,) = full(monkeypatch, free)
+    assert told["status"] == "passed"
+    assert told["details"]["shape"]["batch"] == batch
+    assert told["says"].startswith(f"GPT of 163 M parameters, batch {batch} × 2048 trained compiled on {H200}; MFU ")
 
 
 def test_a_gpu_without_memory_for_one_sequence_is_a_gap_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    (check,) = full(monkeypatch, 3.5)
-    assert (check["status"], check["metrics"]) == ("skipped", [])
-    assert check["says"] == "not run: 3.5 GiB of GPU memory are free, and one sequence needs 6"
+    (told,) = full(monkeypatch, 3.5)
+    assert (told["status"], told["metrics"]) == ("skipped", [])
+    assert told["says"] == "not run: 3.5 GiB of GPU memory are free, and one sequence needs 6"
 
 
 def test_a_torch_that_has_no_bfloat16_for_this_gpu_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    (check,) = full(monkeypatch, 15.5, (7, 5), "Tesla T4", bf16=False)
-    assert (check["status"], check["says"]) == ("skipped", "not run: torch 2.4.0 has no bfloat16 here")
+    (told,) = full(monkeypatch, 15.5, (7, 5), "Tesla T4", bf16=False)
+    assert (told["status"], told["says"]) == ("skipped", "not run: torch 2.4.0 has no bfloat16 here")
 
 
 def test_the_compiled_half_is_a_gap_without_native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

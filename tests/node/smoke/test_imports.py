@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from envbuild.model.evidence import Check
 from envbuild.node.env import stamp
-from envbuild.node.smoke import gaps as smoke_gaps
-from envbuild.node.smoke import smoke
+from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
 from tests.support.patience import PATIENCE, with_deadline
@@ -240,7 +239,7 @@ def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(bare: Bare, tmp_p
 
 def gaps(cuda: bool, items: tuple[str, ...], **facts: object) -> list[dict[str, Any]]:
     spec = smoke.Spec("/env", {}, cuda)
-    return smoke_gaps.gaps(spec, [{"name": name} for name in items], [{"name": "smoke/sound", "details": facts}])
+    return only.gaps(spec, [{"name": name} for name in items], [{"name": "smoke/sound", "details": facts}])
 
 
 def test_a_cuda_build_without_a_gpu_says_that_nothing_ran_on_cuda() -> None:

@@ -199,7 +199,7 @@ def part_of(
             meeting = rendezvous.receive(ports, 2, TOKEN, PATIENCE, 1)
         spec = multi_node.Spec(str(torch_environment()), {}, False)
         part = multi_node.Part(multi_node.NAME)
-        with Scratch(str(tmp) if tmp else None, programs) as scratch:
+        with Scratch(spec.environment, {}, str(tmp) if tmp else None, programs) as scratch:
             multi_node.JointTest(spec, rank, 2, meeting).run(part, scratch, multi_node.Clock(deadline))
         found[rank] = part.check()
 

@@ -201,9 +201,8 @@ def test_the_larger_model_trains_eagerly_and_compiled_and_tells_its_share_of_the
     """A small shape on the CPU, compiled without a compiler: what is proven is the program."""
     shape = {"vocabulary": 64, "width": 32, "layers": 2, "heads": 2, "length": 16, "batch": 4}
     request = {"device": "cpu", "backend": "eager", "shape": shape, "peaks": {"CPU": 0.5, "H200": 989.0}}
-    python = torch_environment()
-    with Scratch(str(tmp_path)) as scratch:
-        outcome = run_programs(scratch, str(python), {}, "full", [request], 400.0, alone=True)[0]
+    with Scratch(str(torch_environment()), {}, str(tmp_path)) as scratch:
+        outcome = run_programs(scratch, "full", [request], 400.0, alone=True)[0]
     assert outcome.of("done"), outcome.stderr
     assert outcome.of("failure") == []
     facts = outcome.facts()
@@ -298,13 +297,11 @@ def test_ranks_sum_in_one_type_that_every_gpu_and_its_nccl_have(able: str, least
         ("_CUDA_TIMED = ", "_CUDA_TIMED = (_MIB,)\n_UNUSED = "),
         ("dist.get_backend()", "backend"),
     )
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
     programs = behind_stand_ins("allreduce", *changes) | behind_stand_ins("gpus")
-    requests = [{"rank": rank, "world": 2, "backend": "nccl"} for rank in range(2)]
-    with Scratch(None, programs) as scratch:
+    with Scratch(str(torch_environment()), {}, None, programs) as scratch:
         store = scratch.fresh("store")
-        asked = [{**request, "store": store} for request in requests]
-        outcomes = run_programs(scratch, spec.environment, {}, "allreduce", asked, 400.0)
+        requests = [{"rank": rank, "world": 2, "backend": "nccl", "store": store} for rank in range(2)]
+        outcomes = run_programs(scratch, "allreduce", requests, 400.0)
     assert [outcome.facts().get("half") for outcome in outcomes] == [half, half], outcomes[0].stderr
     assert not any(outcome.of("failure") for outcome in outcomes)
 
