@@ -60,11 +60,27 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
     if flags["hosts"] or flags["limit"] or flags["exclude"]:
         raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
                             hint="name it: `--target TARGET`")  # fmt: skip
-    lines = diagnose(prefix=Path(flags["prefix"]) if flags["prefix"] else None)
+    lines = [*diagnose(prefix=Path(flags["prefix"]) if flags["prefix"] else None), *_gpus_here()]
     ok = all(line.level != "missing" for line in lines)
     data = {"ok": ok, "checks": [asdict(line) for line in lines]}
     ui.result(data, lambda: "\n".join(_line(line) for line in lines))
     return ExitCode.OK if ok else ExitCode.CHECK_FAILED
+
+
+def _gpus_here() -> list[Diagnosis]:
+    """The GPUs of this machine, asked and judged as those of a node are; nothing where it has none."""
+    from envbuild.node.probe.gpus import gpu_facts
+    from envbuild.node.read_text import search_path
+
+    found = gpu_facts(search_path())
+    if not found["gpus_physical"] and not found["driver"]["problem"]:
+        return []
+    from envbuild.doctor.node import gpu_line
+    from envbuild.model.facts import NodeFacts
+    from envbuild.node import facts
+
+    here = facts.run({"prefix": "/nowhere", "args": {"brief": True}})[1]
+    return [gpu_line(NodeFacts.from_plain({**here, **found}), exclusive=False)]
 
 
 def _line(line: Diagnosis, width: int = 17) -> str:
@@ -183,7 +199,8 @@ def _class_lines(facts: Mapping[str, NodeFacts], *, exclusive: bool) -> list[tup
     for each in group(facts, exclusive=exclusive):
         lines += [_column(f"{len(each.nodes)} x", each.label, "bold"), _column("", fold_hosts(each.nodes))]
         lines += [_column("", f"not like the largest class: {text}", "yellow") for text in each.differs]
-        lines += [_column("", f"fault: {each.fault}", "red")] if each.fault else []
+        if each.fault:
+            lines += [_column("", f"fault: {each.fault}", "red"), _column("", f"hint: {each.hint}", "cyan")]
     return lines
 
 

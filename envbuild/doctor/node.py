@@ -14,6 +14,8 @@ from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.doctor.controller import Diagnosis, Level
 from envbuild.model.facts import DiskFacts, NodeFacts
 from envbuild.model.target import Target
+from envbuild.resolve.health import usable
+from envbuild.resolve.node_classes import gpu_fault
 from envbuild.schedule.slurm_answers import Partition, node_names, parse_partition
 from envbuild.text import few, visible
 
@@ -149,18 +151,21 @@ def partition_of(site: Mapping[str, Any], name: str) -> Partition | None:
     return parse_partition(name, shown, nodes, _said(site, "config"))
 
 
-def _gpus(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+def gpu_line(facts: NodeFacts, *, exclusive: bool) -> Diagnosis:
+    """The GPUs of a host, what is wrong with them, and what helps."""
     names = sorted({gpu.name for gpu in facts.gpus})
     here = f"{len(facts.gpus)} × {', '.join(names)}" if names else "none on this host"
-    level: Level = "ok"
     if facts.gpus and facts.gpus_physical and len(facts.gpus) < facts.gpus_physical:
         here += f" of {facts.gpus_physical} in it"
-        # Inside a job that did not ask for all of them this is as it should be.
-        level = "ok" if facts.scheduler.job else "warning"
-    if facts.driver.problem:
-        level, here = "warning", f"{here}; {facts.driver.problem}"
+    fault, helps = gpu_fault(facts, exclusive=exclusive)
     so = f"driver {facts.driver.version}" if facts.driver.version else "only CPU work runs on this host"
-    lines = [_line("gpus", level, here, so)]
+    if fault and not usable(facts):
+        so = f"no CUDA program runs here; {so}"
+    return _line("gpus", "warning" if fault else "ok", f"{here}; {fault}" if fault else here, so, helps)
+
+
+def _gpus(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
+    lines = [gpu_line(facts, exclusive=target.scheduler.exclusive)]
     if facts.scheduler.kind == "slurm":
         wanted = [target.partition] if target.partition else partition_names(site)
         lines += [_asked_for(partition) for name in wanted[:_SHOWN] if name and (partition := partition_of(site, name))]

@@ -66,7 +66,11 @@ class PythonFacts(_Fact):
 
 
 class GpuFacts(_Fact):
-    """One GPU as nvidia-smi names it. Memory in MiB; `compute_capability` as `9.0`; `mig` is the instance list."""
+    """One GPU as nvidia-smi names it. Memory in MiB; `compute_capability` as `9.0`; `mig` is the instance list.
+
+    `health`: what it says of modes, limits and repairs, under nvidia-smi's names; what the driver does not know is not
+    there.
+    """
 
     index: Public[int]
     name: Public[str]
@@ -77,6 +81,7 @@ class GpuFacts(_Fact):
     mig_enabled: Public[bool | None] = None
     mig: tuple[str, ...] = ()
     ecc_errors: int | None = None
+    health: dict[str, str] = {}
 
     @property
     def device_name(self) -> str:
@@ -253,6 +258,6 @@ class NodeFacts(_Fact):
         for key in ("files_found", "reachable", "trees", "warnings", "nics", "user", "home", "scheduler", "cpu"):
             data.pop(key)
         for gpu in data["gpus"]:
-            for key in ("uuid", "pci_bus_id", "ecc_errors", "mig"):
+            for key in ("uuid", "pci_bus_id", "ecc_errors", "mig", "health"):
                 gpu.pop(key)
         return data

@@ -165,13 +165,9 @@ def _observations(facts: Json) -> "list[str]":
     found = []
     if facts["umask"][-1] in "0145":
         found.append("umask %s lets everybody change new files" % facts["umask"])
-    seen = len(facts.get("gpus", ()))
     foreign = disks.foreign_owner(facts["prefix"]["path"])
     if foreign:
         found.append(foreign)
-    # A job may have been given some of the GPUs; whether it should have all is for the controller to say.
-    if seen and seen < facts["gpus_physical"] and not (facts.get("scheduler") or {}).get("job"):
-        found.append("nvidia-smi shows %d of %d GPUs" % (seen, facts["gpus_physical"]))
     half = sum(1 for environment in facts["environments"] if environment["stamp"] is None)
     if half:
         found.append("%d environment(s) without a stamp under the prefix" % half)

@@ -22,7 +22,7 @@ from envbuild.plan.source_builds import (
     patch_specs,
     store_folder,
 )
-from envbuild.resolve.engine import gpu_usable
+from envbuild.resolve import health
 from envbuild.resolve.estimate import Estimate
 from envbuild.resolve.inside_image import in_image
 from envbuild.resolve.reachability import indexes_of
@@ -391,4 +391,4 @@ def smoke_items(variant: Variant, target: Target) -> list[dict[str, Any]]:
 
 def uses_cuda(variant: Variant, facts: NodeFacts) -> bool:
     """Whether the smoke test uses the node's GPUs: it sees one, and the torch of the environment is built for it."""
-    return variant.uses_cuda and gpu_usable(facts)
+    return variant.uses_cuda and health.usable(facts)

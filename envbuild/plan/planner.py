@@ -15,6 +15,7 @@ from envbuild.node.probe.inventory import generation
 from envbuild.plan.node_steps import Inputs, NodeSteps, environment_path
 from envbuild.redact import looks_secret
 from envbuild.resolve.estimate import Estimate, estimate
+from envbuild.resolve.health import odd_ones
 from envbuild.resolve.rules.node import unexpected
 from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of, stamps_of
 from envbuild.text import few
@@ -144,8 +145,9 @@ def plan_warnings(
                 group = heavy if item.rule == "cuda-without-gpu" else said
                 group.setdefault(_worded(item), []).append(node.node)
     for name, value in facts.items():
-        for text in unexpected(value, target):
+        for text in (*value.warnings, *unexpected(value, target)):
             said.setdefault(text, []).append(name)
+    said.update(odd_ones(facts))
     many = len(resolutions) > 1
     return tuple(f"{text} [{few(names)}]" if many else text for group in (heavy, said) for text, names in group.items())
 

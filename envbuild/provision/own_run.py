@@ -37,7 +37,8 @@ from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
 from envbuild.redact import redactor
-from envbuild.resolve.request import visible_gpus
+from envbuild.resolve import health
+from envbuild.resolve.request import physical_gpus, visible_gpus
 from envbuild.schedule.runner import as_login
 from envbuild.text import few, last_lines, number, plural
 from envbuild.transport import ssh
@@ -179,13 +180,14 @@ def refuse_without_gpus(work: Work, count: int) -> None:
         return
     for node in expand_hosts(prepared.target.hosts):
         facts = facts_of(work, node)
-        there = visible_gpus(facts) if facts is not None and facts.driver.problem is None else 0
+        there = visible_gpus(facts) if facts is not None and health.usable(facts) else 0
         if facts is not None and there < count:
+            helps = health.what_shows_gpus(facts, count) if physical_gpus(facts) > there else ""
             raise EnvbuildError(
                 "launch-does-not-fit",
                 f"{node} has {plural(there, 'usable GPU')}, and {count} were asked for",
                 why=facts.driver.problem or "",
-                hint=f"--gpus-per-node {there}" if there else "a target whose nodes have GPUs: `-t TARGET`",
+                hint=f"--gpus-per-node {there}" if there else helps or "a target whose nodes have GPUs: `-t TARGET`",
             )
 
 

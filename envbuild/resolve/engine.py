@@ -9,7 +9,7 @@ from envbuild.model.facts import NodeFacts, PythonFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Candidate, Decision, DeliveryChoice, Resolution
 from envbuild.model.target import Target
-from envbuild.resolve import arch
+from envbuild.resolve import arch, health
 from envbuild.resolve.arch import bound_arch_list, toolkit
 from envbuild.resolve.artifacts import Platform
 from envbuild.resolve.compat import Compat
@@ -26,7 +26,6 @@ from envbuild.resolve.request import (
     decision,
     named_variant,
     refused,
-    visible_gpus,
 )
 from envbuild.resolve.rules import driver, gcc, gpu, node, nvcc, packages, wheel
 from envbuild.resolve.rules.conda import unrecorded_rule, virtual_rule, with_own_compilers
@@ -135,6 +134,12 @@ class Resolver:
         self.interpreter, self.reference = interpreter, reference or lock.stack
         self.tool_bytes = tool_bytes or {}
         self.variants = lock.variants if variant is None else (named_variant(lock, variant),)
+        has_cuda = any(each.flavour not in (None, "cpu") for each in lock.variants)
+        cpu = next(
+            (f"; `--variant {each.id}` builds for the CPU" for each in lock.variants if each.flavour == "cpu"), ""
+        )
+        self._unasked = cpu if has_cuda and variant is None else None
+        self._expects_gpus = target.expects.gpu is not None or bool(target.expects.gpus_per_node)
         self._flavours = _first_places(v.flavour for v in self.variants)
         self._pythons = _first_places(v.python for v in self.variants)
         self._known: dict[Hashable, Decisions] = {}
@@ -205,7 +210,7 @@ class Resolver:
             *_reach_rule(found_at),
             *_tree_rule(variant, facts),
             *interface_rule({**variant.environment, **self.target.environment}, facts),
-            *_gpu_use(variant, facts, cost),
+            *_gpu_use(variant, facts, cost, self._unasked, expected=self._expects_gpus),
         )
         rank = (
             int(not (stamp is not None and stamp.current)),
@@ -300,41 +305,51 @@ def _first_places(values: Iterable[str | None]) -> dict[str | None, int]:
     return places
 
 
-def gpu_usable(facts: NodeFacts) -> bool:
-    """True when a process on the node can see a GPU and the driver answers."""
-    return visible_gpus(facts) > 0 and facts.driver.problem is None
-
-
 def _flavour_rank(variant: Variant, facts: NodeFacts) -> int:
     """0 is what the node's hardware wants."""
     is_cuda = variant.flavour is not None and variant.flavour != "cpu"
     if variant.flavour is None:
         return 0
-    if not gpu_usable(facts):
+    if not health.usable(facts):
         return 2 if is_cuda else 0
     return 0 if is_cuda else 1
 
 
-def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate) -> Decisions:
-    """`cuda-without-gpu` and `gpu-unused`: the flavour fits the hardware, or the price of that is said."""
+def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | None, *, expected: bool) -> Decisions:
+    """`gpu-health`, `gpu-broken`, `gpu-unused`, `cuda-without-gpu`: what the node's GPUs are good for, and the flavour.
+
+    A node with GPUs is built for the CPU only where somebody says so, or where its GPUs work and nothing else fits.
+    `unasked` is what to say then, None where the variant was asked for; `expected`: the target is said to have GPUs.
+    """
     if variant.flavour is None:
         return NOTHING
-    usable = gpu_usable(facts)
-    if variant.flavour == "cpu":
-        if not facts.gpus and facts.driver.problem is None:
-            return NOTHING
-        compared = (f"{len(facts.gpus)} GPUs", "flavour cpu")
+    broken = health.broken(facts)
+    found = [
+        decision("gpu-health", "warn", fault.what, (fault.what, "a node in good health"), OURS, fault.helps)
+        for fault in health.faults(facts)
+        if fault != broken
+    ]
+    is_cpu = variant.flavour == "cpu"
+    compared = (f"{len(facts.gpus)} GPUs" if facts.gpus else "no usable GPU", f"flavour {variant.flavour}")
+    if broken is not None and unasked is not None:
+        what = f"the node's GPUs cannot be used: {broken.what}"
+        found.append(decision("gpu-broken", "refuse", what, compared, OURS, f"{broken.helps}{unasked}"))
+    elif is_cpu and (facts.gpus or facts.driver.problem or expected):
         what = "the CPU build does not use the node's GPUs"
-        if not usable:
-            what = f"{what}: {facts.driver.problem or 'no GPU can be seen'}"
-        return (decision("gpu-unused", "warn", what, compared, OURS, "a CUDA variant"),)
-    if usable:
-        return NOTHING
-    compared = ("no usable GPU", f"flavour {variant.flavour}")
-    amount = fetch_words(cost.fetch_bytes, cost.unsized)
-    why = f" ({facts.driver.problem})" if facts.driver.problem else ""
-    what = f"{amount} for a CUDA build on a node without a usable GPU{why}; it runs on the CPU"
-    return (decision("cuda-without-gpu", "warn", what, compared, OURS, "a CPU variant, where its files can be had"),)
+        if not health.usable(facts):
+            what = f"{what}: {broken.what if broken else facts.driver.problem or 'no GPU can be seen'}"
+        refuses = expected and unasked is not None
+        instead = "a CUDA variant" if health.usable(facts) else health.what_shows_gpus(facts)
+        found.append(decision("gpu-unused", "refuse" if refuses else "warn", what, compared, OURS, instead))
+    elif not is_cpu and not health.usable(facts):
+        amount = fetch_words(cost.fetch_bytes, cost.unsized)
+        why = broken.what if broken else facts.driver.problem
+        what = (
+            f"{amount} for a CUDA build on a node without a usable GPU{f' ({why})' if why else ''}; it runs on the CPU"
+        )
+        instead = "a CPU variant, where its files can be had"
+        found.append(decision("cuda-without-gpu", "warn", what, compared, OURS, instead))
+    return tuple(found)
 
 
 def _reach_rule(found: Supplied) -> Decisions:
@@ -364,16 +379,18 @@ def _tree_rule(variant: Variant, facts: NodeFacts) -> Decisions:
 
 
 def _why_not_cuda(best: _Judged, judged: list[_Judged]) -> Decisions:
-    """When the CPU build was taken on a node with GPUs: what kept the first CUDA variant of that Python away."""
+    """When the CPU build was taken on a node with GPUs: what kept the nearest CUDA variant of that Python away."""
     if best.variant.flavour != "cpu" or not any(d.rule == "gpu-unused" for d in best.decisions):
         return NOTHING
-    for other in judged:
-        is_cuda = other.variant.flavour not in (None, "cpu") and other.variant.python == best.variant.python
-        reason = next((d for d in other.decisions if d.verdict in ("refuse", "patch")), None) if is_cuda else None
-        if reason is not None:
-            what = f"{other.variant.id} was not taken ({reason.rule}): {reason.what}"
-            return (reason.model_copy(update={"rule": "gpu-unused", "verdict": "warn", "what": what}),)
-    return NOTHING
+    python = best.variant.python
+    others = (j for j in judged if j.variant.flavour not in (None, "cpu") and j.variant.python == python)
+    cuda = [j for j in others if not j.fits]
+    if not cuda:
+        return NOTHING
+    nearest = min(cuda, key=_distance)
+    reason = _refusals(nearest)[0]
+    what = f"{nearest.variant.id} was not taken ({reason.rule}): {reason.what}"
+    return (reason.model_copy(update={"rule": "gpu-unused", "verdict": "warn", "what": what}),)
 
 
 def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> tuple[Decision, ...]:

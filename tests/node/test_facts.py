@@ -139,6 +139,43 @@ def test_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
     assert time.monotonic() - begun < PATIENCE
 
 
+SCRIPT_A = """case "$*" in
+"") echo '| NVIDIA-SMI 580.126.09  Driver Version: 580.126.09  CUDA Version: 13.0 |';;
+--query-gpu=*) echo '0, NVIDIA A100-SXM4-40GB, GPU-0, 40960, 00000000:3B:00.0, 580.126.09, 8.0, Disabled, 0';;
+-L) exit 0;;
+esac
+"""
+
+
+def test_d56_rows_that_were_printed_count_beside_a_warning_and_another_exit(node: Node) -> None:
+    program(node.bin / "nvidia-smi", SCRIPT_A + "echo 'WARNING: infoROM is corrupted at gpu 0000:3B:00.0'; exit 14\n")
+    facts = node.probe()
+    assert [gpu.pci_bus_id for gpu in facts.gpus] == ["00000000:3B:00.0"]
+    assert facts.driver.version == "580.126.09"
+    assert "0000:3B:00.0" in (facts.driver.problem or "")
+
+
+def test_d56_what_a_gpu_says_of_its_health_is_read_without_what_its_driver_does_not_know(node: Node) -> None:
+    program(
+        node.bin / "nvidia-smi",
+        'case "$1" in\n'
+        "  --query-gpu=*fabric.state*) echo 'Field \"fabric.state\" is not a valid field to query.'; exit 2 ;;\n"
+        "  --query-gpu=pci*) echo '00000000:3B:00.0, Default, [N/A], Enabled, 400.00, 1410, 8, 16, No, Not Active,"
+        " 0, 1' ;;\nesac\n" + SCRIPT_A,
+    )
+    (gpu,) = node.probe().gpus
+    assert gpu.health == {
+        "compute_mode": "Default", "ecc.mode.current": "Enabled", "power.limit": "400.00", "clocks.max.sm": "1410",
+        "pcie.link.width.current": "8", "pcie.link.width.max": "16", "retired_pages.pending": "No",
+        "clocks_throttle_reasons.hw_slowdown": "Not Active", "remapped_rows.pending": "0", "remapped_rows.failure": "1",
+    }  # fmt: skip
+
+
+def test_d58_a_row_that_says_a_gpu_does_not_answer_is_a_problem_with_its_bus_id(node: Node) -> None:
+    fake_smi(node.bin, "na")
+    assert node.probe().driver.problem == "GPU 00000000:02:00.0: Unknown Error"
+
+
 def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
     program(node.bin / "nvidia-smi", "echo Segmentation fault >&2; exit 139\n")
     assert node.probe().driver.problem == "nvidia-smi ended with 139: Segmentation fault"

@@ -1,7 +1,7 @@
 """A golden decision as the files of a user: a stack, its lock, a target and the facts of a node.
 
 A row's `request` says what the rules about torch are asked; what it cannot say stands in `profile`, `target` and
-`variant`, parts of those very files.
+`variant`, parts of those very files; `beside` is another variant of the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def write_files(row: Mapping[str, Any], folder: Path) -> tuple[Path, Path, Path]
     stack.write_text(yaml.safe_dump({"name": "my", "summary": "s", "profiles": {"exact": profile}}))
     target.write_text(yaml.safe_dump({**_target(asked), **row.get("target", {})}))
     facts.write_text(_facts(row).model_dump_json())
-    write_lock(folder / "my.lock.toml", _lock(asked, profile, row.get("variant", {}), stack))
+    write_lock(folder / "my.lock.toml", _lock(asked, profile, row.get("variant", {}), stack, row.get("beside")))
     return stack, target, facts
 
 
@@ -77,7 +77,13 @@ def _facts(row: Mapping[str, Any]) -> Any:
     return facts.model_validate({**json.loads(facts.model_dump_json()), "pythons": [python], **changes.get("more", {})})
 
 
-def _lock(asked: Mapping[str, Any], profile: Mapping[str, Any], more: Mapping[str, Any], stack: Path) -> Lock:
+def _lock(
+    asked: Mapping[str, Any],
+    profile: Mapping[str, Any],
+    more: Mapping[str, Any],
+    stack: Path,
+    beside: Mapping[str, Any] | None,
+) -> Lock:
     variant: dict[str, Any] = {
         "id": "only",
         "python": _python(asked),
@@ -91,7 +97,8 @@ def _lock(asked: Mapping[str, Any], profile: Mapping[str, Any], more: Mapping[st
         variant |= {"torch": asked["torch"], "flavour": asked.get("flavour")}
     if "bases" in profile:
         variant["base"] = profile["bases"][0]
-    lock = make_lock({**variant, **more}, stack="my")
+    others = [] if beside is None else [{**variant, **more, "id": "beside", **beside}]
+    lock = make_lock({**variant, **more}, *others, stack="my")
     loaded = load_stack(str(stack)).stack
     return lock.model_copy(update={"manifest_digest": manifest_digest(loaded, "exact")})
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from envbuild.model.facts import NodeFacts
-from envbuild.resolve.node_classes import NodeClass, describe, gpu_fault, group, mig_instances
+from envbuild.resolve.health import mig_instances
+from envbuild.resolve.node_classes import NodeClass, describe, gpu_fault, group
 from tests.resolve.builders import GB, node_facts
 
 SLURM = {"kind": "slurm", "job": "4711"}
@@ -81,7 +82,9 @@ def test_which_gpus_a_job_got_makes_no_class_but_how_many_does() -> None:
     ],
 )
 def test_fewer_gpus_are_a_fault_only_where_the_node_is_ours(facts: dict[str, Any], exclusive: bool, fault: str) -> None:
-    assert gpu_fault(_odd(**facts), exclusive=exclusive) == fault
+    said, helps = gpu_fault(_odd(**facts), exclusive=exclusive)
+    assert said == fault
+    assert bool(helps) == bool(fault)
 
 
 def test_mig_instances_are_counted_as_a_process_may_use_them() -> None:

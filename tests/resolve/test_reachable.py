@@ -42,6 +42,8 @@ NODE_RULES = (
     "interface-absent",
     "cuda-without-gpu",
     "gpu-unused",
+    "gpu-broken",
+    "gpu-health",
 )
 # The first case of each rule in each of its verdicts.
 REACHED: dict[tuple[str, str], dict[str, Any]] = {}

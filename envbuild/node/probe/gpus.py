@@ -5,6 +5,7 @@ What reads a text that a tool has printed is a pure function, `parse_...`, that 
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 
 from envbuild.node import proc
@@ -12,9 +13,14 @@ from envbuild.node.probe.programs import versions
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import integer, names, read, which
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 SMI_DEADLINE = 10.0
 SMI_LIMIT = 1 << 20  # bytes; a node of 16 GPUs prints some kilobytes
 NVCC_DEADLINE = 10.0
+_MOST_UNKNOWN = 5  # how often the driver may refuse a field of its GPUs' health; it names one a time
 _FORMAT = "--format=csv,noheader,nounits"
 # In the order asked; a driver older than a field answers for the whole query with an error.
 QUERY_FIELDS: "tuple[str, ...]" = (
@@ -29,6 +35,22 @@ QUERY_FIELDS: "tuple[str, ...]" = (
     "ecc.errors.uncorrected.volatile.total",
 )
 OLD_QUERY_FIELDS = QUERY_FIELDS[:5]
+# Asked by themselves, as many drivers do not know all of them.
+HEALTH_FIELDS: "tuple[str, ...]" = (
+    "pci.bus_id",
+    "compute_mode",
+    "persistence_mode",
+    "ecc.mode.current",
+    "power.limit",
+    "clocks.max.sm",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "retired_pages.pending",
+    "clocks_throttle_reasons.hw_slowdown",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "fabric.state",
+)
 
 _VERSION = r"([0-9]+(?:\.[0-9]+)+)"
 _DRIVER = re.compile(r"(?:Driver|KMD) Version\s*:\s*" + _VERSION)
@@ -37,6 +59,9 @@ _LIST_GPU = re.compile(r"GPU ([0-9]{1,6}): (.*) \(UUID: ([^)]*)\)")
 _LIST_MIG = re.compile(r"\s{1,40}MIG (.{1,80}?)\s{1,40}Device\s{1,40}([0-9]{1,6}): \(UUID: ([^)]*)\)")
 _PROC = re.compile(r"NVRM version:.*?\s" + _VERSION + r"\s")
 _NVCC = re.compile(r"release ([0-9]+\.[0-9]+), V([0-9]+(?:\.[0-9]+)+)")
+_UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]{1,80})" is not a valid field')
+# What stands in the cells of a GPU that does not answer.
+_SICK = ("[Unknown Error]", "[GPU requires reset]", "[GPU is lost]", "ERR!")
 _PROBLEMS = (
     "NVIDIA-SMI has failed",
     "Failed to initialize NVML",
@@ -73,8 +98,9 @@ def gpu_facts(folders: "list[str]", deadline: float = SMI_DEADLINE, root: str = 
 def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     query = [smi, "--query-gpu=" + ",".join(QUERY_FIELDS), _FORMAT]
     run = partial(proc.run, timeout=deadline, limit=SMI_LIMIT)
-    both = proc.parallel([partial(run, argv) for argv in ([smi], query)])
-    plain, answer = both[0] or proc.Finished(missing=True), both[1] or proc.Finished(missing=True)
+    asked: list[Callable[[], Any]] = [partial(run, [smi]), partial(run, query), partial(_health, smi, run)]
+    plain, answer, health = proc.parallel(asked)
+    plain, answer = plain or proc.Finished(missing=True), answer or proc.Finished(missing=True)
     header = parse_header(plain.out)
     driver: Json = {"version": header["version"], "cuda_ceiling": header["cuda_ceiling"], "problem": None}
     fields = QUERY_FIELDS
@@ -82,8 +108,10 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
         fields = OLD_QUERY_FIELDS
         answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
     gpus = parse_query(answer.out, fields)
-    driver["problem"] = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
+    problem = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
+    driver["problem"] = problem or parse_sick(answer.out, fields)
     for gpu in gpus:
+        gpu["health"] = (health or {}).get(gpu["pci_bus_id"], {})
         driver["version"] = driver["version"] or gpu["driver_version"]
         del gpu["driver_version"]
     if any(gpu["mig_enabled"] for gpu in gpus):
@@ -93,6 +121,18 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
         for gpu in gpus:
             gpu["mig"] = instances.get(gpu["index"], [])
     return driver, gpus
+
+
+def _health(smi: str, run: "Callable[[list[str]], proc.Finished]") -> "dict[str, dict[str, str]]":
+    """PCI bus id -> what the GPU says of modes, limits and repairs, in fields that its driver knows."""
+    fields = list(HEALTH_FIELDS)
+    for _ in range(_MOST_UNKNOWN):
+        answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
+        unknown = unknown_field(answer.out + answer.err)
+        if unknown not in fields:
+            return parse_health(answer.out, fields)
+        fields.remove(unknown)
+    return {}
 
 
 def _problem(answer: "proc.Finished", deadline: float) -> "str | None":
@@ -184,6 +224,33 @@ def _gpu(index: int, row: "dict[str, str | None]") -> Json:
         "ecc_errors": integer(row.get("ecc.errors.uncorrected.volatile.total")),
         "driver_version": row.get("driver_version"),
     }
+
+
+def parse_health(text: str, fields: "list[str]") -> "dict[str, dict[str, str]]":
+    """The same query for `HEALTH_FIELDS` -> PCI bus id -> field -> value, what has none left out."""
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        cells = [_value(cell) for cell in line.split(",")]
+        if len(cells) == len(fields) and cells[0] is not None:
+            found[cells[0]] = {name: cell[:80] for name, cell in zip(fields[1:], cells[1:]) if cell is not None}  # noqa: B905
+    return found
+
+
+def parse_sick(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "str | None":
+    """The GPU whose row says that it does not answer, as nvidia-smi would say it in a line of its own."""
+    place = fields.index("pci.bus_id")
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        sick = next((cell for cell in cells if cell in _SICK), None)
+        if sick is not None and len(cells) == len(fields):
+            return "GPU %s: %s" % (cells[place][:40], sick.strip("[]"))
+    return None
+
+
+def unknown_field(text: str) -> "str | None":
+    """The field that the driver says it does not know."""
+    found = _UNKNOWN_FIELD.search(text)
+    return found.group(1) if found else None
 
 
 def parse_header(text: str) -> "dict[str, str | None]":

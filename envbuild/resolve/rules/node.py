@@ -11,7 +11,7 @@ from envbuild.model.target import Target
 from envbuild.node.probe.system import VIRTUAL_NIC
 from envbuild.resolve.artifacts import dotted, numbers
 from envbuild.resolve.compat import Compat, Note
-from envbuild.resolve.node_classes import mig_instances
+from envbuild.resolve.health import driver_fault, mig_instances, what_shows_gpus
 from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, decision, physical_gpus, visible_gpus
 
 
@@ -71,17 +71,17 @@ def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> De
     compared = (f"{seen} visible{asked}", f"{there} in the node")
     if request.gpus is not None and seen < request.gpus:
         what = f"{request.gpus} GPUs are asked for and {seen} can be seen"
-        instead = (
-            "request the GPUs in the job, or unset CUDA_VISIBLE_DEVICES" if there >= request.gpus else f"{there} GPUs"
-        )
+        instead = what_shows_gpus(facts, request.gpus) if there >= request.gpus else f"{there} GPUs"
         return (decision("visible-gpus", "refuse", what, compared, OURS, instead),)
-    if seen < there and facts.scheduler.job and not request.exclusive:
+    if 0 < seen < there and facts.scheduler.job and not request.exclusive:
         what = f"the job {facts.scheduler.job} sees {seen} of {there} GPUs; it does not have the node for itself"
         return (decision("visible-gpus", "allow", what, compared, OURS),)
     if seen < there:
+        fault = driver_fault(facts)
         setting = "unset" if facts.visible_devices is None else repr(facts.visible_devices)
-        what = f"only {seen} of {there} GPUs can be seen (CUDA_VISIBLE_DEVICES is {setting})"
-        return (decision("visible-gpus", "warn", what, compared, OURS, "unset CUDA_VISIBLE_DEVICES, or request all"),)
+        why = fault.what if fault else f"CUDA_VISIBLE_DEVICES is {setting}"
+        what = f"only {seen} of {there} GPUs can be seen ({why})"
+        return (decision("visible-gpus", "warn", what, compared, OURS, what_shows_gpus(facts)),)
     return (decision("visible-gpus", "allow", f"all {there} GPUs can be seen", compared, OURS),)
 
 

@@ -1,0 +1,287 @@
+"""Facts of nodes judged: what each means, whether CUDA stops at it, and what helps. Tables; pure.
+
+One node by itself: `CAUSES` (what nvidia-smi or the probe said), `SIGNS` (what a GPU or port says of itself) and the
+GPUs that are missing. Nodes beside each other: `SHARED`, what equal machines have in common, where the odd one is
+named. Plan, refusals and `doctor` all read these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from envbuild.hostlist import fold_hosts
+from envbuild.model.facts import GpuFacts, NodeFacts
+from envbuild.node.variables import VISIBLE
+from envbuild.resolve.request import physical_gpus, visible_gpus
+from envbuild.text import grouped, plural
+
+_RESET = (
+    "reset it as the node's administrator (`nvidia-smi --gpu-reset -i {gpu}` without a process on it) or reboot the "
+    "node; where that does not last, have it replaced"
+)
+_LOAD = "load the module as the node's administrator (`modprobe nvidia`), or install a driver for this kernel"
+
+
+class Fault(NamedTuple):
+    """What is wrong with a node, and what helps; `stops`: no CUDA program starts there, else the smoke test decides."""
+
+    what: str
+    helps: str
+    stops: bool = False
+
+
+class _Cause(NamedTuple):
+    """A text of nvidia-smi or of the probe, and what it means; its groups are the GPU that it names."""
+
+    pattern: re.Pattern[str]
+    means: str
+    helps: str
+    stops: bool = False
+
+
+def _cause(pattern: str, means: str, helps: str, *, stops: bool = False) -> _Cause:
+    return _Cause(re.compile(pattern, re.IGNORECASE), means, helps, stops)
+
+
+_GPU = r"GPU\s*((?:[0-9a-f]{4,8}:)?[0-9a-f]{1,4}(?::[0-9a-f]{2}\.[0-9])?)"
+CAUSES = (
+    _cause(r"Driver/library version mismatch",
+           "the driver's libraries are not those of the kernel module that is loaded",
+           "reboot the node, or unload and load the module as its administrator (`rmmod nvidia_uvm nvidia_drm "
+           "nvidia_modeset nvidia; modprobe nvidia`), and hold the driver's packages (`apt-mark hold`)", stops=True),
+    _cause(r"infoROM is corrupted at " + _GPU, "the infoROM of GPU {gpu} is damaged, and CUDA may fail on it",
+           "the smoke test decides; " + _RESET),
+    _cause(r"(?:Unable to determine the device handle for|requires? reset).*?" + _GPU + "|" + _GPU +
+           r".*?(?:is lost|requires? reset|fallen off the bus|Unknown Error|ERR!)",
+           "GPU {gpu} is lost: it does not answer", _RESET),
+    _cause(r"couldn't communicate with the NVIDIA driver|Driver Not Loaded",
+           "the NVIDIA kernel module is not loaded", _LOAD, stops=True),
+    _cause(r"Insufficient Permissions", "this user may not open the GPUs' devices",
+           "ask the administrator for access to /dev/nvidia* (a group, or the job's devices)", stops=True),
+    _cause(r"couldn't find libnvidia-ml", "the driver's libraries are not there",
+           "install the driver's user libraries of the module's version; in a container start it with its GPUs "
+           "(`--gpus all`, `--nv`)", stops=True),
+    _cause(r"Failed to initialize NVML: Unknown Error", "the GPUs' devices were taken away from this session",
+           "start the container or session again (a reload of systemd takes devices away); else reboot", stops=True),
+    _cause(r"Failed to initialize NVML", "the driver cannot be initialised", _LOAD, stops=True),
+    _cause(r"No devices were found", "the driver finds none of the GPUs",
+           "read `dmesg | grep -i xid` on the node; reset or reboot it, as its administrator"),
+    _cause(r"did not answer within", "the driver hangs",
+           "read `dmesg | grep -i xid` on the node; reboot it, as its administrator"),
+    _cause(r"nvidia-smi is not there", "there is hardware or a kernel module, and no nvidia-smi",
+           "install the driver's user programs, of the module's version"),
+    _cause(r"", "nvidia-smi is not well", "run `nvidia-smi` on the node; the smoke test decides"),
+)  # fmt: skip
+
+
+class _Sign(NamedTuple):
+    """What nvidia-smi says of a GPU under `field`, when that is bad, and what it means."""
+
+    field: str
+    bad: Callable[[str, GpuFacts], bool]
+    means: str
+    helps: str
+    stops: bool = False
+
+
+def _yes(value: str, _gpu: GpuFacts) -> bool:
+    return value.lower() in ("yes", "pending", "active") or (value.isdigit() and int(value) > 0)
+
+
+def _is(*values: str) -> Callable[[str, GpuFacts], bool]:
+    return lambda value, _gpu: value in values
+
+
+SIGNS = (
+    _Sign("ecc_errors", _yes, "counts {value} uncorrected memory errors", _RESET),
+    _Sign("remapped_rows.failure", _yes, "has memory rows that could not be remapped", "have it replaced"),
+    _Sign("remapped_rows.pending", _yes, "waits for a reset to remap memory rows", _RESET),
+    _Sign("retired_pages.pending", _yes, "waits for a reset to retire memory pages", _RESET),
+    _Sign("clocks_throttle_reasons.hw_slowdown", _yes, "is slowed down by its hardware (heat or power)",
+          "look at its cooling and power supply"),
+    _Sign("pcie.link.width.current", lambda value, gpu: value != gpu.health.get("pcie.link.width.max", value),
+          "has {value} PCIe lanes, fewer than it could have", "have it reseated, or look at the slot"),
+    _Sign("compute_mode", _is("Prohibited"), "takes no process (compute mode Prohibited)",
+          "`nvidia-smi -c DEFAULT`, as the node's administrator", stops=True),
+    _Sign("fabric.state", _is("Not Started", "In Progress"), "is not joined to the others by NVLink yet",
+          "start nvidia-fabricmanager on the node (CUDA fails with error 802 until then)"),
+)  # fmt: skip
+# What a port of InfiniBand is in before it carries traffic; one that is down may have no cable, so others decide.
+_PORT_SIGNS = {
+    "init": ("has a cable and no subnet manager", "start one (opensm), or ask who runs the fabric"),
+    "armed": ("is not activated by its subnet manager", "ask who runs the fabric"),
+}
+
+
+def driver_fault(facts: NodeFacts) -> Fault | None:
+    """What the problem of the driver means; None where it has none."""
+    text = facts.driver.problem
+    if text is None:
+        return None
+    cause, match = next((each, found) for each in CAUSES if (found := each.pattern.search(text)))
+    named = next((value for value in match.groups() if value), "")
+    return Fault(f"{cause.means.format(gpu=named)} ({text})", cause.helps.format(gpu=named or "N"), cause.stops)
+
+
+def faults(facts: NodeFacts) -> tuple[Fault, ...]:
+    """What is wrong with one node's driver, GPUs and ports by what they say themselves."""
+    driver = driver_fault(facts)
+    found = [driver] if driver else []
+    for gpu in facts.gpus:
+        values = {**gpu.health, "ecc_errors": str(gpu.ecc_errors or 0)}
+        for sign in SIGNS:
+            value = values.get(sign.field)
+            if value is not None and sign.bad(value, gpu):
+                bus = gpu.pci_bus_id or str(gpu.index)
+                what = f"GPU {gpu.index} ({bus}) {sign.means.format(value=value)}"
+                found.append(Fault(what, sign.helps.format(gpu=bus), sign.stops))
+    for nic in facts.nics:
+        if nic.state in _PORT_SIGNS:
+            means, helps = _PORT_SIGNS[nic.state]
+            found.append(Fault(f"port {nic.name} is {nic.state}: it {means}", helps))
+    return tuple(found)
+
+
+def missing_gpus(facts: NodeFacts, *, exclusive: bool) -> Fault | None:
+    """GPUs that are there and cannot be seen: outside of jobs, in a job that has the node for itself or has none."""
+    seen, there = visible_gpus(facts), physical_gpus(facts)
+    if seen >= there or (seen and facts.scheduler.job and not exclusive):
+        return None
+    setting = "" if facts.visible_devices is None else f": {VISIBLE} is {facts.visible_devices!r}"
+    return Fault(f"{seen} of {there} GPUs visible{setting}", what_shows_gpus(facts))
+
+
+def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
+    """What makes GPUs visible that are there, by the cause that hides them; `count` of them are wanted."""
+    fault = driver_fault(facts)
+    if fault is not None:
+        return fault.helps
+    number = count or "N"
+    if facts.scheduler.job:
+        have = "has no GPU" if not visible_gpus(facts) else f"has {visible_gpus(facts)}"
+        ask = f"-l select=1:ngpus={number}" if facts.scheduler.kind == "pbs" else f"--gres=gpu:{number}"
+        return f"this job {have}: ask for them (`{ask}`)"
+    if facts.visible_devices is not None:
+        return f"unset {VISIBLE}, which is {facts.visible_devices!r}"
+    return "read `nvidia-smi -L` and `dmesg | grep -i xid` on the node; a container has to be given all GPUs"
+
+
+def broken(facts: NodeFacts) -> Fault | None:
+    """Why no CUDA program can use the GPUs that the node has; None where one can, or where it has none."""
+    if not physical_gpus(facts) and not facts.gpus:
+        return None
+    stopping = next((fault for fault in faults(facts) if fault.stops), None)
+    return stopping or (None if facts.gpus else driver_fault(facts))
+
+
+def usable(facts: NodeFacts) -> bool:
+    """Whether a process on the node can use a GPU, as far as facts say: what was read of GPUs counts."""
+    return visible_gpus(facts) > 0 and broken(facts) is None
+
+
+# What equal machines share
+
+
+def _each(values: Iterable[Any]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values))
+
+
+def versions(found: Iterable[Any]) -> str:
+    """The versions of compilers or interpreters, each once, in order."""
+    return _each(sorted(each.version for each in found))
+
+
+def _of_gpus(field: str) -> Callable[[NodeFacts], str]:
+    return lambda facts: _each(gpu.health[field] for gpu in facts.gpus if field in gpu.health)
+
+
+def gpus_text(facts: NodeFacts) -> str:
+    """`8 x NVIDIA A100`, `7 of 8 x …` where a process sees fewer than there are; MIG instances with their number."""
+    names = [gpu.name for gpu in facts.gpus]
+    seen, there = visible_gpus(facts), physical_gpus(facts)
+    if not names:
+        return f"0 of {there} GPUs visible" if there else "no GPU"
+    counts = {name: names.count(name) for name in names}
+    text = ", ".join(f"{count} x {name}" for name, count in counts.items())
+    if seen < there:
+        text = f"{seen} of {there} x {names[0]}" if len(counts) == 1 else f"{text} ({seen} of {there} visible)"
+    if any(gpu.mig_enabled for gpu in facts.gpus):
+        text += f" with {plural(mig_instances(facts), 'MIG instance')}"
+    return text
+
+
+def mig_instances(facts: NodeFacts) -> int:
+    """MIG instances that a process may use: all that there are, or those that CUDA_VISIBLE_DEVICES names."""
+    there = [name.rpartition(" ")[2] for gpu in facts.gpus for name in gpu.mig]
+    if facts.visible_devices is None or "MIG-" not in facts.visible_devices:
+        return len(there)
+    return sum(entry.strip() in there for entry in facts.visible_devices.split(","))
+
+
+SHARED: tuple[tuple[str, Callable[[NodeFacts], str]], ...] = (
+    ("product", lambda facts: facts.product),
+    ("GPUs", gpus_text),
+    ("GPU memory", lambda facts: _each(f"{gpu.memory_mib} MiB" for gpu in facts.gpus)),
+    ("MIG", lambda facts: _each({None: "", False: "off", True: "on"}[gpu.mig_enabled] for gpu in facts.gpus)),
+    *((name, _of_gpus(field)) for name, field in (
+        ("ECC", "ecc.mode.current"), ("compute mode", "compute_mode"), ("power limit", "power.limit"),
+        ("highest clock", "clocks.max.sm"), ("persistence mode", "persistence_mode"),
+    )),
+    ("driver", lambda facts: facts.driver.version or facts.driver.problem or ""),
+    ("newest CUDA of the driver", lambda facts: facts.driver.cuda_ceiling or ""),
+    ("system", lambda facts: f"{facts.os.id} {facts.os.version} {facts.os.arch}"),
+    ("kernel", lambda facts: facts.os.kernel),
+    ("libc", lambda facts: f"{facts.libc.kind} {facts.libc.version}"),
+    ("CPUs", lambda facts: str(facts.cpus or "")),
+    ("umask", lambda facts: facts.umask),
+)  # fmt: skip
+# What a brief probe does not read.
+_ASKED: tuple[tuple[str, Callable[[NodeFacts], str]], ...] = (
+    ("nvcc", lambda facts: versions(facts.nvcc)),
+    ("compilers", lambda facts: versions(facts.compilers)),
+    ("Pythons", lambda facts: versions(facts.pythons)),
+)
+_MEMORY_TOLERANCE = 0.05
+_PORT = "port "
+
+
+def shared(facts: NodeFacts, usual_memory: int) -> dict[str, str]:
+    """What a node shares with equal ones, by name: `SHARED`, state and rate of every port, about its memory."""
+    rows = {name: read(facts) for name, read in (*SHARED, *(() if facts.brief else _ASKED))}
+    for nic in facts.nics:
+        rows[_PORT + nic.name] = nic.state
+        rows[f"rate of {nic.name}"] = f"{nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else ""
+    memory = facts.memory_bytes or 0
+    if equal_memory(memory, usual_memory):
+        memory = usual_memory
+    return {**rows, "memory": f"{memory / 1e9:.0f} GB"}
+
+
+def equal_memory(one: int, other: int) -> bool:
+    """Equal machines differ by some megabytes; where a module is missing there is a gap."""
+    return abs(one - other) <= _MEMORY_TOLERANCE * other
+
+
+def odd_ones(fleet: Mapping[str, NodeFacts]) -> dict[str, list[str]]:
+    """In what nodes are not like the others with the same machine and GPUs: text -> their names."""
+    odd: dict[str, list[str]] = {}
+    kin = grouped(fleet, lambda node: (fleet[node].product, frozenset(gpu.name for gpu in fleet[node].gpus)))
+    for nodes in kin.values():
+        if len(nodes) == 1:
+            continue
+        memory = sorted(fleet[node].memory_bytes or 0 for node in nodes)[len(nodes) // 2]
+        rows = {node: shared(fleet[node], memory) for node in nodes}
+        for name in dict.fromkeys(name for row in rows.values() for name in row):
+            values: dict[str, list[str]] = {}
+            for node, row in rows.items():
+                if name in row or name.startswith(_PORT):
+                    values.setdefault(row.get(name, "absent"), []).append(node)
+            usual = max(values, key=lambda value: (len(values[value]), value in ("active", "up")))
+            for value in values:
+                if value != usual:
+                    others = fold_hosts(values[usual])
+                    text = f"{name} is {value or 'none'}, and {usual or 'none'} on {others}"
+                    odd.setdefault(text, []).extend(values[value])
+    return odd
