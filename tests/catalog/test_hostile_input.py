@@ -159,25 +159,16 @@ def test_d26_a_full_disk_is_try_again_wherever_it_comes_up(
     assert [path.name for path in made.path.iterdir() if path.is_file()] == []
 
 
-def _with(data: Any, place: tuple[Any, ...], value: str) -> Any:
-    data = copy.deepcopy(data)
-    inner = data
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    return data
-
-
 @pytest.mark.parametrize("char", UNSAFE)
 def test_d64_d71_no_text_of_a_stack_a_target_a_lock_or_a_setting_has_hidden_characters(
     tmp_path: Path, char: str
 ) -> None:
     escape = f"\\U{ord(char):08x}"  # of TOML
-    stack = json.dumps(_with(STACK, ("summary",), f"a{char}b"))
+    stack = json.dumps(changed(STACK, ("summary",), f"a{char}b"))
     marker = f"six>=1; platform_version != '{char}evilpkg @ file:///x.whl{char}#'"
-    provides = json.dumps(_with(STACK, ("profiles", "exact", "bases", 0, "provides", 0), marker))
-    git = json.dumps(_with(STACK, ("profiles", "exact", "sources", 0, "git"), f"https://h.example/x{char}--index=y"))
-    target = json.dumps(_with(TARGET, ("environment", "SITE_A"), f"a{char}b"))
+    provides = json.dumps(changed(STACK, ("profiles", "exact", "bases", 0, "provides", 0), marker))
+    git = json.dumps(changed(STACK, ("profiles", "exact", "sources", 0, "git"), f"https://h.example/x{char}--index=y"))
+    target = json.dumps(changed(TARGET, ("environment", "SITE_A"), f"a{char}b"))
     for text, load in ((stack, load_stack), (provides, load_stack), (git, load_stack), (target, load_target)):
         path = tmp_path / "given.yaml"
         path.write_text(text)
@@ -198,12 +189,12 @@ def test_d64_d71_no_text_of_a_stack_a_target_a_lock_or_a_setting_has_hidden_char
 def test_d64_joiners_are_for_prose_alone(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     path.write_text(
-        json.dumps(_with(STACK, ("summary",), "co\u00adoperate \U0001f469\u200d\U0001f4bb"), ensure_ascii=False)
+        json.dumps(changed(STACK, ("summary",), "co\u00adoperate \U0001f469\u200d\U0001f4bb"), ensure_ascii=False)
     )
     assert load_stack(str(path)).stack.summary.startswith("co\u00adoperate")
     for place in (("packages", 0), ("constraints", 0), ("bases", 0, "provides", 0)):
         text = "six>=1; platform_version != 'a\u200db'"
-        path.write_text(json.dumps(_with(STACK, ("profiles", "exact", *place), text)))
+        path.write_text(json.dumps(changed(STACK, ("profiles", "exact", *place), text)))
         with pytest.raises(EnvbuildError) as caught:
             load_stack(str(path))
         assert caught.value.exit_code == 2

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -11,6 +9,7 @@ from envbuild.conda.sizes import with_sizes
 from envbuild.model.common import Unpacked
 from envbuild.model.conda import CondaPackage
 from tests.support.conda import Channel, Package
+from tests.support.served import Folder, serving
 
 FILES = {"bin/app": b"x" * 5000, "lib/a/b": b"y"}
 TAKES = Unpacked.of({"bin/app": 5000, "lib/a/b": 1})
@@ -52,20 +51,13 @@ def test_what_is_known_is_not_asked_again_and_what_cannot_be_read_is_said(forge:
 def test_a_server_that_gives_no_ranges_is_not_asked_for_whole_archives(forge: Channel, tmp_path: Path) -> None:
     asked: list[str] = []
 
-    class Handler(SimpleHTTPRequestHandler):
+    class Handler(Folder):
         def do_GET(self) -> None:
             asked.append(self.path)
             super().do_GET()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "forge")))
-    Thread(target=server.serve_forever, daemon=True).start()
     package = locked(forge, Package("old", files=FILES, suffix=".tar.bz2"))
-    url = f"http://127.0.0.1:{server.server_port}"
-    (found,) = with_sizes([package], {"forge": [url]}, lambda _: None)
-    server.shutdown()
-    server.server_close()
+    with serving(partial(Handler, directory=str(tmp_path / "forge"))) as address:
+        (found,) = with_sizes([package], {"forge": [address]}, lambda _: None)
     assert found.unpacked is None
     assert asked == []

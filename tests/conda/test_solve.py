@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -14,6 +11,7 @@ from envbuild.conda.solve import Wish, solve
 from envbuild.errors import EnvbuildError, ExitCode
 from tests.conda.channel import LINUX, PYTHONS, channel, record
 from tests.support.private_channel import BASIC, guarded
+from tests.support.served import answering, serving
 
 Answer = tuple[int, bytes]
 
@@ -153,28 +151,6 @@ def test_a_spec_that_is_none_is_refused_before_a_channel_is_asked() -> None:
     assert refused(wish(specs=("lib ==",))).code == "conda-spec-invalid"
 
 
-@contextlib.contextmanager
-def answering(answer: Answer) -> Iterator[str]:
-    """A server that gives one answer to everything."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(answer[0])
-            self.send_header("Content-Length", str(len(answer[1])))
-            self.end_headers()
-            with contextlib.suppress(OSError):
-                self.wfile.write(answer[1])
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/channel"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.mark.parametrize(
     ("answer", "code", "exit_code"),
     [
@@ -186,8 +162,8 @@ def answering(answer: Answer) -> Iterator[str]:
     ],
 )
 def test_a_channel_that_is_none_is_refused_by_what_it_answers(answer: Answer, code: str, exit_code: int) -> None:
-    with answering(answer) as url:
-        error = refused(wish(Place("forge", ((url,),)), specs=("lib",)))
+    with serving(answering(*answer)) as address:
+        error = refused(wish(Place("forge", ((f"{address}/channel",),)), specs=("lib",)))
     assert (error.code, int(error.exit_code)) == (code, exit_code)
     assert "forge" in error.what
 

@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -23,6 +21,7 @@ from envbuild.model.stack import Profile, Source, Stack
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel, sha256
 from tests.support.repositories import make_repository
+from tests.support.served import Folder, serving
 
 MARKED = "hatch-vcs; python_version < '3'"
 HATCH = f'[build-system]\nrequires = ["hatchling>=1.5", "{MARKED}"]\nbuild-backend = "hatchling.build"\n'
@@ -181,14 +180,11 @@ def test_d04_a_backend_that_the_index_has_not_is_named_when_it_is_locked(
     assert "hatchling" in found.value.what + found.value.why
 
 
-class Index(SimpleHTTPRequestHandler):
+class Index(Folder):
     """An index that states upload times."""
 
     def guess_type(self, path: object) -> str:
         return "application/vnd.pypi.simple.v1+json" if str(path).endswith("index.html") else "application/octet-stream"
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture
@@ -207,13 +203,9 @@ def dated(tmp_path: Path, home: Path) -> Iterator[Callable[..., None]]:
         page = {"meta": {"api-version": "1.1"}, "name": name, "files": files, "versions": list(ages)}
         (root / name / "index.html").write_text(json.dumps(page))
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Index, directory=str(root))) as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        (home / ".config" / "uv" / "uv.toml").write_text(
-            f'index = [{{url = "http://127.0.0.1:{server.server_port}", default = true}}]\n'
-        )
+    with serving(partial(Index, directory=str(root))) as address:
+        (home / ".config" / "uv" / "uv.toml").write_text(f'index = [{{url = "{address}", default = true}}]\n')
         yield put
-        server.shutdown()
 
 
 def test_d54_a_young_project_that_nobody_named_is_said_when_it_is_locked_first(

@@ -3,13 +3,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -25,6 +21,7 @@ from envbuild.model.stack import Stack
 from envbuild.node.env.interpreter import examine
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel, sha256
+from tests.support.served import served
 
 MakeSupply = Callable[..., Supply]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -248,27 +245,6 @@ def test_d02_an_old_lock_that_names_wrong_records_is_read_and_says_no_more_of_th
     assert count == 1
     (file,) = parse_lock(old, "old").variants[0].packages[0].files
     assert (file.sha256, file.size) == (lock.variants[0].packages[0].files[0].sha256, 1)
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
-
-    def end_headers(self) -> None:
-        """Nothing is kept: a page may have changed since."""
-        self.send_header("Cache-Control", "no-cache")
-        super().end_headers()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of a folder on this machine."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        thread = Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 def offer(*wheels: Path, yanked: str | None = None) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.node.packages import index_client
 from envbuild.node.protocol import NodeError
 from envbuild.transport import download
+from tests.support.served import Silent, serving
 from tests.support.wheels import sha256, tampered, write_wheel
 
 Pages = dict[str, tuple[int, dict[str, str], bytes]]
@@ -30,12 +30,12 @@ FILE = "alpha-1.0-py3-none-any.whl"
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """`serve(pages)`: an HTTP server with those paths; its address, and the headers (and path) of every request."""
-    servers = []
+    servers = ExitStack()
 
     def start(pages: Pages) -> tuple[str, list[dict[str, str]]]:
         asked: list[dict[str, str]] = []
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Silent):
             def do_GET(self) -> None:
                 asked.append({**dict(self.headers), "path": self.path})
                 status, headers, body = pages.get(self.path, (404, {}, b""))
@@ -46,18 +46,10 @@ def serve() -> Iterator[Serve]:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
+        return servers.enter_context(serving(Handler)), asked
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        return f"http://127.0.0.1:{server.server_address[1]}", asked
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with servers:
+        yield start
 
 
 @pytest.fixture(autouse=True)

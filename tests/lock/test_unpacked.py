@@ -7,9 +7,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -26,6 +24,7 @@ from envbuild.node import paths
 from tests.lock.conftest import Repos, locked
 from tests.lock.wheels import make_wheel
 from tests.support.repositories import git, lose_file
+from tests.support.served import Silent, serving
 from tests.support.wheels import write_wheel
 
 MakeSupply = Callable[..., Supply]
@@ -46,7 +45,7 @@ def wheel(tmp_path: Path) -> Path:
     return write_wheel(tmp_path, "a", "1.0", files)
 
 
-class _Parts(BaseHTTPRequestHandler):
+class _Parts(Silent):
     """Gives the last bytes of `file` where it is asked for them, and all of it where `gives_parts` is False."""
 
     file: Path
@@ -56,22 +55,14 @@ class _Parts(BaseHTTPRequestHandler):
         data = self.file.read_bytes()
         last = re.fullmatch(r"bytes=-(\d+)", self.headers.get("Range", ""))
         part = data[-int(last[1]) :] if last and self.gives_parts else data
-        self.send_response(200 if part is data else 206)
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        self.answer(200 if part is data else 206, part)
 
 
 @pytest.fixture
 def address(wheel: Path) -> Iterator[tuple[str, type[_Parts]]]:
     handler = type("Handler", (_Parts,), {"file": wheel})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/{wheel.name}", handler
-    server.shutdown()
+    with serving(handler) as server:
+        yield f"{server}/{wheel.name}", handler
 
 
 def test_d11_a_wheel_takes_what_its_listing_says(wheel: Path, tmp_path: Path) -> None:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
-from threading import Thread
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.packages import Index, Request, arguments, resolve
@@ -25,27 +15,10 @@ from envbuild.lock.readers.pylock import OfferedFile, with_sizes
 from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv, uv_version
 from tests.lock.wheels import make_wheel
+from tests.support.certificates import certificate
+from tests.support.served import answering, served, serving
 
 REQUEST = Request(python="3.11", platform="linux_x86_64", requirements=("alpha",))
-
-
-class Answer(BaseHTTPRequestHandler):
-    """Answers everything with one status and one page."""
-
-    def __init__(self, status: int, *args: object) -> None:
-        self.status = status
-        super().__init__(*args)  # type: ignore[arg-type]
-
-    def do_GET(self) -> None:
-        page = b"<!DOCTYPE html><html><body><form>Please log in</form></body></html>"
-        self.send_response(self.status)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture
@@ -53,11 +26,10 @@ def index(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.Monkey
     (home / ".config" / "uv" / "uv.toml").unlink()
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Answer, request.param)) as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}/simple")
+    page = b"<!DOCTYPE html><html><body><form>Please log in</form></body></html>"
+    with serving(answering(request.param, page, Content_Type="text/html")) as address:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"{address}/simple")
         yield
-        server.shutdown()
 
 
 def failure(request: Request) -> EnvbuildError:
@@ -118,28 +90,11 @@ def test_variables_of_uv_say_where_packages_come_from_and_not_which(
 def test_an_address_of_find_links_is_used_and_in_no_argument(home: Path, tmp_path: Path) -> None:
     make_wheel(tmp_path / "page", "alpha", "1.0")
     make_wheel(tmp_path / "folder", "beta", "2.0")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "page"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        links = (f"http://user:secret@127.0.0.1:{server.server_port}/", str(tmp_path / "folder"))
+    with served(tmp_path / "page") as address:
+        links = (address.replace("//", "//user:secret@") + "/", str(tmp_path / "folder"))
         request = replace(REQUEST, requirements=("alpha", "beta"), find_links=links)
         assert "secret" not in " ".join(arguments(tmp_path, request))
         assert [(offer.name, offer.version) for offer in resolve(request)] == [("alpha", "1.0"), ("beta", "2.0")]
-        server.shutdown()
-
-
-def certificate(folder: Path) -> Path:
-    """A new certificate of 127.0.0.1, with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site")])
-    since, until = (datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2100))
-    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), since, until)
-    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    signed = made.add_extension(alternative, critical=False).sign(key, hashes.SHA256())
-    private = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    path = folder / "site.pem"
-    path.write_bytes(signed.public_bytes(Encoding.PEM) + key.private_bytes(*private))
-    return path
 
 
 def test_uv_trusts_the_certificates_that_pip_is_told_of(
@@ -179,15 +134,10 @@ def over_tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    cert = certificate(folder.parent)
-    context.load_cert_chain(cert)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"https://127.0.0.1:{server.server_port}/", cert
-        server.shutdown()
+    cert = folder.parent / "site.pem"
+    cert.write_text("".join(certificate("127.0.0.1")))
+    with served(folder, cert=str(cert)) as address:
+        yield f"{address}/", cert
 
 
 def test_of_a_long_story_of_the_solver_ten_lines_are_told() -> None:

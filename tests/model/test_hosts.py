@@ -25,6 +25,8 @@ URL: TypeAdapter[str] = TypeAdapter(GitUrl)
         ("https://a b/x", "host"),
         ("ssh:///x", "host"),
         ("ext::sh -c x", "https:// or ssh://"),
+        ("file:///etc", "https:// or ssh://"),
+        ("ssh://git:secret@h/x", "credentials"),
     ],
 )
 def test_d27_an_address_that_is_read_as_something_else_is_refused_with_its_reason(url: str, why: str) -> None:

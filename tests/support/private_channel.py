@@ -6,9 +6,9 @@ import base64
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+
+from tests.support.served import Folder, serving
 
 BASIC = "Basic " + base64.b64encode(b"me:hunter2hunter2").decode()
 Asked = list[tuple[str, str | None]]
@@ -23,7 +23,7 @@ def guarded(folder: Path, word: str, host: str = "127.0.0.1", moved: str = "") -
     """
     asked: Asked = []
 
-    class Handler(SimpleHTTPRequestHandler):
+    class Handler(Folder):
         def do_GET(self) -> None:
             said = self.headers.get("Authorization")
             asked.append((self.path, said))
@@ -40,11 +40,5 @@ def guarded(folder: Path, word: str, host: str = "127.0.0.1", moved: str = "") -
             with contextlib.suppress(ConnectionError):  # who reads the sizes takes a part alone
                 super().do_GET()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer((host, 0), partial(Handler, directory=str(folder)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://{host}:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
+    with serving(partial(Handler, directory=str(folder)), host) as address:
+        yield address, asked
