@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envbuild.launch.request import course_in_words, samples
 from envbuild.model.evidence import Comparison
-from envbuild.model.reference import Bench
+from envbuild.model.reference import Bench, Reference
 from envbuild.report.claimed import NO_GPU, Gpus, compare, in_words, metric
 from tests.launch.support import place, stack, started
 
@@ -19,12 +19,17 @@ PEAKS = {V100: 125.0, H200: 989.0, A100: 312.0}
 ROW = "Type: gpt\tValues: {{'tflops': np.float64({}), 'parameter_count': 1.3}}\n"
 
 
+def benched(name: str) -> tuple[Reference, Bench]:
+    """What a document says of its own run, and how that is measured."""
+    reference = stack(name).reference
+    assert reference is not None and reference.bench is not None, name
+    return reference, reference.bench
+
+
 def alpa(measured: float, gpus: int = 4, model: str | None = H200, name: str | None = "NVIDIA H200") -> Comparison:
-    reference = stack("megatron-alpa").reference
-    assert reference is not None and reference.bench is not None
     there = Gpus(name, gpus, model, PEAKS.get(model or ""))
     launch = started("megatron-alpa", place(gpus=gpus), "ported")
-    return compare(reference, reference.bench, launch, measured, there, PEAKS)
+    return compare(*benched("megatron-alpa"), launch, measured, there, PEAKS)
 
 
 def test_the_best_case_of_four_gpus_is_compared_with_its_published_row() -> None:
@@ -77,11 +82,9 @@ def test_a_gpu_that_nobody_named_is_not_comparable_and_says_so() -> None:
 
 
 def test_degrees_that_nobody_published_have_no_claim() -> None:
-    reference = stack("megatron-alpa").reference
-    assert reference is not None and reference.bench is not None
     degrees = {"model": "1.3B", "global_batch": "1024", "dp": "4", "tmp": "1", "pp": "1", "microbatches": "16"}
     launch = started("megatron-alpa", place(gpus=4), "ported", **degrees)
-    found = compare(reference, reference.bench, launch, 298.4, Gpus("NVIDIA H200", 4, H200, 989.0), PEAKS)
+    found = compare(*benched("megatron-alpa"), launch, 298.4, Gpus("NVIDIA H200", 4, H200, 989.0), PEAKS)
     assert (found.verdict, found.claim, found.percent) == ("no-claim", None, None)
     assert "no figure is published for 1.3B with these degrees" in in_words(found)
 
@@ -96,10 +99,8 @@ def test_degrees_that_nobody_published_have_no_claim() -> None:
     ],
 )
 def test_a_figure_of_the_document_is_for_its_gpus_and_its_model(gpus: int, model: str, size: str, verdict: str) -> None:
-    reference = stack("opt-175b").reference
-    assert reference is not None and reference.bench is not None
     launch = started("opt-175b", place(gpus=gpus), model_size=size)
-    found = compare(reference, reference.bench, launch, 210_000.0, Gpus(model, gpus, model), PEAKS)
+    found = compare(*benched("opt-175b"), launch, 210_000.0, Gpus(model, gpus, model), PEAKS)
     assert found.verdict == verdict
     assert found.share is None, "words a second are no share of a peak"
     assert ("claimed: 200,000 (" in in_words(found)) is (found.claim is not None)
@@ -138,29 +139,19 @@ def test_a_figure_above_the_peak_of_the_gpu_is_a_failure_where_that_is_known(
 
 def test_a_time_is_a_figure_of_which_less_is_better() -> None:
     for name, lower in (("megatronapp", True), ("megatron-deepspeed-slurm", True), ("megatron-alpa", False)):
-        reference = stack(name).reference
-        assert reference is not None and reference.bench is not None, name
-        assert metric(reference.bench, [1.0]).lower_is_better is lower, name
+        assert metric(benched(name)[1], [1.0]).lower_is_better is lower, name
 
 
 def test_every_document_says_how_its_own_run_is_measured() -> None:
     for name in ("megatron-alpa", "opt-175b", "megatron-deepspeed-alcf", "megatronapp", "megatron-deepspeed-slurm"):
-        reference = stack(name).reference
-        assert reference is not None and reference.bench is not None, name
+        assert benched(name)
 
 
 def line(step: int, of: int, ms: float, loss: float) -> str:
     return f" iteration {step:8}/{of:8} | elapsed time per iteration (ms): {ms:.1f} | lm loss: {loss:.6E} |\n"
 
 
-MS = Bench(
-    log="megatron",
-    metric="elapsed time per iteration (ms)",
-    unit="ms",
-    lower_is_better=True,
-    warmup=2,
-    least=2,
-)
+MS = Bench(log="megatron", metric="elapsed time per iteration (ms)", unit="ms", lower_is_better=True, warmup=2, least=2)
 
 
 @pytest.mark.parametrize("again", [1, 4])

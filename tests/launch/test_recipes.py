@@ -124,6 +124,52 @@ def test_a_value_of_the_wrong_kind_is_refused_by_its_name(name: str, values: dic
     assert found.why
 
 
+FIVE = {"global_batch": "32", "dp": "2", "tmp": "2", "pp": "4", "microbatches": "4", "model": "2.6B"}
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "values", "words"),
+    [
+        (ALCF, place(2, 4), {"MPSIZE": "3"}, "does not divide 8 GPUs"),
+        (ALCF, place(2, 4), {"PPSIZE": "4", "MPSIZE": "4"}, "does not divide 8 GPUs"),
+        (ALCF, place(2, 4), {"PPSIZE": "8", "MODEL_SIZE_KEY": "GPT145B_12L"}, "12 layers"),
+        (ALCF, place(2, 4), {"ZERO_STAGE": "2", "PPSIZE": "2"}, "ZeRO 2"),
+        (ALCF, place(2, 4), {"ZERO_STAGE": "3", "PPSIZE": "2"}, "ZeRO 3"),
+        (ALCF, place(2, 4), {"SP_TYPE": "ds", "MPSIZE": "2"}, "SP_TYPE=ds"),
+        (ALCF, place(2, 4), {"USE_FLASH_ATTN_V1": "1", "USE_FLASH_ATTN_V2": "1"}, "at once"),
+        (APP, place(1, 4), {"pipeline_parallel": "3"}, "do not divide the 32 layers"),
+        (APP, place(1, 4), {"pipeline_parallel": "4", "model_chunks": "5"}, "do not divide the 32 layers"),
+        (APP, place(1, 4), {"pipeline_parallel": "2"}, "too few for virtual stages"),
+        (APP, place(1, 4), {"pipeline_parallel": "8"}, "does not divide 4 GPUs"),
+        (APP, place(1, 4), {"global_batch": "10"}, "no multiple of the 4 stages"),
+        (APP, place(1, 4), {"tensor_parallel": "4"}, "does not divide 4 GPUs"),
+        (APP, place(2, 4), {"addresses": "10.0.0.1,10.0.0.2,::1"}, "3 InfiniBand addresses for 2 nodes"),
+        (OPT, place(2, 1), {}, "two GPUs"),
+        (OPT, place(1, 4), {"model_size": "66b"}, "multiple of 8 GPUs"),
+        (OPT, place(128), {}, "a batch of 0"),
+        (OPT, place(2), {"submit": "local"}, "submit=local"),
+        (OPT, place(2, job="9", direct=True), {}, "this target has no Slurm"),
+        (SLURM, place(), {"zero_stage": "2"}, "ZeRO 2"),
+        (SLURM, place(), {"zero_stage": "3"}, "ZeRO 3"),
+        (SLURM, place(1, 2), {}, "needs 4 GPUs"),
+        (SLURM, place(4, 2), {"tensor_parallel": "4"}, "more than the 2 GPUs of a node"),
+        (SLURM, place(1, 8), {"tensor_parallel": "3"}, "does not divide 8 GPUs"),
+        (SLURM, place(3, 8), {"pipeline_parallel": "3"}, "8 layers"),
+        (SLURM, place(3, 8), {"pipeline_parallel": "2"}, "no multiple of 12"),
+        (SLURM, place(4, 8), {"model": "52b"}, "needs 64 GPUs and 4 x 8 are there"),
+        (ALPA, place(2), {**FIVE, "dp": "3"}, "is not 16 GPUs"),
+        (ALPA, place(2), {**FIVE, "dp": "1", "tmp": "16", "pp": "1"}, "more than the 8 GPUs of a node"),
+        (ALPA, place(2), {**FIVE, "microbatches": "3"}, "no multiple of"),
+        (ALPA, place(2), {**FIVE, "row": "1"}, "at once"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_what_can(name: str, where: Place, values: dict[str, str], words: str) -> None:
+    found = refusal(name, where, **values)
+    assert (found.code, found.exit_code) == ("launch-does-not-fit", ExitCode.REFUSED)
+    assert words in found.what and found.hint
+    assert "ZeRO" not in words or "zero-needs-no-pipeline" in found.why
+
+
 @pytest.mark.parametrize(
     ("name", "key", "near"),
     [(ALCF, "MODEL_SIZE_KEY", "GPT25B"), (OPT, "model_size", "175b"), (APP, "model", "gpt-small")],
@@ -161,25 +207,6 @@ def test_the_guides_model_runs_on_counts_that_divide_its_heads(gpus: int) -> Non
     found = refusal(ALCF, place(1, gpus), MODEL_SIZE_KEY="GPT25B")
     assert (found.code, found.exit_code) == ("launch-does-not-fit", ExitCode.REFUSED)
     assert "64 attention heads" in found.what
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"MPSIZE": "3"}, "does not divide 8 GPUs"),
-        ({"PPSIZE": "4", "MPSIZE": "4"}, "does not divide 8 GPUs"),
-        ({"PPSIZE": "8", "MODEL_SIZE_KEY": "GPT145B_12L"}, "12 layers"),
-        ({"ZERO_STAGE": "2", "PPSIZE": "2"}, "ZeRO 2"),
-        ({"ZERO_STAGE": "3", "PPSIZE": "2"}, "ZeRO 3"),
-        ({"SP_TYPE": "ds", "MPSIZE": "2"}, "SP_TYPE=ds"),
-        ({"USE_FLASH_ATTN_V1": "1", "USE_FLASH_ATTN_V2": "1"}, "at once"),
-    ],
-)
-def test_alcf_refuses_what_cannot_run(values: dict[str, str], words: str) -> None:
-    found = refusal(ALCF, place(2, 4), **values)
-    assert found.exit_code == ExitCode.REFUSED
-    assert words in found.what
-    assert found.hint
 
 
 def test_zero_two_without_pipeline_stages_is_fine() -> None:
@@ -221,23 +248,6 @@ def test_addresses_and_job_are_variables() -> None:
     assert "MEGATRONAPP_NODE_ADDRESSES" not in started(APP, place(1, 4)).commands[0].environment
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"pipeline_parallel": "3"}, "do not divide the 32 layers"),
-        ({"pipeline_parallel": "4", "model_chunks": "5"}, "do not divide the 32 layers"),
-        ({"pipeline_parallel": "2"}, "too few for virtual stages"),
-        ({"pipeline_parallel": "8"}, "does not divide 4 GPUs"),
-        ({"global_batch": "10"}, "no multiple of the 4 stages"),
-        ({"tensor_parallel": "4"}, "does not divide 4 GPUs"),
-    ],
-)
-def test_megatronapp_refuses_what_does_not_divide(values: dict[str, str], words: str) -> None:
-    found = refusal(APP, place(1, 4), **values)
-    assert found.exit_code == ExitCode.REFUSED
-    assert words in found.what
-
-
 def test_megatronapp_on_one_gpu_has_no_virtual_stages_and_says_so() -> None:
     one, four = started(APP, place(1, 1), pipeline_parallel="1"), started(APP, place(1, 4))
     assert "--num-layers-per-virtual-pipeline-stage" not in one.commands[0].argv
@@ -275,10 +285,6 @@ def test_a_batch_that_is_offered_instead_is_accepted() -> None:
     hint = refusal(APP, place(1, 4), global_batch="10").hint
     key, _, value = hint.partition("=")
     assert started(APP, place(1, 4), **{key: value}).degrees["microbatches"] % 4 == 0
-
-
-def test_one_address_a_node() -> None:
-    assert "3 InfiniBand addresses for 2 nodes" in refusal(APP, place(2, 4), addresses="10.0.0.1,10.0.0.2,::1").what
 
 
 # --- OPT ----------------------------------------------------------------------------------------------------------
@@ -329,45 +335,7 @@ def test_success_of_opt_is_read_from_the_log() -> None:
     assert started(ALCF, place()).commands[0].ends is None
 
 
-@pytest.mark.parametrize(
-    ("where", "values", "words"),
-    [
-        (place(2, 1), {}, "two GPUs"),
-        (place(1, 4), {"model_size": "66b"}, "multiple of 8 GPUs"),
-        (place(128), {}, "a batch of 0"),
-        (place(2), {"submit": "local"}, "submit=local"),
-        (place(2, job="9", direct=True), {}, "this target has no Slurm"),
-    ],
-)
-def test_opt_refuses_what_its_launcher_asserts_or_hides(where: Place, values: dict[str, str], words: str) -> None:
-    assert words in refusal(OPT, where, **values).what
-
-
 # --- Slurm --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", ["2", "3"])
-def test_zero_two_and_three_are_refused_with_the_pipeline_engine(stage: str) -> None:
-    found = refusal(SLURM, place(), zero_stage=stage)
-    assert found.exit_code == ExitCode.REFUSED
-    assert "zero-needs-no-pipeline" in found.why
-
-
-@pytest.mark.parametrize(
-    ("where", "values", "words"),
-    [
-        (place(1, 2), {}, "needs 4 GPUs"),
-        (place(4, 2), {"tensor_parallel": "4"}, "more than the 2 GPUs of a node"),
-        (place(1, 8), {"tensor_parallel": "3"}, "does not divide 8 GPUs"),
-        (place(3, 8), {"pipeline_parallel": "3"}, "8 layers"),
-        (place(3, 8), {"pipeline_parallel": "2"}, "no multiple of 12"),
-        (place(4, 8), {"model": "52b"}, "needs 64 GPUs and 4 x 8 are there"),
-    ],
-)
-def test_slurm_has_bounds_on_gpus_and_nodes(where: Place, values: dict[str, str], words: str) -> None:
-    found = refusal(SLURM, where, **values)
-    assert words in found.what
-    assert found.hint
 
 
 def test_deepspeed_takes_the_gpus_that_slurm_gives_and_counts_them_where_slurm_knows_of_none() -> None:
@@ -410,11 +378,7 @@ def test_the_preset_that_is_commented_out_runs_on_eight_nodes() -> None:
 @pytest.mark.parametrize(
     ("where", "model", "words"),
     [
-        (
-            place(2, 2),
-            "125m",
-            "128 sequences a rank are 1.5 times the scores",
-        ),
+        (place(2, 2), "125m", "128 sequences a rank are 1.5 times the scores"),
         (place(3, 8), "125m", "21 sequences a rank x 6 heads are no multiple of 4"),
         (place(2, 8), "125m", ""),
     ],
@@ -459,13 +423,8 @@ def test_opt_on_few_gpus_is_what_opt_baselines_would_start(
     made = started(OPT, place(1, gpus), model_size=model)
     [command], [file] = made.commands, made.files
     train = f"{ENVIRONMENT}/src/metaseq/metaseq/cli/train.py"
-    assert command.argv[:5] == (
-        f"{ENVIRONMENT}/bin/python3",
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        f"{gpus}",
-    )
+    torchrun = (f"{ENVIRONMENT}/bin/python3", "-m", "torch.distributed.run", "--nproc_per_node", f"{gpus}")
+    assert command.argv[:5] == torchrun
     # A folder of its own, as opt-baselines has it: a run goes on from the checkpoint that it finds.
     folder = f"{OUTPUT}/checkpoints/test-{model}.ngpu{gpus}"
     assert command.argv[-12:-6] == (file.path, model, str(gpus), train, "--save-dir", folder)
@@ -554,20 +513,6 @@ def test_a_hint_of_opt_leads_to_what_starts_and_does_not_crash(model: str, gpus:
 @pytest.mark.parametrize(
     ("where", "model", "hint"),
     [
-        (place(1, 7, direct=True), "1.3b", "--gpus-per-node 6"),
-        (place(3, 7, direct=True), "1.3b", "--nodes 1 --gpus-per-node 6"),
-        (place(1, 8, direct=True), "175b", "nodes of more GPUs, or a smaller model"),
-    ],
-)
-def test_a_hint_of_opt_without_slurm_names_one_node(where: Place, model: str, hint: str) -> None:
-    assert refusal(OPT, where, model_size=model).hint == hint
-    if hint.startswith("--"):
-        followed(hint, where, model_size=model)
-
-
-@pytest.mark.parametrize(
-    ("where", "model", "hint"),
-    [
         (place(1, 3), "125m", "--gpus-per-node 2"),
         (place(1, 7), "125m", "--gpus-per-node 4"),  # not 6: no part of 85 sequences x 6 heads
         (place(1, 9), "125m", "--gpus-per-node 8"),
@@ -577,11 +522,16 @@ def test_a_hint_of_opt_without_slurm_names_one_node(where: Place, model: str, hi
         (place(128), "125m", "--nodes 32"),
         (place(3, 1), "125m", "--nodes 1"),
         (place(3, 3), "125m", "--nodes 1 --gpus-per-node 2"),
+        # Without Slurm it names one node.
+        (place(1, 7, direct=True), "1.3b", "--gpus-per-node 6"),
+        (place(3, 7, direct=True), "1.3b", "--nodes 1 --gpus-per-node 6"),
+        (place(1, 8, direct=True), "175b", "nodes of more GPUs, or a smaller model"),
     ],
 )
 def test_a_hint_of_opt_is_the_nearest_place_that_the_softmax_takes(where: Place, model: str, hint: str) -> None:
     assert refusal(OPT, where, model_size=model).hint == hint
-    assert not any("expect a crash" in note for note in followed(hint, where, model_size=model).notes)
+    if hint.startswith("--"):
+        assert not any("expect a crash" in note for note in followed(hint, where, model_size=model).notes)
 
 
 def test_few_gpus_say_that_a_run_goes_on_from_the_checkpoint_of_its_folder() -> None:
@@ -661,24 +611,10 @@ def test_counts_without_a_best_case_name_the_candidates(gpus: int) -> None:
 
 
 def test_degrees_of_ones_own_are_allowed_and_said_to_be_unpublished() -> None:
-    five = {"global_batch": "40", "dp": "2", "tmp": "2", "pp": "2", "microbatches": "4", "model": "2.6B"}
+    five = {**FIVE, "global_batch": "40", "pp": "2"}
     assert any("not a row of the manual list" in note for note in started(ALPA, place(), **five).notes)
     del five["microbatches"]
     assert "microbatches is not said" in refusal(ALPA, place(), **five).what
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"dp": "3"}, "is not 16 GPUs"),
-        ({"dp": "1", "tmp": "16", "pp": "1"}, "more than the 8 GPUs of a node"),
-        ({"microbatches": "3"}, "no multiple of"),
-        ({"row": "1"}, "at once"),
-    ],
-)
-def test_alpa_refuses_a_case_that_does_not_fit(values: dict[str, str], words: str) -> None:
-    five = {"global_batch": "32", "dp": "2", "tmp": "2", "pp": "4", "microbatches": "4", "model": "2.6B"}
-    assert words in refusal(ALPA, place(2), **{**five, **values}).what
 
 
 def test_the_forks_marker_line_is_expected_of_the_fork_only() -> None:
@@ -834,32 +770,34 @@ def test_alcf_tells_of_a_pipeline_whose_deepspeed_scales_gradients_at_every_stag
     assert not told("0.19.0", "1")
 
 
-@pytest.mark.parametrize("profile", ["ported-cu130", "ported", "exact"])
-def test_no_shipped_profile_of_alcf_has_a_pipeline_with_such_a_deepspeed(profile: str) -> None:
-    made = started(ALCF, place(1, 4), profile=profile, PPSIZE="2", MPSIZE="2", MODEL_SIZE_KEY="GPT125M")
-    assert not _told(made, "alcf-pipeline-gradients")
+SMALL = {"MODEL_SIZE_KEY": "GPT125M"}
+STAGES = {**SMALL, "PPSIZE": "2", "MPSIZE": "2"}
 
 
-def test_alcf_tells_where_nothing_masks_attention() -> None:
-    def told(length: str, **more: str) -> bool:
-        return _told(started(ALCF, place(1, 4), MODEL_SIZE_KEY="GPT125M", SEQ_LEN=length, **more), "alcf-no-mask")
+@pytest.mark.parametrize(
+    ("finding", "name", "profile", "where", "values", "told"),
+    [
+        *(("alcf-pipeline-gradients", ALCF, profile, place(1, 4), STAGES, False)  # none pins such a DeepSpeed
+          for profile in ("ported-cu130", "ported", "exact")),
+        ("alcf-no-mask", ALCF, "exact", place(1, 4), {**SMALL, "SEQ_LEN": "8192"}, True),
+        ("alcf-no-mask", ALCF, "exact", place(1, 4), {**SMALL, "SEQ_LEN": "4096"}, False),
+        ("alcf-no-mask", ALCF, "exact", place(1, 4), {**SMALL, "SEQ_LEN": "8192", "USE_FLASH_ATTN_V2": "1"}, False),
+        ("alcf-no-mask", ALCF, "exact", place(1, 4), {**STAGES, "SEQ_LEN": "8192"}, False),  # a pipeline makes its own
+        ("app-unfinished-gradients", APP, "exact", place(1, 4), {}, True),
+        ("app-unfinished-gradients", APP, "exact", place(1, 1), {"pipeline_parallel": "1"}, False),
+        ("app-unfinished-gradients", APP, "ported-cu130", place(1, 4), {}, False),  # an edit
+        ("app-sharded-embedding", APP, "exact", place(2, 4), {}, True),
+        ("app-sharded-embedding", APP, "exact", place(1, 4), {}, False),  # data parallel 1
+        ("app-sharded-embedding", APP, "exact", place(1, 4), {"pipeline_parallel": "1"}, False),
+    ],
+)  # fmt: skip
+def test_a_note_tells_of_a_finding_where_it_comes_up(
+    finding: str, name: str, profile: str, where: Place, values: dict[str, str], told: bool
+) -> None:
+    assert _told(started(name, where, profile=profile, **values), finding) is told
 
-    assert told("8192")
-    assert not told("4096")
-    assert not told("8192", USE_FLASH_ATTN_V2="1")
-    assert not told("8192", PPSIZE="2", MPSIZE="2")  # a pipeline makes its mask itself
 
-
-def test_megatronapp_tells_of_the_two_copies_of_the_embedding() -> None:
-    assert _told(started(APP, place(1, 4)), "app-unfinished-gradients")
-    assert not _told(started(APP, place(1, 1), pipeline_parallel="1"), "app-unfinished-gradients")
-    assert not _told(started(APP, place(1, 4), profile="ported-cu130"), "app-unfinished-gradients")  # an edit
-
-
-def test_megatronapp_tells_of_an_embedding_that_the_distributed_optimizer_cuts_differently_on_two_stages() -> None:
-    assert _told(started(APP, place(2, 4)), "app-sharded-embedding")
-    assert not _told(started(APP, place(1, 4)), "app-sharded-embedding")  # data parallel 1
-    assert not _told(started(APP, place(1, 4), pipeline_parallel="1"), "app-sharded-embedding")
+def test_an_embedding_is_not_cut_where_the_optimizer_is_not_distributed() -> None:
     words = tuple(each for each in launch_data(stack(APP))[1].arguments if each != "--use-distributed-optimizer")
     assert not _told(launch(own_stack(APP, arguments=words), "exact", {}, place(2, 4)), "app-sharded-embedding")
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +13,8 @@ from hypothesis import strategies as st
 
 from envbuild.launch.command import Place
 from envbuild.launch.shell import WIDTH, folded, render
-from envbuild.model.launch import Command, Endpoint, Launch, LaunchFile
+from envbuild.model.launch import Command, Launch, LaunchFile
 from tests.launch.support import started
-from tests.support.patience import PATIENCE
 
 PRINTS = f"""#!{sys.executable}
 import json, os, sys
@@ -96,39 +92,6 @@ def test_a_file_keeps_every_byte_of_its_text(tmp_path: Path, world: Path) -> Non
 def test_a_comment_cannot_begin_a_command(tmp_path: Path) -> None:
     made = one(tmp_path, "true").model_copy(update={"notes": ("one\ntouch x",)})
     assert "# note: one touch x" in render(made).splitlines()
-
-
-def test_a_worker_starts_when_the_masters_port_is_open(tmp_path: Path, world: Path) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-        text = render(
-            one(tmp_path, f"{world}/bin/torchrun", wait_for=Endpoint(address="127.0.0.1", port=port, seconds=PATIENCE))
-        )
-        opened: list[float] = []
-
-        def open_later() -> None:
-            time.sleep(0.5)
-            opened.append(time.monotonic())
-            server.listen()
-
-        thread = threading.Thread(target=open_later)
-        thread.start()
-        run(text, world)
-        thread.join()
-    assert time.monotonic() >= opened[0]
-
-
-def test_a_worker_gives_up_in_time(tmp_path: Path, world: Path) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-        text = render(
-            one(tmp_path, f"{world}/bin/torchrun", wait_for=Endpoint(address="127.0.0.1", port=port, seconds=1))
-        )
-        done = subprocess.run(["bash", "-eu", "-c", text], capture_output=True, timeout=30)
-    assert done.returncode == 124
-    assert not (world / "says").exists()
 
 
 def test_lines_are_folded_at_options_and_stay_one_command() -> None:

@@ -28,11 +28,10 @@ class PbsWorld(World):
     """`work/cluster.yaml` is the target; its nodes are this machine under other names, so any folder is shared."""
 
     def __init__(self, top: Path) -> None:
-        """A server that runs jobs beside qsub and prints JSON that is none, as a real one with ordinary variables."""
+        """A server that runs jobs beside qsub, as a real one does."""
         super().__init__(top)
         self.fake = FakePbs(top, sys.executable)
         self.fake.say("background")
-        self.fake.say("broken")
         self.env["PATH"] = f"{self.fake.bin}{os.pathsep}{os.environ['PATH']}"
         del self.env["ENVBUILD_PREFIX"]
         self.target()
