@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from envbuild.config import Config
     from envbuild.model.target import Target
     from envbuild.provision.run.context import Settings
-    from envbuild.provision.run.findings import Choice, Narrowing, Prepared
+    from envbuild.provision.run.findings import Narrowing, Prepared
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -238,11 +238,15 @@ def named_target(ui: Ui, flags: dict[str, Any], config: Config) -> str:
     return reference
 
 
-def choice_of(ui: Ui, flags: dict[str, Any], config: Config) -> Choice:
-    """What the user asked for, flags above configuration."""
-    from envbuild.provision.run.findings import Choice
+def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> Prepared:
+    """Stack, profile, target and lock from `prepare(…, **more)`, as flags and configuration ask for them.
 
-    return Choice(
+    Notes where the lock is one that the user recorded.
+    """
+    from envbuild.provision.run.findings import Choice
+    from envbuild.provision.survey.prepare import prepare
+
+    choice = Choice(
         target=named_target(ui, flags, config),
         # A stack from a configuration file must not replace what a target named on the command line stands for.
         stack=flags.get("stack") or (None if flags.get("target") else config.stack),
@@ -257,13 +261,7 @@ def choice_of(ui: Ui, flags: dict[str, Any], config: Config) -> Choice:
         trust_environment=bool(flags.get("trust_environment", True)),
         narrowing=narrowing_of(flags),
     )
-
-
-def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> Prepared:
-    """Stack, profile, target and lock from `prepare(…, **more)`; notes where the lock is one that the user recorded."""
-    from envbuild.provision.survey.prepare import prepare
-
-    prepared = prepare(choice_of(ui, flags, config), **more)
+    prepared = prepare(choice, **more)
     tell_lock(ui, prepared.lock_file)
     return prepared
 

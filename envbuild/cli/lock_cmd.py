@@ -69,6 +69,8 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     catalog have changed, nothing is resolved.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
+    from envbuild.catalog.node_facts import load_facts
+    from envbuild.conda.virtual import of_facts
     from envbuild.lock.check import restated
     from envbuild.lock.conda_part import CondaAsked
     from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
@@ -86,6 +88,7 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     refuse(loaded.stack.profiles[name], compat)
     upgrade, conda_unrecorded = flags["upgrade"], flags["conda_unrecorded"]
     asked = any(flags[name] for name in _ASKED)
+    facts = load_facts(flags["facts"]) if flags["facts"] else {}
     unrecorded = previous and any(each.conda and each.conda.unrecorded for each in previous.variants)
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
     same = restated(keep, loaded.stack, ui.warn) if keep else None
@@ -99,7 +102,7 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
-        conda=CondaAsked(_virtual(flags["facts"]), conda_unrecorded),
+        conda=CondaAsked(tuple(map(of_facts, facts.values())), conda_unrecorded),
         say=ui.warn,
     )
     refuse_locked(made, compat)
@@ -334,14 +337,6 @@ def _previous(ui: Ui, path: Path) -> Lock | None:
         # Creating it anew is the way out of a damaged lock, so it must not stop here.
         ui.warn(f"the lock that is there is not used: {error.what}")
         return None
-
-
-def _virtual(facts: str | None) -> tuple[dict[str, str], ...]:
-    """The virtual packages of nodes by recorded facts."""
-    from envbuild.catalog.node_facts import load_facts
-    from envbuild.conda.virtual import of_facts
-
-    return tuple(map(of_facts, load_facts(facts).values())) if facts else ()
 
 
 def _named_urls(values: tuple[str, ...]) -> dict[str, str]:

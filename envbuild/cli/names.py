@@ -21,14 +21,10 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 
 def setting(key: str, default: str = "") -> str:
-    """One setting; files of the configuration are read only where there is one."""
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    system = os.environ.get("ENVBUILD_SYSTEM_CONFIG") or "/etc/envbuild/config.toml"
-    if any(map(os.path.exists, ("envbuild.toml", os.path.join(config, "envbuild", "config.toml"), system))):
-        from envbuild.config import load_config
+    """One setting."""
+    from envbuild.config import load_config
 
-        return str(load_config().settings[key].value or default)
-    return os.environ.get(f"ENVBUILD_{key.upper()}") or default
+    return str(load_config().settings[key].value or default)
 
 
 def prefix() -> str:
@@ -107,9 +103,7 @@ def hosts(ctx: click.Context) -> Iterable[str]:
 @_offered
 def runs(_: click.Context) -> Iterable[str]:
     """Runs of this controller, the newest first; `last` is the newest."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    folder = setting("runs", os.path.join(state, "envbuild", "runs"))
-    ids = [name for name in _listed(folder) if "." not in name]
+    ids = [name for name in _listed(setting("runs")) if "." not in name]
     return ["last", *reversed(ids[-_MOST:])]
 
 
@@ -129,7 +123,7 @@ def used(_: click.Context) -> Iterable[str]:
 
 
 def _target(ctx: click.Context) -> str:
-    return str(ctx.params.get("target") or setting("target", "local"))
+    return str(ctx.params.get("target") or setting("target"))
 
 
 def _described(name: str, folder: str) -> dict[str, Any]:

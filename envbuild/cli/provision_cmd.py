@@ -64,53 +64,50 @@ if TYPE_CHECKING:
 @click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
 @facts_option
 @common_options
-def provision(
-    ui: Ui, /, dry_run: bool, print_script: bool, print_prolog: bool, bundle: Path | None, cancel_job: bool,
-    repair: bool, check_rebuild: bool, no_locked: bool, connection: str | None, facts: str | None, **flags: Any,
-) -> int:  # fmt: skip
+def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Build, test and verify the environment of a stack on a target."""
-    config = configured(flags)
-    if facts is not None:
-        if not (dry_run or print_script):
-            raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
-        prepared = prepared_of(ui, flags, config, locked=not no_locked, recorded=True)
-        if print_script:
-            from envbuild.provision.jobs.node_local import refuse_script
+    from envbuild.provision.jobs.node_local import refuse_script
 
-            refuse_script(prepared.target)
-            if prepared.target.engine == "container":
-                raise click.UsageError("--facts prints no script of an image: its scheduler is asked for the nodes")
-        return _plan_recorded(ui, prepared, facts, config.toolchain, script=print_script)
-    prepared = prepared_of(ui, flags, config, locked=not no_locked, jobs=True, script=print_script, ahead=True)
-    if print_prolog:
+    config, script = configured(flags), flags["print_script"]
+    if facts is not None and not (flags["dry_run"] or script):
+        raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
+    asks = facts is None
+    prepared = prepared_of(
+        ui, flags, config, locked=not flags["no_locked"], recorded=not asks, jobs=asks, script=script, ahead=asks
+    )
+    if flags["print_prolog"] and asks:
         return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
+    if script:
+        refuse_script(prepared.target)
+        if prepared.target.engine == "container":
+            return _print_image_script(ui, prepared, recorded=not asks)
     settings = settings_of(config)
     settings = replace(
         settings,
-        repair=repair or print_script,  # a script builds everything, also what is there already
-        jobs=flags.get("jobs"),
-        check_rebuild=check_rebuild,
-        playbook=connection is not None,
-        cancel_job=cancel_job,
-        script=print_script,
-        bundle=bundle,
-        deadline=flags.get("deadline") or settings.deadline,
+        repair=flags["repair"] or script,  # a script builds everything, also what is there already
+        jobs=flags["jobs"],
+        check_rebuild=flags["check_rebuild"],
+        playbook=flags["connection"] is not None,
+        cancel_job=flags["cancel_job"],
+        script=script,
+        bundle=flags["bundle"],
+        deadline=flags["deadline"] or settings.deadline,
     )
-    if print_script:
-        from envbuild.provision.jobs.node_local import refuse_script
-
-        refuse_script(prepared.target)
-        if prepared.target.engine == "container":
-            # The scheduler is asked for its pool of nodes, and no job is submitted.
-            from envbuild.provision.images.job_script import image_script
-
-            text = image_script(prepared)
-            ui.result({"script": text}, lambda: text, verbatim=True)
-            return 0
-    if dry_run or print_script:
-        return _plan_only(ui, prepared, settings, script=print_script)
+    if flags["dry_run"] or script:
+        return _plan(ui, prepared, settings, facts)
     return _provision(ui, prepared, settings)
+
+
+def _print_image_script(ui: Ui, prepared: Prepared, *, recorded: bool) -> int:
+    """The scheduler is asked for its pool of nodes, and no job is submitted."""
+    from envbuild.provision.images.job_script import image_script
+
+    if recorded:
+        raise click.UsageError("--facts prints no script of an image: its scheduler is asked for the nodes")
+    text = image_script(prepared)
+    ui.result({"script": text}, lambda: text, verbatim=True)
+    return 0
 
 
 def _print_prolog(ui: Ui, prepared: Prepared) -> int:
@@ -144,38 +141,31 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
 @common_options
 def plan(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Say what would run where, and why; as `provision --dry-run`."""
-    config = configured(flags)
-    if facts is not None:
-        return _plan_recorded(ui, prepared_of(ui, flags, config, recorded=True), facts, config.toolchain)
-    prepared = prepared_of(ui, flags, config, jobs=True, ahead=True)
-    return _plan_only(ui, prepared, replace(settings_of(config), jobs=flags.get("jobs")), script=False)
+    config, asks = configured(flags), facts is None
+    prepared = prepared_of(ui, flags, config, recorded=not asks, jobs=asks, ahead=asks)
+    return _plan(ui, prepared, replace(settings_of(config), jobs=flags["jobs"]), facts)
 
 
-def _plan_recorded(ui: Ui, prepared: Prepared, facts: str, toolchain_file: Path | None, *, script: bool = False) -> int:
-    from envbuild.catalog.node_facts import load_facts
-    from envbuild.provision.survey.recorded import plan_recorded
-
-    made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain_file, repair=script)
-    return _show_plan(ui, prepared, made, survey, script=script)
-
-
-def _plan_only(ui: Ui, prepared: Prepared, settings: Any, *, script: bool) -> int:
-    from envbuild.cli.progress import RunProgress
-    from envbuild.provision.provision import dry_run
-
-    with RunProgress(ui) as progress:
-        made, survey = dry_run(prepared, settings, progress)
-    return _show_plan(ui, prepared, made, survey, script=script)
-
-
-def _show_plan(ui: Ui, prepared: Prepared, made: Plan, survey: Survey, *, script: bool = False) -> int:
+def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> int:
     """The plan, or the script that does the same; why nodes are left out stands in both, of a script on stderr too."""
+    if facts is None:
+        from envbuild.cli.progress import RunProgress
+        from envbuild.provision.provision import dry_run
+
+        with RunProgress(ui) as progress:
+            made, survey = dry_run(prepared, settings, progress)
+    else:
+        from envbuild.catalog.node_facts import load_facts
+        from envbuild.provision.survey.recorded import plan_recorded
+
+        repair, toolchain = settings.script, settings.toolchain_file
+        made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain, repair=repair)
 
     def data() -> dict[str, Any]:
         selected = {} if prepared.selection is None else {"selection": prepared.selection.as_dict()}
         return {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors), **selected}
 
-    if not script:
+    if not settings.script:
         ui.result(data, lambda: plan_text(made, survey, prepared.selection))
         return exit_of(survey.errors)
     from envbuild.export.bash_script import render_script
@@ -194,7 +184,7 @@ def _show_plan(ui: Ui, prepared: Prepared, made: Plan, survey: Survey, *, script
     return exit_of(survey.errors)
 
 
-def _provision(ui: Ui, prepared: Prepared, settings: Any) -> int:
+def _provision(ui: Ui, prepared: Prepared, settings: Settings) -> int:
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.provision import provision as run_provision
 
@@ -263,12 +253,10 @@ def _total(node: NodePlan) -> list[str]:
     left = f"; not counted: {few(unsized)}" if unsized else ""
     took = [step.before for step in node.steps if step.seconds]
     known = [seconds for seconds in took if seconds is not None]
-    when = f", about {_duration(sum(known))} as before" if known and len(known) == len(took) else ""
+    total = sum(known)
+    duration = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min"
+    when = f", about {duration} as before" if known and len(known) == len(took) else ""
     return [f"    in all     {cost}{when}{left}"]
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @click.command("verify")
