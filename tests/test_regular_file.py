@@ -19,7 +19,7 @@ from envbuild.regular_file import read_file
 TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
 OWN = """
-    cli.env_cmd container.build container.builders container.edits explain.page explain.source kit.make
+    cli.env_cmd container.build container.builders container.fetch_stages explain.page explain.source kit.make
     lock.packages lock.readers.wheel_record lock.sources provision.ansible.direct provision.bench_ways
     provision.contact.first_contact provision.contact.payload provision.contact.receive provision.contact.toolchain
     provision.gpu_use provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude

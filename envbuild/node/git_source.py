@@ -100,9 +100,9 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
 
     Returns path and commit of every submodule that the tree names, checked out or not.
 
-    `bundle`: a git bundle, or a repository of `mirror`, to take the commit from instead of the URL; `parts`: the same
-    for submodules, by path. Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` and
-    `object-missing` (75), `source-unreachable` and `git-failed` (4).
+    `bundle`: a git bundle to take the commit from instead of the URL; `parts`: the same for submodules, by path.
+    Raises NodeError `tree-mismatch` and `commit-missing` (exit 5), `network-unreachable` and `object-missing` (75),
+    `source-unreachable` and `git-failed` (4).
     """
     log("fetching source %s at %.12s" % (source["name"], source["commit"]))
     _checkout(source, folder, source["name"], bundle)
@@ -155,18 +155,6 @@ def _checkout(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
     _must(_git(folder, "checkout", "--quiet", "--detach", pin["commit"]), "checking out %s" % name, folder)
 
 
-def mirror(pin: Json, folder: str, name: str, bundle: "str | None" = None) -> None:
-    """Make the bare repository `folder` with exactly the pinned commit, its tree compared; raises as `fetch` does.
-
-    `fetch` takes such a folder as a bundle.
-    """
-    os.makedirs(folder)
-    _must(_git(folder, "init", "--quiet", "--bare", "--template="), "making a repository for %s" % name, folder)
-    _obtain(pin, folder, name, bundle)
-    _check_tree(pin, folder, name)
-    _must(_git(folder, "update-ref", "refs/heads/envbuild", pin["commit"]), "naming the commit of %s" % name, folder)
-
-
 def _check_tree(pin: Json, folder: str, name: str) -> None:
     tree = _git(folder, "rev-parse", "--verify", "--quiet", pin["commit"] + "^{tree}").out.strip()
     if tree != pin["tree"]:
@@ -175,16 +163,16 @@ def _check_tree(pin: Json, folder: str, name: str) -> None:
 
 def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
     if bundle is not None:
-        # What `mirror` made has no history, which git takes from a folder only when it is told so.
-        shallow = ["--update-shallow"] if os.path.isdir(bundle) else []
-        refs = "+refs/*:refs/envbuild/*"
-        done = _git(folder, "fetch", "--quiet", "--no-tags", *shallow, "--", bundle, refs)
+        # It has the commit alone, as a shallow clone has.
+        with open(os.path.join(folder, ".git", "shallow"), "w", encoding="ascii") as out:
+            out.write(pin["commit"] + "\n")
+        done = _git(folder, "fetch", "--quiet", "--no-tags", "--", bundle, "+refs/*:refs/envbuild/*")
     else:
         done = _git(folder, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", pin["git"], pin["commit"])
         if not done.ok and not _TRANSPORT.search(done.err) and not lost_object(done.err):
             # Some servers hand out only what a branch or tag names: fetch all and look for the commit.
             wanted = ("+refs/heads/*:refs/envbuild/heads/*", "+refs/tags/*:refs/envbuild/tags/*")
-            done = _git(folder, "fetch", "--quiet", "--no-tags", "--", pin["git"], *wanted)
+            done = _git(folder, "fetch", "--quiet", "--no-tags", "--update-shallow", "--", pin["git"], *wanted)
     if _git(folder, "cat-file", "-e", pin["commit"] + "^{commit}").ok:
         return
     origin = bundle or pin["git"]

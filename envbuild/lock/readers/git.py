@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -19,24 +20,26 @@ from typing import Literal
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import proc
 from envbuild.node.git_source import REPOSITORY_VARIABLES, lost_object, object_missing
+from envbuild.regular_file import opened
 
 _TIMEOUT_S = 900
 _SETTINGS = ("protocol.ext.allow=never", "core.hooksPath=/dev/null", "gc.auto=0", "maintenance.auto=false")
 _SAFE = tuple(word for setting in _SETTINGS for word in ("-c", setting))
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
 _BATCH = 400
-# What of a commit is fetched: itself, its trees, also its files; its history without or with them.
-Part = Literal["commit", "trees", "files", "history", "everything"]
+# What of a commit is fetched: itself, its trees, also its files, or its history without them.
+Part = Literal["commit", "trees", "files", "history"]
 _OPTIONS: dict[Part, tuple[str, ...]] = {
     "commit": ("--depth=1", "--filter=tree:0"),
     "trees": ("--depth=1", "--filter=blob:none"),
     "files": ("--depth=1",),
     "history": ("--filter=tree:0",),
-    "everything": (),
 }
 
 
-def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_git(
+    arguments: list[str], *, cwd: Path | None = None, stdin: bytes | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run git without a terminal; the caller judges the exit status.
 
     Raises EnvbuildError `git-missing` (exit 7) and `source-unreachable` (exit 75) after 15 minutes.
@@ -45,7 +48,7 @@ def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.Comp
     env = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
     # Its session has no terminal, so that ssh cannot ask for a password there; at the end its helpers end with it.
-    done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd))
+    done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd), stdin=stdin)
     if done.missing:
         raise EnvbuildError(
             "git-missing",
@@ -58,9 +61,9 @@ def run_git(arguments: list[str], *, cwd: Path | None = None) -> subprocess.Comp
     return subprocess.CompletedProcess(command, done.rc, done.out, done.err)
 
 
-def output_of(place: Path, *arguments: str) -> str:
+def output_of(place: Path, *arguments: str, stdin: bytes | None = None) -> str:
     """Output of a git command in a repository. Raises EnvbuildError `git-failed` (exit 75)."""
-    done = run_git(list(arguments), cwd=place)
+    done = run_git(list(arguments), cwd=place, stdin=stdin)
     if done.returncode:
         raise _failed(arguments[0], str(place), done.stderr)
     return done.stdout
@@ -112,6 +115,20 @@ class GitReader:
             rows = _rows(self.repository(url, commit, "trees"), "ls-tree", "-r", "-z", "--full-tree", commit)
             self._trees[key] = {path: (mode, oid) for (mode, _, oid), path in rows}
         return self._trees[key]
+
+    def write_bundle(self, url: str, commit: str, path: Path) -> None:
+        """Write a commit and its tree as a git bundle, without history; equal trees give equal bytes.
+
+        `git bundle create` would want the history, and take over what some server had packed.
+        """
+        place = self.repository(url, commit, "files")
+        with (place / "shallow").open("a", encoding="ascii") as out:
+            out.write(f"{commit}\n")
+        words = ("--revs", "--quiet", "--threads=1", "--no-reuse-object", "--delta-base-offset", "bundle")
+        name = output_of(place, "-c", "pack.packSizeLimit=0", "pack-objects", *words, stdin=commit.encode()).strip()
+        with path.open("wb") as bundle, opened(place / f"bundle-{name}.pack") as pack:
+            bundle.write(f"# v2 git bundle\n{commit} refs/heads/envbuild\n\n".encode())
+            shutil.copyfileobj(pack, bundle)
 
     def sizes(self, url: str, commit: str) -> dict[str, int]:
         """Path to bytes of every file and link of a commit; a link lies in its inode."""
@@ -227,7 +244,8 @@ def _fetch(place: Path, url: str, options: Iterable[str], wanted: list[str]) -> 
 
 def _fetch_everything(place: Path, url: str, commit: str, why: str) -> None:
     """A server may refuse to serve a commit by its hash; then every branch and tag is fetched and searched."""
-    everything = run_git(["fetch", "--quiet", "origin", "+refs/*:refs/remotes/origin/*"], cwd=place)
+    words = ["fetch", "--quiet", "--update-shallow", "origin", "+refs/*:refs/remotes/origin/*"]
+    everything = run_git(words, cwd=place)
     _refuse_incomplete(url, everything)
     if everything.returncode or run_git(["cat-file", "-e", commit], cwd=place).returncode:
         raise _no_commit(url, commit, why)

@@ -6,7 +6,7 @@ over all that, by which the bundle is known. A file has `path`, `sha256`, `bytes
 
     wheels/FILE                       `wheel`: a locked package, as a wheel or as its source archive
     built/KEY/FILE.whl, build.json    `built wheel`: an entry of a wheel store
-    sources/FILE.bundle               `source`: a git bundle with the commit and its history
+    sources/FILE.bundle               `source`: a git bundle with the commit and its tree, no history
     conda/CHANNEL/SUBDIR/FILE         `conda package`
     tools/FILE                        `tool`: uv as a wheel
     tools/HEX-FILE.tar.gz             `interpreter`: a standalone Python
