@@ -109,7 +109,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Itera
 def _built_as_with_docker(world: World, shelf: Shelf) -> None:
     """The tutorial's `docker build`, which buildah does here; it has the wheels that the lock names from a folder."""
     world.good("image", "dockerfile", "torch-smoke", "--output", "image", before=shelf.before)
-    (world.top / "pip.conf").write_text("[global]\nno-index = true\nfind-links = /wheelhouse\n")
+    (world.top / "pip.conf").write_text("[global]\nno-index = true\n")
     (world.top / "uv.toml").write_text("[pip]\nno-index = true\n")
     options = [f"--secret=id={name},src={world.top / name}" for name in ("pip.conf", "uv.toml")]
     options += ["--isolation", "chroot", f"--build-context=wheelhouse={world.top / 'house'}"]
@@ -138,8 +138,10 @@ def test_an_image_is_built_and_verified_as_it_is_written(world: World, storage: 
         storage.buildah("commit", "-q", container, f"docker.io/library/python:{name}")
     storage.buildah("rm", container)
     house = storage.house(world.top)
-    shutil.copy(write_wheel(world.wheels, "torch", "2.1.0+cpu", {"torch/__init__.py": TORCH.encode()}), house)
-    world.env["PIP_FIND_LINKS"] = f"{world.wheels} {house}"
+    shutil.copy(
+        write_wheel(world.wheels, "torch", "2.1.0+cpu", {"torch/__init__.py": TORCH.encode()}), house / "wheels"
+    )
+    world.env["PIP_FIND_LINKS"] = f"{world.wheels} {house / 'wheels'} {house / 'tools'}"
     shelf = Shelf(world)
     exact = {"python": ["3.11"], "torch": {"version": "2.1.0", "flavours": ["cpu"]}, "smoke": [{"name": "sound"}]}
     shelf.put("torch-smoke", profiles={"exact": exact})

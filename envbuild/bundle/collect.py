@@ -14,20 +14,24 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from packaging.utils import parse_wheel_filename
 
 from envbuild.bundle.conda_archives import fetch_archives
+from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
+from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError
 from envbuild.hashing import sha256_of
 from envbuild.lock.variants import hash_unrecorded
+from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import pip_config, proc
 from envbuild.plan.source_builds import bundle_name, bundles
+from envbuild.text import grouped
 
-if TYPE_CHECKING:
-    from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
+Pair = tuple[LockedPackage, ArtifactFile]
 
 _PIP_TIMEOUT_S = 3600
 # Halves of files, as a controller that was killed leaves them: of `lock record`, of packages and of bundles. Younger
@@ -85,70 +89,125 @@ def sweep(cache: Path, now: float | None = None) -> None:
                 path.unlink()
 
 
-def wanted(variant: Variant, glibc: tuple[int, ...]) -> dict[str, str | None]:
+def wanted(variant: Variant, glibc: tuple[int, ...], record: str) -> dict[str, str | None]:
     """What an installation of a variant takes out of a bundle: path to sha256 (None: a git bundle, which git checks).
 
-    Raises EnvbuildError `delivery-unfit` (exit 7), `hash-unrecorded` (5).
+    `record`: the command that records a missing hash. Raises EnvbuildError `delivery-unfit` (exit 7),
+    `hash-unrecorded` (5).
     """
     found: dict[str, str | None] = {}
     for package in variant.packages:
-        file = _pick(package, variant, glibc)
+        file = _pick(package, variant, glibc, record)
         found[f"wheels/{file.file}"] = file.sha256
     found |= {f"conda/{each.channel}/{each.subdir}/{each.file}": each.sha256 for each in variant.archives}
     return found | {f"sources/{bundle_name(name, each)}": None for name, each in bundles(variant).items()}
 
 
-def collect(
-    variant: Variant,
-    *,
-    cache: Path,
-    glibc: tuple[int, ...] = (),
-    channels: Mapping[str, Sequence[str]] | None = None,
-    on_fetch: Callable[[str], None] | None = None,
-) -> tuple[Piece, ...]:
-    """Fetch everything a variant needs into `cache` and check it; what is there already is checked, not fetched.
+@dataclass(frozen=True)
+class Collector:
+    """Finds the files of bundles: in `cache`, in `folders` (of bundles, or with loose files), then over the network.
 
-    `glibc` is the node's version (`(2, 36)`), which decides between wheels; `channels` says where those of conda lie;
-    `on_fetch` hears each name before it is fetched.
-
-    Raises EnvbuildError: `hash-unrecorded`, `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
-    `package-not-found` (4), `delivery-unfit` (7), `source-unreachable`, `network-unreachable` (75).
+    `record`: the command that records a missing hash. `channels`: the addresses of those of conda. Without `fetch`
+    nothing is fetched, and what is not here is left out. `on_fetch` hears each name before it is fetched.
     """
-    sweep(cache)
-    chosen = [(package, _pick(package, variant, glibc)) for package in variant.packages]
-    packages = {file.file: _cached(file, cache) for _, file in chosen}
-    missing = [(package, file) for package, file in chosen if packages[file.file] is None]
-    missing = [pair for pair in missing if not _copy_local(pair[1], cache)]
-    for index in sorted({package.index for package, _ in missing}):
-        group = [pair for pair in missing if pair[0].index == index]
-        for kind in (True, False):
-            part = [pair for pair in group if pair[1].file.endswith(".whl") is kind]
-            if part:
-                for package, _ in part:
-                    if on_fetch is not None:
-                        on_fetch(f"{package.name} {package.version}")
-                _download(part, index, variant, cache)
-    found = [piece(f"wheels/{file.file}", place(file, cache), "wheel", file.sha256) for _, file in chosen]
-    for name, archive in fetch_archives(variant, channels or {}, cache, on_fetch).items():
-        found.append(piece(f"conda/{name}", archive, "conda package", archive.parent.name))
-    for name, each in bundles(variant).items():
-        bundle = _bundle(name, each, cache, on_fetch)
-        found.append(piece(f"sources/{bundle.name}", bundle, "source"))
-    return tuple(found)
+
+    record: str
+    cache: Path = field(default_factory=artifact_cache)
+    channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    folders: tuple[Path, ...] = ()
+    fetch: bool = True
+    on_fetch: Callable[[str], None] | None = None
+
+    def collect(self, variant: Variant, glibc: tuple[int, ...] = ()) -> tuple[Piece, ...]:
+        """Everything that a variant needs, checked; `glibc` of the node (`(2, 36)`) decides between wheels.
+
+        Raises EnvbuildError: `hash-unrecorded`, `hash-mismatch`, `tree-mismatch`, `commit-missing` (exit 5),
+        `package-not-found` (4), `delivery-unfit` (7), `source-unreachable`, `network-unreachable` (75).
+        """
+        sweep(self.cache)
+        chosen = [(package, _pick(package, variant, glibc, self.record)) for package in variant.packages]
+        found = [*self._packages(chosen, variant.python, "wheels", "wheel")]
+        for name, archive in fetch_archives(variant, self.channels, self.cache, self.on_fetch).items():
+            found.append(piece(f"conda/{name}", archive, "conda package", archive.parent.name))
+        for name, source in bundles(variant).items():
+            path = f"sources/{bundle_name(name, source)}"
+            bundle = self.cache / path if (self.cache / path).exists() else self.local(path)
+            if bundle is None and self.fetch:
+                bundle = self._bundle(name, source)
+            found += [piece(path, bundle, "source")] if bundle else []
+        return tuple(found)
+
+    def uv(self, machine: str, toolchain_file: Path | None = None) -> Iterator[Piece]:
+        """uv as a wheel, which an image is made with."""
+        uv = next(each for each in load_toolchain(toolchain_file).uv if each.arch == machine)
+        file = ArtifactFile(file=uv.file, sha256=uv.sha256)
+        package = LockedPackage(name="uv", version=uv.version, index=DEFAULT_INDEX, files=(file,))
+        return self._packages([(package, file)], ".".join(map(str, sys.version_info[:2])), "tools", "tool")
+
+    def local(self, path: str, sha256: str | None = None) -> Path | None:
+        """A file of the folders by its path in a bundle or its mere name, with these contents where they are known."""
+        for folder in self.folders:
+            for place in (folder / path, folder / Path(path).name):
+                if place.is_file() and sha256 in (None, sha256_of(place)):
+                    return place
+        return None
+
+    def _packages(self, chosen: Sequence[Pair], python: str, folder: str, what: str) -> Iterator[Piece]:
+        links = map(Path, pip_config.folders(pip_config.read(os.environ).find_links))
+        here = replace(self, folders=(*self.folders, *links))
+        places = {
+            file.file: _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
+            for _, file in chosen
+        }
+        missing = [pair for pair in chosen if places[pair[1].file] is None]
+        if self.fetch:
+            self._download(missing, python)
+            places |= {file.file: place(file, self.cache) for _, file in missing}
+        for _, file in chosen:
+            if found := places[file.file]:
+                yield piece(f"{folder}/{file.file}", found, what, file.sha256)
+
+    def _download(self, missing: Sequence[Pair], python: str) -> None:
+        """Fetch by index, wheels and source archives apart."""
+        groups = grouped(missing, lambda pair: (pair[0].index, not pair[1].file.endswith(".whl")))
+        for (index, _), pairs in sorted(groups.items()):
+            for package, _file in pairs:
+                if self.on_fetch is not None:
+                    self.on_fetch(f"{package.name} {package.version}")
+            _download(pairs, index, python, self.cache)
+
+    def _bundle(self, name: str, source: LockedSource | LockedSubmodule) -> Path:
+        """A git bundle with the commit alone; its tree is compared before anything is kept."""
+        from envbuild.lock.readers.git import git_reader
+
+        if self.on_fetch is not None:
+            self.on_fetch(f"{name} {source.commit[:12]}")
+        path = self.cache / "sources" / bundle_name(name, source)
+        with git_reader() as reader:
+            tree = reader.tree_id(source.git, source.commit, "files")
+            if tree != source.tree:
+                raise EnvbuildError(
+                    "tree-mismatch",
+                    f"source {name} is not what the lock says",
+                    why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
+                    hint="do not use this repository or mirror; if the lock is wrong, create it again",
+                )
+            with _half(path) as half:
+                reader.write_bundle(source.git, source.commit, half)
+        return path
 
 
-def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...]) -> ArtifactFile:
+def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...], record: str) -> ArtifactFile:
     from envbuild.resolve.artifacts import Platform, fitting_file
 
-    machine = variant.machine
-    file = fitting_file(package, Platform(variant.python, machine, glibc))
+    file = fitting_file(package, Platform(variant.python, variant.machine, glibc))
     if file is None:
         raise EnvbuildError(
             "delivery-unfit",
             f"no file of {package.name} {package.version} in the lock fits {variant.platform}, Python {variant.python}",
         )
     if file.sha256 == "unrecorded":
-        raise hash_unrecorded(file, "envbuild lock record STACK")
+        raise hash_unrecorded(file, record)
     return file
 
 
@@ -166,16 +225,6 @@ def _cached(file: ArtifactFile, cache: Path) -> Path | None:
         return path
     path.unlink()
     return None
-
-
-def _copy_local(file: ArtifactFile, cache: Path) -> bool:
-    """Take the file from a folder of pip's find-links, when one has exactly these bytes."""
-    for folder in pip_config.folders(pip_config.read(os.environ).find_links):
-        candidate = Path(folder, file.file)
-        if candidate.is_file() and sha256_of(candidate) == file.sha256:
-            _keep(candidate, file, cache)
-            return True
-    return False
 
 
 def _keep(found: Path, file: ArtifactFile, cache: Path) -> None:
@@ -200,7 +249,7 @@ def _half(path: Path) -> Iterator[Path]:
         half.unlink(missing_ok=True)
 
 
-def _download(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], index: str, variant: Variant, cache: Path) -> None:
+def _download(pairs: Sequence[Pair], index: str, python: str, cache: Path) -> None:
     """Let pip fetch exactly these files into the cache."""
     with tempfile.TemporaryDirectory(prefix="envbuild-pip-") as folder:
         wanted = Path(folder) / "requirements.txt"
@@ -210,7 +259,7 @@ def _download(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], index: str, v
         files = Path(folder) / "files"
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "-d", str(files)]
-        command += [*_index_options(index), *_platform_options(pairs, variant), "-r", str(wanted)]
+        command += [*_index_options(index), *_platform_options(pairs, python), "-r", str(wanted)]
         _run_pip(command)
         for _, file in pairs:
             found = files / file.file
@@ -221,15 +270,13 @@ def _download(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], index: str, v
 
 def _index_options(index: str) -> list[str]:
     """Where else to look. Safe beside the configured indexes, because every file is asked for by its hash."""
-    from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
-
     entry = load_indexes().get(index)
     if index == DEFAULT_INDEX or entry is None or not entry.url:
         return []
     return ["--find-links" if entry.kind == "find-links" else "--extra-index-url", entry.url]
 
 
-def _platform_options(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], variant: Variant) -> list[str]:
+def _platform_options(pairs: Sequence[Pair], python: str) -> list[str]:
     """Describe the node to pip by the tags of the very files that were chosen for it."""
     if not pairs[0][1].file.endswith(".whl"):
         # pip asks a source archive for its metadata, with the controller's Python; wheels never run anything.
@@ -239,7 +286,7 @@ def _platform_options(pairs: Sequence[tuple[LockedPackage, ArtifactFile]], varia
         for tag in parse_wheel_filename(file.file)[3]:
             abis.add(tag.abi)
             platforms.add(tag.platform)
-    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={variant.python}"]
+    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     options += [f"--platform={platform}" for platform in sorted(platforms)]
     return options + [f"--abi={abi}" for abi in sorted(abis)]
 
@@ -282,35 +329,3 @@ def _network(why: str) -> EnvbuildError:
         why=why,
         hint="check the network, the proxy and pip's configuration, then run the same command again",
     )
-
-
-def _bundle(
-    name: str, source: LockedSource | LockedSubmodule, cache: Path, on_fetch: Callable[[str], None] | None
-) -> Path:
-    """A git bundle with the commit and its history; the tree is compared before anything is kept.
-
-    A bundle of a shallow repository cannot be fetched from, hence the history.
-    """
-    from envbuild.lock.readers.git import git_reader, output_of
-
-    path = cache / "sources" / bundle_name(name, source)
-    if path.exists():
-        return path
-    if on_fetch is not None:
-        on_fetch(f"{name} {source.commit[:12]}")
-    with git_reader() as reader:
-        tree = reader.tree_id(source.git, source.commit, "everything")
-        if tree != source.tree:
-            raise EnvbuildError(
-                "tree-mismatch",
-                f"source {name} is not what the lock says",
-                why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
-                hint="do not use this repository or mirror; if the lock is wrong, create it again",
-            )
-        repository = reader.repository(source.git, source.commit, "everything")
-        output_of(repository, "update-ref", "refs/heads/envbuild", source.commit)
-        with _half(path) as half:
-            # One thread: equal objects give equal bytes.
-            words = ("bundle", "create", "--quiet", str(half.absolute()), "refs/heads/envbuild")
-            output_of(repository, "-c", "pack.threads=1", *words)
-    return path

@@ -10,24 +10,26 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.reading import unpack
-from envbuild.catalog.toolchain import load_toolchain
+from envbuild.bundle.collect import Collector, Piece, piece
+from envbuild.bundle.reading import unpack, verify
+from envbuild.catalog.toolchain import ToolchainPython
 from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render
-from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
+from envbuild.container.fetch_stages import WHEELHOUSE
+from envbuild.container.recipe import ImageRecipe
 from envbuild.errors import EnvbuildError
-from envbuild.hashing import sha256_of
 from envbuild.node import pip_config
 from envbuild.node.bundle.index import NAME
 from envbuild.node.paths import EPOCH
 from envbuild.node.protocol import utc_time
-from envbuild.plan.source_builds import bundle_name, bundles
+from envbuild.plan.source_builds import python_name
+from envbuild.resolve.variant_checks import record_command
 
 DOCKERFILE = "Dockerfile"
 _DIFF_LINES = 60
@@ -99,8 +101,8 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
     with tempfile.TemporaryDirectory(prefix="envbuild-image-") as top:
         folder, house = Path(top, "context"), Path(top, WHEELHOUSE)
         write(folder, texts(recipe))
-        lacking = fill_wheelhouse(recipe, options, house)
-        with _secrets(recipe, options, offline=not lacking) as secrets:
+        offline = fill_wheelhouse(recipe, options.wheelhouses, house)
+        with _secrets(recipe, options, offline=offline) as secrets:
             build = Build(
                 folder, folder / DOCKERFILE, tag, arguments={"CREATED": utc_time(epoch), **_origin()},
                 contexts={WHEELHOUSE: house}, secrets=secrets, cache=options.cache, epoch=epoch,
@@ -109,53 +111,50 @@ def build_image(recipe: ImageRecipe, builder: Builder, options: Options) -> dict
     return {"image": tag, "id": made, "builder": builder.name, "seconds": round(time.monotonic() - begun, 2)}
 
 
-def wanted_files(recipe: ImageRecipe) -> dict[str, str]:
-    """File name -> sha256 of the wheels and archives that the build takes from indexes."""
-    uv = next(each for each in load_toolchain().uv if each.arch == recipe.variant.machine)
-    files = {file.file: file.sha256 for package in recipe.variant.packages for file in package.files}
-    return {uv.file: uv.sha256, **files}
+def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Path, *, fetch: bool = False) -> bool:
+    """Make `house` the folder of a bundle for the image; whether it has every package.
 
-
-def fill_wheelhouse(recipe: ImageRecipe, options: Options, house: Path) -> list[str]:
-    """Put into `house` what the user's bundles and folders have for the image; the packages that are in none of them.
-
-    Folders of pip's find-links count too: the build does not see them. Raises EnvbuildError `bundle-damaged`,
-    `bundle-unsafe` (exit 5), `bundle-missing` (2).
+    From the user's bundles and folders, and what this machine keeps; with `fetch` all that the build would download.
+    Raises EnvbuildError `bundle-damaged`, `bundle-unsafe` (exit 5), `bundle-missing` (2), and as `Collector.collect`.
     """
-    house.mkdir(parents=True, exist_ok=True)
+    inside = recipe.inside
+    for name in ("tools", "wheels"):  # pip and uv want them to be there
+        (house / name).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundles-", dir=house.parent) as scratch:
-        own = [_files_of(each, Path(scratch, str(n))) for n, each in enumerate(options.wheelhouses)]
-        folders = [*own, *map(Path, pip_config.folders(pip_config.read(options.environ).find_links))]
-        for name, digest in wanted_files(recipe).items():
-            there = next((each / name for each in folders if (each / name).is_file()), None)
-            if there is not None and sha256_of(there) == digest:
-                link(there, house / name)
-        python = recipe.inside.python_build
-        others = [bundle_name(name, each) for name, each in bundles(recipe.variant).items()]
-        for name in [*others, *([python.name] if python else [])]:
-            there = next((each / name for each in own if (each / name).is_file()), None)
-            if there is not None:
-                link(there, house / name)
-    packages = {each.name: [file.file for file in each.files] for each in recipe.variant.packages}
-    return [name for name, files in packages.items() if not any((house / file).exists() for file in files)]
+        folders = tuple(_folder(each, Path(scratch, str(number))) for number, each in enumerate(wheelhouses))
+        collector = Collector(record_command(recipe.stack, recipe.profile), folders=folders, fetch=fetch)
+        pieces = [*collector.uv(inside.variant.machine), *collector.collect(inside.variant, inside.glibc)]
+        if inside.python_build is not None:
+            pieces += _python(inside.python_build, collector)
+        for each in pieces:
+            (house / each.path).parent.mkdir(exist_ok=True)
+            _link(each.source, house / each.path)
+    return sum(each.what == "wheel" for each in pieces) == len(inside.variant.packages)
 
 
-def _files_of(place: Path, scratch: Path) -> Path:
-    """A folder with the files of a bundle, each checked, under the names that a build looks for; another as it is."""
-    if place.is_dir() and not (place / NAME).exists():
+def _folder(place: Path, scratch: Path) -> Path:
+    """The folder of a bundle, every file of which is checked; another folder as it is."""
+    if place.is_dir():
+        if (place / NAME).exists():
+            verify(place)
         return place
-    flat = scratch / "flat"
-    flat.mkdir(parents=True)
-    for row in unpack(place, scratch / "bundle")["files"]:
-        name = Path(row["path"]).name
-        # Of a Python the first digits of its sha256 stand before its name.
-        link(
-            scratch / "bundle" / row["path"], flat / (name.partition("-")[2] if row["what"] == "interpreter" else name)
-        )
-    return flat
+    unpack(place, scratch)
+    return scratch
 
 
-def link(source: Path, to: Path) -> None:
+def _python(build: ToolchainPython, collector: Collector) -> Iterator[Piece]:
+    """A standalone Python, of the folders or of this machine's cache."""
+    from envbuild.provision.contact.toolchain import fetched_python
+
+    path = f"tools/{python_name(build.name, build.sha256)}"
+    archive = collector.local(path, build.sha256)
+    if archive is None and collector.fetch:
+        archive = fetched_python(build).source
+    if archive is not None:
+        yield piece(path, archive, "interpreter", build.sha256)
+
+
+def _link(source: Path, to: Path) -> None:
     """A file under one more name, a copy where that cannot be."""
     try:
         os.link(source.resolve(), to)

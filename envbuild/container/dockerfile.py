@@ -25,7 +25,9 @@ from envbuild.text import unsafe, visible
 
 _WIDTH = 118
 _PATH = re.compile(r"(\$VIRTUAL_ENV)?[A-Za-z0-9._+@/-]+")
-WHEELHOUSE = "# Empty unless given: `--build-context wheelhouse=DIR` offers wheels and git bundles in DIR to the build."
+WHEELHOUSE = (
+    "# Empty unless given: `--build-context wheelhouse=DIR`, DIR of `envbuild bundle create STACK --engine container`."
+)
 
 
 def render(recipe: ImageRecipe) -> str:

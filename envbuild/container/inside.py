@@ -64,6 +64,11 @@ class Inside:
     build: Mapping[str, str]
     arch_list: tuple[str, ...]
 
+    @property
+    def on_base(self) -> bool:
+        """Whether the environment stands on packages of its image."""
+        return self.variant.base.kind != "none"
+
 
 def look_inside(given: ImageInputs) -> Inside:
     """Decide for one variant at one place.

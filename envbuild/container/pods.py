@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from envbuild.container.base_images import Pods
-from envbuild.container.recipe import HOME, USER, ImageRecipe
+from envbuild.container.recipe import ImageRecipe
+from envbuild.container.runtime_stage import HOME, USER
 from envbuild.errors import EnvbuildError
 
 _NAME = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")

@@ -20,6 +20,7 @@ from envbuild.node import read_text
 from envbuild.node.packages import installed
 from envbuild.node.paths import EPOCH
 from envbuild.redact import looks_secret
+from envbuild.resolve.variant_checks import record_command
 from envbuild.text import comment, grouped, plural, visible
 
 _FUNCTION = """\
@@ -99,6 +100,7 @@ checkout() {
   local git=(git -c core.hooksPath=/dev/null -c protocol.ext.allow=never -c core.autocrlf=false -C "$4")
   mkdir -p -- "$4"
   "${git[@]}" init --quiet --template=
+  [ ! -f "$1" ] || printf '%s\\n' "$2" > "$4/.git/shallow"  # a bundle has the commit without its history
   "${git[@]}" fetch --quiet --no-tags --depth 1 -- "$1" "$2" ||
     "${git[@]}" fetch --quiet --no-tags -- "$1" '+refs/heads/*:refs/all/heads/*' '+refs/tags/*:refs/all/tags/*'
   local found
@@ -186,7 +188,7 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         if found:
             lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
         lines += _venv(variant, first, args)
-        lines += _packages(variant, args["artifacts"].get("indexes") or {})
+        lines += _packages(variant, args["artifacts"].get("indexes") or {}, record_command(lock.stack, lock.profile))
         lines += call(variant, args.get("asked"))
         lines += sources(lock.stack, variant, args.get("build") or {}, args["artifacts"].get("sources") or {})
     lines += _activation(lock.stack, requests["activate"]["args"]["variables"])
@@ -231,7 +233,7 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
     return lines
 
 
-def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]], record: str) -> list[str]:
     lines: list[str] = []
     for each in steps.package_steps(variant, indexes):
         if each.archive:
@@ -243,7 +245,7 @@ def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]]) -> lis
             count = plural(len(each.packages), "package")
             said, options = f"{count} from {where}; each file must have one of these hashes.", "--no-build"
         lines += ["", f"  # {said}", "  cat > \"$work/requirements.txt\" <<'EOF'"]
-        lines += [*map(steps.requirement, each.packages), "EOF"]
+        lines += [*(steps.requirement(package, record) for package in each.packages), "EOF"]
         index = indexes.get(each.index)
         words = "--index-strategy unsafe-best-match"
         if index is not None and index.get("url"):

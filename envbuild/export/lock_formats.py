@@ -103,14 +103,15 @@ def export_lock(
     variant = find_variant(lock, variant_id)
     if format not in FORMATS:
         raise EnvbuildError("format-unknown", f"no export format {format}", hint=f"one of: {', '.join(FORMATS)}")
+    record = record_command(lock.stack, lock.profile)
     for package in variant.packages:
         for item in package.files:
             if item.sha256 == "unrecorded":
-                raise hash_unrecorded(item, record_command(lock.stack, lock.profile))
+                raise hash_unrecorded(item, record)
     places = places or Places()
     if format == "requirements":
         lines = [comment(line) for line in _header(lock, variant)]
-        lines += map(requirement, variant.packages)
+        lines += [requirement(package, record) for package in variant.packages]
         return "\n".join(lines) + "\n"
     if format == "cyclonedx":
         return cyclonedx(lock, variant)

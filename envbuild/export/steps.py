@@ -49,17 +49,18 @@ def package_steps(variant: Variant, indexes: Collection[str]) -> list[Packages]:
     return [Packages(index, tuple(packages)) for index, packages in sorted(wheels.items())] + archives
 
 
-def requirement(package: LockedPackage, between: str = " \\\n    ") -> str:
+def requirement(package: LockedPackage, record: str, between: str = " \\\n    ") -> str:
     """The package as a line of a requirements file, with every hash that it may have.
 
     With `==`, as a uv before 0.13 takes nothing else beside a hash; so where a find-links folder has 1.0+local, that is
     tried in the place of 1.0, and refused for its hash.
 
-    Raises EnvbuildError `hash-unrecorded` (exit 5), `version-unusable` (exit 2): what is no version could be an option.
+    `record`: the command that records a missing hash. Raises EnvbuildError `hash-unrecorded` (exit 5),
+    `version-unusable` (exit 2): what is no version could be an option.
     """
     hashes = sorted({file.sha256 for file in package.files} - {"unrecorded"})
     if not hashes:
-        raise hash_unrecorded(package.files[0], "envbuild lock record STACK")
+        raise hash_unrecorded(package.files[0], record)
     try:
         Version(package.version)
     except InvalidVersion as error:

@@ -145,6 +145,11 @@ def bundle_name(name: str, source: LockedSource | LockedSubmodule) -> str:
     return f"{name.replace('/', '-')}-{source.commit}-{source.tree[:12]}.bundle"
 
 
+def python_name(name: str, sha256: str) -> str:
+    """The file name of a standalone Python, the same in the cache and in a bundle."""
+    return f"{sha256[:12]}-{name}"
+
+
 def delivered(prefix: str, variant: Variant, file: str | None = None, digest: str | None = None) -> dict[str, Any]:
     """The `artifacts` of an install request for what comes in a bundle; `file` where it does not lie in its folder.
 

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from envbuild.bundle.collect import Piece, artifact_cache, collect, piece
+from envbuild.bundle.collect import Collector, Piece, piece
 from envbuild.bundle.reading import unpack
 from envbuild.bundle.write import Contents, write_bundle
-from envbuild.catalog.toolchain import load_toolchain
 from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
+from envbuild.model.lock import Variant
 from envbuild.plan.shared_builds import keys_of
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.receive import receive
@@ -45,8 +44,8 @@ def create_bundle(
 ) -> tuple[dict[str, Any], list[str]]:
     """Write the bundle for the nodes of a survey; its index, and in sentences what it does not hold.
 
-    Raises EnvbuildError as `collect` and `write_bundle` do, `hash-unrecorded` (exit 5), and the error of the first node
-    where none gets a variant.
+    Raises EnvbuildError as `Collector.collect` and `write_bundle` do, `hash-unrecorded` (exit 5), and the error of the
+    first node where none gets a variant.
     """
     chosen = {node: variant for node, variant in survey.variants.items() if node not in survey.errors}
     if not chosen:
@@ -54,26 +53,23 @@ def create_bundle(
     pieces: dict[str, Piece] = {}
     notes = [f"{node} is left out: {error.what}" for node, error in survey.errors.items()]
     machines, labels = set[str](), set[str]()
+    record = record_command(prepared.reference, prepared.profile)
+    collector = Collector(record, channels=prepared.channels, on_fetch=lambda name: say(f"fetching {name}"))
     with tempfile.TemporaryDirectory(prefix="envbuild-bundle-") as scratch:
         for node, variant in chosen.items():
             facts = survey.facts[node]
             for file in unrecorded_files(variant, facts):
-                raise hash_unrecorded(file, record_command(prepared.reference, prepared.profile))
+                raise hash_unrecorded(file, record)
             machines.add(variant.machine)
             labels.add(variant.id)
-            wanted = _whole(prepared, variant, asked)
-            found = collect(
-                wanted, cache=artifact_cache(), glibc=glibc_of(facts), channels=prepared.channels,
-                on_fetch=lambda name: say(f"fetching {name}"),
-            )  # fmt: skip
-            pieces.update({each.path: each for each in found})
+            found = [*collector.collect(_whole(prepared, variant, asked), glibc_of(facts))]
             if asked.interpreter:
-                pieces.update({each.path: each for each in _python(variant, facts, asked)})
+                found += _python(variant, facts, asked)
             if prepared.target.engine == "container":
-                pieces.update({each.path: each for each in _uv(variant, facts, asked)})
+                found += collector.uv(variant.machine, asked.toolchain_file)
             if not asked.recorded:
-                built = _built(prepared, variant, facts, Path(scratch))
-                pieces.update({each.path: each for each in built})
+                found += _built(prepared, variant, facts, Path(scratch))
+            pieces.update({each.path: each for each in found})
             compiled = [source.name for source in variant.sources if source.build]
             there = {each.more["source"] for each in pieces.values() if each.what == "built wheel"}
             if lacking := [name for name in compiled if name not in there]:
@@ -100,16 +96,6 @@ def _python(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]
     else:
         tool = bootstrap_python(facts.os.arch, facts.libc.kind, asked.toolchain_file)
     yield piece(f"tools/{tool.source.name}", tool.source, "interpreter", tool.sha256)
-
-
-def _uv(variant: Variant, facts: NodeFacts, asked: Asked) -> Iterator[Piece]:
-    """uv as a wheel, which an image is made with."""
-    uv = next(each for each in load_toolchain(asked.toolchain_file).uv if each.arch == variant.machine)
-    file = ArtifactFile(file=uv.file, sha256=uv.sha256)
-    package = LockedPackage(name="uv", version=uv.version, index="pypi", files=(file,))
-    alone = variant.model_copy(update={"packages": (package,), "sources": (), "conda": None})
-    (found,) = collect(alone, cache=artifact_cache(), glibc=glibc_of(facts))
-    yield found._replace(path=f"tools/{uv.file}", what="tool")
 
 
 def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path) -> Iterator[Piece]:

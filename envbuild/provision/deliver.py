@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import artifact_cache, collect, wanted
+from envbuild.bundle.collect import Collector, artifact_cache, wanted
 from envbuild.bundle.reading import extract, read_index, verify
 from envbuild.bundle.write import Contents, write_bundle
 from envbuild.errors import EnvbuildError
@@ -17,6 +17,7 @@ from envbuild.plan.source_builds import delivered
 from envbuild.provision.contact.toolchain import TOOLCHAIN
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.findings import Prepared
+from envbuild.resolve.variant_checks import record_command
 
 
 def take_bundle(path: Path, prepared: Prepared) -> tuple[Prepared, dict[str, Any]]:
@@ -59,7 +60,7 @@ def refuse_lacking(path: Path, told: dict[str, Any], variant: Variant, facts: No
         why = f"it is for {', '.join(told['machines'])}, {facts.node} is {variant.machine}"
         raise _does_not_fit(path, why, f"envbuild bundle create {told['stack']} -t TARGET -o FILE")
     there = {row["path"]: row["sha256"] for row in told["files"]}
-    for name, sha256 in wanted(variant, glibc_of(facts)).items():
+    for name, sha256 in wanted(variant, glibc_of(facts), record_command(told["stack"], told["profile"])).items():
         if name not in there or sha256 not in (None, there[name]):
             raise EnvbuildError(
                 "bundle-incomplete",
@@ -111,12 +112,11 @@ def _given(work: Work) -> Path:
 
 
 def _make(work: Work, variant: Variant, facts: NodeFacts, path: Path) -> str:
-    pieces = collect(
-        variant,
-        cache=artifact_cache(),
-        glibc=glibc_of(facts),
-        channels=work.prepared.channels,
+    prepared = work.prepared
+    collector = Collector(
+        record_command(prepared.reference, prepared.profile),
+        channels=prepared.channels,
         on_fetch=lambda name: work.journal.stage(f"fetching {name}"),
     )
-    contents = Contents(work.prepared.lock.stack, work.prepared.lock.profile, (variant.machine,), (variant.id,))
-    return str(write_bundle(path, contents, pieces)["digest"])
+    contents = Contents(prepared.lock.stack, prepared.lock.profile, (variant.machine,), (variant.id,))
+    return str(write_bundle(path, contents, collector.collect(variant, glibc_of(facts)))["digest"])

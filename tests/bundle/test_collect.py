@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.bundle.collect import Piece, collect, wanted
+from envbuild.bundle.collect import Collector, Piece, wanted
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import git_source
@@ -30,6 +30,14 @@ def _wheel(folder: Path, name: str, tag: str = "py3-none-any", text: str = "x = 
 
 def _variant(packages: tuple[LockedPackage, ...] = (), sources: tuple[LockedSource, ...] = ()) -> Variant:
     return Variant(id="test", digest="0" * 64, python="3.11", packages=packages, sources=sources)
+
+
+RECORD = "envbuild lock record demo"
+
+
+def _collect(variant: Variant, cache: Path, said: list[str] | None = None) -> tuple[Piece, ...]:
+    on_fetch = said.append if said is not None else None
+    return Collector(RECORD, cache, on_fetch=on_fetch).collect(variant, (2, 36))
 
 
 def names(pieces: tuple[Piece, ...]) -> list[str]:
@@ -69,7 +77,7 @@ def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Pa
         path.write_bytes(b"half")
     for path in (kept, *old):
         os.utime(path, (time.time() - 90000,) * 2)
-    assert collect(_variant(), cache=tmp_path) == ()
+    assert _collect(_variant(), tmp_path) == ()
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {kept, *young}
 
 
@@ -82,13 +90,13 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
     variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits)))
     cache = tmp_path / "cache"
     said: list[str] = []
-    delivery = collect(variant, cache=cache, glibc=(2, 36), on_fetch=said.append)
+    delivery = _collect(variant, cache, said)
     assert names(delivery) == [pure.file, fits.file]
     assert said == ["alpha 1.0", "beta 1.0"]
     # A damaged cache is noticed and fetched anew; an intact one is used as it is.
     delivery[0].source.write_bytes(b"damaged")
     said.clear()
-    assert collect(variant, cache=cache, glibc=(2, 36), on_fetch=said.append) == delivery
+    assert _collect(variant, cache, said) == delivery
     assert said == ["alpha 1.0"]
     assert hashlib.sha256(delivery[0].source.read_bytes()).hexdigest() == pure.sha256
 
@@ -97,7 +105,7 @@ def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_fetche
     plain = _wheel(links, "alpha")
     write_wheel(links, "alpha", "1.0+cpu", {"alpha.py": "x = 2\n"})
     _publish(links)
-    delivery = collect(_variant((_package("alpha", plain),)), cache=tmp_path / "cache")
+    delivery = _collect(_variant((_package("alpha", plain),)), tmp_path / "cache")
     assert names(delivery) == [plain.file]
 
 
@@ -129,7 +137,7 @@ def _source_archive(folder: Path, name: str) -> ArtifactFile:
 def test_a_source_archive_is_fetched_beside_wheels_without_being_built(tmp_path: Path, links: Path) -> None:
     packages = (_package("alpha", _wheel(links, "alpha")), _package("delta", _source_archive(links, "delta")))
     _publish(links)
-    delivery = collect(_variant(packages), cache=tmp_path / "cache")
+    delivery = _collect(_variant(packages), tmp_path / "cache")
     assert names(delivery) == ["alpha-1.0-py3-none-any.whl", "delta-1.0.tar.gz"]
 
 
@@ -139,7 +147,7 @@ def test_a_folder_of_find_links_is_used_without_pip(
     file = _wheel(links, "alpha")
     monkeypatch.setenv("PIP_FIND_LINKS", str(links))
     said: list[str] = []
-    delivery = collect(_variant((_package("alpha", file),)), cache=tmp_path / "cache", on_fetch=said.append)
+    delivery = _collect(_variant((_package("alpha", file),)), tmp_path / "cache", said)
     assert names(delivery) == [file.file]
     assert said == []
 
@@ -149,7 +157,7 @@ def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path
     _wheel(links, "alpha", text="x = 2\n")
     _publish(links)
     with pytest.raises(EnvbuildError) as caught:
-        collect(_variant((_package("alpha", file),)), cache=tmp_path / "cache")
+        _collect(_variant((_package("alpha", file),)), tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
     assert not list((tmp_path / "cache").rglob("*.whl"))
 
@@ -158,7 +166,7 @@ def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None
     _publish(links)
     file = ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64)
     with pytest.raises(EnvbuildError) as caught:
-        collect(_variant((_package("gamma", file),)), cache=tmp_path / "cache")
+        _collect(_variant((_package("gamma", file),)), tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("package-not-found", ExitCode.BUILD_FAILED)
     assert "gamma" in caught.value.why
 
@@ -171,7 +179,7 @@ def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path
         (_variant((_package("a", unfit),)), "delivery-unfit"),
     ):
         with pytest.raises(EnvbuildError) as caught:
-            collect(variant, cache=tmp_path / "cache")
+            _collect(variant, tmp_path / "cache")
         assert caught.value.code == code
     assert not (tmp_path / "cache").exists()
 
@@ -203,25 +211,46 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedSource:
     )
 
 
-def test_a_source_becomes_a_bundle_that_a_fresh_repository_can_fetch(tmp_path: Path, source: LockedSource) -> None:
-    delivery = collect(_variant(sources=(source,)), cache=tmp_path / "cache")
+def test_a_source_becomes_a_bundle_of_its_commit_alone(tmp_path: Path, source: LockedSource) -> None:
+    delivery = _collect(_variant(sources=(source,)), tmp_path / "cache")
+    git_source.fetch(source.to_json_dict(), str(tmp_path / "tree"), str(delivery[0].source))
+    assert (tmp_path / "tree" / "file").read_text() == "one"
     place = tmp_path / "fresh"
     place.mkdir()
-    for arguments in (
-        ["init", "-q"],
-        ["fetch", "-q", "--no-tags", "--", str(delivery[0].source), "+refs/*:refs/envbuild/*"],
-        ["checkout", "-q", "--detach", source.commit],
-    ):
-        subprocess.run(["git", *arguments], cwd=place, check=True)
-    assert (place / "file").read_text() == "one"
+    git(place, "init", "-q")
+    git(place, "bundle", "unbundle", str(delivery[0].source))
+    kinds = git(place, "cat-file", "--batch-all-objects", "--batch-check=%(objecttype)").split()
+    assert kinds.count("commit") == kinds.count("tree") == kinds.count("blob") == 1, "no history"
     assert delivered("/p", _variant(sources=(source,)))["sources"] == {"s": delivery[0].path}
-    assert wanted(_variant(sources=(source,)), ()) == {delivery[0].path: None}
+    assert wanted(_variant(sources=(source,)), (), RECORD) == {delivery[0].path: None}
+
+
+@pytest.mark.parametrize("mirror", ["whole", "shallow", "lost history", "by name alone"])
+def test_whatever_a_mirror_has_beside_the_commit_the_bundle_has_equal_bytes(
+    tmp_path: Path, source: LockedSource, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = tmp_path / "upstream"
+    (whole,) = _collect(_variant(sources=(source,)), tmp_path / "cache")
+    if mirror == "shallow":
+        upstream.rename(tmp_path / "origin")
+        git(tmp_path, "init", "-q", "-b", "other", str(upstream))
+        git(upstream, "fetch", "-q", "--depth=1", (tmp_path / "origin").as_uri(), f"{source.commit}:refs/heads/main")
+    elif mirror == "lost history":
+        lost = git(upstream, "rev-parse", "HEAD~2")
+        (upstream / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    elif mirror == "by name alone":
+        # The first protocol, whose servers give nothing that no branch or tag names.
+        git(upstream, "gc", "-q")
+        for number, word in enumerate(("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0")):
+            monkeypatch.setenv(word, ("1", "protocol.version", "0")[number])
+    (again,) = _collect(_variant(sources=(source,)), tmp_path / "other")
+    assert again.source.read_bytes() == whole.source.read_bytes()
 
 
 def test_a_source_with_another_tree_is_refused_and_not_kept(tmp_path: Path, source: LockedSource) -> None:
     wrong = source.model_copy(update={"tree": "3" * 40})
     with pytest.raises(EnvbuildError) as caught:
-        collect(_variant(sources=(wrong,)), cache=tmp_path / "cache")
+        _collect(_variant(sources=(wrong,)), tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("tree-mismatch", ExitCode.INTEGRITY)
     assert not list((tmp_path / "cache").rglob("*.bundle"))
 
@@ -237,7 +266,7 @@ def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkey
     source = LockedSource(
         name="outer", git="https://git.example.org/outer", commit=top, tree=top_tree, submodules=(part,)
     )
-    delivery = collect(_variant(sources=(source,)), cache=tmp_path / "cache")
+    delivery = _collect(_variant(sources=(source,)), tmp_path / "cache")
     outer, inner = (each.source for each in delivery)
     told = delivered("/p", _variant(sources=(source,)))["sources"]
     assert told == {"outer": delivery[0].path, "outer/third/inner": delivery[1].path}, "a plan says where they lie"

@@ -50,11 +50,14 @@ class Storage:
         return done.stdout.strip()
 
     def house(self, top: Path) -> Path:
-        """A new folder in `top` for `--wheelhouse` with uv's wheel, which is fetched once a run of the tests."""
-        (top / "house").mkdir()
-        for wheel in once(self.run_folder / "uv-wheel", _fetch_uv).iterdir():
-            os.link(wheel, top / "house" / wheel.name)
+        """A new folder in `top` for `--wheelhouse` with uv's wheel."""
+        shutil.copytree(self.uv(), top / "house" / "tools", copy_function=os.link)
+        (top / "house" / "wheels").mkdir()
         return top / "house"
+
+    def uv(self) -> Path:
+        """The folder with uv's wheel, which is fetched once a run of the tests."""
+        return once(self.run_folder / "uv-wheel", _fetch_uv)
 
 
 def _fetch_uv(folder: Path) -> None:

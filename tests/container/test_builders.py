@@ -16,11 +16,12 @@ from envbuild import resources
 from envbuild.bundle.collect import piece
 from envbuild.bundle.write import Contents, write_bundle
 from envbuild.cli.entry import main
-from envbuild.container.build import Options, _secrets, build_image, fill_wheelhouse, wanted_files
+from envbuild.container.build import Options, _secrets, build_image, fill_wheelhouse
 from envbuild.container.builder_errors import failure
 from envbuild.container.builders import _PROXIES, Build, Buildah, Builder, Docker, _streamed, find_builder, stream
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
+from envbuild.plan.source_builds import bundle_name
 
 BUILD = Build(
     Path("/c"), Path("/c/D"), "localhost/x:1", contexts={"wheelhouse": Path("/w")}, secrets={"netrc": Path("/s")},
@@ -271,37 +272,49 @@ def test_secrets_come_from_the_configuration_and_name_no_path_of_this_machine(tm
         assert tomllib.loads(found["uv.toml"].read_text())["pip"]["no-index"] is True
 
 
-def test_a_wheelhouse_has_only_files_that_the_lock_names(tmp_path: Path) -> None:
-    recipe = recipe_for(Choice("opt-175b"))
-    name = next(name for name in wanted_files(recipe) if name.startswith("filelock"))
-    (tmp_path / name).write_bytes(b"another file of that name")
-    (tmp_path / "other.whl").write_bytes(b"x")
-    (tmp_path / "quick-1.bundle").write_bytes(b"b")
-    apex = next(source for source in recipe.variant.sources if source.name == "apex")
-    own = f"apex-{apex.commit}-{apex.tree[:12]}.bundle"
-    (tmp_path / own).write_bytes(b"git compares it")
-    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    lacking = fill_wheelhouse(recipe, Options(wheelhouses=(tmp_path,), environ=environ), tmp_path / "house")
-    assert set(os.listdir(tmp_path / "house")) == {own}
-    assert set(lacking) == {package.name for package in recipe.variant.packages}
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a user of whom nothing is kept, with Apex as a git bundle in `loose`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose" / APEX).write_bytes(b"git compares it")
+    return tmp_path
 
 
-def test_a_bundle_is_checked_before_a_build_sees_a_file_of_it(tmp_path: Path) -> None:
-    recipe = recipe_for(Choice("opt-175b"))
-    apex = next(source for source in recipe.variant.sources if source.name == "apex")
-    own = tmp_path / f"apex-{apex.commit}-{apex.tree[:12]}.bundle"
-    own.write_bytes(b"git compares it")
+OPT = recipe_for(Choice("opt-175b"))
+APEX = next(bundle_name("apex", source) for source in OPT.variant.sources if source.name == "apex")
+
+
+def _files(house: Path) -> list[str]:
+    return sorted(path.relative_to(house).as_posix() for path in house.rglob("*") if path.is_file())
+
+
+def test_a_wheelhouse_is_a_bundle_of_files_that_the_lock_names(own: Path) -> None:
+    name = next(file.file for each in OPT.variant.packages for file in each.files if each.name == "filelock")
+    (own / "loose" / name).write_bytes(b"another file of that name")
+    (own / "loose" / "other.whl").write_bytes(b"x")
+    (own / "loose" / "quick-1.bundle").write_bytes(b"b")
+    assert not fill_wheelhouse(OPT, [own / "loose"], own / "house")
+    assert _files(own / "house") == [f"sources/{APEX}"]
+    assert (own / "house" / "wheels").is_dir(), "uv wants it to be there"
+
+
+@pytest.mark.parametrize("form", ["b.tar", "folder"])
+def test_a_bundle_is_checked_before_a_build_sees_a_file_of_it(own: Path, form: str) -> None:
     told = Contents("opt-175b", "exact", ("x86_64",), ())
-    write_bundle(tmp_path / "b.tar", told, [piece(f"sources/{own.name}", own, "source")])
-    options = Options(wheelhouses=(tmp_path / "b.tar",), environ={"HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull})
-    fill_wheelhouse(recipe, options, tmp_path / "house")
-    assert os.listdir(tmp_path / "house") == [own.name]
-    data = (tmp_path / "b.tar").read_bytes().replace(b"git compares", b"git compareZ")
-    (tmp_path / "b.tar").write_bytes(data)
+    write_bundle(own / form, told, [piece(f"sources/{APEX}", own / "loose" / APEX, "source")])
+    fill_wheelhouse(OPT, [own / form], own / "house")
+    assert _files(own / "house") == [f"sources/{APEX}"]
+    changed = own / form if form == "b.tar" else own / form / "sources" / APEX
+    data = changed.read_bytes().replace(b"git compares", b"git compareZ")
+    changed.unlink()
+    changed.write_bytes(data)
     with pytest.raises(EnvbuildError) as caught:
-        fill_wheelhouse(recipe, options, tmp_path / "other")
+        fill_wheelhouse(OPT, [own / form], own / "other")
     assert caught.value.code == "bundle-damaged"
-    assert os.listdir(tmp_path / "other") == []
+    assert _files(own / "other") == []
 
 
 @pytest.mark.parametrize("root", [True, False])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.container.storage import BASE, PYTHON, Storage
-from tests.container.test_images import PLACE, bundle, storage
+from tests.container.test_images import PLACE, make_bundle, storage
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
 from tests.support.patience import PATIENCE, until
@@ -62,13 +62,12 @@ def loaded(storage: Storage, daemon: str, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_docker_builds_the_folder_alone_and_the_image_verifies(world: World, storage: Storage, loaded: str) -> None:
-    house = storage.house(world.top)
-    shutil.copy(world.wheel(), house)
+    world.wheel()
     source = {**world.repository("quick", FILES), "ref": "main", "patches": [PATCH]}
     source |= {"build": {"kind": "wheel", "extensions": ["quick._fast"]}}
     tree = {**world.repository("tree", {"tree.py": ""}), "ref": "main", "install": "path"}
     world.lock(world.stack(python=[PYTHON], sources=[source, tree], imports=["quick._fast"]))
-    bundle(world, house)
+    house = make_bundle(world, storage)
     world.good("image", "dockerfile", "./tiny.yaml", *PLACE, "-o", "image")
     (world.top / "pip.conf").write_text("[global]\nno-index = true\n")
     (world.top / "uv.toml").write_text("[pip]\nno-index = true\n")

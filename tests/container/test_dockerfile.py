@@ -22,7 +22,8 @@ from envbuild.container import build, select
 from envbuild.container.base_images import load_containers
 from envbuild.container.dockerfile import WHEELHOUSE, quoted, render
 from envbuild.container.instructions import Arg, Comment, Copy, Env, Folder, Labels, Run, Stage, Start
-from envbuild.container.recipe import USER, ImageRecipe, owned
+from envbuild.container.recipe import ImageRecipe
+from envbuild.container.runtime_stage import USER, owned
 from envbuild.container.select import Choice, recipe_for, shipped
 from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError

@@ -51,26 +51,21 @@ def _stack(world: World, files: dict[str, str]) -> None:
     world.lock(stack)
 
 
-def _house(world: World, storage: Storage) -> Path:
-    """A folder for `--wheelhouse` with all that the build needs, as an air-gapped user has it."""
-    house = storage.house(world.top)
-    shutil.copy(next(world.wheels.glob("alpha-*.whl")), house)
-    bundle(world, house)
+def make_bundle(world: World, storage: Storage) -> Path:
+    """The bundle of the stack as a folder, with all that the build needs, as an air-gapped user has it."""
+    house = world.top / "house"
+    shutil.rmtree(house, ignore_errors=True)
+    links = f"{world.wheels} {storage.uv()}"
+    words = ("bundle", "create", "./tiny.yaml", "--engine", "container", "--trust-environment", "-o", str(house))
+    world.good(*words, env={"PIP_FIND_LINKS": links})
     return house
 
 
-def bundle(world: World, house: Path) -> None:
-    """The sources as git bundles."""
-    for old in house.glob("*.bundle"):
-        old.unlink()
-    for name in ("quick", "tree"):
-        ask = ["git", "-C", str(world.hub / name)]
-        commit, tree = (
-            subprocess.run([*ask, "rev-parse", what], capture_output=True, text=True, check=True).stdout.strip()
-            for what in ("HEAD", "HEAD^{tree}")
-        )
-        path = house / f"{name}-{commit}-{tree[:12]}.bundle"
-        subprocess.run([*ask, "bundle", "create", "-q", str(path), "main"], check=True, capture_output=True)
+def _without_sources(world: World, house: Path) -> None:
+    """The folder is then no bundle, but one with files of the user's; this machine does not keep the sources either."""
+    (house / "bundle.json").unlink()
+    shutil.rmtree(house / "sources")
+    shutil.rmtree(world.home / ".cache" / "envbuild" / "artifacts")
 
 
 @contextmanager
@@ -97,7 +92,7 @@ def _build(world: World, house: Path, *more: str) -> dict[str, object]:
 
 
 def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, storage: Storage) -> None:
-    house = _house(site, storage)
+    house = make_bundle(site, storage)
     (site.top / "netrc").write_text("machine example.org login me password s3cret-canary\n")
     site.env["NETRC"] = str(site.top / "netrc")
     first = _build(site, house, "--no-cache", "--tag", "localhost/tiny/one:1")
@@ -107,8 +102,7 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
     assert _run(storage, "sh", "-c", "find / -xdev -name '*.pyz' -o -xdev -path '*envbuild/node*' | head -1") == ""
 
     # The second time git fetches the sources from a mirror, by insteadOf of the named configuration.
-    for old in house.glob("*.bundle"):
-        old.unlink()
+    _without_sources(site, house)
     with git_server(site) as config:
         second = _build(site, house, "--no-cache", "--tag", "localhost/tiny/two:1", "--gitconfig", str(config))
         by_hand = _from_its_folder(site, storage, house, config)
@@ -134,7 +128,7 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
 
     # What changes is rebuilt; with the layers that were kept it is the image of a build without.
     _stack(site, {**FILES, "fast.c": FILES["fast.c"].replace("42", "43")})
-    bundle(site, house)
+    make_bundle(site, storage)
     third = _build(site, house, "--tag", "localhost/tiny/one:2", "--verify")
     assert third["id"] != first["id"]
     assert _build(site, house, "--tag", "localhost/tiny/again:2")["id"] == third["id"]
@@ -260,18 +254,18 @@ def _podman_builds_and_runs_the_same_environment(site: World, house: Path) -> st
 
 
 def test_a_build_that_fails_says_why(site: World, storage: Storage) -> None:
-    house = _house(site, storage)
+    house = make_bundle(site, storage)
     without = site.run("image", "build", "./tiny.yaml", *PLACE, "--python", "/usr/bin/python3.99",
                        "--wheelhouse", str(house), timeout=LONG)  # fmt: skip
     assert (without.rc, without.code) == (7, "image-without-python"), without.err
     _stack(site, {**FILES, "quick/old.py": "KIND = float\n"})
-    bundle(site, house)
+    make_bundle(site, storage)
     done = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), timeout=LONG)
     assert (done.rc, done.code) == (4, "image-build-failed") and "found 0 places" in done.err, done.err
     _stack(site, FILES)
-    bundle(site, house)
+    make_bundle(site, storage)
     # A wrong file in the wheelhouse is not taken, whatever its name says.
-    (wheel,) = house.glob("alpha-*.whl")
+    (wheel,) = house.glob("wheels/alpha-*.whl")
     wheel.write_bytes(wheel.read_bytes() + b"x")
     (site.wheels / wheel.name).write_bytes(wheel.read_bytes())
     wrong = site.run("image", "build", "./tiny.yaml", *PLACE, "--wheelhouse", str(house), "--no-cache", timeout=LONG)

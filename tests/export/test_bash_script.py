@@ -19,6 +19,7 @@ from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.export import bash_script
 from envbuild.export.bash_script import render_script
+from envbuild.lock.readers.git import git_reader
 from envbuild.model.lock import Lock
 from envbuild.model.plan import Plan
 from envbuild.plan.node_steps import Inputs
@@ -31,7 +32,7 @@ from tests.node.forge import FILES, PATCH, download, need_compiler
 from tests.plan.test_planner import CONTROLLER, FakeTools
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target, torch_lock
 from tests.resolve.test_engine import stamped
-from tests.support.repositories import git, make_repository
+from tests.support.repositories import make_repository
 from tests.support.wheels import write_wheel
 
 HOSTILE = "$(touch pwned) `touch pwned` 'single' \"double\" \\ ; touch pwned # EOF"
@@ -164,9 +165,9 @@ def test_what_the_controller_delivers_is_taken_from_a_bundle(tmp_path: Path, hom
     variant = lock.variants[0]
     store, upstream = Path(store_folder(str(tmp_path / "p"), variant)), tmp_path / "upstream"
     store.mkdir(parents=True)
-    git(upstream, "update-ref", "refs/heads/envbuild", "HEAD")
     bundle = tmp_path / bundle_name("lib", variant.sources[0])
-    git(upstream, "bundle", "create", "--quiet", str(bundle), "refs/heads/envbuild")
+    with git_reader() as reader:
+        reader.write_bundle(upstream.as_uri(), variant.sources[0].commit, bundle)
     pieces = [piece(f"wheels/{path.name}", path, "wheel") for path in wheels.glob("*.whl")]
     pieces.append(piece(f"sources/{bundle.name}", bundle, "source"))
     write_bundle(store / "bundle.tar", Contents("demo", "exact", (variant.machine,), (variant.id,)), pieces)

@@ -20,6 +20,7 @@ from envbuild.model.common import Unpacked
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.node_program import node_pyz, node_pyz_digest
+from envbuild.plan.source_builds import python_name
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
 from envbuild.resolve.artifacts import numbers
 from envbuild.resolve.estimate import PYTHON_BYTES
@@ -284,7 +285,7 @@ def fetched_python(build: ToolchainPython) -> Tool:
 
     folder = platformdirs.user_cache_path("envbuild") / TOOLCHAIN
     folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / f"{build.sha256[:12]}-{build.name}"
+    archive = folder / python_name(build.name, build.sha256)
     if not (archive.is_file() and sha256_of(archive) == build.sha256):
         # Missing, or damaged since it was fetched.
         download(build.url, archive, build.sha256, size_cap=1 << 30, deadline=1800)

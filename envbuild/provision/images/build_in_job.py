@@ -15,18 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import artifact_cache, collect
-from envbuild.catalog.toolchain import load_toolchain
 from envbuild.container import apptainer, build
-from envbuild.container.build import Options, fill_wheelhouse, link
 from envbuild.container.builders import find_builder
-from envbuild.container.recipe import WHEELHOUSE, ImageRecipe
+from envbuild.container.fetch_stages import WHEELHOUSE
 from envbuild.hashing import sha256_of
-from envbuild.model.lock import ArtifactFile, LockedPackage
-from envbuild.model.target import ContainerSettings
-from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.provision.contact.first_contact import node_request
-from envbuild.provision.contact.toolchain import fetched_python
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
@@ -45,7 +38,7 @@ def builds_in_job(prepared: Prepared) -> bool:
 def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Obtained:
     """One file in `folder` with everything that a build without a network needs, as something that is carried.
 
-    Its id is not known before a node has built it. Raises EnvbuildError: what `collect`, `find_builder` and
+    Its id is not known before a node has built it. Raises EnvbuildError: what `fill_wheelhouse`, `find_builder` and
     `Builder.save` raise.
     """
     assert image.recipe is not None  # noqa: S101 - see `builds_in_job`
@@ -55,7 +48,10 @@ def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[
         definition = {apptainer.FILE: apptainer.render(recipe, carried=True)}
         build.write(made, build.texts(recipe) | definition)
         say("fetching what the image is made from")
-        _fetch(recipe, settings, made / WHEELHOUSE)
+        # The user's indexes, logins, certificates and git configuration are used here, so that none of them leaves.
+        with _git_configuration(settings.gitconfig):
+            own = [Path(each).expanduser() for each in settings.wheelhouse]
+            build.fill_wheelhouse(recipe, own, made / WHEELHOUSE, fetch=True)
         for name, file in apptainer.archives(recipe).items():
             say(f"writing {name} to a file")
             find_builder(settings.builder).save(name, made / file)
@@ -65,29 +61,6 @@ def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return Obtained("", "apptainer", path, sha256_of(path), built=True)
-
-
-def _fetch(recipe: ImageRecipe, settings: ContainerSettings, house: Path) -> None:
-    """All that the build would download into the wheelhouse of the context; from the user's own folders first.
-
-    The user's indexes, logins, certificates and git configuration are used here, so that none of them leaves.
-    """
-    variant, folders = recipe.variant, tuple(Path(each).expanduser() for each in settings.wheelhouse)
-    lacking = set(fill_wheelhouse(recipe, Options(folders), house))
-    uv = next(each for each in load_toolchain().uv if each.arch == variant.machine)
-    packages = [each for each in variant.packages if each.name in lacking]
-    if not (house / uv.file).exists():
-        file = ArtifactFile(file=uv.file, sha256=uv.sha256)
-        packages.append(LockedPackage(name="uv", version=uv.version, index="pypi", files=(file,)))
-    lacking = {name for name, each in bundles(variant).items() if not (house / bundle_name(name, each)).exists()}
-    sources = tuple(each for each in variant.sources if {name.partition("/")[0] for name in lacking} & {each.name})
-    wanted = variant.model_copy(update={"packages": tuple(packages), "sources": sources})
-    with _git_configuration(settings.gitconfig):
-        pieces = collect(wanted, cache=artifact_cache(), glibc=recipe.inside.glibc)
-    for each in pieces:
-        link(each.source, house / each.source.name)
-    if (build := recipe.inside.python_build) is not None:
-        link(fetched_python(build).source, house / build.name)
 
 
 @contextmanager

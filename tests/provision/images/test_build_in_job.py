@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.node_facts import load_facts
+from envbuild.container.build import fill_wheelhouse
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.select import Choice as ImageChoice
 from envbuild.container.select import recipe_for
@@ -64,8 +65,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageRecipe:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(build_in_job, "load_toolchain", lambda: SimpleNamespace(uv=[UV]))
-    monkeypatch.setattr("envbuild.container.build.load_toolchain", lambda: SimpleNamespace(uv=[UV]))
+    monkeypatch.setattr("envbuild.bundle.collect.load_toolchain", lambda _: SimpleNamespace(uv=[UV]))
     commit, tree = make_repository(tmp_path / "hub" / "lib", {"lib.py": ""})
     source = {"name": "lib", "git": "https://git.example.org/lib", "commit": commit, "tree": tree, "ref": "main"}
     file = {"file": "alpha-1.0-py3-none-any.whl", "sha256": hashlib.sha256(b"wheel").hexdigest()}
@@ -87,21 +87,23 @@ def test_files_and_commits_come_into_the_wheelhouse_by_the_users_own_configurati
     house.mkdir()
     (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"wheel")
     (house / UV.file).write_bytes(b"uv")
-    settings = ContainerSettings(build="job", wheelhouse=(str(house),), gitconfig=str(config))
-    build_in_job._fetch(recipe, settings, tmp_path / "made")
+    with build_in_job._git_configuration(str(config)):
+        assert fill_wheelhouse(recipe, [house], tmp_path / "made", fetch=True)
     (source,) = recipe.variant.sources
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [
-        "alpha-1.0-py3-none-any.whl", f"lib-{source.commit}-{source.tree[:12]}.bundle", UV.file,
-    ]  # fmt: skip
+    files = [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(tmp_path / "made").as_posix() for path in files) == [
+        f"sources/lib-{source.commit}-{source.tree[:12]}.bundle",
+        f"tools/{UV.file}",
+        "wheels/alpha-1.0-py3-none-any.whl",
+    ]
 
 
 def test_what_cannot_be_had_here_is_said_before_a_job_is_submitted(tmp_path: Path, recipe: ImageRecipe) -> None:
     house = tmp_path / "house"
     house.mkdir()
     (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"another wheel")
-    settings = ContainerSettings(build="job", wheelhouse=(str(house),))
     with pytest.raises(EnvbuildError) as caught:
-        build_in_job._fetch(recipe, settings, tmp_path / "made")
+        fill_wheelhouse(recipe, [house], tmp_path / "made", fetch=True)
     assert caught.value.code in ("network-unreachable", "package-not-found")
 
 

@@ -1,0 +1,222 @@
+"""The stages of a recipe that install and build: what the distribution lacks, the packages, the sources. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from packaging.version import Version
+
+from envbuild.container.base_images import SystemPackages
+from envbuild.container.fetch_stages import SECRETS, UV_TOML, WHEELHOUSE, WHEELHOUSE_MOUNT
+from envbuild.container.inside import Inside
+from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run
+from envbuild.container.stage_images import Place
+from envbuild.export import steps
+from envbuild.model.lock import LockedPackage, LockedSource, Variant
+
+ARCHIVES = "requirements-archives.txt"
+# The environment, in commands after the variable is set.
+HERE = '"$VIRTUAL_ENV"'
+_CACHE = "type=cache,target=/root/.cache/uv"
+_INSTALL = f"uv pip install --no-deps --require-hashes --find-links /{WHEELHOUSE}/wheels"
+_VARIABLES = {"UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
+# What communication libraries, drivers and trackers read when a run starts, and no compiler.
+_AT_RUN = ("CUDA_DEVICE_", "FI_", "GLOO_", "NCCL_", "OMPI_", "UCX_", "WANDB_")
+# An older setuptools cannot make an editable wheel.
+_EDITABLE_WHEELS = Version("64")
+_KEY = "rm: NVIDIA changed its apt key in April 2022, so its list in older images fails, and nothing is wanted from it."
+# As sed wants them: each package of the base, to be deleted from a requirements file.
+_OF_BASE = (
+    "import re; from importlib.metadata import distributions; "
+    "[print('/^' + re.sub('[-_.]+', '-', each.metadata['Name']).lower() + '==/d') for each in distributions()]"
+)
+
+
+def requirements(inside: Inside) -> dict[str, tuple[LockedPackage, ...]]:
+    """File name -> what is in it, in the order of installing: wheels by index, then all source archives."""
+    found: dict[str, tuple[LockedPackage, ...]] = {}
+    for each in steps.package_steps(inside.variant, inside.indexes):
+        word = "archives" if each.archive else each.index
+        name = f"requirements-{word}.txt" if word else "requirements.txt"
+        found[name] = (*found.get(name, ()), *each.packages)
+    return found
+
+
+def for_building(place: Place) -> Iterator[Instruction]:
+    """What the build image lacks of its distribution."""
+    lacks = "".join(f"{name} is not in this image, and {why}. " for name, why in place.lacks.items())
+    if place.system is not None:
+        names = (*place.system.packages, *place.lacks)
+        return _system(place.system.model_copy(update={"packages": names}), f"Needed to compile against. {lacks}")
+    return _of_today(tuple(place.lacks), f"{lacks}Its version is what the archive has today, not pinned.")
+
+
+def for_running(place: Place) -> Iterator[Instruction]:
+    """What the runtime image lacks of its distribution."""
+    network, system = place.network, place.system
+    if network is None:
+        return _system(system, "Needed at run time. ") if system is not None else iter(())
+    why = f"{' and '.join(network.packages)} are not in this image, and {network.why}. "
+    if system is not None:
+        names = (*system.packages, *network.packages)
+        return _system(system.model_copy(update={"packages": names}), f"Needed at run time. {why}")
+    devices = "A container needs the host's devices, too: `--device /dev/infiniband --ulimit memlock=-1`."
+    return _of_today(network.packages, f"{why}Their versions are what the archive has today, not pinned. {devices}")
+
+
+def _of_today(packages: Sequence[str], why: str) -> Iterator[Instruction]:
+    yield Comment(f"{why} {_KEY}")
+    yield _apt("", "", packages)
+
+
+def _system(system: SystemPackages, why: str) -> Iterator[Instruction]:
+    yield Comment(f"{why}Versions are those of the archive's snapshot of that day. {_KEY}")
+    marked = "sed -i 's/^deb /deb [snapshot=yes] /' /etc/apt/sources.list"
+    yield _apt(marked, f" --snapshot {system.snapshot}", system.packages)
+
+
+def _apt(marked: str, snapshot: str, packages: Sequence[str]) -> Run:
+    commands = (
+        "rm -f /etc/apt/sources.list.d/cuda*.list",
+        *([marked] if marked else []),
+        f"apt-get update{snapshot}",
+        f"apt-get install -y --no-install-recommends{snapshot} {' '.join(packages)}",
+        "rm -rf /var/lib/apt/lists/*",
+    )
+    return Run(commands, ignore=("DL3008",))
+
+
+def packages(inside: Inside) -> Iterator[Instruction]:
+    """uv installs every list into a new environment."""
+    lists = requirements(inside)
+    yield Copy(("/usr/local/bin/uv",), "/usr/local/bin/uv", "tools")
+    if inside.python_folder:
+        yield Copy((inside.python_folder,), inside.python_folder, "tools")
+    if lists:
+        yield Copy(tuple(lists), "/requirements/")
+    yield Comment("uv copies files instead of linking them and downloads no Python; Python writes no byte code.")
+    yield Env(_VARIABLES)
+    python = shlex.quote(inside.python)
+    if inside.on_base:
+        yield Comment("What the base has stays as it is, its torch above all: it is taken out of the requirements.")
+        yield Run((f'{python} -c "{_OF_BASE}" > /base.sed', "sed -i -f /base.sed /requirements/*.txt"))
+    yield Comment("The environment, in a folder named by a hash of its packages; the `python` below is its own.")
+    yield Env({"VIRTUAL_ENV": inside.environment})
+    yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+    site_packages = " --system-site-packages" if inside.on_base else ""
+    yield Run((f"uv venv --no-project --python {python} {HERE}{site_packages}",))
+    every = tuple(_installed(inside, name, each) for name, each in lists.items())
+    if every:
+        yield Comment(
+            "The lists are complete, so uv looks for no dependencies. A list that the wheelhouse has whole is "
+            "installed from it, and no index is asked."
+        )
+    if len(every) > 1 and ARCHIVES in lists:
+        yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
+    if any("--torch-backend" in each for each in every):
+        yield Comment(f"--torch-backend: PyTorch's own index of wheels for {inside.variant.flavour}.")
+    if every:
+        yield Run(every, (WHEELHOUSE_MOUNT, _CACHE, UV_TOML, *SECRETS))
+
+
+def _installed(inside: Inside, name: str, packages: tuple[LockedPackage, ...]) -> str:
+    """The command that installs one list: from the wheelhouse, else from its index."""
+    first, listed = packages[0], f"-r /requirements/{name}"
+    wheels = any(file.file.endswith(".whl") for file in first.files)
+    how = "--no-build" if wheels else "--no-build-isolation --no-binary :all:"
+    index, where = inside.indexes.get(first.index) if wheels else None, ""
+    if index is not None and index["kind"] == "find-links":
+        where = f" --find-links {shlex.quote(index['url'])}"
+    elif index is not None and first.index == f"pytorch-{inside.variant.flavour}":
+        where = f" --torch-backend {inside.variant.flavour}"  # uv knows that address
+    elif index is not None:
+        where = f" --default-index {shlex.quote(index['url'])}"
+    begun = f"{_INSTALL} {how}"
+    return f"{{ {begun} --no-index {listed} 2> /dev/null || {begun}{where} {listed}; }}"
+
+
+def build(inside: Inside) -> Iterator[Instruction]:
+    """Every source, by its own build."""
+    site = _site(inside)
+    if inside.variant.sources:
+        seen = {name: value for name, value in inside.build.items() if not name.startswith(_AT_RUN)}
+        gpus = (
+            " TORCH_CUDA_ARCH_LIST: the GPUs that kernels are compiled for, by compute capability. A setup.py may "
+            "name others, as Apex's does for a few kernels."
+        )
+        yield Comment(
+            "Each source is built by its own setup.py or pyproject.toml, against the packages above (no build "
+            "isolation), and what it compiled is imported. A fixed date (1980-01-01) and hash seed keep the time "
+            "and chance of a build out of what these write." + gpus * ("TORCH_CUDA_ARCH_LIST" in seen)
+        )
+        yield Env(seen)
+        if "CUDA_HOME" in seen:
+            yield Env({"PATH": f"bin:{seen['CUDA_HOME']}/bin"}, prepend=True, within="VIRTUAL_ENV")
+    for source in inside.variant.sources:
+        yield from _built(inside, source)
+    last = (f"sed -i '/uv_cache.json,/d' {site}/*.dist-info/RECORD",
+            f"rm -f {site}/*.dist-info/uv_cache.json")  # fmt: skip
+    yield Comment("uv_cache.json has the time of installing, so two builds differ.")
+    yield Run(last, ignore=("DL3059",) if inside.variant.sources else ())
+
+
+def _built(inside: Inside, source: LockedSource) -> Iterator[Instruction]:
+    if source.install == "editable" and _old(inside.variant):
+        yield Comment(
+            f"{source.name} is installed editable, so its tree is in the environment. `develop`, as this "
+            f"setuptools is older than {_EDITABLE_WHEELS} and cannot make the wheel that `pip install -e` needs."
+        )
+    elif source.install != "wheel":
+        word = "installed editable" if source.install == "editable" else "put on Python's path"
+        yield Comment(f"{source.name} is {word}, so its tree is in the environment.")
+    if modules := ", ".join(steps.kernels(source)):
+        yield Comment(f"{modules}: compiled at the first start, so the runtime image has the compilers.")
+    below = "" if source.install == "wheel" else "$VIRTUAL_ENV"
+    yield Copy((f"/src/{source.name}",), f"{below}/src/{source.name}", "sources")
+    yield Run(tuple(command for step in steps.source_steps(source) for command in _commands(inside, source, step)))
+
+
+def _commands(inside: Inside, source: LockedSource, step: steps.SourceStep) -> Iterator[str]:
+    """A step of a source whose tree is there."""
+    below = "" if source.install == "wheel" else HERE
+    project = "/".join(shlex.quote(part) for part in ("src", source.name, source.path) if part)
+    project = f"{below}/{project}"
+    own = (source.build.environment if source.build else None) or {}
+    more = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(own.items()))
+    setup = f"env -C {project} {more}python setup.py"
+    uv = f"env {more}uv" if more else "uv"
+    pip = "pip install --no-cache --no-deps --no-index"
+    match step:
+        case steps.Compile(flags):
+            yield f"{setup} build_ext --inplace{_words(flags)}"
+        case steps.Install("path"):
+            yield f"echo {project} > {_site(inside)}/envbuild-source-{source.name}.pth"
+        case steps.Install("editable") if _old(inside.variant):
+            yield f"{setup} develop --no-deps"
+        case steps.Install("editable"):
+            yield f"{uv} {pip} --no-build-isolation -e {project}"
+        case steps.Install(_, flags):
+            out = f"/wheels/{source.name}"
+            wheel = f"{uv} build --wheel --no-cache --no-build-isolation --no-index --out-dir {out} {project}"
+            yield f"{setup}{_words(flags)} bdist_wheel --dist-dir {out}" if flags else wheel
+            yield f"uv {pip} --reinstall {out}/*.whl"
+        case steps.Prove(modules):
+            torch = ["torch"] if inside.variant.torch or inside.on_base else []
+            yield f'python -c "import {", ".join([*torch, *modules])}"'
+        case _:
+            pass  # the stage `sources` has fetched and edited it
+
+
+def _old(variant: Variant) -> bool:
+    """Whether setuptools is one that cannot make an editable wheel."""
+    found = [package for package in variant.packages if package.name == "setuptools"]
+    return any(Version(each.version) < _EDITABLE_WHEELS for each in found)
+
+
+def _site(inside: Inside) -> str:
+    return f"{HERE}/lib/python{inside.variant.python}/site-packages"
+
+
+def _words(flags: Sequence[str]) -> str:
+    return "".join(f" {shlex.quote(flag)}" for flag in flags)

@@ -1,0 +1,164 @@
+"""The last stage of a recipe, which runs: its user, variables, labels, and what runs may write. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from envbuild.container.build_stages import HERE
+from envbuild.container.inside import ImageInputs, Inside
+from envbuild.container.instructions import Arg, Comment, Copy, Env, Instruction, Labels, Run, Start
+from envbuild.model.lock import Variant
+from envbuild.model.target import Target
+
+USER = 10001
+HOME = "/home/envbuild"
+_GIVEN = "For the labels, given by whoever builds: `--build-arg REVISION=...`."
+_WHO = (
+    "The image runs as this user, not as root; this is its home. Others may write there too, for a container may run "
+    "as the user who starts it: `--user`, Apptainer, enroot."
+)
+
+
+def runtime(given: ImageInputs, inside: Inside, image: str, digest: str | None) -> Iterator[Instruction]:
+    """What is done on `image`."""
+    prefix, variant = given.prefix, inside.variant
+    if inside.python_folder:
+        yield Comment("Python itself, of which the environment has only a symlink, and the finished environment.")
+        yield Copy((inside.python_folder,), inside.python_folder, "packages")
+    else:
+        yield Comment("The finished environment. Its Python is that of this image, as it was in `packages`.")
+    yield Copy((f"{prefix}/envs",), f"{prefix}/envs", "build")
+    yield Comment(_WHO)
+    yield Run(
+        (
+            f"echo 'envbuild:x:{USER}:{USER}::{HOME}:/bin/sh' >> /etc/passwd",
+            f"echo 'envbuild:x:{USER}:' >> /etc/group",
+            f"mkdir -p {HOME}",
+            f"chown {USER}:{USER} {HOME}",
+            f"chmod 777 {HOME}",
+        )
+    )
+    yield from _environment(given, inside)
+    yield Comment(_GIVEN)
+    yield Arg("CREATED", "1980-01-01T00:00:00Z")
+    yield Arg("SOURCE")
+    yield Arg("REVISION")
+    yield _labels(given, inside, image, digest)
+    yield Start(USER, HOME, ("python",))
+    if variant.imports:
+        yield Comment(
+            "The test, in the runtime image and as its user: what the stack imports is imported; no kernel runs, "
+            "no GPU is needed. It leaves nothing behind."
+        )
+        # No mount of a tmpfs: buildah 1.28 removes every file of the stage when that ends.
+        home = "HOME=/tmp/test TMPDIR=/tmp/test PYTHONDONTWRITEBYTECODE=1"
+        names = ", ".join(variant.imports)
+        yield Run(("mkdir /tmp/test", f'{home} python -c "import {names}"', "rm -rf /tmp/test"))
+
+
+def _environment(given: ImageInputs, inside: Inside) -> Iterator[Instruction]:
+    """The variables, and what runs may write."""
+    for name, value in inside.variables.items():
+        if not isinstance(value, str):
+            path = value["path"]
+            yield Comment(
+                f"Not set here: {name}. On a host that has {path}, run with `-v {path}:{path}:ro -e {name}={path}`."
+            )
+    values = {name: value for name, value in inside.variables.items() if isinstance(value, str)}
+    mine = {"VIRTUAL_ENV": inside.environment, "PYTHONNOUSERSITE": "1"}
+    if inside.arch_list:
+        # Else code that is compiled when it is first used takes what the base was built for.
+        mine["TORCH_CUDA_ARCH_LIST"] = ";".join(inside.arch_list)
+    if given.place.cuda is not None or inside.variant.flavour not in (None, "cpu"):
+        mine |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    every = {**mine, **values, "VIRTUAL_ENV": inside.environment}
+    yield Comment(_about(every, given.target))
+    yield Env(every)
+    yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
+    yield from owned(_written(inside.variant))
+
+
+def _labels(given: ImageInputs, inside: Inside, image: str, digest: str | None) -> Labels:
+    base = {"org.opencontainers.image.base.name": image}
+    if digest:
+        base["org.opencontainers.image.base.digest"] = f"sha256:{digest}"
+    return Labels(
+        {
+            "org.opencontainers.image.title": given.lock.stack,
+            **base,
+            "dev.envbuild.stack": given.lock.stack,
+            "dev.envbuild.profile": given.lock.profile,
+            "dev.envbuild.variant": inside.variant.id,
+            "dev.envbuild.lock": f"sha256:{inside.variant.digest}",
+            "dev.envbuild.environment": inside.environment,
+        },
+        {
+            "org.opencontainers.image.created": "CREATED",
+            "org.opencontainers.image.source": "SOURCE",
+            "org.opencontainers.image.revision": "REVISION",
+        },
+    )
+
+
+def _about(values: Mapping[str, str], target: Target) -> str:
+    """Whose variables the image sets, and what a container needs beside them."""
+    machines = (target.summary.partition(";")[0] or target.name) if target.environment else ""
+    own = f", and of the machines that it is for: {machines}" if machines else ""
+    words = f"Variables of the environment{own}. To change one: `docker run -e NAME=VALUE`."
+    if "NVIDIA_VISIBLE_DEVICES" in values:
+        words += (
+            " NVIDIA_*: with `docker run --gpus all` the container has the GPUs and their driver; `--ipc host` gives "
+            "its ranks more shared memory than the 64 MB of a container."
+        )
+    if "TORCH_CUDA_ARCH_LIST" in values:
+        words += " TORCH_CUDA_ARCH_LIST: for code compiled later, as by an image built on this one."
+    if any(name.startswith(("OMPI_", "UCX_")) for name in values):
+        words += " OMPI_* and UCX_*: read by Open MPI and UCX, where these are there."
+    if any(name.endswith(("_IFNAME", "NET_DEVICES")) for name in values):
+        words += " On several nodes also `--network host`: the interfaces named here are the host's."
+    return words
+
+
+def _written(variant: Variant) -> list[tuple[str, str]]:
+    """Source and path in it, with wildcards, of what runs write.
+
+    Also, into the folder of its source, a module that another program than torch compiles.
+    """
+    found = [(each.name, path) for each in variant.sources if each.install != "wheel" for path in each.generated]
+    for source in variant.sources:
+        modules = (source.build.modules if source.build else None) or ()
+        folders = [(each.name, each.sources[0].rpartition("/")[0]) for each in modules if each.torch is False]
+        found += [(source.name, f"{folder}/{name}*.so") for name, folder in folders]
+    return found
+
+
+def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
+    """What makes `paths` the user's, their folders too, for new files; and what is there already."""
+    if not paths:
+        return ()
+    folders = set()
+    for name, path in paths:
+        above = itertools.takewhile(lambda part: not set(part) & set("*?["), path.split("/")[:-1])
+        folders.add("/".join(["src", name, *above]))
+    every = " ".join(f"{HERE}/{shlex.quote(path)}" for path in sorted(folders))
+    sources = " ".join(f"{HERE}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
+    there = " -o ".join(f"-path {HERE}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
+    names = ", ".join(f"{name}/{path}" for name, path in paths)
+    return (
+        Comment(
+            f"What a source writes when it is built in place or started, {names}, is the user's, as are the folders it "
+            "is in, in which any file may be replaced: a start may write it, or a build in an image built on this one. "
+            "Other users may write it too. Elsewhere only the user's home and /tmp can be written."
+        ),
+        Run(
+            (
+                f"mkdir -p {every}",
+                f"chown {USER}:{USER} {every}",
+                f"chmod a+rwx {every}",
+                f"find {sources} \\( {there} \\) -exec chown -h {USER}:{USER} {{}} +"
+                " ! -type l -exec chmod a+rwX {} +",
+            )
+        ),
+    )
