@@ -27,6 +27,8 @@ _FUNCTION = """\
 # required BASE NAME...: every package is one of these, or is named by the metadata of one that is, or of the BASE.
 required() {
   "$python" -I - "$environment" "$@" <<'EOF' || fail 'the lock has a package that nothing asks for' 5
+from __future__ import annotations
+
 import os
 import re
 import sys
