@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -50,6 +51,18 @@ def read_text(path: Path) -> str:
 def unreadable(path: Path, error: OSError) -> EnvbuildError:
     """`file-unreadable` (exit 2)."""
     return EnvbuildError("file-unreadable", f"cannot read {path}", why=error.strerror or str(error))
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 (hex) of a regular file.
+
+    Raises EnvbuildError `file-unreadable` (exit 2).
+    """
+    try:
+        with opened(path) as source:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 MAX_BYTES = 1_000_000

@@ -13,9 +13,9 @@ TOP = Path(envbuild.__file__).parent
 # From the ground up. A name stands for its module or package; the longest one that fits counts. Rows may use what is in
 # rows above them, and modules of one row each other, without a circle.
 LAYERS = (
-    ("errors", "redact", "resources", "text", "node"),
+    ("errors", "resources", "text", "node"),
     ("regular_file",),
-    ("hashing", "node_program", "model"),
+    ("node_program", "model"),
     ("hostlist", "catalog"),
     ("config", "transport", "conda"),
     ("resolve", "schedule"),

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import redact
-from envbuild.node.redact import Redactor
-from envbuild.redact import MASK, looks_secret, redact_data, redact_text
+from envbuild.node.redact import MASK, Redactor, looks_secret, redact_data, redact_text
 from tests.support.canary import SECRET_NAMES
 
 PLAIN = Redactor({})

@@ -24,11 +24,11 @@ from envbuild.bundle.conda_archives import fetch_archives
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError
-from envbuild.hashing import sha256_of
 from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import pip_config, proc
 from envbuild.plan.source_builds import bundle_name, bundles
+from envbuild.regular_file import sha256_of
 from envbuild.text import grouped
 
 Pair = tuple[LockedPackage, ArtifactFile]
@@ -298,7 +298,7 @@ def _run_pip(command: list[str]) -> None:
         raise _network(f"pip did not end within {_PIP_TIMEOUT_S} s")
     if done.ok:
         return
-    from envbuild.redact import redact_text
+    from envbuild.node.redact import redact_text
 
     said = redact_text(done.err.strip())
     if "DO NOT MATCH THE HASHES" in said:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.hashing import sha256_of
 from envbuild.lock.variants import conda_unrecorded
 from envbuild.node.protocol import NodeError
+from envbuild.regular_file import sha256_of
 
 if TYPE_CHECKING:
     from envbuild.model.conda import CondaPackage

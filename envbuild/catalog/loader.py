@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import HostSource, Target
-from envbuild.redact import learn
+from envbuild.node.redact import learn
 from envbuild.regular_file import refuse
 from envbuild.text import did_you_mean
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from envbuild.catalog.yaml_load import YamlDocument, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import StrictModel
-from envbuild.redact import redact_text
+from envbuild.node.redact import redact_text
 from envbuild.text import did_you_mean
 
 SHOWN = 5

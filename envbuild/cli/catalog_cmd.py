@@ -191,7 +191,7 @@ def target_show(ui: Ui, target: str | None) -> None:
     """
     from envbuild.catalog.loader import is_template, load_target
     from envbuild.config import load_config
-    from envbuild.redact import redact_data
+    from envbuild.node.redact import redact_data
 
     loaded = load_target(target or load_config().target, template=True)
     data = loaded.target.to_json_dict()

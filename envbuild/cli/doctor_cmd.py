@@ -127,9 +127,9 @@ def _hosts(visits: list[Visit]) -> str:
 
 def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) -> int:
     """Ask every node for its facts, write them, and show the nodes by class."""
+    from envbuild.node.redact import redact_data
     from envbuild.provision.contact.first_contact import DEADLINE
     from envbuild.provision.survey.ask import probe_nodes
-    from envbuild.redact import redact_data
 
     target = target_of(ui, flags, jobs=True)
     if target.connection.kind == "job":

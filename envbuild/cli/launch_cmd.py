@@ -31,10 +31,10 @@ from envbuild.cli.choose import (
 from envbuild.cli.output import Ui, comments_fitted, common_options
 from envbuild.cli.provision_cmd import show_evidence
 from envbuild.errors import EnvbuildError, ExitCode, writing
-from envbuild.redact import redact_text
+from envbuild.node.redact import redact_text
 
 if TYPE_CHECKING:
-    from envbuild.launch.command import Place
+    from envbuild.launch.request import Place
     from envbuild.model.launch import Launch
     from envbuild.model.stack import Stack
     from envbuild.provision.jobs.launch import Asked
@@ -129,7 +129,7 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
     """Nodes, GPUs and folders of a launch. Raises click.UsageError and EnvbuildError `launch-parameter` (exit 2)."""
     from pydantic import ValidationError
 
-    from envbuild.launch.command import Place
+    from envbuild.launch.request import Place
 
     target = described_target(flags)
     gpus = flags["gpus_per_node"] or target.expects.gpus_per_node

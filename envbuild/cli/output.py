@@ -96,7 +96,7 @@ class Ui(NamedTuple):
 
 def write_json(data: dict[str, Any]) -> None:
     """One JSON document on stdout, redacted like every sink."""
-    from envbuild.redact import redact_data
+    from envbuild.node.redact import redact_data
 
     # Evidence names its own schema, and is read again as it is printed.
     head = {} if "schema_version" in data else {"schema": JSON_SCHEMA}
@@ -165,7 +165,7 @@ def _styled(text: str, style: str) -> str:
 
 def _shown(text: str) -> str:
     """Redacted, and harmless to a terminal: the text may come from a node or a file."""
-    from envbuild.redact import redact_text
+    from envbuild.node.redact import redact_text
 
     return visible(redact_text(text), keep_newlines=True)
 

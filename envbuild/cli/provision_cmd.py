@@ -114,7 +114,7 @@ def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     """One question to the login host, and no job: the text has its paths."""
     from envbuild.provision.jobs.node_local import prolog_text, refuse_prolog
     from envbuild.provision.jobs.survey import ask_login
-    from envbuild.schedule.runner import as_login, submit_host
+    from envbuild.schedule.cluster import as_login, submit_host
 
     refuse_prolog(prepared.target)
     login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection)
@@ -279,7 +279,7 @@ def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **
     from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
     from envbuild.provision import provision
-    from envbuild.schedule.runner import as_login
+    from envbuild.schedule.cluster import as_login
 
     prepared, settings = _prepared(ui, flags, ahead=deadline is None)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.

@@ -19,7 +19,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.common import mistakes
 from envbuild.model.conda import CondaPackage
 from envbuild.node.conda.logins import rattler_files, without_login
-from envbuild.redact import redact_text
+from envbuild.node.redact import redact_text
 from envbuild.text import grouped
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -
     """The error that a builder's words mean; None where they are not known."""
     for text, code, means in causes:
         if re.search(text, output):
-            from envbuild.redact import redact_text
+            from envbuild.node.redact import redact_text
 
             why = redact_text("\n".join(output.strip().splitlines()[-15:]))
             told = f"{what}: {means}" if what else means
@@ -77,7 +77,7 @@ def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -
 
 def failure(name: str, output: str) -> EnvbuildError:
     """The error of a failed build: a known cause, else the builder's words."""
-    from envbuild.redact import redact_text
+    from envbuild.node.redact import redact_text
 
     meant = known(output, CAUSES)
     if meant is not None:

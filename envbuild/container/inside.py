@@ -17,9 +17,9 @@ from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsF
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.target import Target
 from envbuild.node.protocol import PROTOCOL
+from envbuild.node.redact import looks_secret
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.source_builds import arch_codes
-from envbuild.redact import looks_secret
 from envbuild.resolve.arch import bound_arch_list
 from envbuild.resolve.artifacts import Numbers, Platform, fitting_file
 from envbuild.resolve.compat import Compat

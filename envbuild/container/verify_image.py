@@ -19,9 +19,9 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.node import proc
 from envbuild.node.program_files import carried
 from envbuild.node.protocol import PROTOCOL
+from envbuild.node.redact import redact_data
 from envbuild.node.variables import same_gpus
 from envbuild.node_program import node_pyz
-from envbuild.redact import redact_data
 from envbuild.text import how_it_ended
 
 LABEL = "dev.envbuild."

@@ -14,7 +14,7 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.schedule.runner import as_login
+from envbuild.schedule.cluster import as_login
 
 DEADLINE = 30.0
 

@@ -19,7 +19,7 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import read_text
 from envbuild.node.packages import installed
 from envbuild.node.paths import EPOCH
-from envbuild.redact import looks_secret
+from envbuild.node.redact import looks_secret
 from envbuild.resolve.variant_checks import record_command
 from envbuild.text import comment, grouped, plural, visible
 

@@ -16,12 +16,12 @@ from envbuild import __version__
 from envbuild.errors import EnvbuildError
 from envbuild.export.conda_formats import conda_lock, explicit
 from envbuild.export.steps import requirement
-from envbuild.hashing import sha256_of
 from envbuild.lock.packages import Index, offered_files
 from envbuild.lock.readers.pylock import ARCHITECTURES, OfferedFile
 from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.evidence import PackageFile
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
+from envbuild.regular_file import sha256_of
 from envbuild.report.formats import cyclonedx as bom
 from envbuild.resolve.request import named_variant
 from envbuild.resolve.variant_checks import record_command

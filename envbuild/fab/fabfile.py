@@ -156,7 +156,7 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     from envbuild.errors import EnvbuildError
     from envbuild.provision.run.findings import Narrowing
     from envbuild.provision.survey.hosts import reach
-    from envbuild.schedule.runner import as_login
+    from envbuild.schedule.cluster import as_login
 
     narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())
     try:
@@ -204,7 +204,7 @@ def _ended(error: EnvbuildError) -> Exit:
 
 def _say(text: str) -> None:
     """One or several lines, redacted and harmless for a terminal."""
-    from envbuild.redact import redact_text
+    from envbuild.node.redact import redact_text
     from envbuild.text import visible
 
     sys.stdout.write(visible(redact_text(text), keep_newlines=True) + "\n")

@@ -11,8 +11,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from envbuild.launch.command import Value, fill, fill_config
-from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
+from envbuild.launch.request import (
+    Count,
+    Order,
+    Parameters,
+    Value,
+    fill,
+    fill_config,
+    model_row,
+    read,
+    require,
+    require_shape,
+)
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize

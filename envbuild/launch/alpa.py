@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from envbuild.launch.command import Value, fill
-from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
+from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Endpoint, Launch
 from envbuild.model.reference import BenchmarkCase, ModelSize, Reference

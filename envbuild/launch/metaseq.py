@@ -14,8 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from envbuild.explain.view import parameters as weights
-from envbuild.launch.command import Place, Value, fill
-from envbuild.launch.request import Count, Order, Parameters, model_row, read, require
+from envbuild.launch.request import Count, Order, Parameters, Place, Value, fill, model_row, read, require
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize

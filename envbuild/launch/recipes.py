@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError
 from envbuild.launch import alcf, alpa, megatronapp, metaseq, slurm
-from envbuild.launch.command import Place, fill
-from envbuild.launch.request import Order, Parameters
+from envbuild.launch.request import Order, Parameters, Place, fill
 from envbuild.model.launch import Command, Launch, LaunchData, RecipeName
 from envbuild.model.reference import Reference
 

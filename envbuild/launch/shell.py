@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
-from envbuild.launch.command import Place
+from envbuild.launch.request import Place
 from envbuild.model.launch import Command, Launch, LaunchFile
 from envbuild.schedule.job import JobText
 from envbuild.text import comment

@@ -7,8 +7,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envbuild.launch.command import Place, Value, fill, fill_config
-from envbuild.launch.request import Count, Order, Parameters, model_row, read, require, require_shape
+from envbuild.launch.request import (
+    Count,
+    Order,
+    Parameters,
+    Place,
+    Value,
+    fill,
+    fill_config,
+    model_row,
+    read,
+    require,
+    require_shape,
+)
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import BenchmarkCase, ModelSize

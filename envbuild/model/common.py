@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from envbuild.node.redact import looks_secret
 from envbuild.node.variables import may_set
-from envbuild.redact import looks_secret
 from envbuild.text import unsafe
 
 

@@ -12,8 +12,8 @@ from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.node.probe.inventory import generation
+from envbuild.node.redact import looks_secret
 from envbuild.plan.node_steps import Inputs, NodeSteps, environment_path
-from envbuild.redact import looks_secret
 from envbuild.resolve.estimate import Estimate, estimate
 from envbuild.resolve.health import odd_ones
 from envbuild.resolve.rules.node import unexpected

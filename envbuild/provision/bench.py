@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import ExitCode
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import launch
-from envbuild.launch.request import UNKNOWN, Samples, course_in_words, samples
+from envbuild.launch.request import UNKNOWN, Place, Samples, course_in_words, samples
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch

@@ -9,8 +9,8 @@ from functools import partial
 
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import launch
+from envbuild.launch.request import Place
 from envbuild.launch.shell import LATE
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, writing
 from envbuild.hostlist import expand_hosts
-from envbuild.launch.command import Place
+from envbuild.launch.request import Place
 from envbuild.launch.shell import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
@@ -26,6 +26,7 @@ from envbuild.model.reference import Bench
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.paths import read_json
+from envbuild.node.redact import redactor
 from envbuild.node.smoke import gpu_state
 from envbuild.node.smoke.training_log import read_line
 from envbuild.node.variables import VISIBLE, visible_devices
@@ -36,10 +37,9 @@ from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched,
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
-from envbuild.redact import redactor
 from envbuild.resolve import health
 from envbuild.resolve.request import physical_gpus, visible_gpus
-from envbuild.schedule.runner import as_login
+from envbuild.schedule.cluster import as_login
 from envbuild.text import few, last_lines, number, plural
 from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, find_marked, marker_value

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from envbuild.errors import ExitCode
-from envbuild.launch.command import Place
-from envbuild.launch.request import samples
+from envbuild.launch.request import Place, samples
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.launch import Launch
 from envbuild.model.reference import Bench

@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.hashing import sha256_of
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import preparation
+from envbuild.launch.request import Place
 from envbuild.launch.shell import command_text
 from envbuild.model.stack import Stack
+from envbuild.node.redact import redact_text
 from envbuild.node.smoke import training_data
-from envbuild.redact import redact_text
+from envbuild.regular_file import sha256_of
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
 _MARKER = "ENVBUILD_DATA_RUN"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Evidence
-from envbuild.redact import redact_data
+from envbuild.node.redact import redact_data
 from envbuild.report.formats.every import FORMATS
 from envbuild.report.recheck.attached import LIMIT
 from envbuild.report.recheck.opened import open_report, read_attachment

@@ -19,7 +19,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.hostlist import fold_hosts
 from envbuild.model.evidence import Evidence
 from envbuild.node import paths
-from envbuild.redact import redact_data
+from envbuild.node.redact import redact_data
 from envbuild.report import equality, machines, page, tables, view
 from envbuild.report.view import View
 from envbuild.text import number, plural, visible, visible_data

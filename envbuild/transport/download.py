@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 
 from envbuild.errors import EnvbuildError
 from envbuild.node.paths import sync_folder
-from envbuild.redact import redact_text
+from envbuild.node.redact import redact_text
 from envbuild.regular_file import opened
 
 if TYPE_CHECKING:

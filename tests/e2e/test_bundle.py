@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.hashing import sha256_of
 from envbuild.node.bundle import archive, index, plain_tar
+from envbuild.regular_file import sha256_of
 from tests.e2e.world import MINOR, PYTHON, Done, World, snapshot
 from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
 from tests.support.conda import Channel, fill

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from envbuild.hashing import sha256_of
+from envbuild.regular_file import sha256_of
 from tests.e2e.world import Done, World
 from tests.fleet.nodes import Node
 

@@ -9,10 +9,10 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-from envbuild.hashing import sha256_of
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.payload import file_tool, python_tool, uv_tool, write_payload
 from envbuild.provision.contact.toolchain import NODE_PROGRAM
+from envbuild.regular_file import sha256_of
 from tests.fleet.nodes import copy_python, libraries_of
 from tests.support.debian import UnavailableError
 

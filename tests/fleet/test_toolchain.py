@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.hashing import sha256_of
 from envbuild.node_program import node_pyz
 from envbuild.provision.ansible.adapter import TaskEvent, run_playbook
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, write_payload
+from envbuild.regular_file import sha256_of
 from tests.fleet.nodes import Node
 
 pytestmark = [pytest.mark.nodes, pytest.mark.slow]

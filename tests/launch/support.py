@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.yaml_load import load_yaml
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import launch
+from envbuild.launch.request import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from tests.support.stacks import shipped_stack

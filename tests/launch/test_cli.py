@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.cli.launch_cmd import absolute, asked_of, launch
 from envbuild.errors import EnvbuildError
-from envbuild.launch.command import Place
+from envbuild.launch.request import Place
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

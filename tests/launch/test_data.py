@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from envbuild.cli.verbs import cli
 from envbuild.errors import EnvbuildError
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import preparation
+from envbuild.launch.request import Place
 from envbuild.node.smoke import training_data
 from envbuild.provision.training_data import make
 from tests.launch.support import place, stack

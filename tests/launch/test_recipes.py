@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from envbuild.catalog.loader import list_stacks
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import RECIPES, launch, launch_data
+from envbuild.launch.request import Place
 from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started

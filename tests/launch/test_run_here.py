@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.launch.command import Place
+from envbuild.launch.request import Place
 from envbuild.launch.shell import LATE, bounded, command_text, job_steps
 from envbuild.model.launch import Command, Endpoint
 from envbuild.schedule.job import JobText

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envbuild.launch.command import Place
+from envbuild.launch.request import Place
 from envbuild.launch.shell import WIDTH, folded, render
 from envbuild.model.launch import Command, Launch, LaunchFile
 from tests.launch.support import started

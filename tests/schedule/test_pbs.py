@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Target
+from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.pbs_answers import (
@@ -21,7 +22,6 @@ from envbuild.schedule.pbs_answers import (
     parse_job,
     parse_nodes,
 )
-from envbuild.schedule.runner import Here
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job

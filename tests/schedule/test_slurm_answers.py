@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, JobState, Phase, Share
-from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import (
     parse_bad_nodes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envbuild.schedule.runner import Here
+from envbuild.schedule.cluster import Here
 from envbuild.schedule.slurm import Slurm
 from tests.slurm.cluster import Cluster, UnavailableError, why_not
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from envbuild.hashing import sha256_of
+from envbuild.regular_file import sha256_of
 from tests.e2e.world import snapshot
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node

@@ -107,7 +107,7 @@ class _Collector:
     """Turns runner events into `TaskEvent`s and keeps a redacted copy, one JSON object a line."""
 
     def __init__(self, path: Path, inventory: Inventory, on_event: Callable[[TaskEvent], None]) -> None:
-        from envbuild.redact import redactor
+        from envbuild.node.redact import redactor
 
         self._steps = {host.name: host.steps() for host in inventory.hosts}
 

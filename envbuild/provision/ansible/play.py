@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.node.paths import says_full
+from envbuild.node.redact import redact_data
 from envbuild.provision.ansible.adapter import run_playbook
 from envbuild.provision.ansible.direct import run_here
 from envbuild.provision.ansible.inventory import Inventory, NodeHost
@@ -24,7 +25,6 @@ from envbuild.provision.run.journal import EventKind, Journal
 from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.progress_events import LONGEST, TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.redact import redact_data
 from envbuild.text import how_it_ended, visible
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from envbuild.errors import EnvbuildError
-from envbuild.hashing import sha256_of
+from envbuild.regular_file import sha256_of
 
 BLOCK = 65536
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9._+-]*\Z")

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
-from envbuild.hashing import sha256_of
 from envbuild.model.target import Connection
+from envbuild.regular_file import sha256_of
 
 # A wheel of flash-attn is some hundred megabytes; more than this is no pack of wheels.
 LIMIT = 16 * 1024**3

@@ -15,13 +15,13 @@ from packaging.version import Version
 
 from envbuild.catalog.toolchain import ToolchainPython, load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.hashing import sha256_of
 from envbuild.model.common import Unpacked
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.node_program import node_pyz, node_pyz_digest
 from envbuild.plan.source_builds import python_name
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, uv_tool
+from envbuild.regular_file import sha256_of
 from envbuild.resolve.artifacts import numbers
 from envbuild.resolve.estimate import PYTHON_BYTES
 

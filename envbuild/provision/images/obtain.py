@@ -17,12 +17,12 @@ from envbuild.container.recipe import ImageRecipe
 from envbuild.container.stage_images import Given
 from envbuild.container.verify_image import LABEL, of_another_lock, variant_of
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.hashing import sha256_of
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings
 from envbuild.node.image.load import archive_id
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.run_dir import keep
+from envbuild.regular_file import sha256_of
 
 PREFIX = "/opt/envbuild"
 

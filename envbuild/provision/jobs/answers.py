@@ -14,15 +14,15 @@ from typing import Any
 
 from envbuild.errors import EnvbuildError
 from envbuild.node.read_text import integer
+from envbuild.node.redact import redact_text
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
 from envbuild.provision.jobs.site import JobSite, place
 from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.progress_events import TAIL
-from envbuild.redact import redact_text
+from envbuild.schedule.cluster import Runner
 from envbuild.schedule.job import Failure, JobStep, hint_for, job_error
-from envbuild.schedule.runner import Runner
 from envbuild.text import how_it_ended
 
 Requests = Mapping[str, dict[str, Any]]

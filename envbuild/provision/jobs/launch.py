@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.launch.command import Place
 from envbuild.launch.recipes import launch
+from envbuild.launch.request import Place
 from envbuild.launch.shell import bounded, job_steps
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
@@ -27,8 +27,8 @@ from envbuild.provision.jobs.submit import finish, run_to_end
 from envbuild.provision.jobs.survey import login_facts
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
-from envbuild.schedule.runner import Here
 from envbuild.schedule.script import log_name
 
 # Seconds of a job beside a run with a deadline: an environment may have to be unpacked on its nodes.

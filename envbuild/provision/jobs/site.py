@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
 from envbuild.model.target import Connection, Target
-from envbuild.schedule.cluster import Scheduler
+from envbuild.schedule.cluster import Runner, Scheduler, login_connection, submit_host
 from envbuild.schedule.job import Job, Pool, Step, seconds_of
 from envbuild.schedule.pbs import Pbs
-from envbuild.schedule.runner import Runner, login_connection, submit_host
 from envbuild.schedule.slurm import Slurm
 
 PROBE_LIMIT = 600

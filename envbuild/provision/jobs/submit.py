@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.redact import redact_text
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.journal import EventKind
-from envbuild.redact import redact_text
+from envbuild.schedule.cluster import LIMIT, Here
 from envbuild.schedule.job import Job, JobState
-from envbuild.schedule.runner import LIMIT, Here
 from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.wait import Limits, wait_for
 

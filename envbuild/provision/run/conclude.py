@@ -31,7 +31,7 @@ from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, read_journal, utc_now
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.schedule.runner import as_login
+from envbuild.schedule.cluster import as_login
 
 
 class FileLists:

@@ -13,6 +13,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
+from envbuild.node.redact import redact_data
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run import durations
@@ -20,7 +21,6 @@ from envbuild.provision.run.evidence import failed_node
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, Journal, utc_now
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.redact import redact_data
 
 DEADLINE = 6 * 3600.0
 

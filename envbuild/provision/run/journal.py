@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from envbuild.errors import EnvbuildError
 from envbuild.node.paths import sync_folder
-from envbuild.redact import redact_data
+from envbuild.node.redact import redact_data
 from envbuild.regular_file import read_file
 from envbuild.text import visible_data
 

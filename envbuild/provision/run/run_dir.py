@@ -24,8 +24,8 @@ from typing import Any, Literal
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 from envbuild.node import identity, paths
 from envbuild.node.protocol import NodeError
+from envbuild.node.redact import redact_text
 from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, JournalContents, Watch, read_journal
-from envbuild.redact import redact_text
 
 # Drivers change in maintenance windows; asking again costs one short job.
 MAX_AGE = 7 * 86400.0

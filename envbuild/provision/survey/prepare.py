@@ -8,7 +8,6 @@ from typing import Any
 
 from envbuild.catalog import loader
 from envbuild.errors import EnvbuildError
-from envbuild.hashing import sha256_of
 from envbuild.hostlist import expand_hosts
 from envbuild.lock.agreement import choose_profile, refuse_edited
 from envbuild.lock.files import read_lock
@@ -19,6 +18,7 @@ from envbuild.node.variables import is_of_stacks
 from envbuild.provision.run.context import Settings
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.hosts import refuse_unsupported, settle_hosts
+from envbuild.regular_file import sha256_of
 
 
 def prepare(

@@ -10,9 +10,9 @@ import pytest
 
 from envbuild.catalog.node_facts import load_facts
 from envbuild.errors import EnvbuildError
-from envbuild.hashing import sha256_of
 from envbuild.model.facts import NodeFacts
 from envbuild.provision.contact import toolchain as module
+from envbuild.regular_file import sha256_of
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from envbuild.node.proc import Finished
 from envbuild.provision.jobs import answers as job_answers
 from envbuild.provision.jobs.answers import collect, first_death, last_attempt, read_answers, read_json, tell_phases
 from envbuild.provision.jobs.site import place
+from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobState, Phase, job_error
-from envbuild.schedule.runner import Here
 
 RUN = Path(__file__).parents[3] / "envbuild" / "provision" / "jobs" / "job_run.sh"
 MEMORY = Path("/sys/fs/cgroup/memory")

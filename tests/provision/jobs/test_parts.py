@@ -24,8 +24,8 @@ from envbuild.provision.jobs.survey import facts_file, read_facts, write_facts
 from envbuild.provision.run.context import Settings, Work
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir
 from envbuild.provision.survey.hosts import unsupported
+from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobStep
-from envbuild.schedule.runner import Here
 from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
 from tests.provision.survey.test_up_to_date import facts, prepared
