@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch_sources
+from envbuild.node.protocol import NodeError
 
 _TORCH = """
 import os, sys, types
@@ -89,3 +92,20 @@ def apply(folder: Path, name: str, *, check: bool = False, **facts: Any) -> dict
     patch = load_patch(name)
     (result,) = patch_sources.apply(str(folder), [patch.spec(patch.expected())], facts, check=check)
     return result
+
+
+def refused(folder: Path, name: str, files: dict[str, str], code: str = "patch-hits") -> NodeError:
+    """The error of a patch of the catalog that does not fit these files, which stay as they are."""
+    for path, text in files.items():
+        write(folder, path, text)
+    with pytest.raises(NodeError) as caught:
+        apply(folder, name)
+    assert (caught.value.code, caught.value.exit_code) == (code, 4)
+    assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*") if path.is_file()} == files
+    return caught.value
+
+
+def other(text: str, old: str, new: str) -> str:
+    """The text in another shape."""
+    assert old in text
+    return text.replace(old, new, 1)

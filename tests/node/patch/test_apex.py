@@ -12,7 +12,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch as node_patch
 from envbuild.node.protocol import NodeError
 from tests.node import patch_shapes
-from tests.node.patch_support import apply, run_setup, write
+from tests.node.patch_support import apply, other, refused, run_setup, write
 from tests.node.pythons import require_python
 
 FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
@@ -123,31 +123,19 @@ def test_all_three_go_together_in_any_order_and_once_only(apex: Path, form: str)
     assert "REACHED SETUP 2" in done.stdout, done.stderr
 
 
-def test_an_apex_without_a_check_is_refused(tmp_path: Path) -> None:
-    apex = _checkout(tmp_path, patch_shapes.NO_CHECK)
-    with pytest.raises(NodeError) as caught:
-        apply(apex, "apex-cuda-check")
-    assert (caught.value.code, caught.value.exit_code) == ("patch-hits", 4)
-    assert (apex / "setup.py").read_text() == patch_shapes.NO_CHECK
+OTHERS = {
+    "no check": patch_shapes.NO_CHECK,
+    "check of another folder": other(
+        patch_shapes.RUFF, "bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"
+    ),
+    "another name": other(patch_shapes.RUFF, "def check_cuda_torch", "def check_other_torch"),
+    "no use of the flag": other(patch_shapes.RUFF, 'if "--cuda_ext" in sys.argv', "def later"),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (("bare_metal(CUDA_HOME)\n    ext", "bare_metal('/cuda')\n    ext"), "patch-hits"),
-        (("def check_cuda_torch", "def check_other_torch"), "patch-hits"),
-        (('if "--cuda_ext" in sys.argv', 'def later'), "patch-hits"),
-    ],
-)  # fmt: skip
-def test_another_shape_is_refused_and_left_alone(tmp_path: Path, change: tuple[str, str], code: str) -> None:
-    text = patch_shapes.RUFF.replace(*change)
-    assert text != patch_shapes.RUFF
-    apex = _checkout(tmp_path, text)
-    with pytest.raises(NodeError) as caught:
-        apply(apex, "apex-cuda-check")
-    assert (caught.value.code, caught.value.exit_code) == (code, 4)
-    assert (apex / "setup.py").read_text() == text
-    assert sorted(path.name for path in apex.iterdir()) == ["setup.py"]
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_another_shape_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+    refused(tmp_path, "apex-cuda-check", {"setup.py": text})
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.protocol import NodeError
-from tests.node.patch_support import apply, samples, write
+from tests.node.patch_support import apply, other, refused, samples, write
 
 
 def run(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -61,24 +60,6 @@ def test_d51_the_query_of_the_pinned_attention_gets_four_dimensions(tmp_path: Pa
     assert run(STEP, tmp_path).stdout == "(64, 2, 8, 8)\n"
     # The slice of the other function and the one that is not reshaped stay.
     assert file.read_text().count("mixed.shape[:-1]") == 2
-    assert apply(tmp_path, "alcf-split-tensor")["already"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "code"),
-    [
-        ("def split_tensor", "def split", "patch-hits"),
-        (COMMA, "", "patch-precondition"),
-    ],
-)
-def test_d51_another_attention_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
-    text = SPLIT + COMMA
-    assert old in text
-    file = write(tmp_path, TRANSFORMER, text.replace(old, new, 1))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "alcf-split-tensor")
-    assert caught.value.code == code
-    assert file.read_text() == text.replace(old, new, 1)
 
 
 MODULE = "megatron/model/module.py"
@@ -132,7 +113,6 @@ def test_types_of_a_pipeline_are_types_with_a_newer_deepspeed(tmp_path: Path) ->
     assert apply(tmp_path, "alcf-tensor-types")["hits"] == 3
     assert run(step, tmp_path).stdout == "True [0.0]\n"
     assert file.read_text().count("get_accelerator()") == 1  # what makes a tensor stays
-    assert apply(tmp_path, "alcf-tensor-types")["already"]
 
 
 ENGINE = "Megatron/megatron/core/transformer/custom_layers/transformer_engine.py"
@@ -187,20 +167,6 @@ def test_d52_transformer_engine_is_used_where_it_is_there_and_a_broken_one_is_sa
     assert "No module named 'flash_attn_of_another_day'" in run(program, module, stubs, engine.parent).stderr
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        LAYERS.replace("import transformer_engine as te", "import transformer_engine as te, json"),
-        LAYERS + "\n\nclass More(te.pytorch.GroupedLinear):\n    pass\n",
-    ],
-)
-def test_d52_other_uses_of_transformer_engine_are_refused(tmp_path: Path, text: str) -> None:
-    write(tmp_path, ENGINE, text)
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "megatronapp-transformer-engine")
-    assert caught.value.code == "patch-hits"
-
-
 VISION = """\
 import os
 
@@ -247,13 +213,6 @@ def test_d53_the_abi_is_left_to_torch(tmp_path: Path) -> None:
     assert done.stdout == "['-fPIC', '-I/usr/local/cuda/include']\n"
 
 
-def test_d53_a_setup_that_leaves_the_abi_alone_is_no_success(tmp_path: Path) -> None:
-    write(tmp_path, "setup.py", SETUP.replace("ABI=0", "OTHER"))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "megatronapp-abi")
-    assert caught.value.code == "patch-hits"
-
-
 WANDB = "class run:\n    log = staticmethod(print)\n\n\ndef finish():\n    print('ended')\n"
 
 
@@ -267,15 +226,6 @@ def test_alcf_gpt_script_runs_without_wandb_and_with_it_as_before(tmp_path: Path
         write(tmp_path, "wandb.py", installed)
     assert apply(tmp_path, "alcf-no-wandb")["hits"] == 1
     assert run("import pretrain_gpt", tmp_path).stdout == said
-    assert apply(tmp_path, "alcf-no-wandb")["already"]
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_other_uses_of_wandb_are_refused(tmp_path: Path, number: int) -> None:
-    write(tmp_path, "pretrain_gpt.py", samples("alcf-no-wandb")[number]["before"])
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "alcf-no-wandb")
-    assert caught.value.code in ("patch-precondition", "patch-hits")
 
 
 COMPILE = '''\
@@ -306,7 +256,6 @@ def tree(tmp_path: Path, top: str) -> tuple[Path, str]:
     write(tmp_path, f"{folder}/__init__.py", first)
     write(tmp_path, f"{folder}/{utils}.py", COMPILE.format(name=name))
     assert apply(tmp_path, "megatron-data-helpers")["hits"] == 2
-    assert apply(tmp_path, "megatron-data-helpers")["already"]
     # A make that makes the module in its folder.
     make = write(tmp_path, "bin/make", '#!/bin/sh\necho "WHERE = \'made at start\'" > "$2/helpers.py"\n')
     make.chmod(0o755)
@@ -339,14 +288,6 @@ def test_d55_an_index_builder_that_was_built_ahead_and_is_broken_is_said(tmp_pat
     done = run(program, path, site.parent)
     assert done.returncode == 1
     assert "libc10.so is not there" in done.stderr
-
-
-def test_d55_a_package_with_a_getattr_of_its_own_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "megatron/data/__init__.py", "def __getattr__(name):\n    raise AttributeError(name)\n")
-    write(tmp_path, "megatron/data/dataset_utils.py", COMPILE.format(name="compile_helper"))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "megatron-data-helpers")
-    assert caught.value.code == "patch-hits"
 
 
 INITIALIZE = "megatron/initialize.py"
@@ -412,22 +353,6 @@ def test_deepspeed_takes_over_the_process_group_that_megatron_starts(tmp_path: P
     assert apply(tmp_path, "megatron-deepspeed-start")["hits"] == 1
     assert run(BEGIN, tmp_path, DS="1").stdout == "configured on nccl\nbegun\n"
     assert run(BEGIN, tmp_path).stdout == "begun\n"
-    assert apply(tmp_path, "megatron-deepspeed-start")["already"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "code"),
-    [
-        ("    else:\n", "    if True:\n", "patch-hits"),
-        ("init_process_group", "init_device_mesh", "patch-hits"),
-    ],
-)
-def test_another_start_of_the_process_group_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
-    file = write(tmp_path, INITIALIZE, START.replace(old, new, 1))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "megatron-deepspeed-start")
-    assert caught.value.code == code
-    assert file.read_text() == START.replace(old, new, 1)
 
 
 GELU = "metaseq/modules/fused_bias_gelu.py"
@@ -454,21 +379,6 @@ def test_a_megatron_that_was_built_with_its_kernels_loads_none(tmp_path: Path) -
     assert run(CALL, tmp_path).stdout == "went on\n"
     kernels.write_text("def load(args):\n    print('loaded on', args.rank)\n")
     assert run(CALL, tmp_path).stdout == "loaded on 0\nwent on\n"
-    assert apply(tmp_path, "metaseq-kernel-load")["already"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "code"),
-    [
-        ("    from megatron import fused_kernels\n", "", "patch-hits"),
-    ],
-)
-def test_another_load_of_kernels_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
-    file = write(tmp_path, GELU, LOAD.replace(old, new, 1))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "metaseq-kernel-load")
-    assert caught.value.code == code
-    assert file.read_text() == LOAD.replace(old, new, 1)
 
 
 # ---- metaseq on Python 3.11, omegaconf 2.2 and torch 2.6
@@ -507,16 +417,19 @@ def hydra_init():
 HYDRA = "from metaseq.dataclass.initialize import hydra_init\nhydra_init()"
 
 
-def metaseq_config(folder: Path, defaults: int = 10) -> Path:
-    """A tree in the shape of metaseq's with so many defaults; returns its configs.py."""
-    text = CONFIGS.format("CommonConfig()", "TaskConfig()")
-    more = "".join(f"    more{number}: TaskConfig = TaskConfig()\n" for number in range(defaults - 2))
-    write(folder, "metaseq/dataclass/initialize.py", INITIALIZE_HYDRA)
-    return write(folder, "metaseq/dataclass/configs.py", text.replace("    model: object", more + "    model: object"))
+def metaseq(old: str = "", new: str = "") -> dict[str, str]:
+    """The configuration of metaseq, with ten defaults, of which one is another."""
+    rows = "".join(f"    more{number}: TaskConfig = TaskConfig()\n" for number in range(8))
+    text = CONFIGS.format("CommonConfig()", "TaskConfig()").replace("    model: object", rows + "    model: object")
+    return {
+        "metaseq/dataclass/configs.py": other(text, old, new),
+        "metaseq/dataclass/initialize.py": INITIALIZE_HYDRA,
+    }
 
 
 def test_metaseqs_configuration_can_be_made_by_a_python_that_refuses_mutable_defaults(tmp_path: Path) -> None:
-    file = metaseq_config(tmp_path)
+    for path, text in metaseq().items():
+        write(tmp_path, path, text)
     assert "mutable default" in run(HYDRA, tmp_path).stderr
     assert apply(tmp_path, "metaseq-config-defaults")["hits"] == 11
     shown = run(HYDRA, tmp_path).stdout.splitlines()
@@ -525,24 +438,7 @@ def test_metaseqs_configuration_can_be_made_by_a_python_that_refuses_mutable_def
     # Two configurations share no part.
     parts = "from metaseq.dataclass.configs import Config\nprint(Config().common is Config().common)"
     assert run(parts, tmp_path).stdout == "False\n"
-    assert "TaskConfig()" not in file.read_text()
-    assert apply(tmp_path, "metaseq-config-defaults")["already"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "code"),
-    [
-        ("CommonConfig()", "CommonConfig(2)", "patch-hits"),
-        ("more0: TaskConfig = TaskConfig()", "more0: int = 1", "patch-hits"),
-    ],
-)
-def test_another_configuration_is_left_alone(tmp_path: Path, old: str, new: str, code: str) -> None:
-    file = metaseq_config(tmp_path)
-    file.write_text(file.read_text().replace(old, new, 1))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "metaseq-config-defaults")
-    assert caught.value.code == code
-    assert new in file.read_text()
+    assert "TaskConfig()" not in (tmp_path / "metaseq/dataclass/configs.py").read_text()
 
 
 PRIMITIVE = """\
@@ -574,7 +470,6 @@ def test_the_test_of_types_is_replaced_by_its_new_name_and_put_back(tmp_path: Pa
     assert "has no attribute 'is_primitive_type'" in run(program, tmp_path).stderr
     assert apply(tmp_path, "omegaconf-primitive")["hits"] == 6
     assert run(program, tmp_path).stdout == "True False True\n"
-    assert apply(tmp_path, "omegaconf-primitive")["already"]
 
 
 LOADS = {
@@ -597,20 +492,45 @@ def test_checkpoints_are_read_whole_where_torch_reads_weights_alone(tmp_path: Pa
     assert apply(tmp_path, "torch-load-pickle")["hits"] == 3
     shown = "{'cfg': (1, 'cpu', False)} {'cfg': (2, None, False)} ((3, None, False), '3')\n"
     assert run(program, tmp_path).stdout == shown
-    assert apply(tmp_path, "torch-load-pickle")["already"]
 
 
-@pytest.mark.parametrize(
-    ("call", "code"),
-    [
-        ("torch.load(path, weights_only=True)", "patch-hits"),
-        ("torch.load()", "patch-hits"),
-    ],
-)
-def test_a_load_that_says_what_it_reads_is_left_alone(tmp_path: Path, call: str, code: str) -> None:
-    for name, text in LOADS.items():
-        write(tmp_path, f"metaseq/{name}.py", text.replace("torch.load(path)", call))
-    with pytest.raises(NodeError) as caught:
-        apply(tmp_path, "torch-load-pickle")
-    assert caught.value.code == code
-    assert call in (tmp_path / "metaseq/trainer.py").read_text()
+def loads(call: str) -> dict[str, str]:
+    return {f"metaseq/{name}.py": text.replace("torch.load(path)", call) for name, text in LOADS.items()}
+
+
+WITH_GETATTR = {
+    "megatron/data/__init__.py": "def __getattr__(name):\n    raise AttributeError(name)\n",
+    "megatron/data/dataset_utils.py": COMPILE.format(name="compile_helper"),
+}
+OTHERS: dict[str, tuple[str, dict[str, str]]] = {
+    "attention (D51)": ("alcf-split-tensor", {TRANSFORMER: other(SPLIT + COMMA, "def split_tensor", "def split")}),
+    "import of transformer_engine (D52)": (
+        "megatronapp-transformer-engine", {ENGINE: other(LAYERS, "engine as te", "engine as te, json")}
+    ),
+    "use of transformer_engine (D52)": (
+        "megatronapp-transformer-engine", {ENGINE: LAYERS + "\n\nclass More(te.pytorch.GroupedLinear):\n    pass\n"}
+    ),
+    "setup that leaves the ABI alone (D53)": ("megatronapp-abi", {"setup.py": other(SETUP, "ABI=0", "OTHER")}),
+    "package with a getattr of its own (D55)": ("megatron-data-helpers", WITH_GETATTR),
+    "start of the process group": ("megatron-deepspeed-start", {INITIALIZE: other(START, "    else:", "    if True:")}),
+    "process group": ("megatron-deepspeed-start", {INITIALIZE: other(START, "init_process_group", "init_device_mesh")}),
+    "load of kernels": ("metaseq-kernel-load", {GELU: other(LOAD, "    from megatron import fused_kernels\n", "")}),
+    "default": ("metaseq-config-defaults", metaseq("CommonConfig()", "CommonConfig(2)")),
+    "number of defaults": ("metaseq-config-defaults", metaseq("more0: TaskConfig = TaskConfig()", "more0: int = 1")),
+    "load that says what it reads": ("torch-load-pickle", loads("torch.load(path, weights_only=True)")),
+    "load of nothing": ("torch-load-pickle", loads("torch.load()")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "files"), OTHERS.values(), ids=OTHERS)
+def test_another_shape_is_refused_and_left_alone(tmp_path: Path, name: str, files: dict[str, str]) -> None:
+    refused(tmp_path, name, files)
+
+
+def test_d51_an_attention_without_the_patch_before_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "alcf-split-tensor", {TRANSFORMER: SPLIT}, "patch-precondition")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_other_uses_of_wandb_are_refused(tmp_path: Path, number: int) -> None:
+    refused(tmp_path, "alcf-no-wandb", {"pretrain_gpt.py": samples("alcf-no-wandb")[number]["before"]})
