@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
     from envbuild.model.stack import Stack
     from envbuild.resolve.compat import Gpu
-    from envbuild.strategy.problem import Placed, Problem
+    from envbuild.strategy.search import Placed, Problem
 
 _SHOWN = 12
 # Columns of a table and what they show; memory in GiB.
@@ -81,7 +81,7 @@ def strategy(ui: Ui, /, deadline: float, **flags: Any) -> int:
 def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
     """What is searched, on the GPU that was named, else the one that is here, else the one that the target expects."""
     from envbuild.provision.survey.ask import rules
-    from envbuild.strategy.problem import machine_of, problem
+    from envbuild.strategy.search import machine_of, problem
 
     gpus = rules().gpus
     name = flags["gpu"] or flags.get("expected")
@@ -102,7 +102,7 @@ def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
 
 def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
     from envbuild.catalog.loader import load_stack
-    from envbuild.strategy.problem import as_row, listed, published
+    from envbuild.strategy.search import as_row, listed, published
 
     flags["expected"] = described_target(flags).expects.gpu
     found = _problem(load_stack(flags["stack"]).stack, flags, None)

@@ -69,8 +69,7 @@ def trace(ui: Ui, /, **flags: Any) -> int:
 def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
     from envbuild.node.paths import write_whole
-    from envbuild.trace.pipeline import shown
-    from envbuild.trace.sheet import chrome, sheet, svg
+    from envbuild.trace.pipeline import chrome, sheet, shown, svg
 
     iteration, spans = shown(found, every, flags["iteration"])
     folder, first = Path(flags["output"]), Path(flags["files"][0])

@@ -33,7 +33,7 @@ from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text
 from envbuild.report.claimed import Gpus, compare, gpus_of, in_words, metric, named
-from envbuild.strategy.problem import estimated
+from envbuild.strategy.search import estimated
 from envbuild.text import last_lines, number, plural
 
 CHECK = "bench"

@@ -34,8 +34,7 @@ from envbuild.regular_file import read_text
 from envbuild.report.claimed import Gpus, gpus_of, metric
 from envbuild.resolve.compat import Gpu
 from envbuild.strategy.memory import Case
-from envbuild.strategy.problem import GIB, Problem, as_row
-from envbuild.strategy.search import Answer, Ranked, Search, Trial
+from envbuild.strategy.search import GIB, Answer, Problem, Ranked, Search, Trial, as_row
 from envbuild.text import number, plural
 
 CHECK = "strategy"

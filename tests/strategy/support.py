@@ -10,8 +10,7 @@ from envbuild.catalog.yaml_load import load_yaml
 from envbuild.model.stack import Stack
 from envbuild.provision.survey.ask import rules
 from envbuild.strategy.memory import Case, Shape
-from envbuild.strategy.problem import Problem, machine_of, problem, shape_of
-from envbuild.strategy.search import Machine
+from envbuild.strategy.search import Machine, Problem, machine_of, problem, shape_of
 
 V100, H200 = "V100-SXM2-16GB", "H200-SXM-141GB"
 

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from envbuild.cli.trace_cmd import trace as command
 from envbuild.cli.verbs import cli
-from envbuild.trace.pipeline import Pipeline, iterations, pipeline_of
+from envbuild.trace.pipeline import Pipeline, iterations, pipeline_of, places
 from envbuild.trace.records import BACKWARD, FORWARD, Span, read
-from envbuild.trace.sheet import places
 from tests.trace.support import iteration, write
 
 NAME = "trace_pipeline_2_model_chunks_1.txt"

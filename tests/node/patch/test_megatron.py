@@ -285,10 +285,10 @@ LOOKS_LIKE_ONE = {
     "Python 2": "print 'import numpy as np, for python 2'\n",
 }
 OTHERS: dict[str, tuple[str, str, str]] = {
-    "the fork, whose all-reduce is off": ("megatron-no-tie", TRAINING, other(STEP, "embeddings:", "embeddings and False:")),
+    "the fork": ("megatron-no-tie", TRAINING, other(STEP, "embeddings:", "embeddings and False:")),
     "all-reduce of others": ("megatron-no-tie", TRAINING, other(STEP, "if last.share", "if not last.share")),
     "another group": ("megatron-no-tie", TRAINING, other(STEP, "get_embedding_group", "get_data_parallel_group")),
-    "no list that is emptied": ("megatron-fused-arch", KERNELS, other(FUSED, 'os.environ["TORCH_CUDA_ARCH_LIST"] = ""', "pass")),
+    "no reset": ("megatron-fused-arch", KERNELS, other(FUSED, '["TORCH_CUDA_ARCH_LIST"] = ""', "['OTHER'] = ''")),
     "no sm_70": ("megatron-fused-arch", KERNELS, other(FUSED, "'-gencode', 'arch=compute_70,code=sm_70',", "")),
     "no name": ("megatron-fused-import", KERNELS, other(FUSED, "name=name,", "")),
     "guarded torch._six": ("megatron-torch-six", CLIP, SIX[0]),
