@@ -32,6 +32,7 @@ GOOD_GEMM = (
 )
 GOOD_RANK = "c.facts({k: args[k] for k in ('rank', 'world', 'backend')})\n"
 TIMED = "c.facts({'timed': [[1048576, [0.1, 0.1]], [1000000000, [0.5, 0.25]]]})\nc.done()\n"
+MACHINE = {"name": "machine", "deadline": PATIENCE}
 GOOD_COPIES = "c.metric('copy_cpu_gbps', 'GB/s', [1.0])\n"
 GOOD_CUDA_COPIES = "".join(
     f"c.metric('copy_{name}gbps', 'GB/s', [1.0])\n" for name in ("host_to_device_", "device_to_host_", "device_")
@@ -45,9 +46,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def checks_of(where: Path, tmp: Path, item: dict[str, Any], programs: dict[str, str], **variant: Any) -> list[Check]:
-    cuda = variant.pop("cuda", False)
-    spec = smoke.Spec(str(where), variant, cuda)
+def checks_of(where: Path, tmp: Path, item: dict[str, Any], programs: dict[str, str], **more: Any) -> list[Check]:
+    spec = smoke.Spec(str(where), **{"variant": {}, "cuda": False, **more})
     raw = smoke.smoke_items(spec, [item], str(tmp / "scratch"), programs)
     assert list((tmp / "scratch").iterdir()) == [], "the scratch folder is removed"
     return [Check.from_plain(check) for check in raw]
@@ -62,7 +62,7 @@ def machine(environment: Path, tmp: Path, rank: str, gemm: str = GOOD_GEMM + "c.
     """The checks of products and of the all-reduce; copies are good."""
     copies = GOOD_CUDA_COPIES if more.get("cuda") else GOOD_COPIES
     programs = {"gemm": BEGIN + gemm, "copies": BEGIN + copies + "c.done()\n", "allreduce": BEGIN + rank}
-    found = checks_of(environment, tmp, {"name": "machine", "deadline": PATIENCE}, programs, **more)
+    found = checks_of(environment, tmp, MACHINE, programs, **more)
     assert [check.name for check in found if check.status == "passed"].count("smoke/machine/copies") == 1
     return [check for check in found if check.name != "smoke/machine/copies"]
 
@@ -223,11 +223,8 @@ def reduced(environment: Path, tmp: Path, floors: dict[str, float], facts: str =
 def test_a_sum_stands_beside_what_the_links_give(gpu: str, told: bool, environment: Path, tmp_path: Path) -> None:
     programs = {"gpus": BEGIN + "c.facts({'gpus': 2})\nc.done()\n"}
     programs["allreduce"] = BEGIN + GOOD_RANK + f"c.facts({{'gpu': {gpu!r}}})\n" + TIMED
-    spec = smoke.Spec(str(environment), {}, True)
-    spec.only, spec.links = ("machine/all-reduce",), {"NVIDIA H200": 4.0}
-    item = {"name": "machine", "deadline": PATIENCE}
-    found = [Check.from_plain(raw) for raw in smoke.smoke_items(spec, [item], str(tmp_path), programs)]
-    (reduce,) = [check for check in found if check.name == "smoke/machine/all-reduce"]
+    more: Any = {"cuda": True, "only": ("machine/all-reduce",), "links": {"NVIDIA H200": 4.0}}
+    reduce = checks_of(environment, tmp_path, MACHINE, programs, **more)[0]
     assert reduce.status == "passed", reduce.says
     assert reduce.says.endswith("; 3 GB/s are 75 % of NVLink's 4 one way") == told
     assert (reduce.details.get("nvlink_gbps") == 4.0) == told
@@ -254,10 +251,8 @@ def test_more_than_a_gpu_can_compute_is_a_failure(
     facts = {"gpus": 2, "gpu_names": [name, name], "gpu0_bf16_tflops": 900.0, "gpu1_bf16_tflops": rate}
     rates = "".join(f"c.metric('gemm_cuda_{kind}_tflops', 'TFLOP/s', [50.0])\n" for kind in ("float32", "bf16"))
     programs = {"gemm": BEGIN + GOOD_GEMM + rates + f"c.facts({facts})\nc.done()\n"}
-    spec = smoke.Spec(str(environment), {}, True)
-    spec.only, spec.peaks = ("machine/gemm",), {"NVIDIA H200": 989.0}
-    raw = smoke.smoke_items(spec, [{"name": "machine", "deadline": PATIENCE}], str(tmp_path), programs)
-    check = Check.from_plain(raw[0])
+    more: Any = {"cuda": True, "only": ("machine/gemm",), "peaks": {"NVIDIA H200": 989.0}}
+    check = checks_of(environment, tmp_path, MACHINE, programs, **more)[0]
     assert check.says == says
     assert ("slow_gpus" in check.details) == (name == "Acme")
 
@@ -391,7 +386,7 @@ def test_the_stack_variables_arrive_and_those_of_python_and_tf32_do_not(
         "THERE": {"path": "/", "if": "exists"},
     }
     programs = {"training": BEGIN + text + GOOD_TRAINING}
-    check = checks_of(environment, tmp_path, {"name": "training"}, programs, environment=variables)[0]
+    check = checks_of(environment, tmp_path, {"name": "training"}, programs, variant={"environment": variables})[0]
     assert check.status == "passed", check.details
 
 
@@ -509,12 +504,9 @@ def test_others_that_came_after_the_first_look_are_told_of_a_slow_gpu(
 
 
 def test_a_gpu_that_the_target_is_to_have_and_torch_does_not_see_is_told(environment: Path, tmp_path: Path) -> None:
-    spec = smoke.Spec(str(environment), {}, True)
-    spec.gpus, spec.only = 4, ("machine/gemm",)
     three = {"gemm": BEGIN + gpus({index: RATES[index] for index in range(3)})}
-    items = [{"name": "machine", "deadline": PATIENCE}]
-    check = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), three)[0]
-    assert check["says"] == "torch sees 3 of 4 GPUs that the target is to have"
+    check = checks_of(environment, tmp_path, MACHINE, three, cuda=True, gpus=4, only=("machine/gemm",))[0]
+    assert check.says == "torch sees 3 of 4 GPUs that the target is to have"
 
 
 @pytest.mark.parametrize(
@@ -523,12 +515,9 @@ def test_a_gpu_that_the_target_is_to_have_and_torch_does_not_see_is_told(environ
 def test_missing_gpus_are_told_where_products_are_not_asked_for(
     environment: Path, tmp_path: Path, seen: int, says: str
 ) -> None:
-    spec = smoke.Spec(str(environment), {}, True)
-    spec.gpus, spec.only = 4, ("machine/all-reduce",)
     programs = {"gpus": BEGIN + f"c.facts({{'gpus': {seen}}})\nc.done()\n", "allreduce": BEGIN + GOOD_RANK + TIMED}
-    items = [{"name": "machine", "deadline": PATIENCE}]
-    check = smoke.smoke_items(spec, items, str(tmp_path / "scratch"), programs)[0]
-    assert (check["status"], check["details"]["failures"][0]) == ("failed", says)
+    check = checks_of(environment, tmp_path, MACHINE, programs, cuda=True, gpus=4, only=("machine/all-reduce",))[0]
+    assert (check.status, check.details["failures"][0]) == ("failed", says)
 
 
 def test_a_rank_without_its_times_is_a_missing_metric(environment: Path, tmp_path: Path) -> None:

@@ -35,10 +35,15 @@ def broken(program: str, line: str, instead: str) -> dict[str, str]:
     return {program: text.replace(line, instead)}
 
 
-def checks(item: dict[str, Any], programs: dict[str, str], *only: str) -> list[dict[str, Any]]:
-    spec = smoke.Spec(str(torch_environment()), VARIANT, False)
-    spec.only = only
+def checks(item: dict[str, Any], programs: dict[str, str], *only: str, **more: Any) -> list[dict[str, Any]]:
+    spec = smoke.Spec(str(torch_environment()), VARIANT, **{"cuda": False, "only": only, **more})
     return smoke.smoke_items(spec, [item], None, programs)
+
+
+def products(*changes: tuple[str, str], **item: Any) -> dict[str, Any]:
+    """The check of products on two GPUs that the processor stands in for."""
+    item = {"name": "machine", "deadline": 500, **item}
+    return checks(item, behind_stand_ins("gemm", *changes), "machine/gemm", cuda=True)[0]
 
 
 def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Path) -> None:
@@ -182,13 +187,10 @@ def test_a_size_that_would_take_too_long_is_left_out_by_all_ranks() -> None:
 def test_a_floor_of_a_size_that_gpus_have_no_memory_for_is_not_checked() -> None:
     few = ("_CUDA_TIMED = ", "_CUDA_TIMED = (_MIB, 2 * _MIB)\n_UNUSED = ")
     room = ("return int(torch.cuda.mem_get_info(device)[0]) // 5", "return _MIB")
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
-    spec.only, spec.gpus = ("machine/all-reduce",), 2
-    programs = behind_stand_ins("allreduce", few, room, ("dist.get_backend()", "backend"))
-    programs.update(behind_stand_ins("gpus"))
+    programs = behind_stand_ins("allreduce", few, room, ("dist.get_backend()", "backend")) | behind_stand_ins("gpus")
     floors = {"all_reduce_1_mib_busbw_gbps": 1e-9, "all_reduce_2_mib_busbw_gbps": 1e9}
-    items = [{"name": "machine", "deadline": 500, "floors": floors}]
-    check, *others = smoke.smoke_items(spec, items, None, programs)
+    item = {"name": "machine", "deadline": 500, "floors": floors}
+    check, *others = checks(item, programs, "machine/all-reduce", cuda=True, gpus=2)
     assert (check["status"], [metric["name"] for metric in check["metrics"]]) == (
         "passed", ["all_reduce_1_mib_busbw_gbps"]
     ), check  # fmt: skip
@@ -236,11 +238,7 @@ SMALL_PRODUCTS = (
 
 def test_the_slowest_gpu_alone_decides_what_products_are_compared_with() -> None:
     slow = ("values = gpu.finish()", "values = [value / 1e3 ** index for value in gpu.finish()]")
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
-    spec.only = ("machine/gemm",)
-    floors = {"gemm_cuda_bf16_tflops": 1e6}
-    items = [{"name": "machine", "deadline": 500, "floors": floors}]
-    check = smoke.smoke_items(spec, items, None, behind_stand_ins("gemm", *SMALL_PRODUCTS, slow))[0]
+    check = products(*SMALL_PRODUCTS, slow, floors={"gemm_cuda_bf16_tflops": 1e6})
     *_, metric = check["metrics"]
     assert metric["name"] == "gemm_cuda_bf16_tflops"
     assert metric["median"] == pytest.approx(check["details"]["gpu1_bf16_tflops"])
@@ -257,10 +255,7 @@ def test_products_that_reach_the_power_limit_are_looked_at_for_a_whole_swing_of_
     )
     swing = ("_LIMITED, _SWING = 4096, 1.2", "_LIMITED, _SWING = 128, 1.2")
     changes = [each for each in SMALL_PRODUCTS if "SWING" not in each[0] and "_SECONDS" not in each[0]]
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
-    spec.only = ("machine/gemm",)
-    programs = behind_stand_ins("gemm", *changes, swing, clock, tell)
-    check = smoke.smoke_items(spec, [{"name": "machine", "deadline": 500}], None, programs)[0]
+    check = products(*changes, swing, clock, tell)
     assert check["status"] == "passed", check
     found = {name: check["details"][name] for name in ("bf16_64", "bf16_128", "float32_128")}
     assert found == {"bf16_64": [143, 1], "bf16_128": [286, 2], "float32_128": [143, 1]}
@@ -268,13 +263,9 @@ def test_products_that_reach_the_power_limit_are_looked_at_for_a_whole_swing_of_
 
 def test_products_of_every_gpu_are_recorded_on_its_own_stream_and_an_empty_recording_is_a_wrong_result() -> None:
     """Of the second of two H100 nothing was recorded, so it had 1,508,249,295 TFLOP/s and the first one was "slow"."""
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
-    spec.only = ("machine/gemm",)
     several = ("_SAMPLES = (10, 300)", "_SAMPLES = (1, 2)")
     other = ("torch.cuda.graph(graph, stream=stream)", "torch.cuda.graph(graph)")
-    items = [{"name": "machine", "deadline": 500}]
-    programs = [behind_stand_ins("gemm", *SMALL_PRODUCTS, several, *more) for more in ((), (other,))]
-    own, first = (smoke.smoke_items(spec, items, None, each)[0] for each in programs)
+    own, first = (products(*SMALL_PRODUCTS, several, *more) for more in ((), (other,)))
     assert own["status"] == "passed", own
     assert first["status"] == "failed"
     wrong = [text.split(",")[0] for text in first["details"]["failures"]]
@@ -316,10 +307,7 @@ def test_products_are_in_a_type_that_every_gpu_has_and_float32_is_float32() -> N
         "    if torch_version(torch) < [1, 12]:",
         "    torch.set_float32_matmul_precision('high')\n    if torch_version(torch) < [1, 12]:",
     )
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
-    spec.only = ("machine/gemm",)
-    programs = behind_stand_ins("gemm", *SMALL_PRODUCTS, older, tell, image)
-    check = smoke.smoke_items(spec, [{"name": "machine", "deadline": 500}], None, programs)[0]
+    check = products(*SMALL_PRODUCTS, older, tell, image)
     assert check["status"] == "passed", check
     assert check["details"]["float32"] == "highest"
     assert check["metrics"][-1]["name"] == "gemm_cuda_fp16_tflops"
@@ -333,8 +321,7 @@ def test_what_gpus_run_is_right_behind_stand_ins_for_cuda_and_nccl() -> None:
     programs.update(behind_stand_ins("copies", peer, *sizes))
     few = ("_CUDA_TIMED = ", "_CUDA_TIMED = (_MIB, 2 * _MIB)\n_UNUSED = ")
     programs.update(behind_stand_ins("allreduce", few, ("dist.get_backend()", "backend")))
-    spec = smoke.Spec(str(torch_environment()), VARIANT, True)
-    found = smoke.smoke_items(spec, [{"name": "machine", "deadline": 500}], None, programs)
+    found = checks({"name": "machine", "deadline": 500}, programs, cuda=True)
     gemm, copies, reduce = found[:3]
     assert [check["status"] for check in (gemm, copies, reduce)] == ["passed"] * 3, found
     assert [metric["name"] for metric in gemm["metrics"]] == [
