@@ -9,7 +9,6 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Iterable
 
 from envbuild.node import hashing, merkle, paths, proc
 from envbuild.node.protocol import Json
@@ -19,21 +18,17 @@ _DATA = re.compile(r"\A[^/]+\.data/(?:plat|pure)lib/")
 _STRIP_DEADLINE = 300.0
 
 
-def modules(names: Iterable[str]) -> dict[str, str]:
-    """Import name -> member, for every shared object among the members of a wheel."""
+def modules(wheel: str) -> dict[str, str]:
+    """Import name -> member, for every shared object in a wheel."""
     found = {}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     for name in names:
         if name.endswith(".so"):
             folder, _, file = _DATA.sub("", name).rpartition("/")
             module = file.split(".")[0]
             found[folder.replace("/", ".") + "." + module if folder else module] = name
     return found
-
-
-def members(wheel: str) -> list[str]:
-    """Names of the members of a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.namelist()
 
 
 def settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
@@ -47,7 +42,7 @@ def settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         names = sorted({name for name in source.namelist() if not name.endswith("/")}, key=_order)
         record = next(name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD"))
-        objects = set(modules(names).values())
+        objects = set(modules(wheel).values())
         rows = []
         for name in names:
             if name == record:

@@ -118,10 +118,8 @@ def _broken(source: str, broken: dict[str, str]) -> NodeError:
     )
 
 
-def architectures(
-    files: Iterable[str], wanted: Iterable[str], cuda_home: str | None, sites: Iterable[str] = ()
-) -> Json:
-    """The architectures in shared objects (`files`: paths of `.so` files, or of wheels that hold some).
+def architectures(wheel: str, wanted: Iterable[str], cuda_home: str | None, sites: Iterable[str] = ()) -> Json:
+    """The architectures in the shared objects of a wheel.
 
     `wanted` is an arch list as in TORCH_CUDA_ARCH_LIST (`["9.0"]`, `["8.0", "9.0+PTX"]`); empty: nothing is demanded.
     `cuobjdump` is looked for in `cuda_home`, on PATH and in packages below `sites` (site-packages folders).
@@ -142,7 +140,7 @@ def architectures(
         result["how"] = "not checked: no cuobjdump"
         return result
     with tempfile.TemporaryDirectory(prefix="arch-") as folder:
-        for name, path in _objects(files, folder):
+        for name, path in _unpacked(wheel, folder).items():
             listed = _list(program, path)
             if isinstance(listed, str):
                 result["how"] = f"not checked: {listed}"
@@ -231,41 +229,26 @@ def _judge(result: Json) -> None:
     )
 
 
-def _objects(files: Iterable[str], folder: str) -> list[tuple[str, str]]:
-    """(name, path) of every shared object, each name once; those in wheels are unpacked below `folder`."""
-    pairs: list[tuple[str, str]] = []
-    for path in files:
-        if path.endswith(".whl"):
-            pairs += _unpacked(path, folder, len(pairs))
-        else:
-            pairs.append((_module(os.path.basename(path)), path))
-    names = [name for name, _ in pairs]
-    return [(name if names.count(name) == 1 else path, path) for name, path in pairs]
-
-
-def _module(path: str) -> str:
-    """`a.b.c` of `a/b/c.cpython-311-x86_64-linux-gnu.so`."""
-    folder, _, name = path.rpartition("/")
-    return ".".join([part for part in folder.split("/") if part] + [name.split(".")[0]])
-
-
-def _unpacked(wheel: str, folder: str, start: int) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
+def _unpacked(wheel: str, folder: str) -> dict[str, str]:
+    """Import name and place of every shared object of a wheel, unpacked below `folder`."""
+    found: dict[str, str] = {}
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():
                 if not re.search(r"\.so(\.[0-9.]+)?\Z", member):
                     continue
-                inside = re.sub(r"\A[^/]+\.data/[^/]+/", "", member)
-                target = os.path.join(folder, f"{start + len(pairs)}.so")
-                with archive.open(member) as source, open(target, "wb") as file:
+                above, _, name = re.sub(r"\A[^/]+\.data/[^/]+/", "", member).rpartition("/")
+                place = os.path.join(folder, str(len(found)))
+                os.mkdir(place)
+                module = ".".join([*filter(None, above.split("/")), name.split(".")[0]])
+                found[module] = os.path.join(place, name)
+                with archive.open(member) as source, open(found[module], "wb") as file:
                     shutil.copyfileobj(source, file)
-                pairs.append((_module(inside), target))
     except (OSError, zipfile.BadZipFile) as error:
         raise NodeError(
             "wheel-unreadable", f"{wheel} is not a wheel", why=str(error), exit_code=Exit.BUILD_FAILED
         ) from error
-    return pairs
+    return found
 
 
 def _list(program: str, path: str) -> list[str] | str:

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from envbuild.node import git_source, hashing, paths, proc, program_files
 from envbuild.node.build import build_dir, diagnose, job_server, normalize_wheel, proof
@@ -71,18 +71,17 @@ def build_wheel(python: str, source: Json, project: str, out: str, options: Opti
     return _Build(python, source, project, out, options, options.budget).run()
 
 
-def build_all(calls: Mapping[str, Callable[[job_server.Budget], Any]], jobs: int | None = None) -> Json:
-    """Run one call for each source at once, under one budget that each gets; returns name -> what its call returned.
+def build_all(calls: Mapping[str, Callable[[job_server.Budget], object]], jobs: int | None = None) -> None:
+    """Run one call for each source at once, under one budget that each gets.
 
     A call builds with `Options(budget=...)`, or takes a wheel from the store. All end before this returns; raises what
     the first one (in order) that failed raised.
     """
     failures: dict[str, BaseException] = {}
-    results: Json = {}
 
-    def run(name: str, call: Callable[[job_server.Budget], Any], budget: job_server.Budget) -> None:
+    def run(name: str, call: Callable[[job_server.Budget], object], budget: job_server.Budget) -> None:
         try:
-            results[name] = call(budget)
+            call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
             failures[name] = error
 
@@ -92,7 +91,6 @@ def build_all(calls: Mapping[str, Callable[[job_server.Budget], Any]], jobs: int
     for name in calls:
         if name in failures:
             raise failures[name]
-    return {name: results[name] for name in calls}
 
 
 def route(project: str) -> str:
@@ -139,7 +137,7 @@ class _Build:
             "seconds": round(seconds, 2),
             "jobs": jobs,
             "extensions": self._prove(wheel, report),
-            "arch": proof.architectures([wheel], self.options.arch_list, self.options.cuda_home, sites),
+            "arch": proof.architectures(wheel, self.options.arch_list, self.options.cuda_home, sites),
             "network": network,
             "ccache": self.ccache,
             "retried": self.retried,
@@ -236,7 +234,7 @@ class _Build:
 
     def _prove(self, wheel: str, report: Json) -> list[str]:
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
-        there = normalize_wheel.modules(normalize_wheel.members(wheel))
+        there = normalize_wheel.modules(wheel)
         wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
         wanted += self.build.get("extensions") or []
         missing = sorted({name for name in wanted if name not in there})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from envbuild.node.build import kernels
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.smoke.check import Clock, Part, Work, plural
 from envbuild.node.smoke.runner import Outcome, how_it_ended
@@ -14,9 +15,7 @@ def expected(variant: Json) -> list[str]:
     names: list[str] = []
     for source in variant.get("sources") or []:
         build = source.get("build") or {}
-        names.extend(str(name) for name in build.get("extensions") or [])
-        # The package that kernels lie in when they are built ahead of time, see node/build/kernels.py.
-        names.extend(f"envbuild_kernels.{each.get('name')}" for each in build.get("modules") or [])
+        names += [*map(str, build.get("extensions") or []), *kernels.extensions(build)]
     return list(dict.fromkeys(names))
 
 

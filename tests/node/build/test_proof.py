@@ -41,10 +41,13 @@ def says(option: str, name: str, out: str = "", err: str = "", code: int = 0) ->
     return f"'{option} {name}') printf '%s' \"{out}\"; printf '%s' \"{err}\" >&2; exit {code} ;;"
 
 
-def library(folder: Path, name: str) -> str:
-    path = folder / name
-    path.write_bytes(b"\x7fELF")
-    return str(path)
+def wheel_of(folder: Path, *names: str, data: bytes = b"\x7fELF") -> str:
+    """A wheel with these members."""
+    wheel = folder / "apex-0.1-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in names:
+            archive.writestr(name, data)
+    return str(wheel)
 
 
 @pytest.fixture
@@ -102,8 +105,8 @@ def test_a_lower_minor_version_serves_and_that_is_said() -> None:
 
 
 def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Path, toolkit: str) -> None:
-    files = [library(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so"), library(tmp_path, "apex_C.so")]
-    result = proof.architectures(files, ["9.0", "8.0"], toolkit)
+    wheel = wheel_of(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so", "apex_C.so", "apex/__init__.py")
+    result = proof.architectures(wheel, ["9.0", "8.0"], toolkit)
     assert result == {
         "wanted": ["8.0", "9.0"],
         "found": {"amp_C": ["compute_90", "sm_80", "sm_90"], "apex_C": []},
@@ -112,9 +115,9 @@ def test_every_object_is_listed_and_one_without_device_code_is_fine(tmp_path: Pa
 
 
 def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path, toolkit: str) -> None:
-    files = [library(tmp_path, "apex_C.so"), library(tmp_path, "amp_C.cpython-311-x86_64-linux-gnu.so")]
+    wheel = wheel_of(tmp_path, "apex_C.so", "amp_C.cpython-311-x86_64-linux-gnu.so")
     with pytest.raises(NodeError) as caught:
-        proof.architectures(files, ["10.0"], toolkit)
+        proof.architectures(wheel, ["10.0"], toolkit)
     error = caught.value
     assert (error.code, error.exit_code) == ("arch-missing", 4)
     assert error.what == "amp_C has no device code for 10.0"
@@ -124,12 +127,12 @@ def test_a_missing_architecture_is_exit_4_and_names_the_extension(tmp_path: Path
 
 def test_ptx_alone_is_no_machine_code(tmp_path: Path, toolkit: str) -> None:
     with pytest.raises(NodeError) as caught:
-        proof.architectures([library(tmp_path, "ptx_only.so")], ["9.0"], toolkit)
+        proof.architectures(wheel_of(tmp_path, "ptx_only.so"), ["9.0"], toolkit)
     assert caught.value.why.startswith("it has compute_90;")
 
 
 def test_nothing_is_demanded_without_an_arch_list(tmp_path: Path, toolkit: str) -> None:
-    assert proof.architectures([library(tmp_path, "ptx_only.so")], [], toolkit)["found"] == {"ptx_only": ["compute_90"]}
+    assert proof.architectures(wheel_of(tmp_path, "ptx_only.so"), [], toolkit)["found"] == {"ptx_only": ["compute_90"]}
 
 
 @pytest.mark.parametrize(
@@ -140,13 +143,13 @@ def test_nothing_is_demanded_without_an_arch_list(tmp_path: Path, toolkit: str) 
     ],
 )
 def test_a_cuobjdump_that_cannot_tell_is_not_a_proof(tmp_path: Path, toolkit: str, name: str, why: str) -> None:
-    result = proof.architectures([library(tmp_path, name)], ["9.0"], toolkit)
+    result = proof.architectures(wheel_of(tmp_path, name), ["9.0"], toolkit)
     assert result["how"] == f"not checked: {why}"
 
 
 def test_no_cuobjdump_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = proof.architectures([library(tmp_path, "amp_C.so")], ["9.0"], str(tmp_path / "no-cuda"))
+    result = proof.architectures(wheel_of(tmp_path, "amp_C.so"), ["9.0"], str(tmp_path / "no-cuda"))
     assert result == {"wanted": ["9.0"], "found": {}, "how": "not checked: no cuobjdump"}
 
 
@@ -167,37 +170,24 @@ def test_the_toolkit_comes_before_path_and_packages(tmp_path: Path, monkeypatch:
 def test_what_is_no_architecture_is_refused(tmp_path: Path) -> None:
     for wanted in ("sm_90", "9", "9.0+ptx", "Hopper", "9.0; rm"):
         with pytest.raises(NodeError) as caught:
-            proof.architectures([], [wanted], None)
+            proof.architectures("/no/wheel", [wanted], None)
         assert caught.value.code == "request-invalid"
 
 
-def test_objects_in_a_wheel_are_named_by_their_import_name(tmp_path: Path) -> None:
-    wheel = tmp_path / "apex-0.1-cp311-cp311-linux_x86_64.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("amp_C.cpython-311-x86_64-linux-gnu.so", b"\x7fELF")
-        archive.writestr("apex-0.1.data/purelib/metaseq/data/fast.abi3.so", b"\x7fELF")
-        archive.writestr("apex/__init__.py", "")
+def test_objects_are_named_by_their_import_name_and_equal_names_in_two_folders_stay_apart(tmp_path: Path) -> None:
+    names = ["a/helpers.so", "b/helpers.so", "apex-0.1.data/purelib/metaseq/data/fast.abi3.so"]
     home = fake(
         tmp_path / "cuda",
-        says("--list-elf", "0.so", ELF),
-        says("--list-ptx", "0.so"),
-        says("--list-elf", "1.so", err=NO_CODE, code=255),
+        says("--list-elf", "helpers.so", err=NO_CODE, code=255),
+        says("--list-elf", "fast.abi3.so", ELF),
+        says("--list-ptx", "fast.abi3.so"),
     )
-    result = proof.architectures([str(wheel)], ["9.0"], str(home))
-    assert result["found"] == {"amp_C": ["sm_80", "sm_90"], "metaseq.data.fast": []}
+    result = proof.architectures(wheel_of(tmp_path, *names), ["9.0"], str(home))
+    assert result["found"] == {"a.helpers": [], "b.helpers": [], "metaseq.data.fast": ["sm_80", "sm_90"]}
     (tmp_path / "broken.whl").write_bytes(b"PK")
     with pytest.raises(NodeError) as caught:
-        proof.architectures([str(tmp_path / "broken.whl")], ["9.0"], str(home))
+        proof.architectures(str(tmp_path / "broken.whl"), ["9.0"], str(home))
     assert caught.value.code == "wheel-unreadable"
-
-
-def test_equal_names_in_two_folders_stay_apart(tmp_path: Path) -> None:
-    files = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        files.append(library(tmp_path / name, "helpers.so"))
-    home = fake(tmp_path / "cuda", says("--list-elf", "helpers.so", err=NO_CODE, code=255))
-    assert proof.architectures(files, ["9.0"], str(home))["found"] == {files[0]: [], files[1]: []}
 
 
 def _compiled(folder: Path, *codes: str) -> str:
@@ -214,7 +204,7 @@ def _compiled(folder: Path, *codes: str) -> str:
     )
     if done.returncode:
         pytest.skip(f"nvcc cannot build a kernel here: {done.stderr[-200:]}")
-    return str(target)
+    return wheel_of(folder, "tiny.so", data=target.read_bytes())
 
 
 def _home_of_cuobjdump() -> str | None:
@@ -233,9 +223,9 @@ def test_a_kernel_that_nvcc_built_is_read_by_the_real_cuobjdump(tmp_path: Path, 
         pytest.skip("no cuobjdump here")
     if not good:
         with pytest.raises(NodeError, match=r"no device code for 7\.5"):
-            proof.architectures([built], wanted, home)
+            proof.architectures(built, wanted, home)
         return
-    result: dict[str, Any] = proof.architectures([built], wanted, home)
+    result: dict[str, Any] = proof.architectures(built, wanted, home)
     assert result["found"] == {"tiny": ["compute_90", "sm_80", "sm_90"]}
     assert result["how"] == "cuobjdump"
 
@@ -247,7 +237,8 @@ def test_an_object_without_device_code_passes_the_real_cuobjdump(tmp_path: Path)
     (tmp_path / "plain.c").write_text("int one(void) { return 1; }\n")
     plain = str(tmp_path / "plain.so")
     subprocess.run(["cc", "-shared", "-fPIC", str(tmp_path / "plain.c"), "-o", plain], check=True)
-    assert proof.architectures([plain], ["9.0"], home)["found"] == {"plain": []}
+    wheel = wheel_of(tmp_path, "plain.so", data=Path(plain).read_bytes())
+    assert proof.architectures(wheel, ["9.0"], home)["found"] == {"plain": []}
 
 
 MODULES = {
