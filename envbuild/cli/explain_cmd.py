@@ -87,11 +87,12 @@ def explain(
 
 
 def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:
-    from envbuild.explain.decisions import decide
+    from envbuild.explain.decisions import decide, without_facts
     from envbuild.explain.view import Decided
 
     if facts is None or compat is None:
-        return Decided(note="decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)")
+        note = "decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)"
+        return Decided(note=note, rules=without_facts(loaded, profile))
     from envbuild.catalog.node_facts import load_facts
 
     return decide(loaded, profile, load_facts(facts), target, compat)

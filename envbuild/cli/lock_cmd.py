@@ -78,7 +78,7 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     from envbuild.lock.packages import sdists
     from envbuild.lock.write import write_lock
     from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.profile import refuse, refuse_locked, scan_findings
+    from envbuild.resolve.profile import findings, refuse, refuse_locked
 
     loaded = load_stack(stack)
     name = pick_profile(loaded, profile)
@@ -106,8 +106,8 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
         say=ui.warn,
     )
     refuse_locked(made, compat)
-    for text in scan_findings(made, compat):
-        ui.note(text)
+    for text in findings(made, compat):
+        ui.warn(text)
     built = sorted({name for variant in made.variants for name in sdists(variant.packages)})
     if built:
         ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")

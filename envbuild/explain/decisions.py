@@ -85,6 +85,17 @@ def decide(
     return Decided(resolutions, note, others)
 
 
+def without_facts(loaded: LoadedStack, profile: str) -> tuple[str, ...]:
+    """What rules that need no node say of the lock of a profile; nothing where it has none yet."""
+    from envbuild.catalog.loader import lock_path
+    from envbuild.lock.files import read_lock
+    from envbuild.resolve.compat_read import load_compat
+    from envbuild.resolve.profile import findings
+
+    path = lock_path(loaded, profile)
+    return tuple(findings(read_lock(path), load_compat())) if path.is_file() else ()
+
+
 def other_profiles(
     loaded: LoadedStack,
     profile: str,

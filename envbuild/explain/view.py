@@ -146,19 +146,20 @@ class Decided(NamedTuple):
     """One resolution a node.
 
     `note` says what they rest on when that is no lock, or why there are none; `others` are the other profiles, asked
-    for only where this one does not fit.
+    for only where this one does not fit; `rules`: what those say of the lock that need no node.
     """
 
     resolutions: tuple[Resolution, ...] = ()
     note: str = ""
     others: tuple[OtherProfile, ...] = ()
+    rules: tuple[str, ...] = ()
 
 
 class Explanation(NamedTuple):
     """Everything `explain` says of a stack and profile.
 
-    `resolutions`, `note` and `others` as `Decided` has them; `recipes` are the document's own edits beside the patches;
-    `profile_why` says why this profile, where nobody asked for it and it is not the default.
+    `resolutions`, `note`, `others` and `rules` as `Decided` has them; `recipes` are the document's own edits beside the
+    patches; `profile_why` says why this profile, where nobody asked for it and it is not the default.
     """
 
     stack: Stack
@@ -169,6 +170,7 @@ class Explanation(NamedTuple):
     least_nodes: LeastNodes | None
     note: str = ""
     others: tuple[OtherProfile, ...] = ()
+    rules: tuple[str, ...] = ()
     recipes: tuple[RecipeRun, ...] = ()
     profile_why: str = ""
 
@@ -205,6 +207,8 @@ class Explanation(NamedTuple):
             data["least_nodes"] = self.least_nodes._asdict()
         if self.note:
             data["decided_from" if self.resolutions else "why_no_decisions"] = self.note
+        if self.rules:
+            data["rules"] = list(self.rules)
         if self.others:
             data["other_profiles"] = [other._asdict() for other in self.others]
         return data

@@ -17,6 +17,8 @@ from envbuild.lock.sources import pin_patches, with_patched_trees
 from envbuild.lock.variants import UNRECORDED, run_fields
 from envbuild.model.lock import Lock, LockedSource
 from envbuild.model.stack import Profile, Stack
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.profile import findings as rule_findings
 
 # The fields of a profile that no resolution looks at; a variant says the first four again.
 _RUN = ("environment", "imports", "smoke", "training", "deviations", "runs", "system_packages")
@@ -81,6 +83,7 @@ def check_lock(lock: Lock, stack: Stack, *, online: bool = True, supply: Supply 
     findings += contents(lock, profile)
     findings += _patches(lock)
     findings += _unrecorded(lock)
+    findings += _by_rules(lock)
     if online:
         findings += _upstream(lock, profile)
         findings += _channels(lock, profile)
@@ -114,6 +117,13 @@ def _patches(lock: Lock) -> list[LockFinding]:
             if pin != there
         ]
     return findings
+
+
+def _by_rules(lock: Lock) -> list[LockFinding]:
+    """What rules refuse on every node."""
+    found = rule_findings(lock, load_compat()).items()
+    refused = [(text, item) for text, item in found if item.verdict == "refuse"]
+    return [LockFinding(item.rule, "problem", "rules", text, ExitCode.REFUSED) for text, item in refused]
 
 
 def _unrecorded(lock: Lock) -> list[LockFinding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from envbuild import __version__
 from envbuild.catalog.loader import manifest_digest
 from envbuild.conda.virtual import Virtual
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import packages
 from envbuild.lock.conda_part import (
     AS_THE_PROFILE_SAYS,
@@ -57,6 +57,8 @@ from envbuild.model.finding import package_name
 from envbuild.model.lock import Lock, LockedInterpreter, LockedPackage, LockedSource, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.node import pip_config
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.profile import mending
 
 
 def default_supply(
@@ -67,7 +69,6 @@ def default_supply(
     `indexes` replaces the address of a named index, for a mirror: name to URL.
     """
     from envbuild.catalog.indexes import index_for_torch
-    from envbuild.resolve.compat_read import load_compat
 
     def torch_index(version: str, flavour: str) -> Index:
         entry = index_for_torch(version, flavour)
@@ -232,13 +233,6 @@ class _Maker:
         if known:
             pins = on_top(request, known)
             request = replace(request, requirements=pins, constraints=(), excludes=(), no_deps=True)
-        packages = self._packages(request, choice, previous)
-        refuse_both(conda, packages)
-        check_against_records(packages, self.supply.records)
-        there = {item.name: item.version for item in packages} | dict(known.packages if known else {})
-        there |= {item.name: item.version for item in (conda.packages if conda else ())}
-        provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
-        self.say_all(unmet(self.needs, there, provided, plan.python, plan.platform))
         draft = Variant(
             id=plan.id,
             digest="0" * 64,
@@ -247,11 +241,35 @@ class _Maker:
             provided=known.packages if known else {},
             interpreter=plan.interpreter,
             conda=conda,
-            packages=packages,
             sources=self.sources,
             **decided(self.profile, plan),
         )
+        draft = draft.model_copy(update={"packages": self._packages(request, choice, previous)})
+        if not known:
+            draft = self._mended(draft, request, choice, previous)
+        refuse_both(conda, draft.packages)
+        check_against_records(draft.packages, self.supply.records)
+        there = {item.name: item.version for item in draft.packages} | dict(known.packages if known else {})
+        there |= {item.name: item.version for item in (conda.packages if conda else ())}
+        provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
+        self.say_all(unmet(self.needs, there, provided, plan.python, plan.platform))
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
+
+    def _mended(
+        self, draft: Variant, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
+    ) -> Variant:
+        """The variant with versions that no rule refuses, where the stack leaves them open."""
+        bounds = mending(draft, load_compat())
+        if not bounds:
+            return draft
+        try:
+            bounded = replace(request, constraints=(*request.constraints, *bounds))
+            return draft.model_copy(update={"packages": self._packages(bounded, choice, previous)})
+        except EnvbuildError as error:
+            if error.exit_code != ExitCode.REFUSED:
+                raise
+            self.say(f"{', '.join(bounds)} would be needed, and does not go with the rest: {error.why or error.what}")
+            return draft
 
     def added(self, plan: Plan, old: Variant) -> list[str]:
         """The packages of a locked variant without which the profile is resolved at the same versions."""

@@ -160,6 +160,20 @@ class PackageRule(NamedTuple):
     variable: tuple[str, str] | None
     note: Note
 
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """The parts of `fix` that are a range of what breaks, as `setuptools<82`."""
+        name = self.breaks.name
+        return tuple(part for part in re.split(r",? or ", self.fix) if re.fullmatch(rf"{name}[<>=!][0-9.,<>=!]+", part))
+
+
+class PackageTraits(NamedTuple):
+    """What a well known package does; `at`: the module of it that does, which builds import."""
+
+    has: Requirement
+    traits: tuple[str, ...]
+    at: str = ""
+
 
 class OwnList(NamedTuple):
     """Which CUDA versions a source takes for one another, by major, and the variable that turns its check off."""
@@ -238,7 +252,7 @@ class Compat(NamedTuple):
     images: Mapping[str, Image]
     limits: Limits
     package_rules: tuple[PackageRule, ...]
-    package_traits: tuple[tuple[Requirement, tuple[str, ...]], ...]
+    package_traits: tuple[PackageTraits, ...]
     source_traits: Mapping[str, tuple[str, ...]]
     patched_traits: Mapping[str, tuple[str, ...]]
     libstdcxx: tuple[Loads, ...]

@@ -23,6 +23,7 @@ from envbuild.resolve.compat import (
     Note,
     OwnList,
     PackageRule,
+    PackageTraits,
     TorchBuild,
     TorchRelease,
     apex_history,
@@ -83,7 +84,10 @@ def _build(data: Mapping[str, Any]) -> Compat:
         images={tag: _image(tag, row, image_note) for tag, row in data["images"]["images"].items()},
         limits=_limits(data["limits"]),
         package_rules=tuple(_package_rule(row, packages) for row in packages["rules"]),
-        package_traits=tuple((Requirement(row["has"]), tuple(row["traits"])) for row in packages["traits"]["packages"]),
+        package_traits=tuple(
+            PackageTraits(Requirement(row["has"]), tuple(row["traits"]), row.get("at", ""))
+            for row in packages["traits"]["packages"]
+        ),
         source_traits=_words(packages["traits"]["sources"]),
         patched_traits=_words(packages["traits"]["patches"]),
         libstdcxx=tuple(_loads(row, packages["libstdcxx"]) for row in packages["libstdcxx"]["packages"]),

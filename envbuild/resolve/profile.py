@@ -7,17 +7,27 @@ from packaging.utils import canonicalize_name
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, OsFacts
 from envbuild.model.finding import package_name
-from envbuild.model.lock import Lock
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.resolution import Decision
 from envbuild.model.stack import Profile
+from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
-from envbuild.resolve.request import Decisions, Request
+from envbuild.resolve.request import Check, Decisions, Request
+from envbuild.resolve.rules import gcc, node, wheel
 from envbuild.resolve.rules import packages as rules_packages
-from envbuild.resolve.rules import wheel
+from envbuild.resolve.variant_checks import request_for
 
 # These rules compare with the catalog alone.
 _NOBODY = NodeFacts(
     protocol=1, node="", hostname="", user="", probed_at="", os=OsFacts(), libc=LibcFacts(), prefix=DiskFacts(path="/")
 )
+_ANYWHERE = Target.from_plain({"name": "anywhere", "prefix": "/anywhere"})
+WITHOUT_NODE: tuple[Check, ...] = (
+    wheel.torch_release_known, wheel.torch_lts_index, wheel.torch_python, wheel.torch_flavour_exists,
+    wheel.torch_default_flavour, wheel.torch_locator, wheel.torch_aarch64, gcc.cxx11_abi, node.zero_needs_no_pipeline,
+    rules_packages.package_homonym, rules_packages.build_isolation, rules_packages.apex_flags,
+    rules_packages.package_rules,
+)  # fmt: skip
 _TORCH = (wheel.torch_release_known, wheel.torch_flavour_exists)
 
 
@@ -45,19 +55,38 @@ def refuse_locked(lock: Lock, compat: Compat) -> None:
     _raise_first(tuple(item for item in found if item.verdict == "refuse"))
 
 
-def scan_findings(lock: Lock, compat: Compat) -> tuple[str, ...]:
-    """What the trees of a lock's sources do that its packages do not take, each in a sentence."""
-    out: dict[str, None] = {}
-    for variant in lock.variants:
-        stops, uses = rules_packages.scanned(variant.sources, compat)
-        packages = {str(canonicalize_name(p.name)): p.version for p in variant.packages}
-        torch = packages.get("torch", "").partition("+")[0] or None
-        request = Request(torch=torch, python=variant.python, packages=packages, traits=stops, uses=uses)
-        for rule in compat.package_rules:
-            found = rules_packages.package_rule(rule, request) if rule.trait else None
-            if found is not None and found.verdict != "allow":
-                out[f"{found.rule}: {found.what} ({found.compared[0] if found.compared else ''})"] = None
-    return tuple(out)
+def decisions(variant: Variant, compat: Compat) -> Decisions:
+    """What the rules that no node can change say of a locked variant."""
+    request = request_for(variant, None, compat, _ANYWHERE)
+    return tuple(item for check in WITHOUT_NODE for item in check(_NOBODY, request, compat))
+
+
+def findings(lock: Lock, compat: Compat) -> dict[str, Decision]:
+    """What of a lock cannot work on any node, or will stop somebody there, as a sentence with what would work instead.
+
+    Refusals come first.
+    """
+    found = (item for variant in lock.variants for item in decisions(variant, compat))
+    bad = sorted((item for item in found if item.verdict in ("refuse", "warn")), key=lambda item: item.verdict)
+    return {_sentence(item): item for item in bad}
+
+
+def _sentence(item: Decision) -> str:
+    here = f" ({item.compared[0]})" if item.compared else ""
+    says = "no node can take this: " if item.verdict == "refuse" else ""
+    return f"{item.rule}: {says}{item.what}{here}" + (f"; instead: {item.alternatives}" if item.alternatives else "")
+
+
+def mending(variant: Variant, compat: Compat) -> tuple[str, ...]:
+    """Constraints under which no rule about packages refuses what a variant has locked."""
+    rows = {rule.id: rule for rule in compat.package_rules}
+    names = {str(canonicalize_name(package.name)) for package in variant.packages}
+    found: list[str] = []
+    for item in decisions(variant, compat):
+        row = rows.get(item.rule) if item.verdict == "refuse" else None
+        if row is not None and canonicalize_name(row.breaks.name) in names:
+            found += row.alternatives[-1:]
+    return tuple(dict.fromkeys(found))
 
 
 def _raise_first(found: Decisions) -> None:

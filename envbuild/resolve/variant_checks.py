@@ -78,6 +78,8 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         flavour = flavour or (local if local and (local == "cpu" or local[2:].isdigit()) else None)
     stops, uses = scanned(variant.sources, compat)
     unscanned = [source.name for source in variant.sources if source.uses is None]
+    built = any(source.build for source in variant.sources)
+    known, at = traits_of({**packages, **({"torch": torch} if torch else {})}, unscanned, compat, built=built)
     training = variant.training or Training()
     floors = {**target.node_floors, **{name: least for item in variant.smoke for name, least in item.floors.items()}}
     floor = max(((floors[name], name) for name in _TENSOR_FLOORS if name in floors), default=None)
@@ -102,8 +104,8 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         image=image_tag(variant, compat),
         packages=packages,
         from_pypi=frozenset(name for name, package in named if package.index == "pypi"),
-        traits=stops | traits_of(packages, unscanned, compat) | from_source(variant.packages),
-        uses=uses,
+        traits=stops | known | from_source(variant.packages),
+        uses={**at, **uses},
         precision=training.precision or (_TENSOR_FLOORS[floor[1]] if floor else None),
         gpus=training.gpus,
         zero_stage=training.zero_stage,

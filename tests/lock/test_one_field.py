@@ -354,7 +354,10 @@ def plain_lock() -> dict[str, Any]:
         "flavour": "cpu",
         "base": PLAIN["bases"][0],
         "image": {"name": IMAGE, "digest": SHA},
-        "packages": [package("alpha").to_json_dict(), package("torch", "2.1.0").to_json_dict()],
+        "packages": [
+            package("alpha").to_json_dict(),
+            {**package("torch", "2.1.0").to_json_dict(), "index": "pytorch-cpu"},
+        ],
         "sources": [source],
         "imports": ["alpha"],
         "environment": {"A": "1"},

@@ -9,7 +9,7 @@ from envbuild.lock.files import parse_lock
 from envbuild.lock.readers.scan import uses
 from envbuild.lock.write import render_lock
 from envbuild.model.stack import Stack
-from envbuild.resolve.profile import scan_findings
+from envbuild.resolve.profile import findings
 from tests.lock.conftest import Repos
 from tests.resolve.builders import compat, make_lock, package
 
@@ -51,9 +51,9 @@ def test_d20_what_only_looks_like_one_is_not(text: str) -> None:
 
 
 def test_d20_setup_py_comes_first_and_the_place_has_a_line() -> None:
-    assert uses({"a.py": OLD, "setup.py": OLD}) == {"np-int": "setup.py:3"}
+    assert uses({"a.py": OLD, "setup.py": OLD}) == {"np-int": "setup.py:3, a.py:3 at import"}
     assert uses({"setup.py": "from setuptools import setup\nsetup(use_2to3=True)\n"}) == {"use-2to3": "setup.py:2"}
-    assert uses({"x_pb2.py": "D = _descriptor.FileDescriptor(name='x')\n"}) == {"old-protobuf": "x_pb2.py:1"}
+    assert uses({"x_pb2.py": "D = _descriptor.FileDescriptor(name='x')\n"}) == {"old-protobuf": "x_pb2.py:1 at import"}
 
 
 def test_d20_a_lock_keeps_what_its_sources_use(repos: Repos) -> None:
@@ -64,7 +64,7 @@ def test_d20_a_lock_keeps_what_its_sources_use(repos: Repos) -> None:
         {"name": "mine", "summary": "s", "profiles": {"exact": {"python": ["3.11"], "sources": [source]}}}
     )
     lock = create_lock(stack, "exact", default_supply())
-    assert lock.variants[0].sources[0].uses == {"np-int": "old.py:3"}
+    assert lock.variants[0].sources[0].uses == {"np-int": "old.py:3 at import"}
     assert parse_lock(render_lock(lock), "x") == lock
     said: list[str] = []
     assert create_lock(stack, "exact", default_supply(), previous=lock, say=said.append) == lock
@@ -81,6 +81,6 @@ def test_d20_it_is_told_where_a_locked_version_removed_it(numpy: str, told: bool
         "uses": {"np-int": "pkg/old.py:3"},
     }
     lock = make_lock({"id": "v", "python": "3.11", "packages": [package("numpy", numpy)], "sources": [source]})
-    found = scan_findings(lock, compat())
+    found = findings(lock, compat())
     assert bool(found) is told
     assert all("old/pkg/old.py:3" in text and text.startswith("numpy-aliases") for text in found)

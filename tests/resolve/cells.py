@@ -452,6 +452,8 @@ def _package_traits() -> Iterator[Probe]:
         yield Probe((*at, "has"), f"{Requirement(row['has']).name}>99999", _traits(version))
         for place in range(len(row["traits"])):
             yield Probe((*at, "traits", place), "another", _traits(version))
+        if "at" in row:
+            yield Probe((*at, "at"), "another", _traits(version))
     for patch, ended in cell(("packages", "traits", "patches")).items():
         for index, trait in enumerate(ended):
             yield Probe(("packages", "traits", "patches", patch, index), "another", _mended(patch, trait))
@@ -476,7 +478,7 @@ def _library(name: str, version: str) -> Answer:
 
 
 def _traits(versions: Mapping[str, str]) -> Answer:
-    return lambda compat: sorted(traits_of(versions, (), compat))
+    return lambda compat: [traits_of(versions, (), compat, built=built) for built in (True, False)]
 
 
 def _mended(patch: str, trait: str) -> Answer:
@@ -505,7 +507,7 @@ def _brought(source: str, trait: str) -> Answer:
     """What a trait that a source brings leads to."""
 
     def answer(compat: Compat) -> object:
-        traits = traits_of({}, (source,), compat)
+        traits = traits_of({}, (source,), compat, built=True)[0]
         if trait == "imports-torch":
             asked = Request(traits=traits)
             return [item.verdict for item in RULES["build-isolation"](node(), asked, compat)]

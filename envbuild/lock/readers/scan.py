@@ -1,14 +1,18 @@
 """What the tree of a source does that newer packages do not take, found by syntax in its pinned tree.
 
-The traits are those of compat/packages.yaml; a place is `FILE:LINE`. setup.py comes first: what it does stops a build.
+The traits are those of compat/packages.yaml. What setup.py does stops a build, what a module does when it is imported
+stops everybody who imports it, and what a function does who calls it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Set
 
 from envbuild.lock.readers.git import GitReader
+from envbuild.resolve.rules.packages import AT_IMPORT
+from envbuild.text import few
 
 # Names that numpy removed in 1.24 and, for good, in 2.0.
 _ALIASES = {"int", "float", "object", "str", "complex", "long", "unicode"}
@@ -23,39 +27,118 @@ WORDS = (
     r"cumproduct|alltrue|sometrue|asfarray|infty|PINF|NINF|cast|find_common_type)([^A-Za-z0-9_]|$)"
 )
 
+_MOST_PLACES = 8
+# Conditions that no import meets.
+_NOT_IMPORTED = re.compile("__main__|TYPE_CHECKING")
+# What lies at the top of a tree beside the code that is used.
+_ASIDE = re.compile(r"(setup|conftest|tests?|docs?|examples?|tools|scripts|benchmarks?)(\.py|/)")
+
 
 def scan(reader: GitReader, url: str, commit: str) -> dict[str, str]:
-    """Trait to its first place in a commit. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
-    return uses(reader.read_all(url, commit, reader.python_with(url, commit, WORDS)))
+    """Trait to its places in a commit, as `uses`. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
+    suspects = reader.read_all(url, commit, reader.python_with(url, commit, WORDS))
+    if not any(AT_IMPORT in places for places in uses(suspects).values()):
+        return uses(suspects)
+    return uses(suspects, imported_from_top(reader.read_all(url, commit, reader.python_with(url, commit, "import"))))
 
 
-def uses(texts: Mapping[str, str]) -> dict[str, str]:
-    """Trait to its first place in Python files, by path; those that do not parse are of another Python and left out."""
-    found: dict[str, str] = {}
-    for path in sorted(texts, key=lambda name: (name != "setup.py", name)):
-        try:
-            tree = ast.parse(texts[path])
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for trait, line in sorted(_traits(tree, path), key=lambda item: item[1]):
-            found.setdefault(trait, f"{path}:{line}")
-    return dict(sorted(found.items()))
+def uses(texts: Mapping[str, str], reached: Set[str] | None = None) -> dict[str, str]:
+    """Trait to its places in Python files, by path; those that do not parse are of another Python and left out.
+
+    Places are `FILE:LINE` with commas between; one that runs when its module is imported is marked `AT_IMPORT`, unless
+    the module is none of those `reached`. setup.py and what is marked come first.
+    """
+    found: dict[str, dict[tuple[int, str, int], str]] = {}
+    for path in texts:
+        tree = _parsed(texts[path])
+        early = {id(node) for node in _run_by_import(tree)} if tree and (reached is None or path in reached) else set()
+        for trait, node in _traits(tree, path) if tree else ():
+            marked = id(node) in early and path != "setup.py"
+            order = (0 if path == "setup.py" else 1 if marked else 2, path, node.lineno)
+            found.setdefault(trait, {})[order] = f"{path}:{node.lineno}{AT_IMPORT if marked else ''}"
+    return {trait: _listed([places[order] for order in sorted(places)]) for trait, places in sorted(found.items())}
 
 
-def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, int]]:
+def _listed(places: list[str]) -> str:
+    return few(places, _MOST_PLACES)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _run_by_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: not the bodies of functions, nor what has its own way out."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for part in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
+                yield part
+                yield from ast.walk(part)
+        elif isinstance(node, ast.Try):
+            yield from (each for part in (*node.orelse, *node.finalbody) for each in (part, *_run_by_import(part)))
+        elif isinstance(node, ast.If) and (
+            "__main__" in ast.unparse(node.test) or "TYPE_CHECKING" in ast.unparse(node.test)
+        ):
+            yield from (each for part in node.orelse for each in (part, *_run_by_import(part)))
+        elif not isinstance(node, ast.Lambda):
+            yield from _run_by_import(node)
+
+
+def imported_from_top(texts: Mapping[str, str]) -> frozenset[str]:
+    """The files that are imported, whatever else happens, from scripts and packages at the top of a tree."""
+    modules: dict[str, str] = {}
+    for path in texts:
+        parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
+        modules[".".join(parts)] = path
+    todo = [path for path in texts if path.count("/") == path.endswith("/__init__.py") and not _ASIDE.match(path)]
+    reached: set[str] = set()
+    while todo:
+        path = todo.pop()
+        if path not in reached:
+            reached.add(path)
+            names = _imports(_parsed(texts[path]), path)
+            todo += [modules[part] for name in names for part in _parents(name) if part in modules]
+    return frozenset(reached)
+
+
+def _parents(name: str) -> Iterator[str]:
+    """`a`, `a.b` and `a.b.c` of `a.b.c`: importing a module runs its packages."""
+    parts = name.split(".")
+    return (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def _imports(tree: ast.Module | None, path: str) -> Iterator[str]:
+    """What a module imports when it is imported itself, in absolute names from the top of its tree."""
+    here = path.removesuffix(".py").split("/")
+    for node in _run_by_import(tree) if tree else ():
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = ".".join([*here[: -node.level], node.module or ""] if node.level else [node.module or ""]).strip(
+                "."
+            )
+            yield package
+            yield from (f"{package}.{alias.name}".strip(".") for alias in node.names)
+
+
+def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
     # What stands in a `try` has its own way out.
     tries = (each for each in ast.walk(tree) if isinstance(each, ast.Try))
     guarded = {id(node) for each in tries for part in each.body for node in ast.walk(part)}
     numpy = _numpy_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in guarded:
-            yield from ((trait, node.lineno) for trait in _imported(node))
+            yield from ((trait, node) for trait in _imported(node))
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield from ((trait, node.lineno) for trait in _attribute(node.value.id, node.attr, numpy))
+            yield from ((trait, node) for trait in _attribute(node.value.id, node.attr, numpy))
         elif isinstance(node, ast.keyword) and node.arg == "use_2to3" and path == "setup.py":
-            yield "use-2to3", node.value.lineno
+            yield "use-2to3", node.value
         elif isinstance(node, ast.Call) and path.endswith("_pb2.py") and _called(node) == "FileDescriptor":
-            yield "old-protobuf", node.lineno
+            yield "old-protobuf", node
 
 
 def _numpy_names(tree: ast.Module) -> set[str]:

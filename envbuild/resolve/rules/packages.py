@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -67,6 +68,8 @@ def library_rule(variant: Variant, target: Target, found: bool | None, compat: C
 
 # What this file does stops the build; what a module does stops who imports it.
 _STOPS = "setup.py"
+# After the place of what is done when its module is imported.
+AT_IMPORT = " at import"
 
 
 def meets(version: str, requirement: Requirement) -> bool:
@@ -90,8 +93,10 @@ def _holds(requirement: Requirement, request: Request) -> bool:
     return version is not None and meets(version, requirement)
 
 
-def package_rule(rule: PackageRule, request: Request) -> Decision | None:
-    """One row applied; None when it says nothing about the request."""
+def package_rule(
+    rule: PackageRule, request: Request, patches: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> Decision | None:
+    """One row applied; None when it says nothing about the request. `patches`: what each ends."""
     done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
     if not (done and all(_holds(requirement, request) for requirement in rule.has)):
         return None
@@ -110,13 +115,23 @@ def package_rule(rule: PackageRule, request: Request) -> Decision | None:
     name, _, mended = place.partition(" patched by ")
     if mended:
         return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note)
+    source, _, _ = name.partition("/")
+    patch = next((each for each, ended in patches.items() if rule.trait in ended), None)
+    fix = (
+        f"{rule.fix}, or `patches: [{patch}]` for the source {source}"
+        if patch and source in request.commits
+        else rule.fix
+    )
+    if AT_IMPORT in place:
+        what = f"{rule.says}: {place} uses it, so that its import fails"
+        return decision(rule.id, rule.verdict, what, compared, rule.note, fix)  # type: ignore[arg-type]
     what = f"{rule.says}: {place} uses it, and fails when it gets there"
-    return decision(rule.id, "warn", what, compared, rule.note, rule.fix)
+    return decision(rule.id, "warn", what, compared, rule.note, fix)
 
 
 def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """All rows of packages.yaml; their ids are the rule ids."""
-    found = (package_rule(rule, request) for rule in compat.package_rules)
+    found = (package_rule(rule, request, compat.patched_traits) for rule in compat.package_rules)
     return tuple(item for item in found if item is not None)
 
 
@@ -172,14 +187,24 @@ def apex_flags(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions
     return tuple(out)
 
 
-def traits_of(packages: Mapping[str, str], names: Iterable[str], compat: Compat) -> frozenset[str]:
-    """The traits that well known packages and sources bring, by name and version."""
-    found = {trait for name in names for trait in compat.source_traits.get(name, ())}
-    for requirement, traits in compat.package_traits:
-        version = packages.get(canonicalize_name(requirement.name))
-        if version is not None and meets(version, requirement):
-            found.update(traits)
-    return frozenset(found)
+def traits_of(
+    packages: Mapping[str, str], names: Iterable[str], compat: Compat, *, built: bool
+) -> tuple[frozenset[str], dict[str, str]]:
+    """The traits that well known packages and sources bring, and those that one module brings, with its place.
+
+    A build imports such a module, so where something is `built` what it does stops that.
+    """
+    stops = {trait for name in names for trait in compat.source_traits.get(name, ())}
+    uses: dict[str, str] = {}
+    for row in compat.package_traits:
+        version = packages.get(canonicalize_name(row.has.name))
+        if version is None or not meets(version, row.has):
+            continue
+        if row.at and not built:
+            uses.update(dict.fromkeys(row.traits, f"{row.has.name} {version}/{row.at}"))
+        else:
+            stops.update(row.traits)
+    return frozenset(stops), uses
 
 
 def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
@@ -200,7 +225,8 @@ def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[
             elif place.startswith(_STOPS):
                 stops.add(trait)
             else:
-                # A place that nothing mends says more than one that a patch takes care of.
+                # What stops an import says more than what stops a call, and that more than what a patch takes care of.
                 known = elsewhere.get(trait, " patched by ")
-                elsewhere[trait] = f"{source.name}/{place}" if " patched by " in known else known
+                if " patched by " in known or (AT_IMPORT in place and AT_IMPORT not in known):
+                    elsewhere[trait] = f"{source.name}/{place}"
     return frozenset(stops), elsewhere

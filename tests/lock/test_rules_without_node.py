@@ -1,0 +1,157 @@
+"""Rules that need no node are asked when a lock is made, checked and explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envbuild.lock.check import check_lock
+from envbuild.lock.readers.scan import imported_from_top, uses
+from envbuild.model.lock import LockedSource, Variant
+from envbuild.model.stack import Stack
+from envbuild.resolve.profile import WITHOUT_NODE, findings, mending
+from tests.lock.conftest import Repos
+from tests.lock.test_create import MakeSupply, make, stack, versions
+from tests.lock.wheels import make_wheel
+from tests.resolve.builders import compat, make_lock, package
+
+SOURCE = {"name": "src", "git": "https://example.org/src", "commit": "1" * 40, "tree": "2" * 40}
+OLD = "import numpy as np\n\nKINDS = {6: np.float}\n"
+
+
+def house(tmp_path: Path, numpy: tuple[str, ...] = ("1.23.5", "1.26.4", "2.4.6")) -> Path:
+    for version in numpy:
+        make_wheel(tmp_path / "house", "numpy", version)
+    for version in ("69.5.1", "70.0.0", "81.0.0", "84.2.1"):
+        make_wheel(tmp_path / "house", "setuptools", version)
+    make_wheel(tmp_path / "house", "wheel", "0.45.1")
+    make_wheel(tmp_path / "house", "torch", "2.1.2", tag="cp311-cp311-linux_x86_64")
+    return tmp_path / "house"
+
+
+def torch(*names: str, **more: object) -> Stack:
+    return stack(packages=["torch==2.1.2", *names], **more)
+
+
+def test_d61_a_lock_takes_what_no_rule_refuses(tmp_path: Path, supply: MakeSupply) -> None:
+    lock = make(torch("numpy"), supply(house(tmp_path)))
+    assert versions(lock)["numpy"] == "1.26.4"
+    assert not findings(lock, compat())
+
+
+def test_d61_what_the_stack_asks_for_is_locked_and_said_and_fails_the_check(tmp_path: Path, supply: MakeSupply) -> None:
+    said: list[str] = []
+    wanted = torch("numpy>=2")
+    lock = make(wanted, supply(house(tmp_path)), say=said.append)
+    assert versions(lock)["numpy"] == "2.4.6"
+    assert any("numpy<2 would be needed" in text for text in said)
+    (text,) = findings(lock, compat())
+    assert text.startswith("numpy-torch-abi: no node can take this") and "instead: numpy<2" in text
+    (found,) = [each for each in check_lock(lock, wanted, online=False) if each.code == "numpy-torch-abi"]
+    assert (found.kind, int(found.exit_code)) == ("problem", 7)
+
+
+def test_d61_every_rule_that_reads_no_facts_is_asked_without_a_node() -> None:
+    from envbuild.resolve.engine import RULES
+
+    blind = {check for check in RULES.values() if check.__code__.co_varnames[0].startswith("_")}
+    assert blind <= set(WITHOUT_NODE)
+
+
+def test_d57_what_a_build_imports_of_torch_bounds_setuptools(tmp_path: Path, supply: MakeSupply, repos: Repos) -> None:
+    repos.create("ext")
+    commit = repos.commit("ext", "setup.py", "from setuptools import setup\nsetup(name='ext')\n")
+    source = {"name": "ext", "git": Repos.url("ext"), "commit": commit, "build": {"flags": ["cpp_ext"]}}
+    folder = house(tmp_path)
+    built = make(torch("numpy<2", "setuptools", sources=[source]), supply(folder))
+    assert versions(built)["setuptools"] == "81.0.0"
+    assert not [text for text in findings(built, compat()) if "setuptools" in text]
+    beside = make(torch("numpy<2", "setuptools"), supply(folder))
+    assert versions(beside)["setuptools"] == "84.2.1"
+    (text,) = findings(beside, compat())
+    assert "torch 2.1.2/torch/utils/cpp_extension.py uses it" in text
+
+
+@pytest.mark.parametrize(("version", "ok"), [("84.2.1", False), ("70.0.0", False), ("81.0.0", True), ("69.5.1", True)])
+def test_d57_a_build_against_an_old_torch_refuses_a_setuptools_without_pkg_resources(version: str, ok: bool) -> None:
+    source = {**SOURCE, "build": {"flags": ["cuda_ext"]}, "uses": {}}
+    packages = [package("setuptools", version), package("torch", "1.13.1+cu117", index="pytorch-cu117")]
+    lock = make_lock({"id": "v", "python": "3.10", "torch": "1.13.1", "flavour": "cu117", "packages": packages,
+                      "sources": [source]})  # fmt: skip
+    refused = [text for text in findings(lock, compat()) if text.startswith("setuptools-") and "no node" in text]
+    assert bool(refused) is not ok
+    assert mending(lock.variants[0], compat()) == (() if ok else mending(lock.variants[0], compat()))
+
+
+def variant(uses: dict[str, str], numpy: str = "1.24.4", **more: object) -> Variant:
+    source = LockedSource.from_plain({**SOURCE, "uses": uses, **more}).to_json_dict()
+    lock = make_lock({"id": "v", "python": "3.11", "packages": [package("numpy", numpy)], "sources": [source]})
+    return lock.variants[0]
+
+
+FILES = {
+    "pretrain.py": "from megatron.data import gpt\n",
+    "megatron/__init__.py": "",
+    "megatron/data/__init__.py": "",
+    "megatron/data/gpt.py": "from .indexed import A\ntry:\n    import megatron.vision\nexcept OSError:\n    pass\n",
+    "megatron/data/indexed.py": OLD,
+    "megatron/vision.py": "import numpy as np\nX = np.int\n\ndef f():\n    return np.float\n",
+    "tests/test_it.py": "import numpy as np\nX = np.object\n",
+}  # fmt: skip
+
+
+def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_place_is_kept() -> None:
+    reached = imported_from_top(FILES)
+    assert "megatron/data/indexed.py" in reached
+    assert not {"megatron/vision.py", "tests/test_it.py"} & reached
+    assert uses(FILES, reached) == {
+        "np-int": "megatron/data/indexed.py:3 at import, megatron/vision.py:2, megatron/vision.py:5, tests/test_it.py:2"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        (OLD, True),
+        ("import numpy as np\nclass C:\n    kind = np.float\n", True),
+        ("import numpy as np\ndef f(kind=np.float):\n    pass\n", True),
+        ("import numpy as np\ndef f():\n    return np.float\n", False),
+        ("import numpy as np\nf = lambda: np.float\n", False),
+        ("import numpy as np\nif __name__ == '__main__':\n    print(np.float)\n", False),
+        ("import numpy as np\ntry:\n    X = np.float\nexcept AttributeError:\n    X = float\n", False),
+    ],
+)
+def test_d83_module_level_and_function_level(text: str, marked: bool) -> None:
+    assert (" at import" in uses({"a.py": text})["np-int"]) is marked
+
+
+def test_d83_a_break_at_import_refuses_and_names_the_place() -> None:
+    at_import = "megatron/data/indexed_dataset.py:98 at import, autoaugment.py:196"
+    lock = make_lock(variant({"np-int": at_import}).to_json_dict())
+    (text,) = findings(lock, compat())
+    assert text.startswith("numpy-aliases: no node can take this")
+    assert f"src/{at_import} uses it, so that its import fails" in text
+    called = make_lock(variant({"np-int": "autoaugment.py:196"}).to_json_dict())
+    assert [item.verdict for item in findings(called, compat()).values()] == ["warn"]
+
+
+@pytest.mark.parametrize("place", ["pkg/a.py:3 at import", "pkg/a.py:3"])
+def test_d94_the_patch_that_ends_it_is_offered_with_the_edit_to_make(place: str) -> None:
+    lock = make_lock(variant({"np-int": place}).to_json_dict())
+    (text,) = findings(lock, compat())
+    assert "instead: numpy<1.24, or `patches: [numpy-aliases]` for the source src" in text
+    mended = make_lock(variant({"np-int": place}, patches=["numpy-aliases"]).to_json_dict())
+    assert not findings(mended, compat())
+
+
+def test_d83_a_lock_of_a_source_that_breaks_at_import_takes_an_older_numpy(
+    tmp_path: Path, supply: MakeSupply, repos: Repos
+) -> None:
+    repos.create("ms")
+    commit = repos.commit("ms", "indexed.py", OLD)
+    source = {"name": "ms", "git": Repos.url("ms"), "commit": commit, "install": "path"}
+    wanted = stack(packages=["numpy"], sources=[source])
+    lock = make(wanted, supply(house(tmp_path)))
+    assert lock.variants[0].sources[0].uses == {"np-int": "indexed.py:3 at import"}
+    assert versions(lock)["numpy"] == "1.23.5"
