@@ -122,12 +122,16 @@ def load_config(
     files = tuple(path for path in candidates if path is not None and path.is_file())
     settings = {key: Setting(entry.default, "default") for key, entry in KEYS.items()}
     settings["runs"] = Setting(str(platformdirs.user_state_path("envbuild") / "runs"), "default")
-    for path in reversed(files):
-        settings.update(_from_file(path))
-    if environment.get("NO_COLOR"):
-        settings["color"] = Setting("never", "NO_COLOR")
-    settings.update(_from_environment(environment, folder))
-    settings.update(_from_flags(flags or {}, folder))
+    said: list[tuple[str, Any, str, Path]] = [  # key, value, origin and folder, the weakest first
+        *((key, value, str(path), path.parent) for path in reversed(files) for key, value in _read(path).items()),
+        *([("color", "never", "NO_COLOR", folder)] if environment.get("NO_COLOR") else []),
+        # An empty variable is how a shell says "not set".
+        *((key, _parsed(environment[_variable(key)], entry), _variable(key), folder)
+          for key, entry in KEYS.items() if environment.get(_variable(key))),
+        *((key, value, f"--{key.replace('_', '-')}", folder)
+          for key, value in (flags or {}).items() if value is not None),
+    ]  # fmt: skip
+    settings |= {key: Setting(_checked(key, value, origin, at), origin) for key, value, origin, at in said}
     known = {_variable(key) for key in KEYS} | {SYSTEM_FILE_VARIABLE}
     unknown = tuple(sorted(n for n in environment if n.startswith(VARIABLE_PREFIX) and n not in known))
     return Config(settings, files, unknown, project)
@@ -168,34 +172,13 @@ def _refuse_foreign(project: Path, *more: Path) -> None:
             )
 
 
-def _from_file(path: Path) -> dict[str, Setting]:
+def _read(path: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        data = tomllib.loads(read_manifest(path).decode("utf-8"))
+        return tomllib.loads(read_manifest(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise EnvbuildError("config-invalid", f"{path} is not valid TOML", why=f"{path}: {error}") from None
-    return {key: Setting(_checked(key, value, str(path), path.parent), str(path)) for key, value in data.items()}
-
-
-def _from_environment(environment: Mapping[str, str], folder: Path) -> dict[str, Setting]:
-    out = {}
-    for key, entry in KEYS.items():
-        name = _variable(key)
-        text = environment.get(name, "")
-        # An empty variable is how a shell says "not set".
-        if text:
-            out[key] = Setting(_checked(key, _parsed(text, entry), name, folder), name)
-    return out
-
-
-def _from_flags(flags: Mapping[str, Value], folder: Path) -> dict[str, Setting]:
-    out = {}
-    for key, value in flags.items():
-        if value is not None:
-            origin = f"--{key.replace('_', '-')}"
-            out[key] = Setting(_checked(key, value, origin, folder), origin)
-    return out
 
 
 def _parsed(text: str, entry: Key) -> Value:

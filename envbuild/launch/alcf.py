@@ -68,8 +68,8 @@ class AlcfParameters(Parameters):
     use_sequence_parallel: bool | None = Field(
         None, alias="USE_SEQUENCE_PARALLEL", description="Megatron's sequence parallel; on with SP_TYPE=megatron"
     )
-    flash_attention_1: bool = Field(False, alias="USE_FLASH_ATTN_V1", description="flash attention 1")
-    flash_attention_2: bool = Field(False, alias="USE_FLASH_ATTN_V2", description="flash attention 2")
+    flash_attention_v1: bool = Field(False, alias="USE_FLASH_ATTN_V1", description="flash attention 1")
+    flash_attention_v2: bool = Field(False, alias="USE_FLASH_ATTN_V2", description="flash attention 2")
     flash_attention_triton: bool = Field(False, alias="USE_FLASH_ATTN_TRITON", description="flash attention in Triton")
     wandb_mode: Literal["disabled", "offline", "online"] = Field(
         alias="WANDB_MODE", description="wandb; compute nodes reach the network through a proxy at most"
@@ -152,15 +152,7 @@ def make(order: Order) -> Launch:
 
 def _flash(given: AlcfParameters) -> str | None:
     """Name of the one flash attention that is on; the scripts take the first of several silently."""
-    on = [
-        name
-        for name, value in (
-            ("v1", given.flash_attention_1),
-            ("v2", given.flash_attention_2),
-            ("triton", given.flash_attention_triton),
-        )
-        if value
-    ]
+    on = [name for name in ("v1", "v2", "triton") if getattr(given, f"flash_attention_{name}")]
     require(len(on) < 2, f"flash attention {' and '.join(on)} at once", hint="one USE_FLASH_ATTN_… at a time")
     return on[0] if on else None
 

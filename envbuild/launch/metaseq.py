@@ -7,7 +7,7 @@ metaseq/cli/train.py with its words, a step's tokens in parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,15 +85,17 @@ class MetaseqParameters(Parameters):
 class _Step:
     """How the ranks of `nodes` x `per_node` GPUs share a step: `parallel` of them have one of `copies` of the model.
 
-    Each has its `sequences` in `parts` (0: in none that the softmax takes).
+    Each has its `sequences` in `parts` (0: in none that the softmax takes). `least`: nodes that the model needs.
     """
 
+    model: ModelSize
     nodes: int
     per_node: int
     parallel: int
     copies: int
     sequences: int
     parts: int
+    least: int
 
 
 def make(order: Order) -> Launch:
@@ -101,7 +103,7 @@ def make(order: Order) -> Launch:
     given, taken = read(MetaseqParameters, order.values, order.data.defaults)
     model = model_row(order.reference, given.model_size, "model_size")
     place = order.place
-    step = _bounds(order, model, given.gpu_gb)
+    step = _step(order, model, given.gpu_gb)
     checkpoints = given.checkpoints or f"{place.output}/checkpoints"
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
     said = (
@@ -112,7 +114,7 @@ def make(order: Order) -> Launch:
     if place.nodes == 1 and (place.gpus == 1 or step.parts > 1):
         # A run goes on from the checkpoint in its folder. Each trial of bench has a fresh one; elsewhere only the job
         # or the prefix tells runs apart.
-        return _few_gpus(order, given, taken, model, step, f"{checkpoints}/{prefix}.ngpu{place.gpus}")
+        return _few_gpus(order, given, taken, step, f"{checkpoints}/{prefix}.ngpu{place.gpus}")
     submit, whence = _submit(given, place)
     if given.submit is None:
         taken = (*taken, Default(name="submit", value=submit, why=whence))
@@ -143,20 +145,13 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=taken,
         deviations=order.deviations(*_DEVIATIONS),
-        notes=(*_notes(given, submit, prefix), *_not_taken(model, step)),
+        notes=(*_notes(given, submit, prefix), *_not_taken(step)),
     )
 
 
-def _few_gpus(
-    order: Order,
-    given: MetaseqParameters,
-    taken: tuple[Default, ...],
-    model: ModelSize,
-    step: _Step,
-    folder: str,
-) -> Launch:
+def _few_gpus(order: Order, given: MetaseqParameters, taken: tuple[Default, ...], step: _Step, folder: str) -> Launch:
     """The ranks of one node; a step's tokens are the document's as opt-baselines rounds them, in `parts`."""
-    place = order.place
+    place, model = order.place, step.model
     idle = {
         "submit": given.submit not in (None, "local"),
         "trials": given.trials != 1,
@@ -173,6 +168,8 @@ def _few_gpus(
     address, port = place.rendezvous(PORT)
     own = f"{place.output}/few_gpus.py"
     batch = step.sequences // step.parts
+    # The softmax may need parts so small that they, and not the model, are what is measured.
+    few = f"{batch} of {step.sequences} sequences at a time: words/s are no measure of the document's run"
     ours = {"--model-parallel-size": step.parallel, "--batch-size": batch, "--update-freq": step.parts}
     argv = (
         *(*place.torchrun(), "--nproc_per_node", str(place.gpus)),
@@ -209,7 +206,7 @@ def _few_gpus(
         notes=(
             f"goes on from a checkpoint that is in {folder}: another prefix for a new run",
             "whether the model fits these GPUs is not known; of 8m and 125m on one it is",
-            *_few_at_a_time(step),
+            *([few] if step.parts > 1 and batch < _FEW else []),
         ),
     )
 
@@ -234,46 +231,38 @@ def _submit(given: MetaseqParameters, place: Place) -> tuple[str, str]:
     return given.submit or "sbatch", f"{place.nodes} nodes, not in a job"
 
 
-def _bounds(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
+def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
     """How the step is shared. Refuses what cannot be, with the nearest place where it can."""
-    step = _share(model, order.place.nodes, order.place.gpus_per_node)
-    for what, why in _refusals(order, model, gpu_gb, step):
-        require(False, what, why=why, hint=_nearest(order, model, gpu_gb))
+
+    def share(nodes: int, per_node: int) -> _Step:
+        gpus = nodes * per_node
+        parallel = 1 if gpus == 1 else model.model_parallel or 1
+        copies = gpus // parallel
+        # As opt_baselines.py divides them.
+        sequences = (model.batch_tokens or 0) // max(copies, 1) // (model.sequence or 1)
+        parts, least = _parts(model, parallel, sequences), _least_nodes(order, model, gpu_gb, per_node)
+        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least)
+
+    step = share(order.place.nodes, order.place.gpus_per_node)
+    for what, why in _refusals(step):
+        require(False, what, why=why, hint=_nearest(step, share, most=1 if order.place.direct else _MOST_NODES))
     return step
 
 
-def _share(model: ModelSize, nodes: int, per_node: int) -> _Step:
-    gpus = nodes * per_node
-    parallel = 1 if gpus == 1 else model.model_parallel or 1
-    copies = gpus // parallel
-    # As opt_baselines.py divides them.
-    sequences = (model.batch_tokens or 0) // max(copies, 1) // (model.sequence or 1)
-    return _Step(nodes, per_node, parallel, copies, sequences, _parts(model, parallel, sequences))
-
-
-def _refusals(order: Order, model: ModelSize, gpu_gb: int | None, step: _Step) -> Iterator[tuple[str, str]]:
+def _refusals(step: _Step) -> Iterator[tuple[str, str]]:
     """What is wrong with these GPUs and this step, and why."""
-    yield from _wrong_gpus(model, step, _least_nodes(order, model, gpu_gb, step.per_node))
-    yield from _wrong_batch(model, step)
-
-
-def _wrong_gpus(model: ModelSize, step: _Step, least: int) -> Iterator[tuple[str, str]]:
-    gpus = step.nodes * step.per_node
+    model, gpus = step.model, step.nodes * step.per_node
     if step.per_node == 1 and step.nodes > 1:
         yield "opt-baselines wants two GPUs a node at least", ""
     if gpus % step.parallel:
         yield f"{model.name} wants a multiple of {step.parallel} GPUs, and {gpus} are there", ""
-    if step.nodes < least:
+    if step.nodes < step.least:
         yield (
-            f"{model.name} needs {least} nodes of {step.per_node} GPUs, and {step.nodes} are there",
+            f"{model.name} needs {step.least} nodes of {step.per_node} GPUs, and {step.nodes} are there",
             "the memory model of the stack (finding opt-175b-nodes); arithmetic, not measured; "
             "the softmax may want more (finding opt-few-gpus)",
         )
-
-
-def _wrong_batch(model: ModelSize, step: _Step) -> Iterator[tuple[str, str]]:
-    """What opt_baselines.py lets become 0, and on one node what the softmax takes in no parts; on several see notes."""
-    gpus = step.nodes * step.per_node
+    # What opt_baselines.py lets become 0, and on one node what the softmax takes in no parts; on several see notes.
     if not step.sequences:
         yield (
             f"{model.name} on {gpus} GPUs leaves each rank a batch of 0",
@@ -288,29 +277,24 @@ def _wrong_batch(model: ModelSize, step: _Step) -> Iterator[tuple[str, str]]:
         )
 
 
-def _nearest(order: Order, model: ModelSize, gpu_gb: int | None) -> str:
+def _nearest(asked: _Step, share: Callable[[int, int], _Step], most: int) -> str:
     """Words of the command line for a place that is neither refused nor told to crash: the next that is smaller, on one
-    node as many of its GPUs as can be; only where there is none, more nodes.
+    node as many of its GPUs as can be; only where there is none, more nodes, `most` of them.
     """
-    nodes, gpus, parallel = order.place.nodes, order.place.gpus_per_node, model.model_parallel or 1
+    model, nodes, gpus, parallel = asked.model, asked.nodes, asked.per_node, asked.model.model_parallel or 1
     usable = range(gpus - gpus % parallel, 0, -parallel) if gpus >= parallel else (gpus,)
-    limit = 1 if order.place.direct else _MOST_NODES
-    most = min((model.batch_tokens or 0) // (model.sequence or 1) * parallel // usable[0], limit)
+    most = min((model.batch_tokens or 0) // (model.sequence or 1) * parallel // usable[0], most)
     places = (
         *((n, usable[0]) for n in range(min(nodes, most), 0, -1)),
         *((1, n) for n in usable),
         *((n, usable[0]) for n in range(nodes + 1, most + 1)),
     )
-    steps = (_share(model, *each) for each in places)
-    fits = (
-        step
-        for step in steps
-        if not any(_refusals(order, model, gpu_gb, step)) and (step.nodes == 1 or not _not_taken(model, step))
-    )
-    smaller = ("a smaller model",) if _least_nodes(order, model, gpu_gb, usable[0]) > 1 else ()
+    steps = (share(*each) for each in places)
+    fits = (step for step in steps if not any(_refusals(step)) and (step.nodes == 1 or not _not_taken(step)))
     step = next(fits, None)
     if step is None:
         return "nodes of more GPUs, or a smaller model"
+    smaller = ("a smaller model",) if share(1, usable[0]).least > 1 else ()
     changed = (("--nodes", step.nodes, nodes), ("--gpus-per-node", step.per_node, gpus))
     return ", or ".join((" ".join(f"{name} {now}" for name, now, was in changed if now != was), *smaller))
 
@@ -347,18 +331,11 @@ def _notes(given: MetaseqParameters, submit: str, prefix: str) -> tuple[str, ...
     return tuple(notes)
 
 
-def _few_at_a_time(step: _Step) -> tuple[str, ...]:
-    """A note where the softmax needs parts so small that they, and not the model, are what is measured."""
-    batch = step.sequences // step.parts
-    if step.parts == 1 or batch >= _FEW:
-        return ()
-    return (f"{batch} of {step.sequences} sequences at a time: words/s are no measure of the document's run",)
-
-
-def _not_taken(model: ModelSize, step: _Step) -> tuple[str, ...]:
+def _not_taken(step: _Step) -> tuple[str, ...]:
     """A note where the batch of a rank, which opt-baselines has in one part, is none that the kernel takes."""
     if step.parts == 1:
         return ()
+    model = step.model
     heads = model.heads // step.parallel
     times = step.sequences * heads * (model.sequence or 1) ** 2 / _SCORES
     many = f"are {times:.1f} times the scores that the pinned softmax counts in 32 bits"
