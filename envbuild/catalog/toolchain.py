@@ -43,11 +43,6 @@ class ToolchainUv(StrictModel):
     sha256: Sha256
     witness: Text
 
-    @property
-    def member(self) -> str:
-        """The program in the wheel."""
-        return f"uv-{self.version}.data/scripts/uv"
-
 
 class ToolchainRattler(StrictModel):
     """One wheel of py-rattler, for images of the engine conda."""
@@ -115,8 +110,3 @@ class Toolchain(StrictModel):
 def load_toolchain(path: Path | None = None) -> Toolchain:
     """The shipped toolchain, or the file at `path` of the same shape. Raises EnvbuildError `manifest-*`, exit 2."""
     return read_model(Toolchain, path or resources.catalog() / "toolchain.yaml")
-
-
-def find_python(version: str, arch: str = "x86_64", libc: str = "gnu", path: Path | None = None) -> ToolchainPython:
-    """`Toolchain.find_python` of the shipped toolchain or of the file at `path`."""
-    return load_toolchain(path).find_python(version, arch, libc)

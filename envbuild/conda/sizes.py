@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+
+from rattler import Client
+from rattler.package_streaming import PackageArchive
 
 from envbuild.conda.solve import client
 from envbuild.model.common import Unpacked
 from envbuild.model.conda import CondaPackage
 from envbuild.text import few
-
-if TYPE_CHECKING:
-    from rattler import Client
 
 _AT_ONCE = 8
 _LIST = "info/paths.json"
@@ -55,8 +54,6 @@ async def _measure(
 
 async def _listed(asked: Client, url: str) -> Unpacked | None:
     """By the list of files in the archive; None where it has none, or only the whole archive would say it."""
-    from rattler.package_streaming import PackageArchive
-
     parts = urlsplit(url)
     try:
         if parts.scheme == "file":

@@ -9,9 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+import rattler
 from pydantic import ValidationError
+from rattler import Channel, Client, Config, Gateway, MatchSpec, RepoDataRecord
+from rattler.exceptions import (
+    AuthenticationStorageError,
+    ConfigError,
+    GatewayError,
+    InvalidChannelError,
+    InvalidMatchSpecError,
+    SolverError,
+)
+from rattler.repo_data.multi_source import MultiSource
 
 from envbuild.conda.channels import Place
 from envbuild.conda.virtual import met, name_of
@@ -21,10 +32,6 @@ from envbuild.model.conda import CondaPackage
 from envbuild.node.conda.logins import rattler_files, without_login
 from envbuild.node.redact import redact_text
 from envbuild.text import grouped
-
-if TYPE_CHECKING:
-    from rattler import Channel, Client, Config, Gateway, MatchSpec, RepoDataRecord
-    from rattler.repo_data.multi_source import MultiSource
 
 _Made = TypeVar("_Made")
 
@@ -80,9 +87,6 @@ def offered(packages: Sequence[CondaPackage], places: Sequence[Place]) -> dict[t
 
 def match_spec(text: str) -> MatchSpec:
     """A match spec as conda reads it. Raises EnvbuildError `conda-spec-invalid` (exit 2)."""
-    from rattler import MatchSpec
-    from rattler.exceptions import InvalidMatchSpecError
-
     try:
         return MatchSpec(text)
     except InvalidMatchSpecError as error:
@@ -90,21 +94,15 @@ def match_spec(text: str) -> MatchSpec:
 
 
 def _gateway() -> Gateway:
-    from rattler import Gateway
-
     return _configured(Gateway.from_config)
 
 
 def client() -> Client:
     """What asks channels, with the certificates, proxies and credentials of the user's rattler configuration."""
-    from rattler import Client
-
     return _configured(Client.from_config)
 
 
 def _configured(make: Callable[[Config], _Made]) -> _Made:
-    from rattler.exceptions import AuthenticationStorageError
-
     try:
         return make(_config())
     except AuthenticationStorageError as error:
@@ -117,9 +115,6 @@ def _configured(make: Callable[[Config], _Made]) -> _Made:
 
 
 def _config() -> Config:
-    from rattler import Config
-    from rattler.exceptions import ConfigError
-
     files = rattler_files(os.environ)
     try:
         return Config.load_from_locations([(path, True) for path in reversed(files)])
@@ -132,19 +127,14 @@ class _Solver:
     """One wish and the channels that answered."""
 
     def __init__(self, wish: Wish, gateway: Gateway, say: Callable[[str], None]) -> None:
-        from rattler import Subdir
-
         self.wish, self.gateway, self.say = wish, gateway, say
         self.platforms = [
-            Subdir(each) for each in dict.fromkeys((wish.subdir, "noarch", *(p.subdir for p in wish.keep)))
+            rattler.Subdir(each) for each in dict.fromkeys((wish.subdir, "noarch", *(p.subdir for p in wish.keep)))
         ]
         self.sources: list[MultiSource] = []
         self.names: dict[str, str] = {}
 
     async def run(self) -> tuple[CondaPackage, ...]:
-        from rattler import PackageRecord
-        from rattler.exceptions import SolverError
-
         self.sources = [await self._source(place) for place in self.wish.places]
         locked = await self._kept()
         try:
@@ -158,7 +148,7 @@ class _Solver:
                 told = f"{record.file_name} says it was made on {made.date()}, after today"
                 self.say(f"{told}: `as_of` cannot be held against it")
         by_name = {record.name.normalized: record for record in sorted(found, key=lambda each: each.name.normalized)}
-        order = PackageRecord.sort_topologically(list(by_name.values()))
+        order = rattler.PackageRecord.sort_topologically(list(by_name.values()))
         records = [by_name[record.name.normalized] for record in order]
         return tuple(package_of(record, self._channel(record), self.wish.subdir) for record in records)
 
@@ -176,14 +166,9 @@ class _Solver:
 
     async def _source(self, place: Place) -> MultiSource:
         """A channel whose parts all answer, each through the first of its mirrors that does."""
-        from rattler.repo_data.multi_source import MultiSource
-
         return MultiSource(place.name, [await self._answering(place.name, mirrors) for mirrors in place.parts])
 
     async def _answering(self, name: str, mirrors: Sequence[str]) -> Channel:
-        from rattler import Channel
-        from rattler.exceptions import GatewayError, InvalidChannelError
-
         failed: EnvbuildError | None = None
         for url in mirrors:
             try:
@@ -197,17 +182,16 @@ class _Solver:
         raise failed or EnvbuildError("channel-missing", f"the channel {name} has no address")
 
     async def _solve(self, wish: Wish, locked: Sequence[RepoDataRecord] = ()) -> list[RepoDataRecord]:
-        from rattler import BuildString, GenericVirtualPackage, PackageName, Version, solve
-        from rattler.exceptions import GatewayError
-
         parts = [(name, *value.partition("=")) for name, value in wish.virtual.items()]
         there = [
-            GenericVirtualPackage(PackageName(name), Version(version), BuildString(build or "0"))
+            rattler.GenericVirtualPackage(
+                rattler.PackageName(name), rattler.Version(version), rattler.BuildString(build or "0")
+            )
             for name, version, _, build in parts
         ]
         end = datetime.combine(date.fromisoformat(wish.as_of), time.max, UTC) if wish.as_of else None
         try:
-            return await solve(
+            return await rattler.solve(
                 sources=self.sources,
                 specs=[match_spec(text) for text in wish.specs],
                 gateway=self.gateway,
@@ -228,9 +212,6 @@ class _Solver:
 
     async def _all(self, names: Iterable[str]) -> list[RepoDataRecord]:
         """Every record of these names."""
-        from rattler import MatchSpec
-        from rattler.exceptions import GatewayError
-
         specs = [MatchSpec(name) for name in sorted(set(names))]
         if not specs:
             return []
@@ -284,8 +265,6 @@ class _Solver:
 
     async def _nearest(self) -> str:
         """The first change of one thing with which there is a solution, in words; empty where none helps."""
-        from rattler.exceptions import SolverError
-
         end = monotonic() + PATIENCE
         for words, name, wish in _relaxed(self.wish):
             if monotonic() > end:

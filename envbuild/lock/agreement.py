@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
-from envbuild.catalog.loader import pick_profile
+from envbuild.catalog.loader import LoadedStack, pick_profile
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.lock.variants import PLATFORM, applies, decided, locked_image, variant_plans
+from envbuild.lock.variants import (
+    PLATFORM,
+    applies,
+    decided,
+    locked_image,
+    provides,
+    spec_name,
+    specs,
+    variant_plans,
+)
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import TAKEN, Lock, LockedInterpreter, LockedSource, Variant
 from envbuild.model.stack import Profile, Source, Stack
+from envbuild.model.target import Target
 from envbuild.node.paths import read_json
-
-if TYPE_CHECKING:
-    from envbuild.catalog.loader import LoadedStack
-    from envbuild.model.stack import Stack
-    from envbuild.model.target import Target
 
 
 class ChosenProfile(NamedTuple):
@@ -141,8 +146,6 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
             "platform": variant.platform if name in usual else PLATFORM,
             "arch_list": None,
         }
-        if variant.smoke == profile.smoke:
-            del wanted["smoke"]  # where the stack says nothing, locks of earlier versions have `sound` alone
         findings += [
             differs(field, f"{name}: {_apart(value, getattr(variant, field))}")
             for field, value in wanted.items()
@@ -185,8 +188,6 @@ def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
     locked, spec = variant.conda, profile.conda
     if locked is None or spec is None:
         return []
-    from envbuild.lock.conda_part import provides, spec_name, specs
-
     pairs = {"provides": (provides(spec), locked.provides), "link_scripts": (spec.link_scripts, locked.link_scripts)}
     findings = [
         differs(f"conda.{field}", f"{variant.id}: {there} in the stack, {here} in the lock")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from envbuild.catalog.loader import manifest_digest
+from envbuild.conda.channels import places
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import LockFinding, contents, differs
 from envbuild.lock.create import added_names
@@ -169,8 +170,7 @@ def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
     rows = [(variant.id, each) for variant in lock.variants for each in variant.archives]
     if not rows or profile.conda is None:
         return []
-    from envbuild.conda.channels import places
-    from envbuild.conda.solve import offered
+    from envbuild.conda.solve import offered  # with it comes rattler
 
     try:
         there = offered([each for _, each in rows], places(profile.conda))

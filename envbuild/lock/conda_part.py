@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from envbuild.conda.channels import places
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError
-from envbuild.lock.variants import applies
-from envbuild.model.conda import SUBDIRS, CondaPackage, CondaSpec, LockedConda
-
-if TYPE_CHECKING:
-    from envbuild.lock.variants import Plan
-    from envbuild.model.lock import LockedPackage, Variant
-    from envbuild.model.stack import Profile
+from envbuild.lock.variants import Plan, provides, specs
+from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
+from envbuild.model.lock import LockedPackage, Variant
+from envbuild.model.stack import Profile
 
 NOT_ASKED = "the channels were not asked"
-_SPEC_NAME = re.compile(r"(?:.*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)")
 
 
 class CondaAsked(NamedTuple):
@@ -43,8 +39,7 @@ def lock_conda(
     spec = profile.conda
     if spec is None or plan.virtual is None:
         return None
-    from envbuild.conda.channels import places
-    from envbuild.conda.sizes import with_sizes
+    from envbuild.conda.sizes import with_sizes  # with these comes rattler
     from envbuild.conda.solve import Wish, solve
 
     said: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
@@ -62,47 +57,12 @@ def lock_conda(
 
 def solver_version(profile: Profile) -> dict[str, str]:
     """The solver of a profile with a conda section, by name."""
-    from importlib.metadata import version
-
     return {"py-rattler": version("py-rattler")} if profile.conda is not None else {}
 
 
 def left_to_conda(plan: Plan, profile: Profile) -> frozenset[str]:
     """The distributions that pip's resolver leaves out of a variant."""
     return frozenset(provides(profile.conda)) if plan.virtual is not None else frozenset()
-
-
-def provides(spec: CondaSpec | None) -> dict[str, str]:
-    """Distribution, by its normal name, to the conda package that stands in for it."""
-    return {str(canonicalize_name(name)): conda for name, conda in spec.provides.items()} if spec else {}
-
-
-def specs(profile: Profile, spec: CondaSpec, python: str, platform: str) -> tuple[str, ...]:
-    """The match specs: Python, those of the section, and the versions that the profile asks of what conda provides."""
-    theirs = provides(spec)
-    wanted = [Requirement(text) for text in (*profile.packages, *profile.constraints)]
-    if profile.torch is not None and "torch" in theirs:
-        wanted.append(Requirement(f"torch=={profile.torch.version}"))
-    named = [
-        f"{theirs[name]} {','.join(sorted(map(_conda_version, each.specifier)))}".strip()
-        for each in wanted
-        if (name := str(canonicalize_name(each.name))) in theirs and applies(each, python, platform)
-    ]
-    said = {spec_name(text) for text in (*spec.packages, *named)}
-    bare = [name for name in theirs.values() if name not in said]
-    return tuple(dict.fromkeys((f"python {python}.*", *spec.packages, *named, *bare)))
-
-
-def _conda_version(specifier: object) -> str:
-    """`==1.2.*` as conda has it: `1.2.*`; a local version is no part of conda's."""
-    text = str(specifier).replace("===", "==").partition("+")[0]
-    return text[2:] if text.startswith("==") and text.endswith(".*") else text
-
-
-def spec_name(text: str) -> str:
-    """The package of a match spec."""
-    found = _SPEC_NAME.match(text)
-    return found.group(1).lower() if found else text
 
 
 def _measured(package: CondaPackage, before: Mapping[str, CondaPackage]) -> CondaPackage:

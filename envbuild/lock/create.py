@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from envbuild import __version__
+from envbuild.catalog.indexes import index_for_torch
 from envbuild.catalog.loader import manifest_digest
+from envbuild.catalog.toolchain import load_toolchain
 from envbuild.conda.virtual import Virtual
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import packages
@@ -68,7 +70,6 @@ def default_supply(
 
     `indexes` replaces the address of a named index, for a mirror: name to URL.
     """
-    from envbuild.catalog.indexes import index_for_torch
 
     def torch_index(version: str, flavour: str) -> Index:
         entry = index_for_torch(version, flavour)
@@ -135,8 +136,6 @@ def create_lock(
 
 def standalone_interpreters(toolchain: Path | None = None) -> dict[str, LockedInterpreter]:
     """The standalone CPython builds that the catalog, or the toolchain file at `toolchain`, pins, by minor version."""
-    from envbuild.catalog.toolchain import load_toolchain
-
     return {
         python: LockedInterpreter(kind="standalone", name=build.name, sha256=build.sha256)
         for python, build in load_toolchain(toolchain).pythons.items()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from envbuild.model.lock import Lock, LockedPackage, LockedPatch, LockedSource, Variant
+from envbuild.model.lock import Lock, LockedSource, Variant
 from envbuild.text import grouped
 
 _FIELDS = ("engine", "platform", "python", "torch", "flavour")
@@ -72,20 +72,24 @@ def diff_locks(a: Lock, b: Lock) -> LockDiff:
 
 
 def _variant(a: Variant, b: Variant) -> list[Change]:
-    name = a.id
-    return [
-        *_maps(name, "field", _fields(a), _fields(b)),
-        *_maps(name, "package", _packages(a.packages, b.packages), _packages(b.packages, a.packages)),
-        *_maps(name, "conda package", _archives(a, b), _archives(b, a)),
-        *_maps(name, "base package", a.provided, b.provided),
-        *_sources(name, a.sources, b.sources),
-        *_maps(name, "working tree", _trees(a), _trees(b)),
-        *_maps(name, "variable", _variables(a), _variables(b)),
-        *_maps(name, "smoke item", _smoke(a), _smoke(b)),
-    ]
+    views: tuple[tuple[str, Callable[[Variant, Variant], Mapping[str, str]]], ...] = (
+        ("field", _fields), ("package", _packages), ("conda package", _archives),
+        ("base package", lambda own, _: own.provided),
+        ("source", lambda own, _: {source.name: source.commit for source in own.sources}),
+        ("working tree", lambda own, _: {tree.name: tree.install for tree in own.trees}),
+        ("variable", _variables), ("smoke item", _smoke),
+    )  # fmt: skip
+    changes = []
+    for what, view in views:
+        changes += _maps(a.id, what, view(a, b), view(b, a))
+        if what == "source":
+            old, new = ({source.name: source for source in variant.sources} for variant in (a, b))
+            for key in sorted(old.keys() & new.keys()):
+                changes += _maps(a.id, f"source {key}", _source_fields(old[key]), _source_fields(new[key]))
+    return changes
 
 
-def _fields(variant: Variant) -> dict[str, str]:
+def _fields(variant: Variant, _: Variant) -> dict[str, str]:
     return {field: str(getattr(variant, field)) for field in _FIELDS} | {
         "base": _flat(variant.base.to_json_dict()),
         "interpreter": _flat(variant.interpreter.to_json_dict()),
@@ -107,62 +111,37 @@ def _words(value: object) -> str:
     return ",".join(map(_words, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _pin(pin: LockedPatch) -> str:
-    hits = f"{pin.least}" if pin.least == pin.most else f"{pin.least} to {pin.most}"
-    return f"digest {pin.digest[:12]}, {hits} {'hit' if hits == '1' else 'hits'}"
-
-
-def _variables(variant: Variant) -> dict[str, str]:
+def _variables(variant: Variant, _: Variant) -> dict[str, str]:
     return {
         key: value if isinstance(value, str) else f"{value.path} (if it exists)"
         for key, value in variant.environment.items()
     }
 
 
-def _smoke(variant: Variant) -> dict[str, str]:
+def _smoke(variant: Variant, _: Variant) -> dict[str, str]:
     items = (item.to_json_dict() for item in variant.smoke)
     return {str(item.pop("name")): _flat(item) for item in items}
 
 
-def _packages(own: tuple[LockedPackage, ...], other: tuple[LockedPackage, ...]) -> dict[str, str]:
+def _packages(own: Variant, other: Variant) -> dict[str, str]:
     """Name to version; where only the files or the index differ, what differs is said behind the version."""
-    others = {package.name: package for package in other}
-    out = {}
-    for package in own:
-        twin = others.get(package.name)
-        same_version = twin is not None and twin.version == package.version
+    same = {(each.name, each.version) for each in other.packages}
+    found = {}
+    for package in own.packages:
         files = " ".join(f"{item.file} sha256 {item.sha256[:12]}" for item in package.files)
-        out[package.name] = f"{package.version} ({package.index}: {files})" if same_version else package.version
-    return out
+        place = f" ({package.index}: {files})" if (package.name, package.version) in same else ""
+        found[package.name] = f"{package.version}{place}"
+    return found
 
 
 def _archives(own: Variant, other: Variant) -> dict[str, str]:
     """The same for conda; of one version, the build and where it is from are said."""
-    others = {each.name: each for each in other.archives}
-    out = {}
+    same = {(each.name, each.version) for each in other.archives}
+    found = {}
     for each in own.archives:
-        twin = others.get(each.name)
-        place = f"{each.build} ({each.channel}/{each.subdir}: {each.file} sha256 {each.sha256[:12]})"
-        out[each.name] = f"{each.version} {place}" if twin and twin.version == each.version else each.version
-    return out
-
-
-def _sources(name: str, a: tuple[LockedSource, ...], b: tuple[LockedSource, ...]) -> list[Change]:
-    old, new = ({source.name: source for source in sources} for sources in (a, b))
-    changes = _maps(
-        name,
-        "source",
-        {key: source.commit for key, source in old.items()},
-        {key: source.commit for key, source in new.items()},
-    )
-    for key in sorted(old.keys() & new.keys()):
-        before, after = (_source_fields(source[key]) for source in (old, new))
-        changes += _maps(name, f"source {key}", before, after)
-    return changes
-
-
-def _trees(variant: Variant) -> dict[str, str]:
-    return {tree.name: tree.install for tree in variant.trees}
+        place = f" {each.build} ({each.channel}/{each.subdir}: {each.file} sha256 {each.sha256[:12]})"
+        found[each.name] = f"{each.version}{place if (each.name, each.version) in same else ''}"
+    return found
 
 
 def _source_fields(source: LockedSource) -> dict[str, str]:
@@ -170,9 +149,10 @@ def _source_fields(source: LockedSource) -> dict[str, str]:
     plain = [key for key in data if key not in ("name", "commit", "submodules", "build", "patches", "patch_pins")]
     out = {key: _words(data[key]) for key in plain}
     out["build"] = _flat(source.build.to_json_dict()) if source.build else "none"
-    pins = {pin.name: pin for pin in source.patch_pins}
-    for patch in dict.fromkeys([*source.patches, *pins]):
-        out[f"patch {patch}"] = _pin(pins[patch]) if patch in pins else "not pinned"
+    out |= {f"patch {patch}": "not pinned" for patch in source.patches}
+    for pin in source.patch_pins:
+        hits = f"{pin.least}" if pin.least == pin.most else f"{pin.least} to {pin.most}"
+        out[f"patch {pin.name}"] = f"digest {pin.digest[:12]}, {hits} {'hit' if hits == '1' else 'hits'}"
     return out | {f"submodule {sub.path}": f"{sub.git} {sub.commit} tree {sub.tree}" for sub in source.submodules}
 
 

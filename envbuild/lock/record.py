@@ -39,19 +39,20 @@ class Origin:
     only_folders: bool = False
 
 
+def _files(lock: Lock) -> Iterator[tuple[LockedPackage, ArtifactFile]]:
+    for package in (package for variant in lock.variants for package in variant.packages):
+        yield from ((package, file) for file in package.files)
+
+
 def unrecorded(lock: Lock) -> list[tuple[LockedPackage, ArtifactFile]]:
     """The files of a lock that have no hash, each once, with their packages."""
-    files = {(package.index, file.file): (package, file)
-             for variant in lock.variants for package in variant.packages for file in package.files
-             if file.sha256 == "unrecorded"}  # fmt: skip
-    return list(files.values())
+    lacking = ((package, file) for package, file in _files(lock) if file.sha256 == "unrecorded")
+    return list({(package.index, file.file): (package, file) for package, file in lacking}.values())
 
 
 def recorded(lock: Lock) -> Known:
     """The files of a lock that have one."""
-    return {(package.index, file.file): file
-            for variant in lock.variants for package in variant.packages for file in package.files
-            if file.sha256 != "unrecorded"}  # fmt: skip
+    return {(package.index, file.file): file for package, file in _files(lock) if file.sha256 != "unrecorded"}
 
 
 def filled(lock: Lock, known: Known) -> Lock:

@@ -1,24 +1,27 @@
 """Which variants a profile has: one for each Python, flavour, base and interpreter kind, and those of conda.
 
-Also whether a requirement applies to one, and the refusals of what its lock has not recorded.
+Also whether a requirement applies to one, what conda is asked for, and the refusals of what a lock has not recorded.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from envbuild.conda.virtual import Virtual, platform_of, solutions
 from envbuild.errors import EnvbuildError
-from envbuild.model.conda import LockPlatform
+from envbuild.model.conda import CondaSpec, LockPlatform
 from envbuild.model.finding import package_name
 from envbuild.model.lock import ArtifactFile, LockedImage, LockedInterpreter, LockedTree, Variant
 from envbuild.model.stack import Base, Profile
 
 PLATFORM: LockPlatform = "linux_x86_64"
 UNRECORDED = "hash-unrecorded"
+_SPEC_NAME = re.compile(r"(?:.*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)")
 
 
 class Plan(NamedTuple):
@@ -162,6 +165,39 @@ def environment(python: str, platform: str) -> dict[str, str]:
         "python_version": python,
         "sys_platform": "linux",
     }
+
+
+def provides(spec: CondaSpec | None) -> dict[str, str]:
+    """Distribution, by its normal name, to the conda package that stands in for it."""
+    return {str(canonicalize_name(name)): conda for name, conda in spec.provides.items()} if spec else {}
+
+
+def specs(profile: Profile, spec: CondaSpec, python: str, platform: str) -> tuple[str, ...]:
+    """The match specs: Python, those of the section, and the versions that the profile asks of what conda provides."""
+    theirs = provides(spec)
+    wanted = [Requirement(text) for text in (*profile.packages, *profile.constraints)]
+    if profile.torch is not None and "torch" in theirs:
+        wanted.append(Requirement(f"torch=={profile.torch.version}"))
+    named = [
+        f"{theirs[name]} {','.join(sorted(map(_conda_version, each.specifier)))}".strip()
+        for each in wanted
+        if (name := str(canonicalize_name(each.name))) in theirs and applies(each, python, platform)
+    ]
+    said = {spec_name(text) for text in (*spec.packages, *named)}
+    bare = [name for name in theirs.values() if name not in said]
+    return tuple(dict.fromkeys((f"python {python}.*", *spec.packages, *named, *bare)))
+
+
+def _conda_version(specifier: object) -> str:
+    """`==1.2.*` as conda has it: `1.2.*`; a local version is no part of conda's."""
+    text = str(specifier).replace("===", "==").partition("+")[0]
+    return text[2:] if text.startswith("==") and text.endswith(".*") else text
+
+
+def spec_name(text: str) -> str:
+    """The package of a match spec."""
+    found = _SPEC_NAME.match(text)
+    return found.group(1).lower() if found else text
 
 
 def hash_unrecorded(file: ArtifactFile, command: str) -> EnvbuildError:

@@ -53,12 +53,6 @@ class ArtifactFile(StrictModel):
     witness: Text | None = None
     reason: Text | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_old_locks_say(cls, data: Any) -> Any:
-        """Locks once named files that a wheel's RECORD is wrong about; today the archive itself is asked."""
-        return {k: v for k, v in data.items() if k != "misrecorded"} if isinstance(data, dict) else data
-
 
 class LockedPackage(StrictModel):
     """One package at one version; `index` is the *name* of the index that has it (catalog/compat/indexes.json).

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,14 +11,16 @@ from typing import NamedTuple
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
 
-from envbuild.model.lock import ArtifactFile, LockedPackage
+from envbuild.model.evidence import BuiltVariant, NodeEvidence, PackageFile
+from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 
 Numbers = tuple[int, ...]
 
 _LEADING = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
-@functools.lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def numbers(text: str | None) -> Numbers:
     """The leading dotted number: `470.82.01 (GA)` is (470, 82, 1); empty when there is none."""
     found = _LEADING.match(text.strip()) if text else None
@@ -111,3 +112,28 @@ def _places(platform: Platform) -> Mapping[Tag, int]:
         *compatible_tags(python, interpreter=interpreter, platforms=platforms),
     ]
     return MappingProxyType({tag: place for place, tag in enumerate(tags)})
+
+
+def built(variants: Mapping[str, Variant], nodes: Iterable[NodeEvidence]) -> tuple[BuiltVariant, ...]:
+    """Which files of each variant fit the nodes that have it; nodes without facts add none."""
+    out = []
+    having = list(nodes)
+    for digest, variant in variants.items():
+        facts = [node.facts for node in having if node.variant_digest == digest and node.facts is not None]
+        rows = dict.fromkeys(row for each in facts for row in _files(variant, each))
+        out.append(BuiltVariant(id=variant.id, digest=digest, packages=tuple(rows)))
+    return tuple(out)
+
+
+def _files(variant: Variant, facts: NodeFacts) -> Iterator[PackageFile]:
+    glibc = numbers(facts.libc.version) if facts.libc.kind == "glibc" else ()
+    platform = Platform(variant.python, variant.machine, glibc)
+    for each in variant.archives:
+        row = {key: getattr(each, key) for key in ("name", "version", "build", "subdir", "file", "sha256")}
+        yield PackageFile(kind="conda", index=each.channel, **row)
+    for package in variant.packages:
+        file = fitting_file(package, platform)
+        if file is not None:
+            yield PackageFile(
+                name=package.name, version=package.version, file=file.file, sha256=file.sha256, index=package.index
+            )

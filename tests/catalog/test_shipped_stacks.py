@@ -1,23 +1,28 @@
-"""The five document stacks: complete, consistent, and true as far as it can be said without a network."""
+"""The shipped stacks: complete, consistent, and true as far as it can be said without a network."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from envbuild.catalog.loader import load_stack
+from envbuild.catalog.loader import list_stacks
+from envbuild.catalog.yaml_load import load_yaml
 from envbuild.explain.annotate import annotate
 from envbuild.explain.checks import Means, run_checks
 from envbuild.explain.view import least_nodes
 from envbuild.model.finding import IndexCheck
-from envbuild.model.stack import Stack
+from envbuild.model.stack import Build, Profile, Stack
+from envbuild.node.build import kernels
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat
+from tests.support.stacks import shipped_stack
 
 STACKS = ("megatron-alpa", "megatron-deepspeed-alcf", "megatron-deepspeed-slurm", "megatronapp", "opt-175b")
 
 
 def shipped(name: str) -> Stack:
-    return load_stack(name).stack
+    return shipped_stack(name).stack
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +170,122 @@ def test_a_stack_without_a_profile_for_cuda_13_names_the_line_that_stops_it(name
         [True],
         [False, True],
     )
+
+
+SOURCES = {
+    f"{name}-{profile}": contents.sources
+    for name in list_stacks()
+    for profile, contents in shipped_stack(name).stack.profiles.items()
+    if contents.sources
+}
+BUILT = {
+    f"{profile}-{source.name}": (source, source.build)
+    for profile, sources in SOURCES.items()
+    for source in sources
+    if source.build
+}
+
+
+def promised(build: Build) -> list[str]:
+    return [*(build.extensions or ()), *kernels.extensions(build.model_dump(mode="json"))]
+
+
+def test_there_are_builds_of_every_kind() -> None:
+    assert {build.kind for _, build in BUILT.values()} == {"wheel", "inplace", "kernels"}
+
+
+@pytest.mark.parametrize("built", BUILT)
+def test_a_build_says_what_must_come_out(built: str) -> None:
+    _, build = BUILT[built]
+    # A source of Python alone may need to be told its version, and makes no extension.
+    assert promised(build) or (not build.flags and set(build.environment or ()) == {"SETUPTOOLS_SCM_PRETEND_VERSION"})
+
+
+@pytest.mark.parametrize("built", BUILT)
+def test_kernels_are_built_from_files_and_the_source_is_edited_to_take_them(built: str) -> None:
+    source, build = BUILT[built]
+    if build.kind != "kernels":
+        assert "megatron-fused-import" not in source.patches
+        return
+    cuda = any(path.endswith(".cu") for module in build.modules or () for path in module.sources)
+    edits = {"megatron-data-helpers"} | ({"megatron-fused-arch", "megatron-fused-import"} if cuda else set())
+    assert edits <= set(source.patches)
+    flags = [flag for module in build.modules or () for flag in (*module.nvcc_flags, *module.cxx_flags)]
+    assert not [flag for flag in flags if "arch" in flag or "sm_" in flag], "architectures come from the target"
+
+
+@pytest.mark.parametrize("profile", SOURCES)
+def test_no_two_wheels_of_a_profile_hold_the_same_module(profile: str) -> None:
+    names = [name for source in SOURCES[profile] if source.build for name in promised(source.build)]
+    assert len(set(names)) == len(names)
+
+
+def test_the_same_commit_and_flags_give_the_same_extensions_everywhere() -> None:
+    seen: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...] | None] = {}
+    for source, build in BUILT.values():
+        if build.flags:
+            key = (source.git, source.commit, build.flags)
+            assert seen.setdefault(key, build.extensions) == build.extensions
+    assert len(seen) >= 6
+
+
+ENTRIES = load_yaml(Path(__file__).parent / "entries.yaml")
+# Profiles of the Python layer say that nothing can be started with them.
+STARTED = [
+    (name, profile)
+    for name in ENTRIES
+    for profile, made in shipped_stack(name).stack.profiles.items()
+    if not any("For imports and reading only" in each for each in made.deviations)
+]
+
+
+def missing(profile: Profile, wanted: list[str]) -> list[str]:
+    """The modules that no import of the profile brings in; `a.b` brings in `a`."""
+    return [name for name in wanted if not any(f"{each}.".startswith(f"{name}.") for each in profile.imports)]
+
+
+@pytest.mark.parametrize(("name", "profile"), STARTED)
+def test_d52_imports_name_what_the_training_script_imports(name: str, profile: str) -> None:
+    made = shipped_stack(name).stack.profiles[profile]
+    dispensable = {
+        module for source in made.sources for patch in source.patches for module in ENTRIES[name].get(patch, ())
+    }
+    assert set(missing(made, ENTRIES[name]["imports"])) <= dispensable
+    # torch first: the libraries of what was compiled are those that it loads.
+    assert made.imports[0] == "torch"
+
+
+def test_d52_a_list_without_a_module_is_found() -> None:
+    made = shipped_stack("megatronapp").stack.profiles["ported"]
+    short = made.model_copy(update={"imports": ("torch", "megatron.core.enums", "megatronic")})
+    assert missing(short, ["torch", "megatron", "megatron.core", "megatron.training"]) == ["megatron.training"]
+
+
+@pytest.mark.parametrize(("name", "profile"), STARTED)
+def test_d55_every_megatron_with_datasets_builds_its_index_builder_ahead_of_time(name: str, profile: str) -> None:
+    sources = [source for source in shipped_stack(name).stack.profiles[profile].sources if source.install != "wheel"]
+    built = [s for s in sources if s.build and any(m.name == "helpers" for m in s.build.modules or ())]
+    # metaseq brings its own data; of Megatron it takes the parallel layers.
+    assert len(built) == (0 if name == "opt-175b" else 1)
+    for source in built:
+        assert "megatron-data-helpers" in source.patches
+        assert not any("helpers" in pattern for pattern in source.generated)
+        assert [m.torch for m in source.build.modules if m.name == "helpers"] == [False]  # type: ignore[union-attr]
+
+
+METASEQ = shipped("opt-175b")
+TRAINING = [name for name, profile in METASEQ.profiles.items() if any(item.step for item in profile.smoke)]
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("profile", TRAINING)
+def test_metaseq_calls_the_softmax_with_whole_blocks(profile: str, tensor: int) -> None:
+    # scaled_upper_triang_masked_softmax.h: rows of 64 are computed by 32 threads of 128, two at a time.
+    [step] = [item.step for item in METASEQ.profiles[profile].smoke if item.step]
+    words = step.arguments
+    batch, heads, length = (
+        int(words[words.index(f"--{name}") + 1])
+        for name in ("batch-size", "decoder-attention-heads", "tokens-per-sample")
+    )
+    assert length == 64
+    assert batch * heads // tensor % 8 == 0

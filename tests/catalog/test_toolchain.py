@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.catalog.toolchain import find_python, load_toolchain
+from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.transport.download import download
 
@@ -29,7 +29,7 @@ pythons:
 @pytest.mark.parametrize("minor", ["3.9", "3.10", "3.11", "3.12", "3.13"])
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_every_supported_minor_is_pinned_for_both_machines(minor: str, arch: str) -> None:
-    build = find_python(minor, arch, "glibc")
+    build = load_toolchain().find_python(minor, arch, "glibc")
     assert build.minor == minor
     assert build.url.startswith("https://github.com/astral-sh/python-build-standalone/releases/download/")
     assert build.url.endswith(build.name.replace("+", "%2B"))
@@ -53,8 +53,8 @@ def test_the_view_for_locks_has_one_build_a_minor() -> None:
 def test_a_users_file_of_the_same_shape_replaces_the_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "toolchain.yaml"
     path.write_text(MINE.format(digest="ab" * 32))
-    assert find_python("3.11", path=path).url == "file:///srv/my-python.tar.gz"
-    assert find_python("3.11.7", path=path).size == 12
+    assert load_toolchain(path).find_python("3.11").url == "file:///srv/my-python.tar.gz"
+    assert load_toolchain(path).find_python("3.11.7").size == 12
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_users_file_of_the_same_shape_replaces_the_shipped_one(tmp_path: Path)
 )
 def test_an_interpreter_that_is_not_to_be_had_is_refused(version: str, arch: str, libc: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
-        find_python(version, arch, libc)
+        load_toolchain().find_python(version, arch, libc)
     assert caught.value.code == "interpreter-missing"
     assert caught.value.exit_code == ExitCode.REFUSED
 
@@ -87,6 +87,6 @@ def test_a_build_of_a_users_file_is_fetched_and_checked(tmp_path: Path) -> None:
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     path = tmp_path / "toolchain.yaml"
     path.write_text(MINE.format(digest=digest).replace("file:///srv/my-python.tar.gz", archive.as_uri()))
-    build = find_python("3.11", path=path)
+    build = load_toolchain(path).find_python("3.11")
     got = download(build.url, tmp_path / "got.tar.gz", build.sha256, size_cap=1 << 30, deadline=60)
     assert got.sha256 == digest

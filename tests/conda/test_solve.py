@@ -200,9 +200,7 @@ def test_parts_of_a_multichannel_count_as_one_channel(tmp_path: Path) -> None:
 
 
 def test_rattler_is_loaded_only_to_solve(run_python: Callable[[str], str]) -> None:
-    code = (
-        "import sys, envbuild.conda.solve, envbuild.conda.channels, envbuild.cli.entry; print('rattler' in sys.modules)"
-    )
+    code = "import sys, envbuild.lock.check, envbuild.lock.create, envbuild.cli.entry; print('rattler' in sys.modules)"
     assert run_python(code) == "False"
 
 

@@ -16,11 +16,12 @@ from envbuild.conda.channels import Place
 from envbuild.conda.virtual import of_facts
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.check import check_lock
-from envbuild.lock.conda_part import CondaAsked, specs
+from envbuild.lock.conda_part import CondaAsked
 from envbuild.lock.create import create_lock
 from envbuild.lock.diff import diff_locks
 from envbuild.lock.files import parse_lock
 from envbuild.lock.readers.torch_wheels import Supply
+from envbuild.lock.variants import specs
 from envbuild.lock.write import render_lock
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -233,18 +232,6 @@ def test_an_image_is_locked_by_name_and_by_digest_where_its_reference_has_one(
     assert parse_lock(render_lock(lock), "again") == lock
     notes = [finding.code for finding in check_lock(lock, wanted, online=False)]
     assert notes == (["image-unrecorded"] if digest == "unrecorded" else [])
-
-
-def test_d02_an_old_lock_that_names_wrong_records_is_read_and_says_no_more_of_them(
-    tmp_path: Path, supply: MakeSupply
-) -> None:
-    make_wheel(tmp_path / "house", "alpha", "1.0")
-    lock = make(stack(packages=["alpha"]), supply(tmp_path / "house"))
-    said = 'size = 1, misrecorded = {"alpha-1.0.dist-info/METADATA" = "%s"}}' % ("a" * 64)
-    old, count = re.subn(r"size = \d+, unpacked = {[^}]*}}", said, render_lock(lock))
-    assert count == 1
-    (file,) = parse_lock(old, "old").variants[0].packages[0].files
-    assert (file.sha256, file.size) == (lock.variants[0].packages[0].files[0].sha256, 1)
 
 
 def offer(*wheels: Path, yanked: str | None = None) -> None:

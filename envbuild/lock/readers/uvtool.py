@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from uv import find_uv_bin
+
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import pip_config, proc, variables
 
@@ -30,8 +32,6 @@ _TIMEOUT_S = 900
 
 def uv_bin() -> str:
     """Full path of the uv that envbuild depends on. Raises EnvbuildError `uv-missing`."""
-    from uv import find_uv_bin
-
     try:
         return os.fsdecode(find_uv_bin())
     except FileNotFoundError as error:

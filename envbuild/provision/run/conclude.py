@@ -156,7 +156,7 @@ def write_evidence(
     from envbuild.report.equality import equality_of
     from envbuild.report.render import write_report
     from envbuild.report.tables import steps
-    from envbuild.resolve.arch import built
+    from envbuild.resolve.artifacts import built
 
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"

@@ -19,7 +19,7 @@ from envbuild.report.recheck.opened import Finding, checked, judged, not_checked
 from envbuild.report.sections.claims import is_equal
 from envbuild.report.sources import mapping
 from envbuild.report.verdict import GOOD
-from envbuild.resolve.arch import built
+from envbuild.resolve.artifacts import built
 from envbuild.text import few, plural
 
 

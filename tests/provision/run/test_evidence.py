@@ -11,7 +11,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.provision.run.evidence import coded, inspected_node, node_evidence
-from envbuild.resolve.arch import built
+from envbuild.resolve.artifacts import built
 from tests.lock.build import SHA
 from tests.resolve.builders import node_facts
 
