@@ -32,7 +32,7 @@ generated: .venv/.ready  ## schemas, error codes, shipped locks and containers/ 
 	.venv/bin/python docs/make_reference.py
 	.venv/bin/python docs/make_pictures.py
 	.venv/bin/python docs/make_man.py
-	git diff --exit-code -- docs/schemas docs/reference docs/concepts docs/man
+	git diff --exit-code -- docs/schemas docs/reference docs/pictures docs/man
 	.venv/bin/envbuild lock check torch-smoke --offline
 	.venv/bin/envbuild image dockerfile --check
 

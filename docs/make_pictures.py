@@ -1,4 +1,4 @@
-"""Draws the pictures of `docs/concepts/`: boxes in rows, each row flowing to the right, with a note under each box."""
+"""Draws the pictures of `docs/pictures/`: boxes in rows, each row flowing to the right, with a note under each box."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def drawn(text: str) -> str:
 
 if __name__ == "__main__":
     for name, text in PICTURES.items():
-        path = Path(__file__).parent / "concepts" / "pictures" / f"{name}.svg"
+        path = Path(__file__).parent / "pictures" / f"{name}.svg"
         path.write_text(drawn(text), encoding="utf-8")

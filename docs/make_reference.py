@@ -1,4 +1,4 @@
-"""Writes `docs/reference/` from the sources: errors, rules, findings, patches, settings, keys of manifests."""
+"""Writes `docs/reference/` from the sources: commands, errors, rules, findings, patches, settings, keys of files."""
 
 from __future__ import annotations
 
@@ -59,11 +59,48 @@ def rules_page() -> str:
         (f"`{rule}`", text.partition(": ")[2].replace("\n\n", " "), f"`{_place(RULES[rule])}`")
         for rule, text in says.items()
     )
-    return f"""# Rules
+    return f"""# How fit is decided
 
-Each rule compares facts of a node with one variant of the lock; `plan` and `explain` name it with what it compared.
-These are asked in this order; those of package pairs follow, a row each in `envbuild/catalog/compat/packages.yaml`.
-"Decided by" names a file below `envbuild/resolve/` and its function.
+![Each rule allows, warns or refuses a variant; the first that nothing refuses is taken](../pictures/decisions.svg)
+
+A lock has several variants of one environment. They differ in Python, CUDA flavour, base and engine. For each node
+envbuild goes through
+the variants in the lock's order. It asks every [rule](#the-rules). A rule compares one value of the node with one
+value of the
+variant, and answers:
+
+- **allow**: it fits. The answer has both values.
+- **warn**: it works with a reservation, or the value that would refuse it is not verified.
+- **refuse**: it cannot work. The answer names the nearest variant that would.
+
+envbuild takes the first variant that no rule refuses. `plan` shows the refusals that matter to you. `explain --facts`
+shows all, and so
+does the report.
+
+## Where rules get their knowledge
+
+From tables in `envbuild/catalog/compat/`: which driver runs which CUDA, which PyTorch release has code for which GPU,
+which nvcc takes
+which gcc. Each row names its source. A row that nobody has verified is marked. Such a row can warn, but it never
+refuses alone.
+
+## What rules do not decide
+
+Whether it works. envbuild installs the variant, imports it and runs the smoke test before it writes the stamp. An
+environment that fails
+a test is not put into use.
+
+## Nodes of several kinds
+
+Each node gets its own variant. Nodes that are equal in everything that rules compare are decided once. If two kinds
+of nodes get
+environments with different roots, `provision` says so.
+
+## The rules
+
+The rules are asked in this order. Rules about pairs of packages follow, one row each in
+`envbuild/catalog/compat/packages.yaml`. "Decided by"
+names a file in `envbuild/resolve/` and its function.
 
 {table(("rule", "what it asks", "decided by"), rows)}"""
 
@@ -71,7 +108,7 @@ These are asked in this order; those of package pairs follow, a row each in `env
 def findings_page() -> str:
     """One table a stack: what its document says wrongly."""
     parts = [
-        "# Findings\n\nWhat the five documents get wrong; `envbuild explain STACK` shows each with its evidence.\n"
+        "# Findings and patches\n\nWhat the five documents get wrong. `envbuild explain STACK` shows the evidence.\n"
     ]
     for name in loader.list_stacks():
         stack = loader.load_stack(name).stack
@@ -103,15 +140,16 @@ def patches_page() -> str:
         for tried in each.tried:
             source = tried.git.removeprefix("https://github.com/")
             places.setdefault((source, f"`{tried.commit[:8]}`"), []).append(f"`{name}` {tried.hits}")
-    return f"""# Patches of the catalog
+    return f"""
+## Patches of the catalog
 
-What each edits, and why; how they are used and what they promise is in [patches](../patches.md).
+What each patch edits, and why. How to use patches: [patches](../patches.md).
 
 {table(("patch", "what it does", "why", "used by"), rows)}
-## Variables that edited sources read
+### Variables that edited sources read
 
 {table(("variable", "patch", "what it is"), variables)}
-## Places found
+### Places found
 
 At these commits each was really applied, and found so many places.
 
@@ -124,10 +162,12 @@ def settings_page() -> str:
         (f"`{name}`", f"`ENVBUILD_{name.upper()}`", key.help, "" if key.default is None else f"`{key.default}`")
         for name, key in KEYS.items()
     )
-    return f"""# Settings
+    return f"""
+## Settings
 
-A flag beats a variable, a variable the project's `envbuild.toml`, that the user's `config.toml`,
-that `/etc/envbuild/config.toml`. `envbuild config show` says which one each value is from.
+The first of these that has a value wins: the option, the environment variable, `envbuild.toml` of the project,
+`config.toml` of the user,
+`/etc/envbuild/config.toml`. `envbuild config show` prints each value with its source.
 
 {table(("key", "variable", "what it is", "default"), rows)}"""
 
@@ -161,26 +201,42 @@ def _keys(model: dict[str, Any]) -> str:
     return table(("key", "value", "default"), rows)
 
 
-def keys_page(noun: str) -> str:
-    """The keys of a `stack` or `target` file: first those of the file, then those of what they hold, by name."""
-    schema = json.loads(schema_text(noun))
-    parts = [f"# Keys of a {noun} file\n\n{schema['description']}\n\n{_keys(schema)}"]
-    for name, model in sorted(schema["$defs"].items()):
-        if "properties" in model:
-            parts.append(f"\n## {name}\n\n{model.get('description', '')}\n\n{_keys(model)}")
+def keys_page() -> str:
+    """The keys of stack and target files: first those of the file, then those of what they hold, by name, each once."""
+    parts, written = ["# Stack and target files\n"], set[str]()
+    for noun in ("stack", "target"):
+        schema = json.loads(schema_text(noun))
+        parts.append(f"\n## Keys of a {noun} file\n\n{schema['description']}\n\n{_keys(schema)}")
+        for name, model in sorted(schema["$defs"].items()):
+            if "properties" in model and name not in written:
+                parts.append(f"\n### {name}\n\n{model.get('description', '')}\n\n{_keys(model)}")
+                written.add(name)
     return "".join(parts)
+
+
+COMMANDS = """# Commands and settings
+
+Every command with its options, from the program itself; `envbuild COMMAND --help` prints the same. Error codes and
+exit
+codes: [errors](errors.md).
+
+::: mkdocs-click
+    :module: envbuild.cli.verbs
+    :command: cli
+    :prog_name: envbuild
+    :depth: 1
+    :style: table
+"""
 
 
 def main() -> None:
     """Write every page."""
     pages = {
+        "commands": COMMANDS + settings_page(),
         "errors": errors_page(),
+        "files": keys_page(),
+        "findings": findings_page() + patches_page(),
         "rules": rules_page(),
-        "findings": findings_page(),
-        "patches": patches_page(),
-        "settings": settings_page(),
-        "stack-file": keys_page("stack"),
-        "target-file": keys_page("target"),
     }
     for name, text in pages.items():
         (HERE / "reference" / f"{name}.md").write_text(text, encoding="utf-8")

@@ -35,7 +35,7 @@ from tests.transport.sshd import user as user_name
 TOP = Path(__file__).parents[1]
 PAGES = [
     TOP / "README.md",
-    *sorted(page for folder in (".", "concepts", "dev") for page in (TOP / "docs" / folder).glob("*.md")),
+    *sorted(page for folder in (".", "dev") for page in (TOP / "docs" / folder).glob("*.md")),
 ]
 LINE = re.compile(r'^(?:\$ | {4,})((?:eval "\$\(|timeout \w+ )?(?:envbuild|fab) .*)$', re.MULTILINE)
 # What the test of the tutorials leaves.
@@ -43,14 +43,17 @@ LEFT = re.compile(r"<!-- not run: [^>]*-->\n+```console\n(.*?)^```", re.MULTILIN
 
 # What a command has that needs more than the user below, and the test that runs it.
 ROOMS = {
-    "torch": (r"^envbuild provision --target local$|^timeout 30m ", "e2e/test_torch_smoke.py"),
+    "torch": (
+        r"^envbuild provision --target local$|^timeout 30m |torch-smoke (--target|-- )",
+        "e2e/test_torch_smoke.py",
+    ),
     "conda": (r"environment\.yml|--engine conda", "test_snippets.py"),
     "hosts": (r"^fab .*gpu0", "test_snippets.py"),
-    "cluster": (r"cluster\.yaml", "slurm/test_snippets.py"),
+    "cluster": (r"(?<!init )\bcluster\.yaml|my-cluster\.yaml", "slurm/test_snippets.py"),
     "images": (r"image (build|verify) .*torch-smoke", "test_snippets_shipped.py"),
     "nodes": (r"--target T$", "fleet/test_containers.py"),
     "document": (r"--output opt\.html", "test_snippets_shipped.py"),
-    "nd96": (r"(provision|bench opt-175b) --target azure-nd96", "slurm/test_snippets.py"),
+    "opt": (r"my-azure\.yaml", "slurm/test_snippets.py"),
     "gpus": (
         r"h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
         r"data megatron-deepspeed-slurm",
@@ -64,6 +67,7 @@ FILLED = {
     "KEY": "key",
     "TARGET": "lab.yaml",
     "STACK": "./my.yaml",
+    "init cluster.yaml": "init new.yaml --facts azure-nd96",  # asks nothing
 }
 
 

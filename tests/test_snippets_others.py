@@ -71,6 +71,7 @@ ELSEWHERE = {
     r"chmod \+x prolog|srun --task-prolog": "slurm/test_node_local.py",
     r"ansible-playbook ": "provision/ansible/test_role.py",
     r"pip |python3 -m venv |export |for |git config": "e2e/test_packaging.py",
+    r"uv tool |pipx |git clone |cd envbuild|\. \.venv|tool/bin/pip": "e2e/test_packaging.py",
     r"ssh ": "test_snippets_others.py",
 }
 # What the lines of contributors have done, by what they print.
@@ -118,7 +119,7 @@ def test_a_module_is_loaded_as_the_page_has_it(user: World) -> None:
 
 @pytest.mark.slow
 def test_a_connection_is_kept_open_as_the_page_has_it(tmp_path: Path) -> None:
-    (line,) = shown("hosts.md", "ssh ")
+    (line,) = shown("targets.md", "ssh ")
     key = make_key(tmp_path / "id")
     server = Server(tmp_path / "gpu01", "127.0.0.2", key).start()
     try:

@@ -19,7 +19,7 @@ def examples(name: str) -> list[str]:
 
 
 def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
-    [text], [conda], [_, launch] = (examples(name) for name in ("stacks.md", "conda.md", "launch.md"))
+    [text, *_], [conda], [_, launch] = (examples(name) for name in ("stacks.md", "conda.md", "launch.md"))
     path = tmp_path / "my.yaml"
     path.write_text(text.replace("findings:\n", conda + "findings:\n", 1) + launch, encoding="utf-8")
     stack = load_stack(str(path)).stack
@@ -34,7 +34,7 @@ def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_target_loads(tmp_path: Path) -> None:
-    [text] = examples("targets.md")
+    text, *_ = examples("targets.md")
     path = tmp_path / "my-target.yaml"
     path.write_text(text, encoding="utf-8")
     target = load_target(str(path)).target

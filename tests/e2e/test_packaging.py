@@ -81,6 +81,24 @@ def test_what_a_machine_without_a_network_needs_is_carried_as_the_page_has_it(tm
     assert said == f"'NVIDIA/apex'\nenvbuild {__version__}\n" and (far / wheel.name).is_file()
 
 
+@pytest.mark.slow
+def test_envbuild_is_installed_as_the_page_has_it(tmp_path: Path) -> None:
+    """The address of the repository leads to this checkout; the second home has the wheels and no index."""
+    for name in ("hub", "home", "offline"):
+        (tmp_path / name).mkdir()
+    call("git", "clone", "-q", "--bare", REPOSITORY, tmp_path / "hub" / "envbuild", cwd=tmp_path)
+    insteadof = f'[url "file://{tmp_path}/hub/"]\n\tinsteadOf = https://github.com/OWNER/\n[safe]\n\tdirectory = *\n'
+    (tmp_path / "home" / ".gitconfig").write_text(insteadof)
+    (by_uv,) = shown("install.md", "uv tool ")
+    printed = _shell(tmp_path / "home", ".", by_uv.replace("3.12", sys.executable), ".local/bin/envbuild --version")
+    assert printed.endswith(f"envbuild {__version__}\n")
+    carried = shown("install.md", "pip wheel")
+    _shell(tmp_path / "home", ".", *shown("install.md", "git clone "), *shown("install.md", "cd "), *carried)
+    (tmp_path / "home" / "envbuild" / "wheels").rename(tmp_path / "offline" / "wheels")
+    lines = [*shown("install.md", "python3 -m venv"), *shown("install.md", "tool/bin/pip")]
+    assert _shell(tmp_path / "offline", ".", *lines, "tool/bin/envbuild --version") == f"envbuild {__version__}\n"
+
+
 def _shell(home: Path, folder: str, *lines: str) -> str:
     """What lines print in a shell of that home, all of which have to end well."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "ENVBUILD_"))}

@@ -592,7 +592,7 @@ def test_the_manifest_has_every_other_file(made: Path) -> None:
 def test_every_code_is_in_the_documentation() -> None:
     folder = Path(manifest.__file__).parent
     codes = {word for path in folder.glob("*.py") for word in re.findall(r'"(kit-[a-z-]+[a-z])"', path.read_text())}
-    told = (Path(__file__).parents[2] / "docs" / "report-codes.md").read_text()
+    told = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
     assert len(codes) > 8
     assert sorted(code for code in codes if f"`{code}`" not in told) == []
 

@@ -88,7 +88,7 @@ def test_without_signers_it_says_that_nobody_knows_whose_key_it_is(signed: Path,
 
 
 def test_plain_ssh_keygen_verifies_it_as_the_documentation_says(copy: Path, keys: Keys) -> None:
-    text = (Path(__file__).parents[2] / "docs/share-a-report.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reports.md").read_text()
     (block,) = re.findall(r"<!-- plain -->\n\n((?:    .*\n)+)", text)
     script = "set -e\n" + block.replace("author@example.org", NAME).replace("allowed_signers", str(keys.signers))
     for damage, good in ((b"", True), (b" ", False)):

@@ -209,7 +209,7 @@ def _in_job(world: JobWorld, *argv: str) -> subprocess.CompletedProcess[str]:
 
 def _in_a_users_job(world: JobWorld) -> list[str]:
     """What the page's own line prints in a job of two nodes."""
-    (line,) = shown("images-in-jobs.md", "srun ")
+    (line,) = shown("images.md", "srun ")
     for word, filled in (("<prefix>", shlex.quote(str(world.prefix))), ("<stack>", "tiny"), ("...", "train.py")):
         line = line.replace(word, filled)
     words = ["salloc", "--quiet", "--nodes=2", "--exclusive", "bash", "-ec", line]

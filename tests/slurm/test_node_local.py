@@ -118,7 +118,7 @@ def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> Path:
         shutil.copy(world.work / name, folder)
     code = "import alpha, os, sys\nprint(sys.prefix, os.environ['GREETING'], os.environ['ENVBUILD_STACK'])\n"
     (folder / "train.py").write_text(code)
-    page = (TOP / "docs" / "node-local.md").read_text(encoding="utf-8")
+    page = (TOP / "docs" / "slurm-and-pbs.md").read_text(encoding="utf-8")
     (block,) = (each for each in CONSOLE.findall(page) if "prolog" in each)
     env = {**world.env, "PATH": f"{Path(sys.executable).parent}:{world.env['PATH']}"}
     lines = "\n".join(line.removeprefix("$ ") for line in block.splitlines())

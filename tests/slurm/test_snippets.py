@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
 from tests.support.small_stacks import MEGATRON, Machine, Shelf
-from tests.test_snippets import of, run, run_all
+from tests.test_snippets import TOP, of, run, run_all
 from tests.test_snippets_shipped import wrong
 
 # As torchrun's ranks do: the first one listens on the port that it was told, and the others come to it and train.
@@ -60,14 +62,18 @@ def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluste
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_commands_on_the_document_s_own_cluster_run_as_they_are_written(cluster: Cluster, tmp_path: Path) -> None:
-    """The shipped target; its login host and folders are those of the tests, its GPUs are printed ones."""
+def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
+    """The page's target on a real Slurm: its folder is that of the tests, its GPUs are printed ones."""
     world = JobWorld(tmp_path, cluster)
     machine = Machine(world, "a100")
     machine.small("opt-175b", "exact")
-    machine.site("azure-nd96", connection={"kind": "job"}, prefix=str(world.prefix), tmp=str(world.prefix / "tmp"))
+    page = (TOP / "docs" / "tutorials" / "reproduce-a-document.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r'```yaml title="my-azure.yaml"\n(.*?)```', page, re.DOTALL)
+    machine.site("azure-nd96", tmp=str(world.prefix / "tmp"))
+    target = yaml.safe_load(block) | {"prefix": str(world.prefix)}
+    (world.work / "my-azure.yaml").write_text(yaml.safe_dump(target))
     jobs = []
-    for _, command, code in of("nd96"):
+    for _, command, code in of("opt"):
         done = run(world, command, before=machine.before)
         assert wrong(command, code, done) == ""
         jobs += [job["name"] for job in world.submitted()]

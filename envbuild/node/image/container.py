@@ -29,7 +29,7 @@ _RECORDED = ("stack", "id", "name", "runtime", "program", "key", "planned", "env
 
 
 def run(request: Json) -> tuple[bool, Json]:
-    """Do `args.action`; see docs/containers.md. Raises NodeError; see the functions."""
+    """Do `args.action`; see docs/images.md. Raises NodeError; see the functions."""
     args, prefix = request["args"], request["prefix"]
     args["stack"] = paths.checked_name(args.get("stack"), "stack")
     action = str(args.get("action"))

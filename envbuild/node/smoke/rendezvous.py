@@ -201,7 +201,7 @@ def in_job(most: int | None) -> Json:
             "request-invalid",
             "nodes can meet only where a job says who they are",
             why=str(error),
-            hint="see docs/jobs.md",
+            hint="see docs/slurm-and-pbs.md",
         ) from error
     # Slurm's own word for the node that srun runs on: node names need not be names of hosts.
     named = (os.environ.get("MASTER_ADDR"), os.environ.get("SLURM_LAUNCH_NODE_IPADDR"))

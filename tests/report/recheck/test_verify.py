@@ -340,7 +340,7 @@ def test_the_command_is_there() -> None:
 def test_every_code_is_in_the_documentation() -> None:
     folder = Path(page.__file__).parent / "recheck"
     codes = {code for path in folder.glob("*.py") for code in re.findall(r'"(report-[a-z-]+)"', path.read_text())}
-    told = (Path(__file__).parents[3] / "docs" / "report-codes.md").read_text()
+    told = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
     assert len(codes) > 20
     assert sorted(code for code in codes if f"`{code}`" not in told) == []
 
