@@ -7,9 +7,10 @@ do next. The command line prints it and exits with its documented code; there is
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from envbuild.node.protocol import EXITS, Exit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,23 +21,7 @@ T = TypeVar("T")
 TRACEBACK_KEPT = "report its traceback: "
 
 
-class ExitCode(enum.IntEnum):
-    """What a process exit status means (the table is in the README)."""
-
-    OK = 0
-    CHECK_FAILED = 1
-    USAGE = 2
-    UNREACHABLE = 3
-    BUILD_FAILED = 4
-    INTEGRITY = 5
-    BELOW_FLOOR = 6
-    REFUSED = 7
-    PARTIAL = 8
-    JOB_FAILED = 9
-    INTERNAL = 70
-    TRY_AGAIN = 75
-    INTERRUPTED = 130
-
+ExitCode = Exit
 
 # Gravest first; codes that are not listed (usage, internal, interrupted) end a run before nodes are compared.
 _GRAVITY = (
@@ -97,8 +82,6 @@ class EnvbuildError(Exception):
 
         `exit_code`: by default that of the code, see `EXITS` of `node/protocol.py`.
         """
-        from envbuild.node.protocol import EXITS
-
         super().__init__(what)
         self.code = code
         self.what = what

@@ -9,7 +9,7 @@ from envbuild.node import lease, paths, pip_config, proc, protocol, trust
 from envbuild.node.probe import disks, gpus, inventory, system
 from envbuild.node.probe import prefix as probe_prefix
 from envbuild.node.protocol import Json, NodeError, argument, utc_time
-from envbuild.node.read_text import search_path
+from envbuild.node.read_text import search_path, which
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def run(request: Json) -> "tuple[bool, Json]":
     }
     answers, warnings = _together(asked)
     quota = answers.pop("quota") or {}
-    facts = _quick(args, prefix, files, modules, folders, environments)
-    facts.update(answers.pop("gpu") or {})
+    facts = _quick(args, prefix, folders, environments)
+    facts.update(modules=modules, files_found=probe_prefix.files_found(files), **(answers.pop("gpu") or {}))
     facts.update({name: answer for name, answer in answers.items() if answer is not None})
     facts["prefix"] = _prefix(prefix, quota)
     if args.get("tmp"):
@@ -59,13 +59,9 @@ def run(request: Json) -> "tuple[bool, Json]":
 
 def _brief(args: Json, prefix: str, folders: "list[str]", environments: "list[Json]") -> Json:
     """What shows that nothing has to be done: system, GPUs, prefix and environments; other programs are not asked."""
-    facts = _quick(args, prefix, [], None, folders, environments)
-    facts.update(gpus.gpu_facts(folders))
-    facts["libc"] = system.libc_facts(folders)
-    facts["prefix"] = _prefix(prefix, {})
-    facts["trees"] = _trees(args)
-    facts["brief"] = True
-    return facts
+    facts = _quick(args, prefix, folders, environments)
+    facts.update(gpus.gpu_facts(folders), libc=system.libc_facts(folders), brief=True)
+    return dict(facts, prefix=_prefix(prefix, {}), trees=_trees(args))
 
 
 def _trees(args: Json) -> "dict[str, Json]":
@@ -78,14 +74,7 @@ def _trees(args: Json) -> "dict[str, Json]":
     return {name: git_source.tree_state(place) for name, place in places.items()}
 
 
-def _quick(
-    args: Json,
-    prefix: str,
-    files: "list[str]",
-    modules: "str | None",
-    folders: "list[str]",
-    environments: "list[Json]",
-) -> Json:
+def _quick(args: Json, prefix: str, folders: "list[str]", environments: "list[Json]") -> Json:
     """Everything that starts no other program."""
     hostname = os.uname().nodename
     return {
@@ -102,12 +91,12 @@ def _quick(
         "cpus": system.cpu_count(),
         "memory_bytes": system.memory_bytes(),
         "nics": system.nic_facts(),
-        "modules": modules,
-        "containers": system.container_tools(folders),
+        "modules": None,
+        "containers": [name for name in system.CONTAINERS if which(name, folders)],
         "umask": "%04o" % paths.umask(),
         "environments": environments,
         "toolchain": probe_prefix.toolchain_names(prefix),
-        "files_found": probe_prefix.files_found(files),
+        "files_found": {},
         "busy": lease.read(prefix),
     }
 

@@ -56,17 +56,15 @@ def _git(folder: str, *args: str, deadline: float = DEADLINE) -> "proc.Finished"
     return done
 
 
-def _must(done: "proc.Finished", doing: str, folder: str) -> str:
+def _must(folder: str, doing: str, *args: str) -> str:
+    """What git prints in `folder` while `doing` (words), stripped. Raises NodeError `git-failed` (exit 4)."""
+    done = _git(folder, *args)
     if done.ok:
         return done.out.strip()
     text = redact_text(done.err + done.out).strip()
     paths.refuse_full(text, folder, text[-500:])
     raise NodeError(
-        "git-failed",
-        "git failed while %s" % doing,
-        why=text[-1000:],
-        exit_code=Exit.BUILD_FAILED,
-        changed=True,
+        "git-failed", "git failed while %s" % doing, why=text[-1000:], exit_code=Exit.BUILD_FAILED, changed=True
     )
 
 
@@ -112,7 +110,7 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
         _check_gitlink(source, part, repositories)
         _checkout(part, where, "%s/%s" % (source["name"], part["path"]), (parts or {}).get(part["path"]))
         repositories[part["path"]] = where
-    listed = _must(_git(folder, "ls-tree", "-r", "-z", "HEAD"), "reading a tree", source["name"])
+    listed = _must(folder, "reading a tree", "ls-tree", "-r", "-z", "HEAD")
     for where in repositories.values():
         paths.remove_tree(os.path.join(where, ".git"))
     entries = [line.partition("\t") for line in listed.split("\0")]
@@ -123,7 +121,7 @@ def _submodule_folder(folder: str, path: str) -> str:
     where = os.path.join(folder, _checked_relative(path))
     # A link in the tree must not lead a submodule out of it.
     if os.path.realpath(where) != os.path.join(os.path.realpath(folder), path):
-        raise _mismatch(path, "the path goes through a symbolic link", "")
+        raise _mismatch(path, "the path goes through a symbolic link")
     return where
 
 
@@ -131,17 +129,18 @@ def _check_gitlink(source: Json, part: Json, repositories: "dict[str, str]") -> 
     """The parent's tree must itself name the submodule's commit."""
     above = max((path for path in repositories if not path or part["path"].startswith(path + "/")), key=len)
     below = part["path"][len(above) + 1 :] if above else part["path"]
-    listed = _must(_git(repositories[above], "ls-tree", "HEAD", "--", below), "reading a tree", source["name"])
+    listed = _must(repositories[above], "reading a tree", "ls-tree", "HEAD", "--", below)
     if listed.split()[:3] != ["160000", "commit", part["commit"]]:
         name = "%s/%s" % (source["name"], part["path"])
-        raise _mismatch(name, "the lock says submodule commit %s" % part["commit"], "the tree says: %s" % listed)
+        why = "the lock says submodule commit %s; the tree says: %s" % (part["commit"], listed)
+        raise _mismatch(name, why)
 
 
-def _mismatch(name: str, why: str, seen: str) -> "NodeError":
+def _mismatch(name: str, why: str) -> "NodeError":
     return NodeError(
         "tree-mismatch",
         "source %s is not what the lock says" % name,
-        why="; ".join(part for part in (why, seen) if part),
+        why=why,
         hint="do not use this repository or mirror; if the lock is wrong, create it again",
         changed=True,
     )
@@ -149,16 +148,13 @@ def _mismatch(name: str, why: str, seen: str) -> "NodeError":
 
 def _checkout(pin: Json, folder: str, name: str, bundle: "str | None") -> None:
     os.makedirs(folder, exist_ok=True)
-    _must(_git(folder, "init", "--quiet", "--template="), "making a folder for %s" % name, folder)
+    _must(folder, "making a folder for %s" % name, "init", "--quiet", "--template=")
     _obtain(pin, folder, name, bundle)
-    _check_tree(pin, folder, name)
-    _must(_git(folder, "checkout", "--quiet", "--detach", pin["commit"]), "checking out %s" % name, folder)
-
-
-def _check_tree(pin: Json, folder: str, name: str) -> None:
     tree = _git(folder, "rev-parse", "--verify", "--quiet", pin["commit"] + "^{tree}").out.strip()
     if tree != pin["tree"]:
-        raise _mismatch(name, "tree %s, the lock says %s" % (tree or "(none)", pin["tree"]), "commit " + pin["commit"])
+        why = "tree %s, the lock says %s; commit %s" % (tree or "(none)", pin["tree"], pin["commit"])
+        raise _mismatch(name, why)
+    _must(folder, "checking out %s" % name, "checkout", "--quiet", "--detach", pin["commit"])
 
 
 def _obtain(pin: Json, folder: str, name: str, bundle: "str | None") -> None:

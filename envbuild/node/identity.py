@@ -75,20 +75,11 @@ def follow(connection: "str | None") -> None:
 def find(pid: int) -> "dict[str, object] | None":
     """The nearest process from `pid` upwards that is an ssh server: `pid` and `started`."""
     while pid > 1:
-        name, parent = _name_and_parent(pid)
-        if name.startswith(_SERVERS):
+        head, _, rest = read("/proc/%d/stat" % pid, 4096).rpartition(")")  # pid (name) state parent ...: proc(5)
+        if head.partition("(")[2].startswith(_SERVERS):
             return {"pid": pid, "started": start_time(pid)}
-        pid = parent
+        pid = int((rest.split() + ["0", "0"])[1])  # a process that cannot be seen has none
     return None
-
-
-def _name_and_parent(pid: int) -> "tuple[str, int]":
-    """As proc(5) has them; ("", 0) for a process that cannot be seen."""
-    head, _, rest = read("/proc/%d/stat" % pid, 4096).rpartition(")")
-    try:
-        return head.partition("(")[2], int(rest.split()[1])
-    except (ValueError, IndexError):
-        return "", 0
 
 
 def _watch(session: "dict[str, object]", told: int) -> None:

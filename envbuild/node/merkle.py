@@ -150,11 +150,6 @@ class Generated:
         return below not in self.compiled and any(glob_match(below, pattern) for pattern in self.patterns)
 
 
-def source_folders(sources: Iterable[Json]) -> tuple[str, ...]:
-    """The folders of sources that lie in the environment, relative to it, with `/` at their end."""
-    return tuple(f"src/{source['name']}/" for source in sources if source.get("install") in ("editable", "path"))
-
-
 def generated_of(sources: Iterable[Json]) -> list[Generated]:
     """What runs make in the sources that lie in the environment; `sources` as a stamp or the notes of an install say.
 

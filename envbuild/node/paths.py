@@ -89,13 +89,6 @@ def checked_name(text: object, what: str) -> str:
     return text
 
 
-def checked_file(name: object) -> str:
-    """`name` when it is that of a file alone; raises NodeError `request-invalid`."""
-    if not isinstance(name, str) or os.path.basename(name) != name or name.startswith("."):
-        raise NodeError("request-invalid", "%r is not a plain file name" % str(name)[:100])
-    return name
-
-
 def checked_environment(prefix: str, path: object) -> str:
     """`path` when it names an environment directly under `<prefix>/envs`; raises NodeError `request-invalid`.
 
@@ -180,14 +173,14 @@ def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
     facts = os.statvfs(folder)
     free, short = facts.f_bavail * facts.f_frsize, []
     if free < size:
-        short.append(("disk-full", "%d MB are free, about %d MB are needed" % (free // 10**6, size // 10**6)))
+        short.append("%d MB are free, about %d MB are needed" % (free // 10**6, size // 10**6))
     if facts.f_files > 0 and facts.f_favail < inodes:
-        short.append(("disk-full", "%d inodes are free, about %d are needed" % (facts.f_favail, inodes)))
+        short.append("%d inodes are free, about %d are needed" % (facts.f_favail, inodes))
     if short:
         raise NodeError(
-            short[0][0],
+            "disk-full",
             "not enough room under %s" % prefix,
-            why="; ".join(text for _, text in short),
+            why="; ".join(short),
             hint="remove old environments (`envbuild env remove`), or choose another prefix",
         )
 

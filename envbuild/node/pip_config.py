@@ -8,6 +8,7 @@ import configparser
 import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from envbuild.node.read_text import read as read_text
 
@@ -23,21 +24,17 @@ _LIMIT = 1 << 20
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s'\"]+@")
 
 
-class PipConfig:
+class PipConfig(NamedTuple):
     """`index_url` and `cert` (text, empty when not set), `extra_index_urls` and `find_links` (lists), as written.
 
     `find_links` are pip's, then those of UV_FIND_LINKS. `no_index`: pip asks no index at all.
     """
 
-    def __init__(
-        self, index_url: str, extra_index_urls: "list[str]", find_links: "list[str]", cert: str, no_index: bool = False
-    ) -> None:
-        """Plain data."""
-        self.no_index = no_index
-        self.index_url = index_url
-        self.extra_index_urls = extra_index_urls
-        self.find_links = find_links
-        self.cert = cert
+    index_url: str
+    extra_index_urls: "list[str]"
+    find_links: "list[str]"
+    cert: str
+    no_index: bool = False
 
 
 def without_credentials(url: str) -> str:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 # subprocess and tempfile are imported where they are used: a brief answer needs neither.
 TYPE_CHECKING = False
@@ -23,31 +24,20 @@ _DRAIN = 5.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Finished:
+class Finished(NamedTuple):
     """What it left: `rc` (None when missing or ended by us), `out` and `err` (text), and why it did not end well.
 
     `missing`: there is no such program. `timed_out`: killed at its deadline. `truncated`: ended at the cap on output,
     as the last line of `err` says. `seconds`: wall time.
     """
 
-    def __init__(
-        self,
-        rc: "int | None" = None,
-        out: str = "",
-        err: str = "",
-        missing: bool = False,
-        timed_out: bool = False,
-        truncated: bool = False,
-        seconds: float = 0.0,
-    ) -> None:
-        """Plain data."""
-        self.rc = rc
-        self.out = out
-        self.err = err
-        self.missing = missing
-        self.timed_out = timed_out
-        self.truncated = truncated
-        self.seconds = seconds
+    rc: "int | None" = None
+    out: str = ""
+    err: str = ""
+    missing: bool = False
+    timed_out: bool = False
+    truncated: bool = False
+    seconds: float = 0.0
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,7 @@ node program.
 """
 
 import contextlib
+import enum
 import json
 import os
 import sys
@@ -29,8 +30,8 @@ REQUEST_LIMIT = 64 * 1024 * 1024
 LOGS_KEPT = 50
 
 
-class Exit:
-    """Documented exit codes; the same numbers as the controller's `ExitCode`."""
+class Exit(enum.IntEnum):
+    """What a process exit status means (the table is in the README); the controller calls it `ExitCode`."""
 
     OK = 0
     CHECK_FAILED = 1
@@ -204,21 +205,17 @@ def parse_request(data: bytes, verb: str) -> Json:
             why="the request says protocol %r" % (request.get("protocol"),),
             hint="run the node program that belongs to this version of envbuild",
         )
-    _check_fields(request, verb)
+    for key, kind in (("verb", str), ("run", str), ("prefix", str), ("args", dict)):
+        if not isinstance(request.setdefault(key, {} if key == "args" else None), kind):
+            raise _refuse("`%s` is missing or of the wrong type" % key)
+    if request["verb"] != verb:
+        raise _refuse("the request is for `%s`, the command line says `%s`" % (request["verb"][:80], verb))
     redact.learn(request["args"])
     request["prefix"] = expand_prefix(request["prefix"])
     for key in ("cache", "tmp"):
         if isinstance(request["args"].get(key), str) and request["args"][key]:
             request["args"][key] = expand_prefix(request["args"][key])
     return request
-
-
-def _check_fields(request: Json, verb: str) -> None:
-    for key, kind in (("verb", str), ("run", str), ("prefix", str), ("args", dict)):
-        if not isinstance(request.setdefault(key, {} if key == "args" else None), kind):
-            raise _refuse("`%s` is missing or of the wrong type" % key)
-    if request["verb"] != verb:
-        raise _refuse("the request is for `%s`, the command line says `%s`" % (request["verb"][:80], verb))
 
 
 def _is_text(value: object) -> bool:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from envbuild.node import lease
 from envbuild.node.env import activate, install, verify
+from envbuild.node.protocol import NodeError
 from tests.support import known_pythons
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
@@ -108,6 +110,14 @@ class Node:
 
     def install(self, variant: dict[str, Any], **more: Any) -> tuple[bool, dict[str, Any]]:
         return install.run(self.install_request(variant, **more))
+
+    def fails(self, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
+        """How `install` refuses this; the lease is given back."""
+        with pytest.raises(NodeError) as caught:
+            self.install(variant, **more)
+        assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value.why
+        assert lease.read(str(self.prefix)) is None
+        return caught.value
 
     def activate(self, variant: dict[str, Any], **more: Any) -> tuple[bool, dict[str, Any]]:
         environment = str(self.environment(variant))

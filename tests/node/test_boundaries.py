@@ -97,13 +97,6 @@ def test_every_module_can_be_imported_by_python_3_8() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_exit_codes_agree_with_the_controller() -> None:
-    from envbuild.errors import ExitCode
-    from envbuild.node.protocol import Exit
-
-    assert {name: getattr(Exit, name) for name in ExitCode.__members__} == {code.name: int(code) for code in ExitCode}
-
-
 def test_a_brief_answer_reads_nothing_of_what_builds_environments() -> None:
     code = (
         "import sys, envbuild.node.facts, envbuild.node.env.verify\n"

@@ -70,17 +70,17 @@ class Names:
         self._bytes += size
         most = self._limits.largest(name)
         if size > most:
-            raise HostileError("too-large", name, f"{_count(size)} bytes, {_count(most)} are the most")
+            raise HostileError("too-large", name, f"{size:,} bytes, {most:,} are the most")
         if len(self._files) > self._limits.files or self._bytes > self._limits.alls:
-            both = (_count(self._limits.files), _count(self._limits.alls))
-            raise HostileError("too-large", name, "with it there are more than %s files, or more than %s bytes" % both)
+            limits = f"more than {self._limits.files:,} files, or more than {self._limits.alls:,} bytes"
+            raise HostileError("too-large", name, f"with it there are {limits}")
 
     def folder(self, name: str) -> None:
         """One more folder; raises HostileError."""
         self._check(name)
         self._parents(name + "/")
         if len(self._folders) > 2 * self._limits.files:
-            raise HostileError("too-large", name, f"more than {_count(2 * self._limits.files)} folders")
+            raise HostileError("too-large", name, f"more than {2 * self._limits.files:,} folders")
 
     def _parents(self, name: str) -> None:
         parts = name.split("/")[:-1]
@@ -243,7 +243,3 @@ def _stop(error: OSError) -> None:
 
 def _unsafe(name: str, why: str) -> HostileError:
     return HostileError("unsafe", name, why)
-
-
-def _count(number: int) -> str:
-    return "{:,}".format(number)

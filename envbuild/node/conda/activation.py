@@ -61,7 +61,8 @@ def variables(environment: str) -> dict[str, str]:
             changed=True,
         )
     told = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}
-    return {name: value for name, value in told.items() if value and _is_theirs(name)}
+    told = {name: value for name, value in told.items() if value and _NAME.match(name) and name not in _SHELL}
+    return {name: value for name, value in told.items() if not looks_secret(name, any_key=False)}
 
 
 def onto(environment: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -81,10 +82,6 @@ def onto(environment: str, environ: Mapping[str, str]) -> dict[str, str]:
 def is_list(name: str) -> bool:
     """Whether the variable `name` is a list of folders."""
     return name.endswith("PATH")
-
-
-def _is_theirs(name: str) -> bool:
-    return bool(_NAME.match(name)) and name not in _SHELL and not looks_secret(name, any_key=False)
 
 
 def _added(name: str, value: str, before: dict[str, str]) -> str:

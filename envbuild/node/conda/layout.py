@@ -176,18 +176,15 @@ def _add_paths(found: Layout, package: Json, said: Json, site: str, environment:
         if path not in there:
             raise unsafe(package, path, "which it lists and does not have")
         if row.get("file_mode") == "binary" and len(str(row.get("prefix_placeholder"))) < room:
-            raise _too_long(package, environment, len(str(row["prefix_placeholder"])))
+            most = len(str(row["prefix_placeholder"]))
+            raise NodeError(
+                "conda-prefix-too-long",
+                f"the path of the environment is too long for {label(package)}",
+                why=f"{environment} has {room} bytes, its files have room for {most}",
+                hint="choose a shorter prefix (--prefix)",
+            )
         place = _installed(path, site)
         found.add(label(package), place, str(row.get("sha256") or ""))
         script = _SCRIPT.match(place)
         if script is not None:
             found.scripts[package["name"]] = place
-
-
-def _too_long(package: Json, environment: str, most: int) -> NodeError:
-    return NodeError(
-        "conda-prefix-too-long",
-        f"the path of the environment is too long for {label(package)}",
-        why="%s has %d bytes, its files have room for %d" % (environment, len(os.fsencode(environment)), most),
-        hint="choose a shorter prefix (--prefix)",
-    )

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import chain
+from typing import Tuple
 
 from envbuild.node import paths
 from envbuild.node.conda import activation
@@ -85,6 +87,41 @@ endif
 alias deactivate 'source "$_envbuild_env/.envbuild/deactivate.csh"'
 rehash
 """
+Row = Tuple[
+    str, str, str
+]  # (`set`, `prepend`, `append`, `exists` or `unset`, name, value); `exists`: where the path is
+_UNSET = [("unset", name, "") for name in ("PYTHONHOME", "PYTHONPATH")]
+_FORMS = {
+    "sh": {
+        "set": "export %(name)s=%(value)s",
+        "prepend": 'export %(name)s=%(value)s"${%(name)s:+:$%(name)s}"',
+        "append": 'export %(name)s="$%(name)s":%(value)s',
+        "exists": "if [ -e %(value)s ]; then export %(name)s=%(value)s; fi",
+        "unset": "unset %(name)s",
+    },
+    "fish": {
+        "set": "set -gx %(name)s %(value)s",
+        "prepend": "set -q %(name)s; and set -gx %(name)s %(value)s:(string join : $%(name)s);"
+        " or set -gx %(name)s %(value)s",
+        "append": "set -gx %(name)s $%(name)s %(value)s",
+        "exists": "if test -e %(value)s; set -gx %(name)s %(value)s; end",
+        "unset": "set -e %(name)s",
+    },
+    "csh": {
+        "set": "setenv %(name)s %(value)s",
+        "prepend": 'if ($?%(name)s) then\n    setenv %(name)s %(value)s:"$%(name)s"\nelse\n'
+        "    setenv %(name)s %(value)s\nendif",
+        "append": 'setenv %(name)s "$%(name)s":%(value)s',
+        "exists": "if (-e %(value)s) setenv %(name)s %(value)s",
+        "unset": "unsetenv %(name)s",
+    },
+    "module": {
+        "set": "setenv %(name)s %(value)s",
+        "prepend": "prepend-path %(name)s %(value)s",
+        "append": "append-path %(name)s %(value)s",
+        "exists": "if { [file exists %(value)s] } {\n    setenv %(name)s %(value)s\n}",
+    },
+}
 FILES = ("activate.sh", "activate.fish", "activate.csh", "deactivate.csh")
 _VARIABLE = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -107,35 +144,43 @@ def activate_sh(environment: str, stack: str, variables: Json) -> str:
     shell that is neither bash nor zsh may end at what they hold, and gets what they set. Raises NodeError as
     `activation.variables` does.
     """
-    own = {name: shlex.quote(environment) for name in _names(environment)}
-    own.update(ENVBUILD_STACK=shlex.quote(stack), **_GUARDS)
-    theirs, last = activation.variables(environment), paths.base_programs(environment)
-    names = sorted({*own, *variables, *theirs, "PATH", "PYTHONHOME", "PYTHONPATH"})
+    own, theirs, asked = _changes(environment, stack, variables)
+    names = _names([*_UNSET, *own, *theirs, *asked])
     lines = [f"# Source this file: . {shlex.quote(paths.meta(environment, 'activate.sh'))}"]
     undo = "".join(f"    {line}\n" for line in _run(activation.scripts(environment, "deactivate.d")[::-1]))
     lines += [_FUNCTIONS % (undo, "\n".join(f"    _envbuild_back {name}" for name in names))]
-    lines += [f"_envbuild_keep {name}" for name in names]
-    lines += ["export %s=%s" % item for item in own.items()]
-    lines += [
-        "unset PYTHONHOME PYTHONPATH",
-        'export PATH=%s"${PATH:+:$PATH}"%s'
-        % (shlex.quote(":".join(_folders(environment))), "".join(":" + shlex.quote(each) for each in last)),
-    ]
-    lines += _run(activation.scripts(environment), [_export(*item) for item in theirs.items()])
-    for name in sorted(variables):
-        value = variables[name]
-        if isinstance(value, dict):
-            path = shlex.quote(value["path"])
-            lines.append(f"if [ -e {path} ]; then export {name}={path}; fi")
-        else:
-            lines.append(f"export {name}={shlex.quote(value)}")
+    lines += [f"_envbuild_keep {name}" for name in names] + _lines("sh", [*_UNSET, *own])
+    lines += _run(activation.scripts(environment), _lines("sh", theirs)) + _lines("sh", asked)
     return "\n".join(lines + [_PROMPT % shlex.quote(f"({stack}) ")])
 
 
-def _names(environment: str) -> list[str]:
-    """The variables that name the environment."""
+def _changes(environment: str, stack: str, variables: Json) -> tuple[list[Row], list[Row], list[Row]]:
+    """What a shell has to do, in order: for the environment, in the place of conda's scripts, and for the stack.
+
+    Raises as `activation.variables`.
+    """
     conda = ["CONDA_PREFIX"] if activation.is_conda(environment) else []
-    return ["VIRTUAL_ENV", "ENVBUILD_ENV"] + conda
+    own = [("set", name, environment) for name in ["VIRTUAL_ENV", "ENVBUILD_ENV", *conda]]
+    own += [("set", *item) for item in [("ENVBUILD_STACK", stack), *_GUARDS.items()]]
+    # Where the environment has no pip, one that says what to do instead; behind them the programs of its base.
+    own += [("prepend", "PATH", folder) for folder in (paths.meta(environment, "bin"), f"{environment}/bin")]
+    own += [("append", "PATH", folder) for folder in paths.base_programs(environment)]
+    theirs = activation.variables(environment).items()
+    asked = [
+        ("exists", name, value["path"]) if isinstance(value, dict) else ("set", name, value)
+        for name, value in sorted(variables.items())
+    ]
+    return own, [("prepend" if activation.is_list(name) else "set", name, value) for name, value in theirs], asked
+
+
+def _lines(shell: str, rows: Sequence[Row]) -> list[str]:
+    """The rows as lines of `sh`, `fish`, `csh` or of a `module`, values literally."""
+    quote = {"sh": shlex.quote, "fish": _fish_quote, "csh": csh_quote, "module": tcl_quote}[shell]
+    return [_FORMS[shell][kind] % {"name": name, "value": quote(value)} for kind, name, value in rows]
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return sorted({name for _, name, _ in rows})
 
 
 def _run(scripts: list[str], instead: Sequence[str] = ()) -> list[str]:
@@ -147,88 +192,36 @@ def _run(scripts: list[str], instead: Sequence[str] = ()) -> list[str]:
     return lines + (["else"] if instead else []) + ["    " + line for line in instead] + ["fi"]
 
 
-def _export(name: str, value: str) -> str:
-    rest = '"${%s:+:$%s}"' % (name, name) if activation.is_list(name) else ""
-    return f"export {name}={shlex.quote(value)}{rest}"
-
-
-def _folders(environment: str) -> list[str]:
-    """What PATH begins with: the environment's programs, and where it has no pip, one that says what to do instead.
-
-    It ends with `paths.base_programs`.
-    """
-    return [os.path.join(environment, "bin"), paths.meta(environment, "bin")]
-
-
 def tcl_quote(text: str) -> str:
     """`text` as one Tcl word that is taken literally; escaped where Lmod would take UTF-8 for Latin-1."""
     word = re.sub(r'([\\"$\[\]{}])', r"\\\1", text)
     return '"%s"' % re.sub("[\x80-\ud7ff\ue000-\uffff]", lambda found: f"\\u{ord(found.group()):04x}", word)
 
 
-def changes(environment: str, stack: str, variables: Json) -> list[tuple[str, str, str]]:
-    """What a shell has to do for an environment, in order: (`set`, `prepend`, `append` or `exists`, name, value).
-
-    `exists`: set where that path is there. Of conda's scripts what they set. Raises as `activation.variables`.
-    """
-    rows = [("set", name, environment) for name in _names(environment)]
-    rows += [("set", *item) for item in [("ENVBUILD_STACK", stack), *_GUARDS.items()]]
-    rows += [("prepend", "PATH", folder) for folder in reversed(_folders(environment))]
-    rows += [("append", "PATH", folder) for folder in paths.base_programs(environment)]
-    theirs = activation.variables(environment).items()
-    rows += [("prepend" if activation.is_list(name) else "set", name, value) for name, value in theirs]
-    for name, value in sorted(variables.items()):
-        rows.append(("exists", name, value["path"]) if isinstance(value, dict) else ("set", name, value))
-    return rows
-
-
 def modulefile(environment: str, stack: str, variables: Json) -> str:
     """What `activate_sh` does, as a Tcl modulefile (environment-modules, Lmod); of conda's scripts what they set."""
     says = tcl_quote(f"envbuild environment of {stack}")
-    lines = [
-        "#%Module1.0",
-        "proc ModulesHelp { } {",
-        f"    puts stderr {says}",
-        "}",
-        f"module-whatis {says}",
-    ]
-    forms = {
-        "set": "setenv %(name)s %(value)s",
-        "prepend": "prepend-path %(name)s %(value)s",
-        "append": "append-path %(name)s %(value)s",
-        "exists": "if { [file exists %(value)s] } {\n    setenv %(name)s %(value)s\n}",
-    }
-    for kind, name, value in changes(environment, stack, variables):
-        lines.append(forms[kind] % {"name": name, "value": tcl_quote(value)})
-    return "\n".join(lines) + "\n"
+    lines = ["#%Module1.0", "proc ModulesHelp { } {", f"    puts stderr {says}", "}", f"module-whatis {says}"]
+    return "\n".join(lines + _lines("module", list(chain(*_changes(environment, stack, variables))))) + "\n"
 
 
-def fish(environment: str, stack: str, rows: Sequence[tuple[str, str, str]]) -> str:
+def fish(environment: str, stack: str, rows: Sequence[Row]) -> str:
     """The text for fish, which reads what ends in PATH as a list."""
-    forms = {
-        "set": "set -gx %(name)s %(value)s",
-        "prepend": "set -q %(name)s; and set -gx %(name)s %(value)s:(string join : $%(name)s);"
-        " or set -gx %(name)s %(value)s",
-        "append": "set -gx %(name)s $%(name)s %(value)s",
-        "exists": "if test -e %(value)s; set -gx %(name)s %(value)s; end",
-        "unset": "set -e %(name)s",
-    }
-    return _FISH % _parts(environment, stack, rows, forms, _fish_quote)
+    folder, prompt = _fish_quote(paths.meta(environment, "")), _fish_quote(f"({stack}) ")
+    lines = "\n".join(_lines("fish", rows))
+    return _FISH % {"folder": folder, "names": " ".join(_names(rows)), "lines": lines, "prompt": prompt}
 
 
-def csh(environment: str, stack: str, rows: Sequence[tuple[str, str, str]]) -> str:
+def csh(environment: str, stack: str, rows: Sequence[Row]) -> str:
     """The text for csh and tcsh."""
-    forms = {
-        "set": "setenv %(name)s %(value)s",
-        "prepend": 'if ($?%(name)s) then\n    setenv %(name)s %(value)s:"$%(name)s"\nelse\n'
-        "    setenv %(name)s %(value)s\nendif",
-        "append": 'setenv %(name)s "$%(name)s":%(value)s',
-        "exists": "if (-e %(value)s) setenv %(name)s %(value)s",
-        "unset": "unsetenv %(name)s",
-    }
     keep = 'if ($?%(name)s) then\n    set _envbuild_old_%(name)s = "$%(name)s"\nendif'
-    parts = _parts(environment, stack, rows, forms, csh_quote)
-    return _CSH % dict(parts, keep="\n".join(keep % {"name": name} for name in _changed(rows)))
+    return _CSH % {
+        "folder": csh_quote(paths.meta(environment, "")),
+        "environment": csh_quote(environment),
+        "keep": "\n".join(keep % {"name": name} for name in _names(rows)),
+        "lines": "\n".join(_lines("csh", rows)),
+        "prompt": csh_quote(f"({stack}) "),
+    }
 
 
 def csh_undo(rows: Sequence[tuple[str, str, str]]) -> str:
@@ -236,29 +229,9 @@ def csh_undo(rows: Sequence[tuple[str, str, str]]) -> str:
     block = (
         'if ($?%(old)s) then\n    setenv %(name)s "$%(old)s"\n    unset %(old)s\nelse\n    unsetenv %(name)s\nendif\n'
     )
-    lines = [block % {"name": name, "old": f"_envbuild_old_{name}"} for name in _changed(rows)]
+    lines = [block % {"name": name, "old": f"_envbuild_old_{name}"} for name in _names(rows)]
     lines += ['if ($?_envbuild_prompt) then\n    set prompt = "$_envbuild_prompt"\n    unset _envbuild_prompt\nendif\n']
     return "".join(lines) + "unset _envbuild_env\nunalias deactivate\nrehash\n"
-
-
-def _parts(
-    environment: str,
-    stack: str,
-    rows: Sequence[tuple[str, str, str]],
-    forms: dict[str, str],
-    quote: Callable[[str], str],
-) -> dict[str, str]:
-    return {
-        "folder": quote(paths.meta(environment, "")),
-        "environment": quote(environment),
-        "names": " ".join(_changed(rows)),
-        "lines": "\n".join(forms[kind] % {"name": name, "value": quote(value)} for kind, name, value in rows),
-        "prompt": quote(f"({stack}) "),
-    }
-
-
-def _changed(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    return sorted({name for _, name, _ in rows})
 
 
 def _fish_quote(text: str) -> str:
@@ -278,8 +251,7 @@ def write(environment: str, stack: str, variables: Json) -> bool:
         paths.write_json(paths.meta(environment, "variables.json"), variables)
     for name in ("pip", "pip3"):
         changed = _write(os.path.join(paths.meta(environment, "bin"), name), _PIP, 0o777) or changed
-    unset = [("unset", name, "") for name in ("PYTHONHOME", "PYTHONPATH")]
-    rows = unset + changes(environment, stack, variables)
+    rows = [*_UNSET, *chain(*_changes(environment, stack, variables))]
     texts = {
         "activate.sh": activate_sh(environment, stack, variables),
         "activate.fish": fish(environment, stack, rows),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from envbuild.node.protocol import Json
 
 _CACHED = re.compile(r"\A(.+?)\.([a-z]+-\d+)(?:\.opt-([12]))?\.pyc\Z")
 _DEADLINE = 1800.0
+_TAG = "import sys; print(sys.implementation.cache_tag)"
 
 # Runs under the environment's interpreter. Reads JSON lines [index, pyc, source, optimisation, may be stale], writes
 # "begin INDEX" before and "INDEX word" after each: a crash in marshal names its file.
@@ -81,21 +81,13 @@ def places(prefix: str, environment: str, built_at: str, told: Json) -> merkle.P
 
 def keep(path: str, entries: dict[str, merkle.Entry]) -> None:
     """Write what a scan gave into the file `path`."""
-    rows = {
-        name: [entry.tag, entry.digest, entry.size, entry.executable, entry.raw, entry.signature]
-        for name, entry in entries.items()
-    }
-    paths.write_json(path, {"files": rows})
+    paths.write_json(path, {"files": {name: list(vars(entry).values()) for name, entry in entries.items()}})
 
 
 def kept(path: str) -> dict[str, merkle.Entry]:
     """What `keep` has written, so that files unchanged since are not read twice; empty where it is not there."""
     rows = (paths.read_json(path) or {}).get("files") or {}
-    return {
-        name: merkle.Entry(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
-        for name, row in rows.items()
-        if isinstance(row, list) and len(row) == 6
-    }
+    return {name: merkle.Entry(*row) for name, row in rows.items() if isinstance(row, list) and len(row) == 6}
 
 
 def check(
@@ -112,16 +104,41 @@ def check(
     return checked + of_wheels, wrong + others
 
 
-def byte_code(environment: str) -> list[str]:
-    """Every `.pyc` of an environment, relative and sorted; links are not followed."""
-    found = []
-    for top, _folders, files in os.walk(environment):
-        relative = os.path.relpath(top, environment)
-        found += [os.path.normpath(os.path.join(relative, name)) for name in files if name.endswith(".pyc")]
-    return sorted(found)
+def byte_code(environment: str, sources: list[Json]) -> tuple[int, list[dict[str, str]]]:
+    """How many `.pyc` there are, and [{"path", "kind", "why"}] of those that their source does not give.
+
+    `sources`: of a stamp. Byte code of an earlier state of what runs rewrite there is not used by the interpreter and
+    is let pass.
+    """
+    every = sorted(path for path, _ in merkle.walk(environment) if path.endswith(".pyc"))
+    made_by_runs = merkle.generated_of(sources)
+    ask = [os.path.join(environment, "bin", "python"), "-I", "-S", "-B", "-c", _TAG]
+    tag = proc.run(ask).out.strip() if every else ""
+    refused: list[dict[str, str]] = []
+    jobs: list[list[Any]] = []
+    names: list[str] = []
+    for path in every:
+        origin = _source_of(path)
+        if origin is None or origin[1] not in ("", tag):
+            refused.append(_refusal(path, f"not byte code of this interpreter ({tag})"))
+        elif os.path.islink(os.path.join(environment, path)):
+            refused.append(_refusal(path, "a symbolic link"))
+        elif not os.path.isfile(os.path.join(environment, origin[0])):
+            refused.append(_refusal(path, "its source is not there"))
+        else:
+            full = [os.path.join(environment, each) for each in (path, origin[0])]
+            lenient = bool(made_by_runs) and merkle.is_left_out(origin[0], made_by_runs)
+            # Beside the source there is one file for all levels; it counts as the plain one.
+            jobs.append([len(names), full[0], full[1], origin[2], lenient])
+            names.append(path)
+    for index, word in sorted(_compare(environment, jobs).items()):
+        if word != "good":
+            why = "made by another interpreter" if word == "foreign" else "its source gives other code"
+            refused.append(_refusal(names[index], why))
+    return len(every), sorted(refused, key=lambda each: each["path"])
 
 
-def source_of(path: str) -> tuple[str, str, int] | None:
+def _source_of(path: str) -> tuple[str, str, int] | None:
     """(source, interpreter tag, optimisation level) of a `.pyc`; the tag of one beside its source is empty.
 
     None when the name is not one that an interpreter gives.
@@ -133,35 +150,6 @@ def source_of(path: str) -> tuple[str, str, int] | None:
     if found is None:
         return None
     return os.path.join(os.path.dirname(folder), found.group(1) + ".py"), found.group(2), int(found.group(3) or 0)
-
-
-def check_byte_code(environment: str, paths: Iterable[str], tag: str, generated: set[str]) -> list[dict[str, str]]:
-    """Compare each `.pyc` in `paths` (relative) with its source; returns [{"path", "kind", "why"}] of the refused.
-
-    `tag`: what the environment's interpreter calls itself (`cpython-311`). `generated`: sources that runs may
-    rewrite; byte code of an earlier state of those is not used by the interpreter and is let pass.
-    """
-    refused: list[dict[str, str]] = []
-    jobs: list[list[Any]] = []
-    names: list[str] = []
-    for path in paths:
-        origin = source_of(path)
-        if origin is None or origin[1] not in ("", tag):
-            refused.append(_refusal(path, f"not byte code of this interpreter ({tag})"))
-        elif os.path.islink(os.path.join(environment, path)):
-            refused.append(_refusal(path, "a symbolic link"))
-        elif not os.path.isfile(os.path.join(environment, origin[0])):
-            refused.append(_refusal(path, "its source is not there"))
-        else:
-            full = [os.path.join(environment, each) for each in (path, origin[0])]
-            # Beside the source there is one file for all levels; it counts as the plain one.
-            jobs.append([len(names), full[0], full[1], origin[2], origin[0] in generated])
-            names.append(path)
-    for index, word in sorted(_compare(environment, jobs).items()):
-        if word != "good":
-            why = "made by another interpreter" if word == "foreign" else "its source gives other code"
-            refused.append(_refusal(names[index], why))
-    return sorted(refused, key=lambda each: each["path"])
 
 
 def _refusal(path: str, why: str) -> dict[str, str]:
@@ -200,10 +188,3 @@ def _worker(environment: str, jobs: list[list[Any]]) -> dict[int, str]:
             break  # it does not even start: everything stays refused
         jobs = left
     return words
-
-
-def interpreter_tag(environment: str) -> str:
-    """The cache tag of the environment's interpreter, empty when it cannot be run."""
-    python = os.path.join(environment, "bin", "python")
-    done = proc.run([python, "-I", "-S", "-B", "-c", "import sys; print(sys.implementation.cache_tag)"])
-    return done.out.strip() if done.ok else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from typing import Union
 
 from envbuild.node import paths
 from envbuild.node.conda import activation, archives, meta, prefix
@@ -16,34 +17,16 @@ from envbuild.node.packages import installed, uv
 from envbuild.node.protocol import Json, NodeError, log
 
 
-class Foundation:
-    """One way to begin an environment: `phase` names it in times, `told` is its part of the result."""
-
-    phase = ""
-
-    def __init__(self, request: Json, environment: str) -> None:
-        """Look at what the request of an install names, before anything is changed. Raises NodeError."""
-        self.args, self.environment, self.variant = request["args"], environment, request["args"]["variant"]
-        self.told: Json = {}
-        self.prefix = request["prefix"]
-
-    def make(self, tool: uv.Uv) -> base.Interpreter:
-        """Make it; returns the interpreter that packages are installed for. Raises NodeError."""
-        raise NotImplementedError
-
-    def check_added(self, added: dict[str, str]) -> None:
-        """See that no distribution of `added` (name -> version) is there already. Raises NodeError (exit 7)."""
-        raise NotImplementedError
-
-
-class Venv(Foundation):
-    """A virtual environment on the interpreter that the request names."""
+class Venv:
+    """A virtual environment on the interpreter that the request names; `phase` names it in times."""
 
     phase = "venv"
 
     def __init__(self, request: Json, environment: str) -> None:
         """Look at the interpreter and its packages before anything is changed; raises what `base.examine` raises."""
-        Foundation.__init__(self, request, environment)
+        self.prefix, self.args = request["prefix"], request["args"]
+        self.environment, self.variant = environment, self.args["variant"]
+        self.told: Json = {}
         bring_staged(self.prefix, self.args.get("interpreter"), self.args.get("staged"))
         self._interpreter = base.examine(self.args.get("interpreter"), self.variant)
         base.check(self.variant, self._interpreter.packages)
@@ -71,14 +54,16 @@ class Venv(Foundation):
         base.check_replaces(added, self._interpreter.packages)
 
 
-class Conda(Foundation):
-    """The conda packages of the variant, the interpreter among them."""
+class Conda:
+    """The conda packages of the variant, the interpreter among them; `told` is their part of the result."""
 
     phase = "conda"
 
     def __init__(self, request: Json, environment: str) -> None:
         """Raises NodeError `conda-unrecorded` (exit 5)."""
-        Foundation.__init__(self, request, environment)
+        self.prefix, self.args = request["prefix"], request["args"]
+        self.environment, self.variant = environment, self.args["variant"]
+        self.told: Json = {}
         archives.check_recorded(self.variant)
         for name in ("rattler_python", "rattler"):
             bring_staged(self.prefix, self.args["tools"].get(name), self.args.get("staged"))
@@ -94,7 +79,9 @@ class Conda(Foundation):
         made = prefix.make(rattler, self.variant, where, folder, self.environment)
         self.told = {"conda": dict(made, activation=activation.variables(self.environment))}
         self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
-        return self._examined()
+        # Its own interpreter, whose path counts as part of the environment.
+        found = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
+        return base.Interpreter("", found.version, {})
 
     def check_added(self, added: dict[str, str]) -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
@@ -114,18 +101,14 @@ class Conda(Foundation):
                 changed=True,
             )
 
-    def _examined(self) -> base.Interpreter:
-        """Its own interpreter, whose path counts as part of the environment."""
-        found = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
-        return base.Interpreter("", found.version, {})
 
-
-BY_ENGINE: dict[str, type[Foundation]] = {"venv": Venv, "conda": Conda}
+Foundation = Union[Venv, Conda]
 
 
 def of(request: Json, environment: str) -> Foundation:
     """What the variant of an install request stands on, looked at and not yet made. Raises NodeError."""
-    return BY_ENGINE[request["args"]["variant"].get("engine") or "venv"](request, environment)
+    conda = request["args"]["variant"].get("engine") == "conda"
+    return Conda(request, environment) if conda else Venv(request, environment)
 
 
 def bring_staged(prefix: str, interpreter: object, staged: str | None) -> None:

@@ -79,11 +79,11 @@ def run(request: Json) -> tuple[bool, Json]:
     paths.make_dirs(job.prefix, "envs")
     held = lease.of_request(request)
     try:
-        with held:
+        with held, paths.coded_errors(job.environment):
             return _install(job, held)
-    except BaseException as error:
+    except BaseException:
         held.release()
-        raise (paths.os_error(error, job.environment) if isinstance(error, OSError) else None) or error from error
+        raise
 
 
 def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
@@ -157,9 +157,12 @@ def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:
     sources = pipeline.Builder(tool, {**job.request, "args": dict(job.args, environment=job.environment)})
     sources.fetch()
     job.phase("sources")
-    packages.install(tool, job.environment, job.locked, job.artifacts)
+    installer = packages.Installer(tool, job.environment, job.artifacts)
+    installer.install(job.locked)
     job.phase("packages")
-    required = _required(job, interpreter)
+    required = {}
+    if job.args.get("asked") is not None:  # before anything of the packages can run
+        required = packages.check_required(job.environment, job.locked, job.args["asked"], interpreter.requires)
     if sources.pins or sources.working_trees:
         sources.patch_and_build()
         job.phase("wheels")
@@ -171,7 +174,7 @@ def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:
     progress("comparing every file with its RECORD")
     there = _check_set(job, interpreter)
     told = {"interpreter": interpreter.path, "sources": sources.pins, "trees": sources.working_trees}
-    entries, compared = _check_record(job, tool, told)
+    entries, compared = _check_record(job, installer, told)
     job.phase("record")
     result = {
         "environment": job.environment,
@@ -200,13 +203,6 @@ def _note(job: _Job, result: Json, interpreter: str, archived: Json) -> None:
     paths.write_json(paths.meta(job.environment, stamp.INSTALLED), notes)
 
 
-def _required(job: _Job, interpreter: base.Interpreter) -> dict[str, int]:
-    """What `packages.check_required` says, before anything of the packages can run; nothing where nobody says it."""
-    if job.args.get("asked") is None:
-        return {}
-    return packages.check_required(job.environment, job.locked, job.args["asked"], interpreter.requires)
-
-
 def _check_set(job: _Job, interpreter: base.Interpreter) -> dict[str, str]:
     """What is installed: every package of the lock in its version, and nothing that would hide one of the base."""
     installed = record.installed(job.environment)
@@ -223,16 +219,17 @@ def _check_set(job: _Job, interpreter: base.Interpreter) -> dict[str, str]:
     return installed
 
 
-def _check_record(job: _Job, tool: uv.Uv, told: Json) -> tuple[dict[str, merkle.Entry], Json]:
+def _check_record(job: _Job, installer: packages.Installer, told: Json) -> tuple[dict[str, merkle.Entry], Json]:
     """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
     entries = contents.scan(job.prefix, job.environment, told)
     checked, doubtful = contents.check(job.environment, entries)
     known, wrong = {}, doubtful
     if doubtful:
-        known = packages.archived(tool, job.environment, job.locked, job.artifacts, doubtful)
+        known = installer.archived(job.locked, doubtful)
         checked, wrong = contents.check(job.environment, entries, known)
     if wrong:
         names = sorted({each["package"] for each in wrong})
+        tool = installer.tool
         cleaned = not tool.keeps_cache or packages.forget_cached(tool, names)
         first = wrong[0]
         raise NodeError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from envbuild.node import hashing, pip_config, variables
+from envbuild.node import hashing, pip_config, proc, variables
 from envbuild.node.build import diagnose
 from envbuild.node.build import environment as build_environ
 from envbuild.node.logs import progress
@@ -16,10 +17,6 @@ from envbuild.node.packages import installed, uv, wheel_file
 from envbuild.node.probe.processes import at_work, written
 from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.read_text import names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from envbuild.node import proc
 
 UNRECORDED = "unrecorded"
 BYTES_PER_FETCHED = 3  # unpacked wheels take two to four times their size
@@ -128,223 +125,209 @@ def _no_index() -> dict[str, str | None]:
 
 
 def _indexed(
-    name: str,
-    packages: list[Json],
-    index: dict[str, str] | None,
-    links: list[str],
-    config: pip_config.PipConfig,
+    name: str, packages: list[Json], index: dict[str, str] | None, links: list[str], config: pip_config.PipConfig
 ) -> Group:
+    """Packages of the `index` that the lock names, or of the configured ones; `links` are looked at too."""
     extra: dict[str, str | None] = {}
-    configured = not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))
-    if configured and config.index_url:
-        extra["UV_DEFAULT_INDEX"] = config.index_url
-    extras = pip_config.alive(config.extra_index_urls)
-    if extras and not any(os.environ.get(key) for key in ("UV_INDEX", "UV_EXTRA_INDEX_URL")):
-        extra["UV_EXTRA_INDEX_URL"] = " ".join(extras)
+    if index is not None and index.get("kind") != "find-links":
+        extra.update(_no_index(), UV_DEFAULT_INDEX=index["url"])
+    else:
+        if config.index_url and not any(os.environ.get(key) for key in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
+            extra["UV_DEFAULT_INDEX"] = config.index_url
+        extras = pip_config.alive(config.extra_index_urls)
+        if extras and not any(os.environ.get(key) for key in ("UV_INDEX", "UV_EXTRA_INDEX_URL")):
+            extra["UV_EXTRA_INDEX_URL"] = " ".join(extras)
+        links = [index["url"], *links] if index else links
     if links:
         extra["UV_FIND_LINKS"] = ",".join(links)
-    urls = [config.index_url or os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or ""]
-    if index is None:
-        return Group(name, packages, extra, [], [url for url in urls if url])
-    if index.get("kind") == "find-links":
-        extra["UV_FIND_LINKS"] = ",".join([index["url"]] + links)
-        return Group(name, packages, extra, ["--no-index"], [])
-    extra.update(_no_index(), UV_DEFAULT_INDEX=index["url"])
-    if links:
-        extra["UV_FIND_LINKS"] = ",".join(links)
-    return Group(name, packages, extra, [], [index["url"]])
+    if index is not None:
+        kind = index.get("kind") == "find-links"
+        return Group(name, packages, extra, ["--no-index"] if kind else [], [] if kind else [index["url"]])
+    url = config.index_url or os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    return Group(name, packages, extra, [], [url] if url else [])
 
 
-def install(tool: uv.Uv, environment: str, packages: list[Json], artifacts: Json) -> None:
-    """Install every locked package into `environment`, wheels first, then source distributions without isolation.
+@dataclass(frozen=True)
+class Installer:
+    """uv at work on one environment: `artifacts` says where the files of locked packages are."""
 
-    Raises NodeError: `hash-unrecorded`, `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
-    `disk-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed`,
-    `build-failed` (4).
-    """
-    check_recorded(packages)
-    _install_wheels(tool, environment, [package for package in packages if not is_sdist(package)], artifacts, [])
-    _build_archives(tool, environment, [package for package in packages if is_sdist(package)], artifacts)
+    tool: uv.Uv
+    environment: str
+    artifacts: Json
 
+    def install(self, packages: list[Json]) -> None:
+        """Install every locked package into `environment`, wheels first, then source distributions without isolation.
 
-def _build_archives(tool: uv.Uv, environment: str, archives: list[Json], artifacts: Json) -> None:
-    """Build what has no wheel, as sources are: without a network, and with the variables that a build may see.
+        Raises NodeError: `hash-mismatch`, `artifact-damaged` (exit 5), `network-unreachable`,
+        `disk-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed`,
+        `build-failed` (4).
+        """
+        self._install_wheels([package for package in packages if not is_sdist(package)], [])
+        self._build_archives([package for package in packages if is_sdist(package)])
 
-    Build tools are packages of the lock themselves, so nothing unhashed takes part.
-    """
-    before, network = build_environ.no_network() if archives else ([], "")
-    for number, package in enumerate(archives):
-        options = ["--no-build-isolation", "--no-binary", package["name"]]
-        what = f"{package['name']} {package['version']}"
-        progress(f"building {what}", "", number, len(archives), "packages", at_work)
-        for group in groups([package], artifacts, tool.config):
-            with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
-                # A cache of its own: uv's knows the archive, and not the packages beside which its wheel was built.
-                extra = dict(group.extra, UV_CACHE_DIR=folder)
-                places = "" if group.name in HERE else _fetch(tool, environment, group._replace(extra=extra), options)
-                alone = group._replace(extra=dict(extra, UV_OFFLINE="1", **_no_index()))
-                log(f"building {what} (network {network})")
-                done = _run_uv(tool, environment, alone, options, variables.for_build, before, places)
-                if done.ok:
-                    continue
-                error = _failure(environment, alone, done)
-                # There is nothing to reach: who tried was its own build.
-                if error.code not in ("install-failed", "network-unreachable"):
-                    raise error
-                raise diagnose.of_output(f"package {what}", error.why)
+    def archived(self, packages: list[Json], doubtful: list[Json]) -> dict[str, str]:
+        """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
 
+        A RECORD may be wrong (torch's wheels were renamed after theirs was written), an archive with the lock's sha256
+        cannot: it is unpacked once more, past uv's cache. `doubtful`: mismatches of `installed.check`. Raises as
+        `install`.
+        """
+        known = {}
+        for package in packages:
+            name = installed.normal_name(package["name"])
+            rows = [each for each in doubtful if installed.normal_name(each["package"]) == name]
+            changed = [each["path"] for each in rows if each["kind"] == "changed" and "/site-packages/" in each["path"]]
+            if not changed or is_sdist(package):
+                continue
+            with tempfile.TemporaryDirectory(prefix="archive-", dir=self.tool.tmp) as folder:
+                # Linked to a cache of this one call, which nobody else sees: no second copy.
+                options = ["--no-cache", "--link-mode", "hardlink", "--target", folder]
+                self._install_wheels([package], options)
+                for path in changed:
+                    file = os.path.join(folder, path.partition("/site-packages/")[2])
+                    if os.path.isfile(file):
+                        known[path] = hashing.digest_of(file)
+        return known
 
-def _fetch(tool: uv.Uv, environment: str, group: Group, options: list[str]) -> str:
-    """Have uv fetch an archive into its cache, by its hash and with every login that uv knows; nothing of it is run.
+    def _build_archives(self, archives: list[Json]) -> None:
+        """Build what has no wheel, as sources are: without a network, and with the variables that a build may see.
 
-    uv cannot fetch alone: it builds too. Here each Python that it would build with ends as it starts, and the build
-    fails; the one that uv asks about itself (`-I`) reads no PYTHONPATH. Returns `_places`, by which uv knows its cache.
-    """
-    with tempfile.TemporaryDirectory(prefix="stop-", dir=tool.tmp) as folder:
-        with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as stream:
-            stream.write(_STOP)
-        stopped = group._replace(extra=dict(group.extra, PYTHONPATH=folder))
-        done = _run_uv(tool, environment, stopped, options)
-    if FETCHED not in done.err:
-        raise _failure(environment, group, done)
-    return _places(tool, environment, group)
+        Build tools are packages of the lock themselves, so nothing unhashed takes part.
+        """
+        before, network = build_environ.no_network() if archives else ([], "")
+        for number, package in enumerate(archives):
+            options = ["--no-build-isolation", "--no-binary", package["name"]]
+            what = f"{package['name']} {package['version']}"
+            progress(f"building {what}", "", number, len(archives), "packages", at_work)
+            for group in groups([package], self.artifacts, self.tool.config):
+                with tempfile.TemporaryDirectory(prefix="archive-", dir=self.tool.tmp) as folder:
+                    # A cache of its own: uv's knows the archive, and not the packages beside which its wheel was built.
+                    extra = dict(group.extra, UV_CACHE_DIR=folder)
+                    places = "" if group.name in HERE else self._fetch(group._replace(extra=extra), options)
+                    alone = group._replace(extra=dict(extra, UV_OFFLINE="1", **_no_index()))
+                    log(f"building {what} (network {network})")
+                    done = self._run_uv(alone, options, variables.for_build, before, places)
+                    if done.ok:
+                        continue
+                    error = self._failure(alone, done)
+                    # There is nothing to reach: who tried was its own build.
+                    if error.code not in ("install-failed", "network-unreachable"):
+                        raise error
+                    raise diagnose.of_output(f"package {what}", error.why)
 
+    def _fetch(self, group: Group, options: list[str]) -> str:
+        """Have uv fetch an archive into its cache, by its hash and with every login that uv knows; none of it is run.
 
-def _places(tool: uv.Uv, environment: str, group: Group) -> str:
-    """Lines of a requirements file that say where uv looks: its own indexes, those of the group, and lists of links."""
-    args = ["pip", "compile", "--quiet", "--no-header", "--offline", "--emit-index-url", "--emit-find-links"]
-    args += ["--python", os.path.join(environment, "bin", "python")] + group.args
-    done = tool.run(args + [os.devnull], group.extra, may_see=variables.for_fetch)
-    return "".join(line + "\n" for line in done.out.splitlines() if line.startswith("--"))
+        uv cannot fetch alone: it builds too. Here each Python that it would build with ends as it starts, and the build
+        fails; the one that uv asks about itself (`-I`) reads no PYTHONPATH. Returns `_places`: uv's key to its cache.
+        """
+        with tempfile.TemporaryDirectory(prefix="stop-", dir=self.tool.tmp) as folder:
+            with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as stream:
+                stream.write(_STOP)
+            stopped = group._replace(extra=dict(group.extra, PYTHONPATH=folder))
+            done = self._run_uv(stopped, options)
+        if FETCHED not in done.err:
+            raise self._failure(group, done)
+        return self._places(group)
 
+    def _places(self, group: Group) -> str:
+        """Lines of a requirements file that say where uv looks: its own indexes, the group's, and lists of links."""
+        args = ["pip", "compile", "--quiet", "--no-header", "--offline", "--emit-index-url", "--emit-find-links"]
+        args += ["--python", os.path.join(self.environment, "bin", "python")] + group.args
+        done = self.tool.run(args + [os.devnull], group.extra, may_see=variables.for_fetch)
+        return "".join(line + "\n" for line in done.out.splitlines() if line.startswith("--"))
 
-def _install_wheels(tool: uv.Uv, environment: str, packages: list[Json], artifacts: Json, options: list[str]) -> None:
-    options = ["--no-build"] + options
-    for folder in pip_config.folders(_links(artifacts, tool.config)):
-        for name in _files(packages):
-            wheel_file.refuse_unsafe(os.path.join(folder, name))
-    for group in groups(packages, artifacts, tool.config):
-        log(f"installing {plural(len(group.packages), 'package')} ({group.name})")
-        progress(
-            f"fetching {plural(len(group.packages), 'package')}, unpacked so far",
-            ask=partial(_moved, tool, environment, group),
-        )
+    def _install_wheels(self, packages: list[Json], options: list[str]) -> None:
+        options = ["--no-build"] + options
+        for folder in pip_config.folders(_links(self.artifacts, self.tool.config)):
+            for name in _files(packages):
+                wheel_file.refuse_unsafe(os.path.join(folder, name))
+        for group in groups(packages, self.artifacts, self.tool.config):
+            log(f"installing {plural(len(group.packages), 'package')} ({group.name})")
+            fetching = f"fetching {plural(len(group.packages), 'package')}, unpacked so far"
+            progress(fetching, ask=partial(self._moved, group))
+            try:
+                self._install_group(group, options)
+            except NodeError as error:
+                self._try_mirror(group, options, error)
+
+    def _try_mirror(self, group: Group, options: list[str], error: NodeError) -> None:
+        """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
+
+        Raises `error`, or what a mirror with other contents gives (exit 5).
+        """
+        mirror = bool(self.tool.config.index_url or pip_config.alive(self.tool.config.extra_index_urls))
+        mirror = mirror or any(os.environ.get(name) for name in _no_index())
+        named = group.name in (self.artifacts.get("indexes") or {})
+        if error.exit_code == Exit.INTEGRITY or error.code == "disk-full" or not (named and mirror):
+            raise error
+        log(f"the index `{group.name}` cannot be used ({error.code}); trying the configured ones")
         try:
-            _install_group(tool, environment, group, options)
-        except NodeError as error:
-            _try_mirror(tool, environment, group, artifacts, options, error)
+            for other in groups(group.packages, dict(self.artifacts, indexes={}), self.tool.config):
+                self._install_group(other, options)
+        except NodeError as second:
+            raise (second if second.exit_code == Exit.INTEGRITY else error) from second
 
+    def _install_group(self, group: Group, options: list[str]) -> None:
+        """Raises NodeError."""
+        done = self._run_uv(group, options)
+        if not done.ok:
+            raise self._failure(group, done)
 
-def archived(
-    tool: uv.Uv, environment: str, packages: list[Json], artifacts: Json, doubtful: list[Json]
-) -> dict[str, str]:
-    """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).
+    def _run_uv(
+        self,
+        group: Group,
+        options: list[str],
+        may_see: Callable[[str, str], bool] = variables.for_fetch,
+        before: Sequence[str] = (),
+        places: str = "",
+    ) -> proc.Finished:
+        """Have uv install a group. Raises NodeError `uv-missing`, `wheel-unsafe`; `places`: see `_places`."""
+        args = ["pip", "install", "--python", os.path.join(self.environment, "bin", "python"), "--no-deps"]
+        args += ["--require-hashes", "--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
+        with tempfile.TemporaryDirectory(prefix="listing-", dir=self.tool.tmp) as folder:
+            listing = os.path.join(folder, "requirements.txt")
+            with open(listing, "w", encoding="utf-8") as stream:
+                stream.write(places + requirements(group.packages))
+            words = args + options + group.args + ["-r", listing]
+            done = self.tool.run(words, group.extra, may_see=may_see, before=before)
+        self._refuse_skipped(group, done)
+        return done
 
-    A RECORD may be wrong (torch's wheels were renamed after theirs was written), an archive with the lock's sha256
-    cannot: it is unpacked once more, past uv's cache. `doubtful`: mismatches of `installed.check`. Raises as `install`.
-    """
-    known = {}
-    for package in packages:
-        name = installed.normal_name(package["name"])
-        rows = [each for each in doubtful if installed.normal_name(each["package"]) == name]
-        changed = [each["path"] for each in rows if each["kind"] == "changed" and "/site-packages/" in each["path"]]
-        if not changed or is_sdist(package):
-            continue
-        with tempfile.TemporaryDirectory(prefix="archive-", dir=tool.tmp) as folder:
-            # Linked to a cache of this one call, which nobody else sees: no second copy.
-            options = ["--no-cache", "--link-mode", "hardlink", "--target", folder]
-            _install_wheels(tool, environment, [package], artifacts, options)
-            for path in changed:
-                file = os.path.join(folder, path.partition("/site-packages/")[2])
-                if os.path.isfile(file):
-                    known[path] = hashing.digest_of(file)
-    return known
+    def _failure(self, group: Group, done: proc.Finished) -> NodeError:
+        """Why uv could not install a group."""
+        diagnose.write_down(f"packages from `{group.name}`", done.out + done.err)
+        error = uv.failure(done, f"installing packages from `{group.name}`", self.environment)
+        if error.code in ("package-not-found", "install-failed"):
+            _check_index(group, error)
+        return error
 
+    def _moved(self, group: Group) -> Json:
+        """For `progress`: what uv has fetched and unpacked, then how many of the packages are in the environment."""
+        folders = map(os.path.basename, installed.dist_infos(self.environment))
+        there = {installed.normal_name(name.split("-")[0]) for name in folders}
+        count = sum(installed.normal_name(each["name"]) in there for each in group.packages)
+        if count:
+            return {"phase": "installing packages", "done": count, "total": len(group.packages), "unit": "packages"}
+        total = sum(max(map(_unpacked, each["files"])) for each in group.packages)
+        done = written(self.tool.program)
+        return {"done": min(done, total) if total else done, "total": total or None, "unit": "bytes"}
 
-def _try_mirror(
-    tool: uv.Uv, environment: str, group: Group, artifacts: Json, options: list[str], error: NodeError
-) -> None:
-    """Ask the user's own indexes for packages whose named index cannot be had; hashes make any place as good.
-
-    Raises `error`, or what a mirror with other contents gives (exit 5).
-    """
-    mirror = bool(tool.config.index_url or pip_config.alive(tool.config.extra_index_urls))
-    mirror = mirror or any(os.environ.get(name) for name in _no_index())
-    named = group.name in (artifacts.get("indexes") or {})
-    if error.exit_code == Exit.INTEGRITY or error.code == "disk-full" or not (named and mirror):
-        raise error
-    log(f"the index `{group.name}` cannot be used ({error.code}); trying the configured ones")
-    try:
-        for other in groups(group.packages, dict(artifacts, indexes={}), tool.config):
-            _install_group(tool, environment, other, options)
-    except NodeError as second:
-        raise (second if second.exit_code == Exit.INTEGRITY else error) from second
-
-
-def _install_group(tool: uv.Uv, environment: str, group: Group, options: list[str]) -> None:
-    """Raises NodeError."""
-    done = _run_uv(tool, environment, group, options)
-    if not done.ok:
-        raise _failure(environment, group, done)
-
-
-def _run_uv(
-    tool: uv.Uv,
-    environment: str,
-    group: Group,
-    options: list[str],
-    may_see: Callable[[str, str], bool] = variables.for_fetch,
-    before: Sequence[str] = (),
-    places: str = "",
-) -> proc.Finished:
-    """Have uv install a group. Raises NodeError `uv-missing`, `wheel-unsafe`; `places`: see `_places`."""
-    args = ["pip", "install", "--python", os.path.join(environment, "bin", "python"), "--no-deps", "--require-hashes"]
-    args += ["--no-compile-bytecode", "--index-strategy", "unsafe-best-match"]
-    with tempfile.NamedTemporaryFile("w", suffix="-requirements.txt", dir=tool.tmp, encoding="utf-8") as listing:
-        listing.write(places + requirements(group.packages))
-        listing.flush()
-        words = args + options + group.args + ["-r", listing.name]
-        done = tool.run(words, group.extra, may_see=may_see, before=before)
-    _refuse_skipped(tool, group, done)
-    return done
-
-
-def _failure(environment: str, group: Group, done: proc.Finished) -> NodeError:
-    """Why uv could not install a group."""
-    diagnose.write_down(f"packages from `{group.name}`", done.out + done.err)
-    error = uv.failure(done, f"installing packages from `{group.name}`", environment)
-    if error.code in ("package-not-found", "install-failed"):
-        _check_index(group, error)
-    return error
-
-
-def _moved(tool: uv.Uv, environment: str, group: Group) -> Json:
-    """For `progress`: what uv has fetched and unpacked, then how many of the packages are in the environment."""
-    folders = map(os.path.basename, installed.dist_infos(environment))
-    there = {installed.normal_name(name.split("-")[0]) for name in folders}
-    count = sum(installed.normal_name(each["name"]) in there for each in group.packages)
-    if count:
-        return {"phase": "installing packages", "done": count, "total": len(group.packages), "unit": "packages"}
-    total = sum(max(map(_unpacked, each["files"])) for each in group.packages)
-    done = written(tool.program)
-    return {"done": min(done, total) if total else done, "total": total or None, "unit": "bytes"}
+    def _refuse_skipped(self, group: Group, done: proc.Finished) -> None:
+        """Raise `wheel-unsafe` where uv left out a member of what it fetched and unpacked itself: no file shows it."""
+        member = uv.skipped(done)
+        if member:
+            if self.tool.keeps_cache:  # a copy that is unpacked there is taken again silently
+                forget_cached(self.tool, [each["name"] for each in group.packages])
+            files = _files(group.packages)
+            one = files[0] if len(files) == 1 else f"one of {plural(len(files), 'file')} from `{group.name}`"
+            raise wheel_file.unsafe(one, member, "which leads out of its folder")
 
 
 def _unpacked(file: Json) -> int:
     """Bytes that one file takes unpacked, by what the lock says or by its size; 0 where neither is known."""
     told = file.get("unpacked") or {}
     return int(told.get("bytes") or (file.get("size") or 0) * BYTES_PER_FETCHED)
-
-
-def _refuse_skipped(tool: uv.Uv, group: Group, done: proc.Finished) -> None:
-    """Raise `wheel-unsafe` where uv left out a member of what it fetched and unpacked itself, which no file shows."""
-    member = uv.skipped(done)
-    if member:
-        if tool.keeps_cache:  # a copy that is unpacked there is taken again silently
-            forget_cached(tool, [each["name"] for each in group.packages])
-        files = _files(group.packages)
-        one = files[0] if len(files) == 1 else f"one of {plural(len(files), 'file')} from `{group.name}`"
-        raise wheel_file.unsafe(one, member, "which leads out of its folder")
 
 
 def _files(packages: list[Json]) -> list[str]:

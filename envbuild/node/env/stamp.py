@@ -105,17 +105,26 @@ def _compare(found: dict[str, str], wanted: dict[str, str], where: str) -> list[
     return problems
 
 
+def problems(environment: str, found: Json | None, variant: Json | None) -> list[str]:
+    """What is wrong with the stamp `found`, or with the interpreter, in words; empty when nothing is."""
+    if found is None:
+        return ["there is no stamp, or it is damaged: the environment is half built"]
+    wrong = []
+    if variant and variant.get("digest") != found["variant_digest"]:
+        wrong.append(
+            f"the stamp says variant {found['variant_digest']:.12}, the lock says {variant.get('digest')!s:.12}"
+        )
+    python = os.path.join(environment, "bin", "python")
+    if not os.access(python, os.X_OK):
+        wrong.append(f"its interpreter is gone: {os.path.realpath(python)}")
+    return wrong
+
+
 def fast_problems(environment: str, variant: Json | None) -> list[str]:
     """The fast check (stamp, variant digest, interpreter, package set and versions) in words; empty when it passes."""
     found = read(environment)
-    if found is None:
-        return ["there is no stamp"]
-    problems = []
-    if variant and variant.get("digest") != found["variant_digest"]:
-        problems.append(f"the stamp says variant {found['variant_digest']:.12}, wanted is {variant['digest']:.12}")
-    if not os.access(os.path.join(environment, "bin", "python"), os.X_OK):
-        problems.append(f"its interpreter is gone: {os.path.realpath(os.path.join(environment, 'bin', 'python'))}")
-    return problems + package_problems(environment, found, variant)
+    wrong = problems(environment, found, variant)
+    return wrong if found is None else wrong + package_problems(environment, found, variant)
 
 
 def python_version(environment: str) -> str:
@@ -135,12 +144,12 @@ def python_version(environment: str) -> str:
 
 def check_unchanged(environment: str, variant: Json | None) -> None:
     """Raise NodeError `environment-drifted` (exit 1) where the fast check does not pass."""
-    problems = fast_problems(environment, variant)
-    if problems:
+    wrong = fast_problems(environment, variant)
+    if wrong:
         raise NodeError(
             "environment-drifted",
             f"{environment} is not what its stamp says any more",
-            why="; ".join(problems[:5]),
+            why="; ".join(wrong[:5]),
             hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
         )
 

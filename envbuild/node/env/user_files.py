@@ -132,10 +132,8 @@ def _keep(prefix: str, environment: str, found: list[str]) -> str:
     except OSError as error:
         raise _blocked(environment, f"{error}; what could be moved is in {folder}") from error
     more = "" if len(found) <= _NAMED else f" and {len(found) - _NAMED} more"
-    says = (
-f"files that envbuild did not make were moved from {environment} to {folder}: "
-f"{', '.join(found[:_NAMED])}{more}"
-)  # fmt: skip
+    moved = f"files that envbuild did not make were moved from {environment} to {folder}"
+    says = f"{moved}: {', '.join(found[:_NAMED])}{more}"
     log(says)
     return says
 

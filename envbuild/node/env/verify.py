@@ -112,13 +112,7 @@ class _Look:
         return found
 
     def _stamp(self, found: Json | None) -> None:
-        problems, wanted = [], (self.args.get("variant") or {}).get("digest")
-        if found is None:
-            problems = ["there is no stamp, or it is damaged: the environment is half built"]
-        elif self.args.get("variant") and wanted != found["variant_digest"]:
-            problems = [f"the stamp says variant {found['variant_digest']:.12}, the lock says {wanted!s:.12}"]
-        elif not os.access(os.path.join(self.environment, "bin", "python"), os.X_OK):
-            problems = ["its interpreter is gone"]
+        problems = stamp.problems(self.environment, found, self.args.get("variant"))
         good = f"stamp is there, variant {(found or {}).get('variant_digest', ''):.12}"
         version = stamp.python_version(self.environment)
         more = {"details": {"python": version}} if version else {}
@@ -208,7 +202,8 @@ class _Look:
         now = {path: entry.as_list() for path, entry in entries.items()}
         # Files that scripts wrote into the folders of sources are no drift: data, and nothing that Python would run. A
         # link may lead to code, so it is drift until it is declared.
-        sources = merkle.source_folders(found["sources"])
+        inside = [source["name"] for source in found["sources"] if source.get("install") in ("editable", "path")]
+        sources = tuple(f"src/{name}/" for name in inside)
         added = sorted(
             path
             for path in now.keys() - (stamped or {}).keys()
@@ -259,17 +254,11 @@ class _Look:
         self._add("added-files", [], says, details=details)
 
     def _byte_code(self, found: Json) -> None:
-        from envbuild.node import merkle
         from envbuild.node.env import contents
 
-        every = contents.byte_code(self.environment)
-        made_by_runs = merkle.generated_of(found["sources"])
-        sources = {origin[0] for origin in map(contents.source_of, every) if origin is not None}
-        generated = {path for path in sources if made_by_runs and merkle.is_left_out(path, made_by_runs)}
-        tag = contents.interpreter_tag(self.environment)
-        refused = contents.check_byte_code(self.environment, every, tag, generated) if every else []
-        problems = [f"{len(refused)} of {len(every)} .pyc files are not what their source gives"] if refused else []
-        self._add("bytecode", problems, f"{len(every)} .pyc files, each what its source gives")
+        count, refused = contents.byte_code(self.environment, found["sources"])
+        problems = [f"{len(refused)} of {count} .pyc files are not what their source gives"] if refused else []
+        self._add("bytecode", problems, f"{count} .pyc files, each what its source gives")
         self.drift += refused
 
 

@@ -213,7 +213,7 @@ def _in_use(args: Json, prefix: str) -> Json:
 def _ask_recorded(args: Json, prefix: str) -> Json:
     """`args.verb` inside the image in use, and whether that is still what was recorded. Raises as `_in_use`, `_ask`."""
     record = _in_use(args, prefix)
-    checks = [_image_check(record), _launcher_check(record)]
+    checks = [_image_check(record), _file_check("image/launcher", record["launcher"], "written")]
     result: Json = {"record": record, "checks": checks}
     if checks[0]["status"] == "passed":
         request = dict(args["request"], environment=record.get("environment"))
@@ -232,30 +232,27 @@ def _ask_recorded(args: Json, prefix: str) -> Json:
 
 
 def _image_check(record: Json) -> Json:
-    file = record.get("file")
-    if file:
-        good = hashing.digest_if_readable(file["path"]) == file["sha256"]
-        says = f"{file['path']} is as it was made" if good else f"{file['path']} is not there or was changed"
-    else:
-        good = runtimes.present(record)
-        has, more = ("the", "") if good else ("no", " any more")
-        says = f"{record['runtime']} has {has} image {record['id']:.12}{more}"
-    return {"name": "image/id", "status": "passed" if good else "failed", "says": says}
+    if record.get("file"):
+        return _file_check("image/id", record["file"], "made")
+    good = runtimes.present(record)
+    has, more = ("the", "") if good else ("no", " any more")
+    return _check("image/id", good, f"{record['runtime']} has {has} image {record['id']:.12}{more}")
 
 
 def _root_check(record: Json, root: str | None) -> Json:
     """RECORD says nothing of the tree of a source; the root of when the image was brought does."""
     good = root is not None and root == record.get("root")
     before = "as" if good else f"{record.get('root')!s:.12}"
-    says = f"root {root!s:.12}, {before} when the image was brought"
-    return {"name": "image/root", "status": "passed" if good else "failed", "says": says}
+    return _check("image/root", good, f"root {root!s:.12}, {before} when the image was brought")
 
 
-def _launcher_check(record: Json) -> Json:
-    path = record["launcher"]["path"]
-    good = hashing.digest_if_readable(path) == record["launcher"]["sha256"]
-    says = f"{path} is as it was written" if good else f"{path} is not there or was changed"
-    return {"name": "image/launcher", "status": "passed" if good else "failed", "says": says}
+def _file_check(name: str, file: Json, how: str) -> Json:
+    good = hashing.digest_if_readable(file["path"]) == file["sha256"]
+    return _check(name, good, f"{file['path']} is {f'as it was {how}' if good else 'not there or was changed'}")
+
+
+def _check(name: str, good: bool, says: str) -> Json:
+    return {"name": name, "status": "passed" if good else "failed", "says": says}
 
 
 def _endable(command: list[str]) -> tuple[list[str], list[str]]:

@@ -21,12 +21,9 @@ def toolchain_names(prefix: str) -> "list[str]":
     """Folders under `<prefix>/tools`; the node program's only where it has the digest that its name says."""
     tools = os.path.join(prefix, "tools")
     found = [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
-    return [name for name in found if not name.startswith(_PROGRAM + "-") or _is_program(os.path.join(tools, name))]
-
-
-def _is_program(folder: str) -> bool:
-    digest = hashing.digest_if_readable(os.path.join(folder, _PROGRAM + ".pyz"))
-    return digest is not None and folder.endswith("-" + digest[:12])
+    ours = [name for name in found if name.startswith(_PROGRAM + "-")]
+    digests = {name: hashing.digest_if_readable(os.path.join(tools, name, _PROGRAM + ".pyz")) for name in ours}
+    return [name for name in found if name not in ours or name.endswith("-%.12s" % (digests[name] or "/"))]
 
 
 def files_found(wanted: "list[str]") -> "dict[str, str]":

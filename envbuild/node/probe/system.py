@@ -192,11 +192,6 @@ def modules_system() -> "str | None":
     return None
 
 
-def container_tools(folders: "list[str]") -> "list[str]":
-    """Container programs that are on PATH."""
-    return [name for name in CONTAINERS if which(name, folders)]
-
-
 def parse_os_release(text: str) -> "dict[str, str]":
     """os-release(5) -> its keys; values unquoted."""
     found = {}

@@ -243,8 +243,7 @@ def _local(request: dict[str, Any], nonce: str, deadline: float) -> proc.Finishe
         limit=OUTPUT_LIMIT,
     )
     lines = [_marker("begin", nonce), f"python={sys.executable}", f"response={done.out.rstrip()}", f"exit={done.rc}"]
-    done.out = "\n".join([*lines, _marker("end", nonce), ""])
-    return done
+    return done._replace(out="\n".join([*lines, _marker("end", nonce), ""]))
 
 
 def log_in_ahead(nodes: Sequence[str], connection: Connection) -> None:

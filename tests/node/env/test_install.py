@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +19,9 @@ from envbuild.node.env import interpreter as base
 from envbuild.node.env import packages as sync
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
-from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, node, site, uv_path
+from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, site, uv_path
+from tests.support.served import Silent, serving
 from tests.support.wheels import tampered
-
-__all__ = ["node"]
-
-
-def interpreter_copy(top: Path) -> str:
-    """The same Python under another path, its standard library linked."""
-    home = Path(PYTHON).parent.parent
-    (top / "bin").mkdir(parents=True)
-    shutil.copy2(PYTHON, top / "bin" / f"python{MINOR}")
-    (top / "lib").symlink_to(home / "lib")
-    done = subprocess.run([str(top / "bin" / f"python{MINOR}"), "-c", "import ssl"], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip("this interpreter does not run from a copy of its binary")
-    return str(top / "bin" / f"python{MINOR}")
-
-
-def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
-    with pytest.raises(NodeError) as found:
-        node.install(variant, **more)
-    assert (found.value.code, found.value.exit_code) == (code, exit_code)
-    assert lease.read(str(node.prefix)) is None, "a failed install gives the lease back"
-    return found.value
 
 
 def test_an_environment_is_built_stamped_and_in_use(node: Node) -> None:
@@ -105,60 +82,10 @@ def test_a_second_install_and_activate_change_nothing(node: Node) -> None:
     assert node.activate(variant, variables={"A": "2"})[0] is True
 
 
-def test_two_builds_that_differ_in_everything_but_contents_have_one_root(node: Node, tmp_path: Path) -> None:
-    scripts = {"alpha-run": "alpha:main"}
-    data = {"alpha/__init__.py": b"X = 1\n", "alpha/big.bin": bytes(range(256)) * 9000}
-    first = make_variant([make_wheel(node.wheels, files=data, scripts=scripts)])
-    old = os.umask(0o077)
-    node.install(first)
-    root = node.activate(first)[1]["root"]
-    other = Node(tmp_path / "another" / ("long-" * 30), stack="demo")
-    other.prefix = other.top / "p"
-    other.python = interpreter_copy(tmp_path / "copied-python")
-    make_wheel(other.wheels, files=data, scripts=scripts, date=(2031, 5, 6, 7, 8, 10))
-    # The lock names contents; the second wheel has the same files in another archive, so its hash is the test's own.
-    second = dict(first, packages=[make_wheel(other.wheels, files=data, scripts=scripts, date=(2031, 5, 6, 7, 8, 10))])
-    os.umask(0o002)
-    other.install(second)
-    assert other.activate(second)[1]["root"] == root
-    os.umask(old)
-    environment = other.environment(second)
-    # A `#!` line has a limit; the script's other form must not change the root.
-    assert (environment / "bin" / "alpha-run").read_bytes().startswith(b"#!/bin/sh")
-    assert stat.S_IMODE((site(environment) / "alpha" / "__init__.py").stat().st_mode) == 0o644
-    assert other.verify(deep=True)["ok"]
-
-
-def test_a_wrong_hash_is_refused_and_nothing_is_left(node: Node) -> None:
-    package = make_wheel(node.wheels)
-    package["files"][0]["sha256"] = "0" * 64
-    variant = make_variant([package])
-    error = fail(node, variant, "hash-mismatch", 5)
-    assert "alpha==1.0" in error.what
-    assert not node.environment(variant).exists()
-    assert list((node.prefix / "envs").iterdir()) == []
-    assert list((node.top / "tmp").iterdir()) == []
-
-
 def test_an_unrecorded_hash_is_refused(node: Node) -> None:
     package = make_wheel(node.wheels)
     package["files"][0].update(sha256="unrecorded", reason="the index is gone")
-    assert fail(node, make_variant([package]), "hash-unrecorded", 5).why == "the index is gone"
-
-
-def test_a_damaged_file_in_uvs_cache_is_noticed_and_removed(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
-    node.build(variant)
-    remove.run(node.request("remove", environment=str(node.environment(variant)), force=True))
-    cached = list(node.cache.rglob("alpha/__init__.py"))
-    assert cached
-    for path in cached:
-        path.write_bytes(path.read_bytes().replace(b"VERSION", b"VERZION"))
-    error = fail(node, variant, "record-mismatch", 5)
-    assert "alpha/__init__.py" in error.what
-    assert not node.environment(variant).exists()
-    node.build(variant)
-    assert node.verify(deep=True)["ok"]
+    assert node.fails(make_variant([package]), "hash-unrecorded", 5).why == "the index is gone"
 
 
 @pytest.mark.parametrize("member", ["alpha-1.0.dist-info/METADATA", "alpha/__init__.py"])
@@ -181,7 +108,7 @@ def test_d02_a_wheel_with_a_wrong_record_is_compared_with_its_archive(node: Node
     remove.run(node.request("remove", environment=str(node.environment(variant)), force=True))
     for path in damaged:
         path.write_bytes(b"VERSION = 'damaged'\n")
-    assert "alpha/__init__.py" in fail(node, variant, "record-mismatch", 5).what, (
+    assert "alpha/__init__.py" in node.fails(variant, "record-mismatch", 5).what, (
         "the cache's copy is not the archive's"
     )
 
@@ -206,19 +133,19 @@ def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_instal
 def test_a_missing_package_offline_says_so(node: Node) -> None:
     package = make_wheel(node.wheels)
     (node.wheels / package["files"][0]["file"]).unlink()
-    fail(node, make_variant([package]), "package-not-found", 4)
+    node.fails(make_variant([package]), "package-not-found", 4)
 
 
 def test_a_wrong_interpreter_is_refused_before_anything_is_built(node: Node) -> None:
     variant = make_variant([make_wheel(node.wheels)], python="3.99")
-    fail(node, variant, "interpreter-mismatch", 7)
+    node.fails(variant, "interpreter-mismatch", 7)
     node.python = "/nonexistent/python3"
-    fail(node, make_variant([make_wheel(node.wheels)]), "interpreter-missing", 7)
+    node.fails(make_variant([make_wheel(node.wheels)]), "interpreter-missing", 7)
 
 
 def test_foreign_transports_are_refused(node: Node) -> None:
     source = {"name": "s", "git": "https://git.example.org/s", "commit": "1" * 40, "tree": "2" * 40}
-    fail(node, make_variant([], sources=[dict(source, git="ext::sh -c true")]), "request-invalid", 2)
+    node.fails(make_variant([], sources=[dict(source, git="ext::sh -c true")]), "request-invalid", 2)
 
 
 def test_only_environments_of_the_prefix_are_touched(node: Node, tmp_path: Path) -> None:
@@ -232,17 +159,6 @@ def test_only_environments_of_the_prefix_are_touched(node: Node, tmp_path: Path)
     assert victim.exists()
 
 
-def test_a_lock_that_hides_a_package_of_the_base_is_refused(node: Node, tmp_path: Path) -> None:
-    there = base.examine(PYTHON, {"python": MINOR, "base": {"kind": "system"}}).packages
-    if not there:
-        pytest.skip("the interpreter of the tests has no packages of its own, not even pip")
-    name = sorted(there)[0]
-    package = make_wheel(node.wheels, name=name.replace("-", "_"), version="99.0")
-    variant = make_variant([package], base={"kind": "system"})
-    fail(node, variant, "replaces-base-package", 7)
-    assert not node.environment(variant).exists()
-
-
 def test_a_base_is_seen_recorded_and_compared(node: Node) -> None:
     there = base.examine(PYTHON, {"python": MINOR, "base": {"kind": "system"}}).packages
     if not there:
@@ -253,7 +169,7 @@ def test_a_base_is_seen_recorded_and_compared(node: Node) -> None:
     assert node.install(good)[1]["base_packages"] == there
     node.activate(good)
     assert node.verify(deep=True, variant=good)["ok"]
-    fail(node, make_variant([wheel], base={"kind": "system"}, provided={name: "0.0.1"}), "base-changed", 7)
+    node.fails(make_variant([wheel], base={"kind": "system"}, provided={name: "0.0.1"}), "base-changed", 7)
 
 
 def test_a_virtual_environment_is_a_base_with_its_own_packages_only(node: Node, tmp_path: Path) -> None:
@@ -283,12 +199,12 @@ def test_d101_an_environment_is_built_again_beside_the_one_in_use_which_goes_whe
     variant = make_variant([package])
     environment = node.build(variant)
     shutil.rmtree(site(environment) / "alpha-1.0.dist-info")
-    fail(node, variant, "environment-drifted", 1)
+    node.fails(variant, "environment-drifted", 1)
     wheel = node.wheels / package["files"][0]["file"]
     data = wheel.read_bytes()
     wheel.unlink()
     node.cache = node.top / "empty-cache"
-    fail(node, variant, "package-not-found", 4, **again(node, variant))
+    node.fails(variant, "package-not-found", 4, **again(node, variant))
     assert [path.name for path in (node.prefix / "envs").iterdir()] == [environment.name]
     wheel.write_bytes(data)
     assert node.install(variant, **again(node, variant))[0]
@@ -370,39 +286,18 @@ def test_activate_stamps_only_what_its_own_run_built(node: Node) -> None:
     assert (node.environment(variant) / ".envbuild" / "stamp.json").exists()
 
 
-def test_the_node_program_answers_on_stdout(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
-    request = json.dumps(node.install_request(variant)).encode()
-    argv = [sys.executable, "-m", "envbuild.node", "install"]
-    done = subprocess.run(argv, input=request, capture_output=True, check=False)
-    answer = json.loads(done.stdout)
-    assert (done.returncode, answer["ok"], answer["changed"]) == (0, True, True), done.stderr.decode()
-    request = json.dumps(node.install_request(variant, environment="/etc")).encode()
-    done = subprocess.run(argv, input=request, capture_output=True, check=False)
-    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "request-invalid")
-
-
-class _Answers(BaseHTTPRequestHandler):
+class _Answers(Silent):
     """A portal that answers every request with its login form, and an index that is broken."""
 
     def do_GET(self) -> None:
         body = b"<html><form action=login>user <input name=u></form></html>"
-        self.send_response(503 if "broken" in self.path else 200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
+        self.answer(503 if "broken" in self.path else 200, body, Content_Type="text/html")
 
 
 @pytest.fixture
-def portal() -> Any:
-    server = HTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
+def portal() -> Iterator[str]:
+    with serving(_Answers) as url:
+        yield url.removeprefix("http://")
 
 
 def test_a_login_page_is_not_an_index_and_secrets_stay_out(
@@ -418,11 +313,11 @@ def test_a_login_page_is_not_an_index_and_secrets_stay_out(
     wrapper.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {seen}\nexec {uv_path()} "$@"\n')
     wrapper.chmod(0o755)
     tools = {"uv": str(wrapper)}
-    error = fail(node, make_variant([package]), "index-not-an-index", 4, artifacts=artifacts, tools=tools)
+    error = node.fails(make_variant([package]), "index-not-an-index", 4, artifacts=artifacts, tools=tools)
     assert "install" in seen.read_text()
     assert "canary" not in seen.read_text(), "an argument list is read by every user of the machine"
     broken = {"indexes": {"site": {"url": url + "/broken", "kind": "index"}}}
-    second = fail(node, make_variant([package]), "network-unreachable", 75, artifacts=broken)
+    second = node.fails(make_variant([package]), "network-unreachable", 75, artifacts=broken)
     said = json.dumps([error.as_dict(), second.as_dict()]) + "".join(capfd.readouterr())
     assert "canary-secret" not in said
 
@@ -443,7 +338,7 @@ def test_a_configured_mirror_stands_in_for_an_index_that_is_gone(
     assert node.install(variant, artifacts=artifacts)[1]["packages"] == {"alpha": "1.0"}
     node.activate(variant)
     bad = make_variant([dict(package, files=[dict(package["files"][0], sha256="0" * 64)])])
-    fail(node, bad, "hash-mismatch", 5, artifacts=artifacts)
+    node.fails(bad, "hash-mismatch", 5, artifacts=artifacts)
 
 
 def test_dead_locations_of_pips_configuration_do_not_stop_uv(node: Node, tmp_path: Path) -> None:
@@ -462,47 +357,6 @@ def test_dead_locations_of_pips_configuration_do_not_stop_uv(node: Node, tmp_pat
     assert [(group.name, group.extra.get("UV_EXTRA_INDEX_URL")) for group in found] == [("configured", None)]
 
 
-@pytest.mark.parametrize(("options", "code"), [("size=2m", "disk-full"), ("size=64m,nr_inodes=60", "disk-full")])
-def test_a_full_disk_is_said_and_nothing_is_left(node: Node, tmp_path: Path, options: str, code: str) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(small)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    try:
-        many = {f"alpha/m{number}.py": os.urandom(40000) for number in range(100)}
-        package = make_wheel(node.wheels, files=many)
-        package["files"][0]["size"] = 1  # so that only the real end of the disk is met
-        node.prefix = small / "prefix"
-        fail(node, make_variant([package]), code, 75)
-        fail(node, make_variant([make_wheel(node.wheels, files=many)], id="w"), code, 75, needed={"inodes": 10**6})
-        assert [path.name for path in (node.prefix / "envs").iterdir()] == []
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
-
-
-def test_a_prefix_that_cannot_be_written_is_refused(node: Node) -> None:
-    blocker = node.top / "file"
-    blocker.write_text("")
-    node.prefix = blocker / "prefix"
-    fail(node, make_variant([]), "not-writable", 7)
-
-
-def test_a_second_run_is_refused_while_the_first_works_and_disturbs_nothing(node: Node) -> None:
-    variant = make_variant([make_wheel(node.wheels)])
-    node.install(variant)
-    node.run = "run-2"
-    with pytest.raises(NodeError) as found:
-        node.install(variant)
-    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
-    assert found.value.details["run"] == "run-1"
-    node.run = "run-1"
-    node.activate(variant)
-    assert node.verify(deep=True)["ok"]
-
-
 def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,7 +367,7 @@ def test_a_run_that_lost_its_lease_leaves_the_others_environment_alone(
         lease.acquire(str(node.prefix), "the-other", None, 0)
         (node.environment(variant) / "of-the-other").write_text("x")
 
-    monkeypatch.setattr(sync, "install", asleep)
+    monkeypatch.setattr(sync.Installer, "install", asleep)
     with pytest.raises(NodeError):
         node.install(variant)
     assert (node.environment(variant) / "of-the-other").exists()
@@ -526,7 +380,8 @@ def test_d100_a_kill_of_a_second_build_leaves_the_first_in_use_and_the_next_take
     node.run = "run-killed"
     code = (
         "import json, os, signal, sys\nfrom envbuild.node.env import install, packages\n"
-        "packages.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
+        "packages.Installer.install = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "install.run(json.load(sys.stdin))\n"
     )
     request = json.dumps(node.install_request(variant, **again(node, variant)))
     done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)
