@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +17,13 @@ from typing import Any
 import pytest
 
 from envbuild.model.facts import NodeFacts
-from envbuild.node.probe import prefix
+from envbuild.node import facts as probe
+from envbuild.node.probe import gpus, prefix
+from envbuild.node.probe.programs import python_facts
+from envbuild.node.probe.system import scheduler_facts
+from envbuild.node.protocol import NodeError
 from envbuild.node_program import call_here, node_pyz
+from tests.node.env_support import MINOR, PYTHON
 from tests.node.pythons import require_python
 from tests.support.patience import PATIENCE
 
@@ -130,11 +136,9 @@ def test_mig_instances_are_listed(node: Node) -> None:
 
 
 def test_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
-    from envbuild.node.probe import gpus as probe_gpu
-
     program(tmp_path / "nvidia-smi", "trap '' TERM; sleep 600 & wait; sleep 600\n")
     begun = time.monotonic()
-    facts = probe_gpu.gpu_facts([str(tmp_path)], deadline=0.3)
+    facts = gpus.gpu_facts([str(tmp_path)], deadline=0.3)
     assert "did not answer within 0.3 s" in facts["driver"]["problem"]
     assert time.monotonic() - begun < PATIENCE
 
@@ -195,40 +199,34 @@ def test_broken_nvidia_smi_is_a_fact(node: Node) -> None:
 def test_d29_an_nvidia_smi_that_makes_no_sense_is_a_problem_of_the_driver(
     script: str, says: str, tmp_path: Path
 ) -> None:
-    from envbuild.node.probe import gpus as probe_gpu
-
     program(tmp_path / "nvidia-smi", script)
     begun = time.monotonic()
-    facts = probe_gpu.gpu_facts([str(tmp_path)])
+    facts = gpus.gpu_facts([str(tmp_path)])
     assert facts["gpus"] == []
     assert says in facts["driver"]["problem"]
     assert time.monotonic() - begun < PATIENCE
 
 
 def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:
-    from envbuild.node.probe import gpus as probe_gpu
-
     for index in range(4):
         (tmp_path / "proc/driver/nvidia/gpus" / f"0000:0{index}:00.0").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text((DATA / "proc_version.txt").read_text())
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
-    facts = probe_gpu.gpu_facts([], root=str(tmp_path))
+    facts = gpus.gpu_facts([], root=str(tmp_path))
     assert facts["gpus_physical"] == 4
     assert facts["driver"]["version"] == "470.57.02"
     assert "nvidia-smi is not there" in facts["driver"]["problem"]
 
 
 def test_gpu_on_the_bus_without_a_driver_is_seen(tmp_path: Path) -> None:
-    from envbuild.node.probe import gpus as probe_gpu
-
     for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x10de", "0x040300"), ("c", "0x8086", "0x030000")):
         folder = tmp_path / "sys/bus/pci/devices" / name
         folder.mkdir(parents=True)
         (folder / "vendor").write_text(vendor + "\n")
         (folder / "class").write_text(kind + "\n")
-    facts = probe_gpu.gpu_facts([], root=str(tmp_path))
+    facts = gpus.gpu_facts([], root=str(tmp_path))
     assert facts["gpus_physical"] == 1
     assert facts["driver"]["version"] is None
     assert facts["driver"]["problem"]
@@ -354,8 +352,6 @@ def test_wanted_files_are_found_in_pips_find_links(node: Node, tmp_path: Path) -
 
 
 def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         reach = {
@@ -374,8 +370,6 @@ def test_reachable_by_tcp_or_through_the_proxy(node: Node, tmp_path: Path) -> No
 
 
 def test_d06_a_repository_is_looked_for_where_git_would_look(node: Node, tmp_path: Path) -> None:
-    import socket
-
     (tmp_path / "mirror" / "one").mkdir(parents=True)
     config = tmp_path / "gitconfig"
     node.env.update(GIT_CONFIG_GLOBAL=str(config), GIT_CONFIG_NOSYSTEM="1", no_proxy="*")
@@ -431,8 +425,6 @@ def test_inside_a_job_the_scheduler_is_known(node: Node) -> None:
 
 
 def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envbuild.node.probe.system import scheduler_facts
-
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
     folders = [str(node.bin)]  # the machine of the tests may have Slurm
@@ -444,9 +436,45 @@ def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"interpreters": [3.11]}, {"reach": {"a": 1}}])
 def test_bad_args_are_a_coded_error(node: Node, args: dict[str, Any]) -> None:
-    from envbuild.node import facts as probe
-    from envbuild.node.protocol import NodeError
-
     with pytest.raises(NodeError) as caught:
         probe.run({"prefix": str(node.prefix), "args": args})
     assert caught.value.code == "request-invalid"
+
+
+def asked_for(folders: list[str], prefix: str, *, asked: list[str]) -> dict[str, Any]:
+    """The facts of the one interpreter that was asked for; the machine may have others."""
+    (fact,) = (each for each in python_facts(folders, prefix, asked=asked) if each.get("also"))
+    return fact
+
+
+def test_a_named_interpreter_is_found_and_keeps_the_name_it_was_asked_by(tmp_path: Path) -> None:
+    link = tmp_path / "mine"
+    link.symlink_to(PYTHON)
+    fact = asked_for([], str(tmp_path), asked=[str(link), str(tmp_path / "not-there")])
+    assert (fact["path"], fact["also"]) == (PYTHON, [str(link)])
+
+
+def test_d07_a_named_interpreter_of_another_version_is_told_with_its_version(tmp_path: Path) -> None:
+    fact = asked_for([], str(tmp_path), asked=[PYTHON])
+    assert (fact["path"], fact["also"], fact["version"].startswith(f"{MINOR}.")) == (PYTHON, [PYTHON], True)
+
+
+def test_a_name_is_the_first_of_path_and_never_a_shim(tmp_path: Path) -> None:
+    places = [tmp_path / "shims", tmp_path / "soft" / "bin"]
+    for place in places:
+        place.mkdir(parents=True)
+        (place / "python3").symlink_to(PYTHON)
+    fact = asked_for([str(place) for place in places], str(tmp_path), asked=["python3", "python9"])
+    assert (fact["path"], fact["also"]) == (PYTHON, ["python3"])
+
+
+def test_whether_an_interpreter_finds_the_cxx_library_is_asked_of_its_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fact = asked_for([], str(tmp_path), asked=[PYTHON])
+    assert fact["libstdcxx"] is True
+    # The loader takes the first of that name, and this one is empty.
+    (tmp_path / "libstdc++.so.6").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    fact = asked_for([], str(tmp_path), asked=[PYTHON])
+    assert fact["libstdcxx"] is False

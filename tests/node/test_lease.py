@@ -105,35 +105,6 @@ def test_a_later_step_that_does_not_say_who_provisions_keeps_what_the_lease_says
     assert lease.acquire(str(tmp_path), "one", None, 0).owner["controller"] == controller
 
 
-def test_a_dead_owner_is_replaced_at_once(tmp_path: Path) -> None:
-    write(tmp_path, pid=dead_pid(), started="1")
-    assert lease.acquire(str(tmp_path), "mine", None, 0).held()
-    assert [path.name for path in tmp_path.iterdir()] == ["lease.json"]
-
-
-def test_a_process_id_that_was_used_again_is_not_the_owner(tmp_path: Path) -> None:
-    write(tmp_path, started="1")
-    assert lease.acquire(str(tmp_path), "mine", None, 0).held()
-
-
-def test_a_live_controller_keeps_the_lease_between_steps(tmp_path: Path) -> None:
-    me = identity.here()
-    controller = {key: me[key] for key in ("host", "boot_id", "pid")}
-    write(tmp_path, age=900, pid=dead_pid(), started="1", controller=controller)
-    with pytest.raises(NodeError, match="another envbuild"):
-        lease.acquire(str(tmp_path), "mine", None, 0)
-
-
-@pytest.mark.parametrize(("age", "taken"), [(60, False), (130, True)])
-def test_an_owner_on_another_machine_counts_by_its_heartbeat(tmp_path: Path, age: float, taken: bool) -> None:
-    write(tmp_path, age=age, host="elsewhere", boot_id="x")
-    if taken:
-        assert lease.acquire(str(tmp_path), "mine", None, 0).held()
-    else:
-        with pytest.raises(NodeError, match="another envbuild"):
-            lease.acquire(str(tmp_path), "mine", None, 0)
-
-
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"run": "other", "pid": 1}'])
 @pytest.mark.parametrize(("age", "taken"), [(1, False), (6, True)])
 def test_d104_a_damaged_lease_is_called_so_and_taken_over_soon(
@@ -214,13 +185,31 @@ def test_a_run_that_its_controller_knows_to_be_over_holds_nobody_up(tmp_path: Pa
     assert _busy_for(tmp_path, ["other"]), "what it started here is still at work"
 
 
-@pytest.mark.parametrize(("host", "age", "busy"), [("", 20, True), ("", 40, False), ("elsewhere", 40, True)])
-def test_of_a_run_that_is_over_a_machine_that_was_restarted_is_waited_for_shortly(
-    tmp_path: Path, host: str, age: float, busy: bool
-) -> None:
-    far = {"host": "controller", "boot_id": "y", "pid": 7}
-    write(tmp_path, age=age, host=host or identity.here()["host"], boot_id="before", controller=far)
-    assert _busy_for(tmp_path, ["other"]) is busy
+ME = identity.here()
+FAR = {"host": "controller", "boot_id": "y", "pid": 7}
+ENDED = {"pid": 2**22 + 1, "started": "1"}  # no process has that id
+NEAR = {key: ME[key] for key in ("host", "boot_id", "pid")}
+OWNERS: dict[str, tuple[float, dict[str, Any], bool]] = {
+    "one that is dead": (0, ENDED, False),
+    "a process id that was used again": (0, {"started": "1"}, False),
+    "one between the steps of a controller that lives": (900, {**ENDED, "controller": NEAR}, True),
+    "one on another machine whose heartbeat is fresh": (60, {"host": "elsewhere", "boot_id": "x"}, True),
+    "one on another machine whose heartbeat is old": (130, {"host": "elsewhere", "boot_id": "x"}, False),
+    "one that is over, on a machine just restarted": (
+        20,
+        {"boot_id": "b", "controller": FAR, "run": "over"},
+        True,
+    ),
+    "one that is over, on a machine restarted before": (40, {"boot_id": "b", "controller": FAR, "run": "over"}, False),
+    "one that is over, elsewhere": (40, {"host": "x", "boot_id": "b", "controller": FAR, "run": "over"}, True),
+}
+
+
+@pytest.mark.parametrize(("age", "owner", "busy"), OWNERS.values(), ids=OWNERS)
+def test_a_lease_is_taken_over_from(tmp_path: Path, age: float, owner: dict[str, Any], busy: bool) -> None:
+    write(tmp_path, age=age, **owner)
+    assert _busy_for(tmp_path, ["over"]) is busy
+    assert [path.name for path in tmp_path.iterdir()] == ["lease.json"] * busy
 
 
 def test_what_a_controller_knows_is_not_written_into_the_lease(tmp_path: Path) -> None:

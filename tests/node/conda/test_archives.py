@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, Literal
 
 import pytest
@@ -16,10 +13,10 @@ import pytest
 from envbuild.node.conda.meta import Placeholder
 from tests.node.conda.support import CondaNode
 from tests.node.conda.test_prefix import fail
-from tests.node.env_support import Node, node
+from tests.node.env_support import Node
 from tests.support.conda import File, Package, member
+from tests.support.served import served as served_
 
-__all__ = ["node"]
 ROW = {"path_type": "hardlink", "sha256": "0" * 64, "size_in_bytes": 7}
 UNSAFE: dict[str, dict[str, Any]] = {
     "traversal": {"members": [member("../../evil")]},
@@ -100,16 +97,8 @@ def test_an_archive_that_is_cut_short_is_damaged(bare: CondaNode, suffix: Litera
 @pytest.fixture
 def served(bare: CondaNode) -> Iterator[str]:
     """The channel's folder over HTTP: its address."""
-    handler = partial(_Quiet, directory=str(bare.channel.folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
+    with served_(bare.channel.folder) as url:
+        yield url
 
 
 def test_an_archive_is_fetched_from_the_next_address_where_the_first_has_none(bare: CondaNode, served: str) -> None:

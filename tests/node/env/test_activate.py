@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pip
@@ -19,9 +17,8 @@ from envbuild.node.build import environment as build_environment
 from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
-from tests.node.env_support import Node, make_variant, make_wheel, node
+from tests.node.env_support import Node, make_variant, make_wheel
 
-__all__ = ["node"]
 NASTY = {
     "A_COMMAND": "$(touch /nonexistent/x) `id` ${HOME}",
     "B_QUOTES": 'it\'s "quoted" \\ back\\',
@@ -251,54 +248,6 @@ def test_a_modulefile_is_ascii_as_lmod_takes_other_bytes_for_latin_1() -> None:
 def test_what_cannot_be_written_safely_is_refused(variables: dict[str, object]) -> None:
     with pytest.raises(NodeError, match="cannot be set"):
         activation_files.checked_variables(variables)
-
-
-STEPS = [
-    "paths.write_json:files.json",
-    "paths.write_json:stamp.json",
-    "paths.switch_link:demo",
-    "paths.write_atomic:demo",
-    "paths.write_json:installed.json",
-]
-
-
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_anywhere_leaves_no_stamp_or_a_whole_one(node: Node, step: str, when: str) -> None:
-    old = make_variant([make_wheel(node.wheels)], id="old")
-    before = node.build(old)
-    variant = make_variant([make_wheel(node.wheels, version="2.0")], id="new")
-    call, name = step.split(":")
-    code = f"""
-import os, signal, sys, json
-from envbuild.node.env import install; from envbuild.node.env import activate; from envbuild.node import paths
-real = {call}
-def dying(path, *rest):
-    hit = os.path.basename(path) == {name!r}
-    if hit and {when!r} == "before": os.kill(os.getpid(), signal.SIGKILL)
-    out = real(path, *rest)
-    if hit: os.kill(os.getpid(), signal.SIGKILL)
-    return out
-{call} = dying
-first, second = json.load(sys.stdin)
-install.run(first); activate.run(second)
-"""
-    node.run = "run-killed"
-    args = {"environment": str(node.environment(variant)), "stack": "demo", "profile": "exact", "variant": variant}
-    data = json.dumps([node.install_request(variant), node.request("activate", **args)])
-    done = subprocess.run([sys.executable, "-c", code], input=data, text=True, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    result = node.verify(deep=True)
-    assert result["ok"], "what is in use is whole"
-    assert result["environment"] in (str(before), str(node.environment(variant)))
-    node.run = "run-after"
-    begun = time.monotonic()
-    after = node.build(variant)
-    assert time.monotonic() - begun < 60, "the dead run's lease holds nobody up"
-    result = node.verify(deep=True, variant=variant)
-    assert result["ok"]
-    assert result["environment"] == str(after)
-    assert Path(result["environment"]).parent == before.parent
 
 
 def test_a_folder_in_the_place_of_the_link_is_named_and_half_a_switch_is_not_the_link(node: Node) -> None:

@@ -6,24 +6,19 @@ import base64
 import io
 import os
 import socket
-import ssl
 import tarfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envbuild.node.build import environment as build_environment
-from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
+from tests.node.env_support import Node, locked, make_variant, make_wheel, site
 from tests.support.certificates import certificate
-
-__all__ = ["node"]
+from tests.support.private_channel import guarded
+from tests.support.served import served
 
 PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 # `seen()` runs while the wheel is built and gives the text of its module.
@@ -130,24 +125,14 @@ def test_where_the_network_cannot_be_switched_off_a_package_is_built_and_that_is
 
 def test_a_package_that_needs_a_network_for_its_build_has_failed_and_nothing_is_tried_again(node: Node) -> None:
     code = "def seen():\n    raise SystemExit('dns error: client error (Connect)')"
-    with pytest.raises(NodeError) as caught:
-        node.install(make_variant([make_sdist(node.wheels, code)]))
-    assert (caught.value.code, caught.value.exit_code) == ("build-failed", 4)
+    node.fails(make_variant([make_sdist(node.wheels, code)]), "build-failed", 4)
 
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[str]:
     """The address of an index that serves the folder `www` and asks for no login."""
-    with serving(partial(_Quiet, directory=str(tmp_path / "www"))) as server:
-        yield f"127.0.0.1:{server.server_port}/simple"
-
-
-@contextmanager
-def serving(handler: Any) -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield server
-        server.shutdown()
+    with served(tmp_path / "www") as url:
+        yield f"{url.removeprefix('http://')}/simple"
 
 
 def put(top: Path, code: str) -> dict[str, Any]:
@@ -156,11 +141,6 @@ def put(top: Path, code: str) -> dict[str, Any]:
     archive = make_sdist(folder, code)
     (folder / "index.html").write_text('<a href="old-1.0.tar.gz">old-1.0.tar.gz</a>')
     return archive
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """Nothing."""
 
 
 VARIABLES = "import os\ndef seen():\n    return sorted(os.environ.items())"
@@ -195,24 +175,12 @@ def test_an_archive_with_another_hash_is_never_run(
     archive["files"][0]["sha256"] = "0" * 64
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{index}")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with pytest.raises(NodeError) as caught:
-        node.install(make_variant([archive]), artifacts={"find_links": [], "offline": False})
-    assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", 5)
-    assert "old==1.0" in caught.value.what
+    error = node.fails(make_variant([archive]), "hash-mismatch", 5, artifacts={"find_links": [], "offline": False})
+    assert "old==1.0" in error.what
     assert not (tmp_path / "ran").exists()
 
 
-class _Private(_Quiet):
-    """An index whose pages and files are for `me` with the password `s3cret-of-me`."""
-
-    def do_GET(self) -> None:
-        login = base64.b64encode(b"me:s3cret-of-me").decode()
-        if self.headers.get("Authorization") == f"Basic {login}":
-            return super().do_GET()
-        self.send_response(401)
-        self.send_header("WWW-Authenticate", "Basic")
-        self.end_headers()
-        return None
+PRIVATE = "Basic " + base64.b64encode(b"me:s3cret-of-me").decode()
 
 
 def logins(way: str, url: str, top: Path) -> dict[str, str]:
@@ -241,9 +209,8 @@ def test_an_archive_of_a_private_index_comes_with_the_login_that_uv_knows_and_it
     node: Node, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     archive = put(tmp_path, VARIABLES)
-    handler = partial(_Private, directory=str(tmp_path / "www"))
-    with serving(handler) as server:
-        for name, value in logins(way, f"http://127.0.0.1:{server.server_port}/simple", tmp_path).items():
+    with guarded(tmp_path / "www", PRIVATE) as (url, _):
+        for name, value in logins(way, f"{url}/simple", tmp_path).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         there = seen(node, make_variant([archive]), artifacts={"find_links": [], "offline": False})
@@ -254,12 +221,9 @@ def test_an_archive_comes_from_a_host_whose_certificate_uv_is_told_not_to_check(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = put(tmp_path, "def seen():\n    return 1")
-    with serving(partial(_Quiet, directory=str(tmp_path / "www"))) as server:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        (tmp_path / "both.pem").write_text("".join(certificate()))
-        context.load_cert_chain(tmp_path / "both.pem")
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        monkeypatch.setenv("UV_DEFAULT_INDEX", f"https://127.0.0.1:{server.server_port}/simple")
+    (tmp_path / "both.pem").write_text("".join(certificate()))
+    with served(tmp_path / "www", cert=str(tmp_path / "both.pem")) as url:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"{url}/simple")
         monkeypatch.setenv("UV_INSECURE_HOST", "127.0.0.1")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         assert seen(node, make_variant([archive]), artifacts={"find_links": [], "offline": False}) == 1

@@ -16,9 +16,8 @@ import pytest
 
 from envbuild.node.env import remove, user_files
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, make_repository, make_variant, make_wheel, node, redirect_git, site
+from tests.node.env_support import Node, make_repository, make_variant, make_wheel, redirect_git, site
 
-__all__ = ["node"]
 FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n", "run.sh": "#!/bin/sh\nexec true\n"}
 # What a user's scripts write: into a folder of the source, into one of their own, an edit, and into the environment.
 WRITTEN = {

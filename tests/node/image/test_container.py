@@ -53,10 +53,14 @@ class Site:
         self.bin.mkdir()
 
     def program(self, name: str, verify: dict[str, Any] | None = None) -> str:
+        verify_ = json.dumps(verify or GOOD, separators=(",", ":"))
+        return str(self.script(name, _FAKE.format(log=self.log, verify=verify_)))
+
+    def script(self, name: str, text: str) -> Path:
         path = self.bin / name
-        path.write_text(_FAKE.format(log=self.log, verify=json.dumps(verify or GOOD, separators=(",", ":"))))
+        path.write_text(text)
         path.chmod(0o755)
-        return str(path)
+        return path
 
     def archive(self, config: bytes = CONFIG, layers: Sequence[bytes] = ()) -> dict[str, Any]:
         """The image as a file that the controller sent."""
@@ -83,6 +87,12 @@ class Site:
             "asks": {"verify": {"stack": "tiny"}, "smoke": {"items": []}}, **more,
         }  # fmt: skip
         return container.run({"prefix": str(self.prefix), "run": "r1", "args": args})
+
+    def fails(self, code: str, exit_code: int, runtime: str, **more: Any) -> NodeError:
+        with pytest.raises(NodeError) as caught:
+            self.install(runtime, **more)
+        assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
+        return caught.value
 
     def record(self) -> dict[str, Any] | None:
         return runtimes.read_record(str(self.prefix), "tiny")
@@ -222,12 +232,11 @@ def test_a_file_is_made_where_there_is_room_and_nothing_stays(node: Site, runtim
 
 
 def test_podman_unpacks_layers_where_the_target_says(node: Site) -> None:
-    podman = node.bin / "podman"
-    podman.write_text(
+    podman = node.script(
+        "podman",
         f'#!/bin/sh\necho "$1 $TMPDIR" >> {node.log}\n'
-        f'case "$1" in image) [ -e {node.log}.there ] && echo {ID} ;; load) touch {node.log}.there ;; esac\n'
+        f'case "$1" in image) [ -e {node.log}.there ] && echo {ID} ;; load) touch {node.log}.there ;; esac\n',
     )
-    podman.chmod(0o755)
     tmp = node.prefix.parent / "scratch"
     args = {"runtime": "podman", "program": str(podman), "id": ID, "name": "x:1", "stack": "tiny", "tmp": str(tmp)}
     assert load.load({**args, "prefix": str(node.prefix), **node.archive()}, str(node.prefix)) == (ID, None)
@@ -267,9 +276,7 @@ def test_enroot_imports_from_the_registry_that_is_named(node: Site) -> None:
     ],
 )
 def test_pyxis_is_there_where_srun_knows_its_options(says: str, works: bool, node: Site) -> None:
-    path = node.bin / "srun"
-    path.write_text(f"#!/bin/sh\necho '{says}'\nexit {0 if says else 1}\n")
-    path.chmod(0o755)
+    path = node.script("srun", f"#!/bin/sh\necho '{says}'\nexit {0 if says else 1}\n")
     found = runtimes.look("tiny", str(node.prefix))["runtimes"]["pyxis"]
     assert (found["works"], found["path"]) == (works, str(path))
     assert works or found["why"]
@@ -281,9 +288,7 @@ def test_pyxis_outside_of_a_job_is_refused(node: Site, monkeypatch: pytest.Monke
     words = [program, "--nodelist", "{node}", "exec"]
     node.program("enroot")
     pull = {"pull": f"registry.example.org/tiny@sha256:{'a' * 64}"}
-    with pytest.raises(NodeError) as caught:
-        node.install("enroot", **pull, command=words)
-    assert (caught.value.code, caught.value.exit_code) == ("container-needs-job", 7)
+    node.fails("container-needs-job", 7, "enroot", **pull, command=words)
     monkeypatch.setenv("SLURMD_NODENAME", "gpu7")
     answer = json.dumps(GOOD, separators=(",", ":"))
     said = f'echo "$* ${{SLURM_LABELIO-none}}" >> {node.log}'
@@ -299,18 +304,15 @@ def test_a_file_that_was_changed_on_the_way_is_refused_and_removed(node: Site) -
     sent = node.archive()
     with Path(sent["archive"]).open("ab") as out:
         out.write(b"x")
-    with pytest.raises(NodeError) as caught:
-        node.install("apptainer", **sent)
-    assert (caught.value.code, caught.value.exit_code) == ("image-damaged", 5)
+    node.fails("image-damaged", 5, "apptainer", **sent)
     assert not Path(sent["archive"]).exists() and node.record() is None
     assert not node.log.exists(), "nothing was given to the runtime"
 
 
 def test_an_archive_of_another_image_is_refused_whatever_its_hash(node: Site) -> None:
     node.program("apptainer")
-    with pytest.raises(NodeError) as caught:
-        node.install("apptainer", **node.archive(b'{"config": {"User": "root"}}'))
-    assert (caught.value.code, "its image has the id" in caught.value.why) == ("image-damaged", True)
+    error = node.fails("image-damaged", 5, "apptainer", **node.archive(b'{"config": {"User": "root"}}'))
+    assert "its image has the id" in error.why
 
 
 def test_an_image_that_fails_its_tests_does_not_replace_the_one_in_use(node: Site) -> None:
@@ -353,32 +355,22 @@ def test_what_was_lost_or_changed_is_seen(node: Site) -> None:
 
 
 def test_a_runtime_that_gives_no_answer_is_told_with_its_words(node: Site) -> None:
-    path = node.bin / "apptainer"
-    path.write_text('#!/bin/sh\n[ "$1" != build ] || { echo x > "$3"; exit 0; }\necho "no setuid" >&2\nexit 255\n')
-    path.chmod(0o755)
-    with pytest.raises(NodeError) as caught:
-        node.install("apptainer", **node.archive())
-    assert (caught.value.code, caught.value.why, caught.value.exit_code) == ("image-does-not-run", "no setuid", 1)
+    node.script(
+        "apptainer", '#!/bin/sh\n[ "$1" != build ] || { echo x > "$3"; exit 0; }\necho "no setuid" >&2\nexit 255\n'
+    )
+    assert node.fails("image-does-not-run", 1, "apptainer", **node.archive()).why == "no setuid"
     assert node.record() is None
 
 
 def test_repair_takes_nothing_away_for_a_damaged_file(node: Site) -> None:
-    path = node.bin / "podman"
-    path.write_text(f'#!/bin/sh\necho "$*" >> {node.log}\n')
-    path.chmod(0o755)
-    with pytest.raises(NodeError) as caught:
-        node.install("podman", **{**node.archive(), "sha256": "0" * 64}, force=True)
-    assert caught.value.code == "image-damaged"
+    node.script("podman", f'#!/bin/sh\necho "$*" >> {node.log}\n')
+    node.fails("image-damaged", 5, "podman", **{**node.archive(), "sha256": "0" * 64}, force=True)
     assert not node.log.exists()
 
 
 def test_a_full_disk_is_told_as_such(node: Site) -> None:
-    path = node.bin / "apptainer"
-    path.write_text('#!/bin/sh\necho "FATAL: write x.sif: no space left on device" >&2\nexit 255\n')
-    path.chmod(0o755)
-    with pytest.raises(NodeError) as caught:
-        node.install("apptainer", **node.archive())
-    assert (caught.value.code, caught.value.exit_code) in {("disk-full", 75), ("disk-full", 75)}
+    node.script("apptainer", '#!/bin/sh\necho "FATAL: write x.sif: no space left on device" >&2\nexit 255\n')
+    node.fails("disk-full", 75, "apptainer", **node.archive())
     assert list((node.prefix / "images").iterdir()) == []
 
 
@@ -390,12 +382,8 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_image_that_something_runs_in_is_not_taken_away(node: Site) -> None:
-    path = node.bin / "podman"
-    path.write_text(f'#!/bin/sh\necho "$*" >> {node.log}\n[ "$1" != ps ] || echo 4fb2c0ffee\n')
-    path.chmod(0o755)
-    with pytest.raises(NodeError) as caught:
-        node.install("podman", **node.archive(), force=True)
-    assert (caught.value.code, caught.value.exit_code) == ("image-in-use", 75)
+    node.script("podman", f'#!/bin/sh\necho "$*" >> {node.log}\n[ "$1" != ps ] || echo 4fb2c0ffee\n')
+    node.fails("image-in-use", 75, "podman", **node.archive(), force=True)
     said = node.log.read_text().splitlines()
     assert said == [
         "images --quiet --no-trunc --filter reference=localhost/x", f"ps --quiet --filter ancestor={ID}",
@@ -440,9 +428,7 @@ def test_docker_with_the_store_of_containerd_calls_an_image_by_its_manifest(node
     command = [str(docker), "run", "--rm", "{image}"]
     given = {"command": command, "asks": {"verify": {"stack": "tiny"}}, "launcher": "#!/bin/sh\nexec docker {image}\n"}
     if pulled not in (None, MANIFEST):
-        with pytest.raises(NodeError) as caught:
-            node.install("docker", **given, **more)
-        assert caught.value.code == "image-id-differs"
+        node.fails("image-id-differs", 5, "docker", **given, **more)
         return
     _, result = node.install("docker", **given, **more)
     assert result["ok"]
@@ -457,8 +443,7 @@ def test_docker_with_the_store_of_containerd_calls_an_image_by_its_manifest(node
 @pytest.mark.parametrize(("ids", "works"), [("1 65536 ", True), ("1 ", False), ("", True)])
 def test_podman_whose_user_has_one_id_works_not(node: Site, ids: str, works: bool) -> None:
     """Then it takes no image of ours; without ids at all it is root. An Apptainer that works comes after it."""
-    (node.bin / "podman").write_text(f"#!/bin/sh\necho '{ids}4.3.1'\n")
-    (node.bin / "podman").chmod(0o755)
+    node.script("podman", f"#!/bin/sh\necho '{ids}4.3.1'\n")
     found = runtimes.look("tiny", str(node.prefix))["runtimes"]["podman"]
     assert (found["works"], found["version"]) == (works, "4.3.1")
     assert ("/etc/subuid" in found["why"]) == (not works)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from envbuild.node.packages import wheel_file
 from envbuild.node.protocol import NodeError
 from tests.e2e.world import World, snapshot
-from tests.node.env_support import Node, locked, make_variant, make_wheel, node
+from tests.node.env_support import Node, locked, make_variant, make_wheel
+from tests.support.served import served
 from tests.support.wheels import write_wheel
 
-__all__ = ["node"]
 LINK = 0o120777 << 16
 UNSAFE = [
     ("../evil.py", 0), ("alpha/../../evil.py", 0), ("/tmp/evil.py", 0), ("alpha-1.0.data/../evil.py", 0),
@@ -58,18 +55,11 @@ def test_what_is_no_zip_file_is_left_to_who_reads_it(tmp_path: Path) -> None:
     wheel_file.refuse_unsafe(str(tmp_path / "nowhere.whl"))
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[str]:
     """The address of an index over `tmp_path/simple`."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "simple"))) as server:
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(tmp_path / "simple") as url:
+        yield url
 
 
 def refused(node: Node, index: str, made: Path, **more: object) -> NodeError:

@@ -14,10 +14,8 @@ import pytest
 
 from envbuild.node.env import foundation, install, published, stamp
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, node, site
+from tests.node.env_support import Node, site
 from tests.node.shared.published import Published
-
-__all__ = ["node"]
 
 
 @pytest.fixture
