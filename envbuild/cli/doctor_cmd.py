@@ -154,8 +154,8 @@ def _facts_by_job(
 ) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """One short job that asks its nodes; an interrupt leaves it alone."""
     from envbuild.cli.progress import RunProgress
-    from envbuild.provision.jobs.smoke import probe_in_job
-    from envbuild.provision.run.life import one_run
+    from envbuild.provision.jobs.survey import probe_in_job
+    from envbuild.provision.run.context import one_run
 
     settings = settings_of(configured(flags))
     with RunProgress(ui) as progress, one_run("doctor", settings, progress, target=target.name) as run:

@@ -267,8 +267,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
     """Submit the launch as a job, or print its file; waits for it unless told not to."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.jobs.launch import make_job, run_job
-    from envbuild.provision.jobs.submit import submit as submit_job
-    from envbuild.provision.run.life import one_run
+    from envbuild.provision.jobs.site import submit as submit_job
+    from envbuild.provision.run.context import one_run
 
     target, asked = target_of(ui, flags, jobs=True), asked_of(values, flags)
     if flags["print_script"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,14 +18,11 @@ from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
 from envbuild.plan.shared_builds import keys_of
-from envbuild.provision.contact.first_contact import contact, node_request
-from envbuild.provision.contact.receive import receive
 from envbuild.provision.contact.toolchain import bootstrap_python, standalone_python
+from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
 from envbuild.provision.deliver import glibc_of
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.resolve.variant_checks import record_command, stamps_of, unrecorded_files
-
-_DEADLINE_S = 3600.0
 
 
 class Asked(NamedTuple):
@@ -104,16 +100,9 @@ def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path
     keys = {name: key for each in stamps for name, key in keys_of((each.stamp or {}).get("sources")).items()}
     if not keys:
         return
-    target, prefix = prepared.target, facts.stage_prefix
-    store = facts.filled(target.store) if target.store else posixpath.join(prefix, "store", "wheels")
-    name = f"bundle-{secrets.token_hex(6)}.tar"
-    there, here = posixpath.join(store, "tmp", name), scratch / name
-    args = {"action": "pack", "store": store, "file": there, "keys": sorted(keys.values())}
-    request = node_request("wheels", prefix, args, "-")
-    answers = contact([facts.node], lambda _: request, target.connection, _DEADLINE_S)
-    told = answers[facts.node].result()
-    receive(facts.node, there, here, size=told["bytes"], sha256=told["sha256"], connection=target.connection)
-    folder = scratch / name.removesuffix(".tar")
+    target, prefix, folder = prepared.target, facts.stage_prefix, scratch / secrets.token_hex(6)
+    here = folder.with_suffix(".tar")
+    told = fetch_wheels(facts.node, prefix, store_of(target, prefix, facts), keys, here, target.connection)
     for row in unpack(here, folder, told["digest"])["files"]:
         more = {"key": row["key"], "source": row["source"]}
         yield piece(row["path"], folder / row["path"], row["what"], row["sha256"], more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +15,12 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.source_builds import BUNDLE, store_folder
-from envbuild.provision.ansible.node_files import node_files
-from envbuild.provision.ansible.play import following, telling
+from envbuild.provision.ansible.play import following, node_host, run_hosts, telling
+from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.deliver import deliver
-from envbuild.provision.fleet.rollout import in_waves
 from envbuild.provision.run import evidence as collect
-from envbuild.provision.run.context import Question, Work
+from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey import plan_run
 from envbuild.provision.survey.in_use import Current, current_of
@@ -54,38 +51,32 @@ class Environments:
 
     def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Carry out a plan that has something to do."""
-        plan, outcome = in_waves(work, plan, _wave)
+        plan, files = stage(work, plan)
+        with work.phase("provision", "provisioning"):
+            outcome = run_hosts(requests_of(plan), files, work)
+        self.verify(work, plan, outcome)
+        return plan, outcome
+
+    def verify(self, work: Work, plan: Plan, outcome: Outcome) -> None:
+        """The fast check of every node whose steps all went well."""
         with work.phase("verify", "verifying"):
             _verify(work, plan, outcome)
-        return plan, outcome
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """`verify` or `smoke` of the environment in use on every node."""
         return ask_in_use(work, question)
 
 
-class OverSsh(Environments):
-    """Nodes over SSH, which can also be tested together."""
-
-    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-        """As for one machine, then the joint smoke test of nodes with one environment, where one has been changed."""
-        from envbuild.provision.fleet.multi_node_smoke import meet_nodes
-
-        plan, outcome = super().execute(work, plan)
-        meet_nodes(work, plan, outcome)
-        return plan, outcome
+def requests_of(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
+    """The requests of the nodes that have something to do, by verb."""
+    return {
+        node.node: {str(step.request["verb"]): step.request for step in node.steps if step.request is not None}
+        for node in plan.nodes
+        if node.steps
+    }
 
 
-def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-    """All steps of the nodes of one plan."""
-    from envbuild.provision.fleet.distribute import execute_spread
-
-    plan, files = stage(work, plan)
-    with work.phase("provision", "provisioning"):
-        return execute_spread(plan, files, work, stage)
-
-
-def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeFiles]]:
+def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dict[str, NodeHost]]:
     """Everything the controller prepares: payloads, and bundles for nodes that fetch nothing themselves.
 
     `only`: the node whose prefix all others share.
@@ -93,6 +84,8 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
     made: dict[str, Path] = {}
     requests: dict[str, dict[str, Any]] = {}
     if any(step.kind == "deliver" for node in plan.nodes for step in node.steps):
+        from envbuild.provision.deliver import deliver  # few runs bring anything along
+
         with work.phase("fetch", "getting packages and sources for the nodes"):
             made, requests = deliver(work, plan)
         plan = plan_run.plan_of(work, requests)
@@ -104,9 +97,10 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
     for node in plan.nodes:
         if not node.steps or only not in (None, node.node):
             continue
-        files[node.node] = node_files(work, node.node, least=node.node in takers)
+        facts, tools = work.survey.facts[node.node], work.tools[node.node]
+        files[node.node] = node_host(work, facts, tools, least=node.node in takers)
         if node.node in made and work.prepared.target.connection.kind != "local":
-            store = store_folder(work.survey.facts[node.node].stage_prefix, work.survey.variants[node.node])
+            store = store_folder(facts.stage_prefix, work.survey.variants[node.node])
             files[node.node] = replace(files[node.node], bundles={BUNDLE: made[node.node]}, store=store)
     return plan, files
 
@@ -174,8 +168,12 @@ def environments(
     return {node: answer.failure or list(answer.result()["environments"]) for node, answer in answers.items()}
 
 
-def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
-    """Ask every node about its environment in use; after `smoke`, several nodes together."""
+# Asks nodes together that have answered well: their environments, and what they answered.
+Together = Callable[[Work, Mapping[str, Current | EnvbuildError], Mapping[str, ContactResult]], Outcome]
+
+
+def ask_in_use(work: Work, question: Question, together: Together = lambda *_: Outcome()) -> list[NodeEvidence]:
+    """Ask every node about its environment in use, and then several `together`."""
     prepared, run, verb = work.prepared, work.run, question.verb
     with work.phase("probe", "asking which environments are there"):
         there = environments(prepared.target, run)
@@ -197,17 +195,14 @@ def ask_in_use(work: Work, question: Question) -> list[NodeEvidence]:
             for node, told in answers.items() if verb == "smoke" else ():
                 well = told.failure is None and told.result().get("ok", True)
                 work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
-    together = Outcome()
-    if verb == "smoke" and len(answers) > 1:
-        from envbuild.provision.fleet.multi_node_smoke import meet_in_use
-
-        together = meet_in_use(work, current, answers)
+    joint = together(work, current, answers)
     nodes = []
     for node, found in current.items():
-        answer, joint = answers.get(node), together.responses.get(node, {})
+        answer = answers.get(node)
         error = found if isinstance(found, EnvbuildError) else answer.error if answer is not None else None
         own = {verb: answer.response or {}} if answer is not None and answer.error is None else {}
-        nodes.append(asked_evidence(node, found, {**own, **joint}, error or together.errors.get(node)))
+        own |= joint.responses.get(node, {})
+        nodes.append(asked_evidence(node, found, own, error or joint.errors.get(node)))
     return nodes
 
 

@@ -45,13 +45,13 @@ from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, find_marked, marker_value
 
 # Below the cache newer ones have a folder for each Python and CUDA (torch/utils/cpp_extension.py).
-ASK = """top=${TORCH_EXTENSIONS_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/torch_extensions}
+LOCKS = """top=${TORCH_EXTENSIONS_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/torch_extensions}
 for lock in "$top"/*/lock "$top"/*/*/lock; do [ ! -e "$lock" ] || printf '%s\\n' "$lock"; done
 """
 
 
-def in_words(answer: str) -> list[str]:
-    """A sentence about the locks that `/bin/sh` printed for `ASK`; none where it printed none."""
+def locks_in_words(answer: str) -> list[str]:
+    """A sentence about the locks that `/bin/sh` printed for `LOCKS`; none where it printed none."""
     locks = [line for line in answer.splitlines() if line.endswith("/lock")]
     if not locks:
         return []
@@ -222,12 +222,12 @@ def _before(work: Work, asked: OwnRun) -> list[str]:
     devices, hosts = _devices(asked), asked.hosts or ("localhost",)
     if asked.hosts:
         used = [gpu_use.others(answer) for answer in _glances(work, asked, gpu_use.ask_others(devices))]
-        locks = _glances(work, asked, ASK)
+        locks = _glances(work, asked, LOCKS)
     else:
         environment = {**os.environ, **asked.launch.commands[0].environment}
         used = [gpu_state.in_use(devices)]
-        locks = [proc.run(["/bin/sh", "-c", ASK], timeout=_GRACE, env=environment).out]
-    told = zip(hosts, map(gpu_state.in_words, used), map(in_words, locks), strict=True)
+        locks = [proc.run(["/bin/sh", "-c", LOCKS], timeout=_GRACE, env=environment).out]
+    told = zip(hosts, map(gpu_state.in_words, used), map(locks_in_words, locks), strict=True)
     return [f"{node}: {each}" for node, busy, locked in told for each in (*busy, *locked)]
 
 

@@ -13,13 +13,11 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE
-from envbuild.provision.deliver import take_bundle
 from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Question, Settings, Work
+from envbuild.provision.run.context import Question, Settings, Work, about, one_run
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, Journal, Watch, read_journal
-from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.prepare import as_asked, chosen
 from envbuild.resolve.variant_checks import record_command, unrecorded_files
@@ -41,11 +39,11 @@ class Route(Protocol):
 # (engine, connection) -> the class; imported when it is needed, for each brings programs of its own along.
 _ROUTES = {
     ("venv", "local"): ("environments", "Environments"),
-    ("venv", "ssh"): ("environments", "OverSsh"),
-    ("venv", "job"): ("jobs.route", "InJobs"),
+    ("venv", "ssh"): ("fleet.rollout", "OverSsh"),
+    ("venv", "job"): ("jobs.provision", "InJobs"),
     ("conda", "local"): ("environments", "Environments"),
-    ("conda", "ssh"): ("environments", "OverSsh"),
-    ("conda", "job"): ("jobs.route", "InJobs"),
+    ("conda", "ssh"): ("fleet.rollout", "OverSsh"),
+    ("conda", "job"): ("jobs.provision", "InJobs"),
     ("container", "local"): ("images.provision", "InImages"),
     ("container", "ssh"): ("images.provision", "OverSsh"),
     ("container", "job"): ("images.jobs", "InJobs"),
@@ -88,6 +86,8 @@ def _work(prepared: Prepared, settings: Settings, run: RunDir, journal: Journal)
     """The state of a run, with its bundle where it has one; raises EnvbuildError as `take_bundle` does."""
     if settings.bundle is None:
         return Work(prepared, settings, run, journal)
+    from envbuild.provision.deliver import take_bundle  # few runs bring one
+
     prepared, told = take_bundle(settings.bundle, prepared)
     return Work(prepared, settings, run, journal, bundle=told)
 

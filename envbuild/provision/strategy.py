@@ -24,10 +24,9 @@ from envbuild.provision.own_run import (
     refuse_without_gpus,
 )
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.run.context import Settings, Work, about, one_run
 from envbuild.provision.run.findings import Prepared
 from envbuild.provision.run.journal import Watch
-from envbuild.provision.run.life import about, one_run
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
 from envbuild.regular_file import read_text

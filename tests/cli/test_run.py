@@ -10,8 +10,7 @@ import pytest
 from envbuild.cli import run as boundary
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.provision.contact import first_contact
-from envbuild.provision.run.context import Settings
-from envbuild.provision.run.life import one_run
+from envbuild.provision.run.context import Settings, one_run
 from envbuild.provision.run.run_dir import list_runs
 from tests.e2e.world import World
 from tests.provision.ansible.test_play import unseen

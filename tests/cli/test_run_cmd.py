@@ -13,9 +13,8 @@ import pytest
 from envbuild.cli.run import run
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import identity
-from envbuild.provision.run.context import Settings
+from envbuild.provision.run.context import Settings, one_run
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.life import one_run
 from envbuild.provision.run.run_dir import RunDir
 from tests.support.patience import PATIENCE
 

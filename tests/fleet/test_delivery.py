@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.provision.ansible.adapter import run_playbook
-from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.steps import Limits, NodeHost
 from tests.fleet.nodes import Fleet, Node
 
 pytestmark = [pytest.mark.nodes, pytest.mark.slow]
@@ -33,14 +34,9 @@ def test_bundles_are_put_into_the_store_of_a_node_by_its_shell_alone(
         tmp="/opt/tmp",
     )
     result = run_playbook(
-        "provision.yml",
-        Inventory((host,), node.connection()),
-        run_dir=tmp_path,
-        on_event=lambda event: None,
-        forks=1,
-        deadline=600,
-        cancel=lambda: False,
-    )
+        "provision.yml", Inventory((host,), node.connection()), run_dir=tmp_path, on_event=lambda event: None, forks=1,
+        limits=Limits(600),
+    )  # fmt: skip
     assert (result.status, result.nodes[node.address].status) == ("successful", "changed"), result.nodes
     assert node.run(["cat", f"{store}/bundle.tar", f"{store}/built-1.tar"]).stdout == "bundlebuilt"
     assert node.run(["stat", "-c", "%a", "/opt/envbuild", f"{store}/runs/now"]).stdout == "755\n755\n"

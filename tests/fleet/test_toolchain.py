@@ -10,7 +10,8 @@ import pytest
 
 from envbuild.node_program import node_pyz
 from envbuild.provision.ansible.adapter import TaskEvent, run_playbook
-from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.steps import Limits, NodeHost
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, write_payload
 from envbuild.regular_file import sha256_of
 from tests.fleet.nodes import Node
@@ -36,20 +37,15 @@ def _place(tmp_path: Path, nodes: list[Node], tools: dict[str, Tool]) -> list[Ta
             tools["python"].path(PREFIX),
             tools["node"].path(PREFIX),
             payload=payload,
-            tmp=f"{PREFIX}/tmp",
+            prefix=PREFIX,
         )
         for node in nodes
     )
     events: list[TaskEvent] = []
     result = run_playbook(
-        "provision.yml",
-        Inventory(hosts, nodes[0].connection()),
-        run_dir=tmp_path,
-        on_event=events.append,
-        forks=4,
-        deadline=600,
-        cancel=lambda: False,
-    )
+        "provision.yml", Inventory(hosts, nodes[0].connection()), run_dir=tmp_path, on_event=events.append, forks=4,
+        limits=Limits(600),
+    )  # fmt: skip
     ended = [event for event in events if event.status not in ("started", "skipped")]
     assert result.status == "successful", ended
     return ended
@@ -114,14 +110,9 @@ def test_nodes_are_separate_and_a_wrong_host_key_is_refused(fleet: Callable[...,
     host = NodeHost(one.address, "/usr/bin/python3", "/x", requests={"install": wrong})
     events: list[TaskEvent] = []
     result = run_playbook(
-        "provision.yml",
-        Inventory((host,), connection),
-        run_dir=tmp_path,
-        on_event=events.append,
-        forks=1,
-        deadline=600,
-        cancel=lambda: False,
-    )
+        "provision.yml", Inventory((host,), connection), run_dir=tmp_path, on_event=events.append, forks=1,
+        limits=Limits(600),
+    )  # fmt: skip
     assert result.nodes[one.address].status == "unreachable"
     # Ansible sometimes notices that ssh went away before it reads why.
     said = result.nodes[one.address].message

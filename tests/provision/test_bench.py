@@ -12,10 +12,10 @@ import pytest
 
 from envbuild.model.evidence import Check
 from envbuild.model.facts import GpuFacts
-from envbuild.provision import bench, bench_ways
-from envbuild.provision.bench_ways import Trial, Way
+from envbuild.provision import bench
+from envbuild.provision.bench import Trial, Way
 from envbuild.provision.gpu_use import Taken
-from envbuild.provision.jobs import submit
+from envbuild.provision.jobs import site as jobs_site
 from envbuild.provision.jobs.survey import facts_file, write_facts
 from envbuild.provision.own_run import Log
 from envbuild.provision.run.context import Settings, Work
@@ -44,15 +44,15 @@ def checked(log: Log) -> Check:
 def test_a_job_s_log_that_is_not_all_here_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, status: str
 ) -> None:
-    monkeypatch.setattr(submit, "LOG_LIMIT", limit)
+    monkeypatch.setattr(jobs_site, "LOG_LIMIT", limit)
     job = Job(name="launch-x", steps=(JobStep(argv=("true",)),), output=str(tmp_path / "out"))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / log_name(job, "7")).write_text("starting\n" * 20 + LINE * 3)
     work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path))
-    submit.finish(work, site({"idle": 1}), job, "7", JobState(Phase.DONE, exit=0), good=True)
+    jobs_site.finish(work, site({"idle": 1}), job, "7", JobState(Phase.DONE, exit=0), good=True)
     check = checked(Log(tmp_path / log_name(job, "7")))
     assert check.status == status
-    assert check.says.startswith(f"run 1: {submit.CUT}") == (status == "failed")
+    assert check.says.startswith(f"run 1: {jobs_site.CUT}") == (status == "failed")
 
 
 def test_what_a_run_took_of_the_gpus_stands_beside_the_estimate(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "log").write_text(LINE * 3)
     ended = JobState(Phase.DONE, exit=0, nodes=tuple(nodes)), tmp_path / "log", 0
-    monkeypatch.setattr(bench_ways, "end_of_job", lambda *_: ended)
+    monkeypatch.setattr(bench, "end_of_job", lambda *_: ended)
     cluster = {"prefix": "/p", "hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}}
     ready, where = prepared(**cluster, scheduler={"kind": "slurm"}), site({"idle": 1})
     have = {"n1": "NVIDIA H200", "n2": "Tesla V100-SXM2-16GB"}
@@ -94,7 +94,7 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         work = Work(ready, Settings(tmp_path / "runs"), run, journal)
-        log = bench_ways._in_job(work, told, where, job, str(tmp_path / "out"), 60.0, "bench 1")
+        log = bench._in_job(work, told, where, job, str(tmp_path / "out"), 60.0, "bench 1")
     assert checked(log).says.startswith(why)
 
 

@@ -9,8 +9,8 @@ from envbuild.provision import own_run
 
 
 def asked(**environment: str) -> list[str]:
-    done = subprocess.run(["/bin/sh", "-s"], input=own_run.ASK, env=environment, stdout=-1, check=True, text=True)
-    return own_run.in_words(done.stdout)
+    done = subprocess.run(["/bin/sh", "-s"], input=own_run.LOCKS, env=environment, stdout=-1, check=True, text=True)
+    return own_run.locks_in_words(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_a_lock_is_found_wherever_torch_compiles(tmp_path: Path, variable: str, 
 
 
 def test_where_nothing_was_compiled_nothing_is_said(tmp_path: Path) -> None:
-    assert asked(HOME=str(tmp_path)) == asked() == own_run.in_words("a line of a start-up file\n") == []
+    assert asked(HOME=str(tmp_path)) == asked() == own_run.locks_in_words("a line of a start-up file\n") == []

@@ -10,27 +10,32 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
-from envbuild.provision.ansible.config import configuration, variables, without_user_settings
-from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent, TaskStatus, Watch, ended_early, signals
-from envbuild.transport.processes import (
-    end_marked,
-    end_masters_of_the_dead,
-    end_orphans,
-    marker_value,
+from envbuild.node.redact import redactor
+from envbuild.provision.ansible.steps import (
+    MARKER,
+    Limits,
+    StepsResult,
+    TaskEvent,
+    TaskStatus,
+    Watch,
+    ended_early,
+    signals,
 )
+from envbuild.transport.processes import end_marked, end_masters_of_the_dead, end_orphans
 from envbuild.transport.ssh_config import end_connections
 
 if TYPE_CHECKING:
     from envbuild.provision.ansible.inventory import Inventory
 
 _POLL_SECONDS = 0.1
+# ansible-runner drops a result whose text is longer.
+_RESULT_BYTES = 64 * 1024 * 1024
 _STATUS: dict[str, TaskStatus] = {
     "runner_on_start": "started",
     "runner_on_ok": "ok",
@@ -47,15 +52,13 @@ def run_playbook(
     run_dir: Path,
     on_event: Callable[[TaskEvent], None],
     forks: int,
-    deadline: float,
-    cancel: Callable[[], bool],
-    on_interrupt: Callable[[], None] = lambda: None,
+    limits: Limits,
 ) -> StepsResult:
     """Run `playbooks/<name>` on an inventory and report every task.
 
-    `run_dir` is the run directory; everything is kept under its `ansible/`. `deadline` is in seconds from now. `cancel`
-    is asked about ten times a second; SIGINT and SIGTERM cancel as well. A task that fails is a result, not an error.
-    Steps that a node was not asked for are neither counted nor reported.
+    `run_dir` is the run directory; everything is kept under its `ansible/`. SIGINT and SIGTERM
+    cancel as well. A task that fails is a result, not an error. Steps that a node was not asked for are neither counted
+    nor reported.
 
     Raises EnvbuildError `installation-broken` (exit 70), `playbook-broken` (exit 70, no task ran although some should),
     `playbook-deadline` (exit 4) and `interrupted` (exit 130); in the last two cases every started process has ended.
@@ -71,7 +74,7 @@ def run_playbook(
     end_orphans(MARKER)
     end_masters_of_the_dead()
     (private / "ansible.cfg").write_text(configuration(private), encoding="utf-8")
-    watch = Watch(cancel, time.monotonic() + deadline, marker_value(), on_interrupt)
+    watch = Watch(limits)
     with _Collector(private / "events.jsonl", inventory, on_event) as collector, signals(watch):
         try:
             rc = _run(program, playbook, private, forks, collector, watch)
@@ -81,7 +84,7 @@ def run_playbook(
             if watch.reason:
                 end_connections()
     if watch.reason:
-        raise ended_early(name, watch.reason, deadline, collector.nodes)
+        raise ended_early(name, watch.reason, limits.deadline, collector.nodes)
     if rc != 0 and not collector.nodes:
         raise _broken(name, private, collector)
     return StepsResult(rc, "successful" if rc == 0 else "failed", dict(collector.nodes), collector.tasks_run)
@@ -107,10 +110,7 @@ class _Collector:
     """Turns runner events into `TaskEvent`s and keeps a redacted copy, one JSON object a line."""
 
     def __init__(self, path: Path, inventory: Inventory, on_event: Callable[[TaskEvent], None]) -> None:
-        from envbuild.node.redact import redactor
-
         self._steps = {host.name: host.steps() for host in inventory.hosts}
-
         self._redactor = redactor()
         self._path = path
         self._on_event = on_event
@@ -175,14 +175,7 @@ class _Collector:
             self._file.flush()
 
 
-def _run(
-    program: Path,
-    playbook: Path,
-    private: Path,
-    forks: int,
-    collector: _Collector,
-    watch: Watch,
-) -> int:
+def _run(program: Path, playbook: Path, private: Path, forks: int, collector: _Collector, watch: Watch) -> int:
     """One run through ansible-runner; the exit code of ansible-playbook."""
     from ansible_runner.interface import init_runner
 
@@ -230,3 +223,73 @@ def _broken(name: str, private: Path, collector: _Collector) -> EnvbuildError:
         why=" ".join(errors)[:600],
         hint=f"Ansible's events are in {private}",
     )
+
+
+def variables(private: Path, marker: str, value: str) -> dict[str, str]:
+    """Variables for ansible-playbook, the marker of its processes among them; nodes reached locally see them too."""
+    out = {
+        marker: value,
+        "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_CALLBACK_PLUGINS": "",
+        "AWX_LIB_DIRECTORY": "",
+        "MAX_EVENT_RES": str(_RESULT_BYTES),
+    }
+    locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or ""
+    if "utf" not in locale.lower():
+        # ansible-core refuses to start under any other encoding.
+        out["LC_ALL"] = "C.UTF-8"
+    return out
+
+
+def without_user_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what the user set for other uses of Ansible.
+
+    `JOB_ID` and its like make ansible-runner's callback call `int()`; schedulers put text there.
+    """
+    ours = {"ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_STDOUT_CALLBACK"}
+    awkward = {"JOB_ID", "AD_HOC_COMMAND_ID", "PROJECT_UPDATE_ID", "ORIGINAL_STDOUT_CALLBACK"}
+    return {
+        key: value
+        for key, value in env.items()
+        if (not key.startswith("ANSIBLE_") or key in ours) and key not in awkward
+    }
+
+
+def configuration(private: Path) -> str:
+    """The text of our own ansible.cfg. `%` is the interpolation sign of the format."""
+
+    def text(path: Path) -> str:
+        return str(path).replace("%", "%%")
+
+    return f"""[defaults]
+home = {text(private / "home")}
+local_tmp = {text(private / "tmp")}
+remote_tmp = /tmp
+collections_path = {text(private / "collections")}
+host_key_checking = True
+gathering = explicit
+nocows = True
+retry_files_enabled = False
+deprecation_warnings = False
+no_target_syslog = True
+any_errors_fatal = False
+force_color = False
+nocolor = True
+timeout = 30
+# How often its processes look for each other (s). The default, 0.001, costs 6 % of a core while nodes work.
+internal_poll_interval = 0.01
+
+[inventory]
+enable_plugins = ansible.builtin.yaml
+unparsed_is_failed = True
+
+[connection]
+pipelining = True
+
+[ssh_connection]
+pipelining = True
+retries = 2
+# How connections are shared is in the file of `-F`, which the inventory names.
+ssh_args =
+"""

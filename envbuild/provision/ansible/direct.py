@@ -16,10 +16,19 @@ from pathlib import Path
 from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
 from envbuild.node_program import call_here
-from envbuild.provision.ansible.inventory import NodeHost
-from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent, TaskStatus, Watch, ended_early, signals
+from envbuild.provision.ansible.steps import (
+    MARKER,
+    Limits,
+    NodeHost,
+    StepsResult,
+    TaskEvent,
+    TaskStatus,
+    Watch,
+    ended_early,
+    signals,
+)
 from envbuild.provision.contact.payload import read_answer
-from envbuild.transport.processes import GRACE, end_marked, end_orphans, marker_value
+from envbuild.transport.processes import GRACE, end_marked, end_orphans
 
 # The roles of each playbook in order, and the sentence of each role's last task.
 STEPS = {
@@ -38,19 +47,10 @@ SENTENCES = {
 _POLL_SECONDS = 0.1
 
 
-def run_here(
-    playbook: str,
-    host: NodeHost,
-    *,
-    on_event: Callable[[TaskEvent], None],
-    deadline: float,
-    cancel: Callable[[], bool],
-    on_interrupt: Callable[[], None] = lambda: None,
-) -> StepsResult:
+def run_here(playbook: str, host: NodeHost, *, on_event: Callable[[TaskEvent], None], limits: Limits) -> StepsResult:
     """Run the steps that `host` is asked for, up to the first that fails; arguments and errors as of `run_playbook`."""
     end_orphans(MARKER)
-    marker = marker_value()
-    watch = Watch(cancel, time.monotonic() + deadline, marker, on_interrupt)
+    watch = Watch(limits)
     last, count = TaskEvent(host.name, "", "ok"), 0
     with signals(watch):
         try:
@@ -61,7 +61,7 @@ def run_here(
                     break
                 last = TaskEvent(host.name, SENTENCES[role], "started", role)
                 on_event(last)
-                ended = _step(role, host, watch, {MARKER: marker, CONNECTION: "local"})
+                ended = _step(role, host, watch, {MARKER: watch.marker, CONNECTION: "local"})
                 if watch.reason:
                     break
                 last, count = ended, count + 1
@@ -69,9 +69,9 @@ def run_here(
                 if last.status == "failed":
                     break
         finally:
-            end_marked(MARKER, marker)
+            end_marked(MARKER, watch.marker)
     if watch.reason:
-        raise ended_early(playbook, watch.reason, deadline, {host.name: last})
+        raise ended_early(playbook, watch.reason, limits.deadline, {host.name: last})
     failed = last.status == "failed"
     return StepsResult(int(failed), "failed" if failed else "successful", {host.name: last}, count)
 

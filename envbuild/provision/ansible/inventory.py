@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envbuild.hostlist import check_host
+from envbuild.provision.ansible.steps import NodeHost
 from envbuild.transport.ssh_config import arguments
 
 if TYPE_CHECKING:
@@ -24,66 +24,6 @@ if TYPE_CHECKING:
 VERBS = ("install", "smoke", "activate")
 # What playbooks/image.yml runs.
 IMAGE_VERBS = ("container",)
-
-
-@dataclass(frozen=True)
-class NodeHost:
-    """What the playbooks need to know about one node.
-
-    `python`: interpreter on the node that runs the node program at `pyz` (both absolute paths on the node). `requests`:
-    verb to the request file on the controller; a verb that is missing is not run. `payload`: a toolchain payload on the
-    controller to run first. `bundles`: name in `store` on the node to a bundle on the controller, of `run`; `image`: a
-    file that goes into `store`.
-    `tmp`: where Ansible keeps temporary files on the node, `first_tmp` the same before the toolchain made the prefix;
-    `/tmp` (private folders in it) when there is none or it is not plain.
-    """
-
-    name: str
-    python: str
-    pyz: str
-    requests: Mapping[str, Path] = field(default_factory=dict)
-    payload: Path | None = None
-    bundles: Mapping[str, Path] = field(default_factory=dict)
-    image: Path | None = None
-    store: str | None = None
-    run: str = ""
-    tmp: str | None = None
-    first_tmp: str | None = None
-
-    def steps(self) -> frozenset[str]:
-        """The roles that will do something on this node; all others are skipped."""
-        extra = {"toolchain": self.payload, "deliver": self.bundles, "carry": self.image}
-        return frozenset(self.requests) | {role for role, file in extra.items() if file}
-
-    def variables(self) -> dict[str, Any]:
-        """The host variables that roles read."""
-        unknown = set(self.requests) - {*VERBS, *IMAGE_VERBS}
-        if unknown:
-            raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
-        out: dict[str, Any] = {
-            # One path: Ansible quotes it for the shell itself (since 2.17).
-            "ansible_python_interpreter": self.python,
-            "envbuild_python": self.python,
-            "envbuild_pyz": self.pyz,
-            "envbuild_requests": {verb: str(path.absolute()) for verb, path in self.requests.items()},
-        }
-        if self.payload is not None:
-            out["envbuild_payload"] = str(self.payload.absolute())
-        if self.bundles or self.image is not None:
-            if self.store is None:
-                raise ValueError("bundles and images need a store")
-            out.update(envbuild_store=self.store)
-        if self.bundles:
-            bundles = {name: str(path.absolute()) for name, path in self.bundles.items()}
-            out.update(envbuild_bundles=bundles, envbuild_run=self.run)
-        if self.image is not None:
-            out["envbuild_image"] = str(self.image.absolute())
-        # And these it gives to the node's shell as they are, so only plain paths can be used.
-        if self.first_tmp is not None and is_plain_path(self.first_tmp):
-            out["envbuild_first_tmp"] = self.first_tmp
-        if self.tmp is not None and is_plain_path(self.tmp):
-            out["ansible_remote_tmp"] = self.tmp
-        return out
 
 
 @dataclass(frozen=True)
@@ -99,7 +39,7 @@ class Inventory:
         for host in self.hosts:
             check_host(host.name)
             # Connection variables come last: nothing that a node brings along can replace them.
-            hosts[host.name] = {**host.variables(), **connection_variables(self.connection, host.name)}
+            hosts[host.name] = {**host_variables(host), **connection_variables(self.connection, host.name)}
         return {"nodes": {"hosts": hosts}}
 
     def write(self, path: Path) -> None:
@@ -110,6 +50,35 @@ class Inventory:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as out:
             out.write("---\n" + text)
+
+
+def host_variables(host: NodeHost) -> dict[str, Any]:
+    """The host variables that roles read."""
+    unknown = set(host.requests) - {*VERBS, *IMAGE_VERBS}
+    if unknown:
+        raise ValueError(f"no playbook step for: {', '.join(sorted(unknown))}")
+    out: dict[str, Any] = {
+        # One path: Ansible quotes it for the shell itself (since 2.17).
+        "ansible_python_interpreter": host.python,
+        "envbuild_python": host.python,
+        "envbuild_pyz": host.pyz,
+        "envbuild_requests": {verb: str(path.absolute()) for verb, path in host.requests.items()},
+    }
+    if host.payload is not None:
+        out["envbuild_payload"] = str(host.payload.absolute())
+    if host.bundles or host.image is not None:
+        if host.store is None:
+            raise ValueError("bundles and images need a store")
+        out["envbuild_store"] = host.store
+    if host.bundles:
+        bundles = {name: str(path.absolute()) for name, path in host.bundles.items()}
+        out.update(envbuild_bundles=bundles, envbuild_run=host.run)
+    if host.image is not None:
+        out["envbuild_image"] = str(host.image.absolute())
+    # These it gives to the node's shell as they are, so only plain paths can be used; else it takes private folders
+    # in /tmp. The first is used before the toolchain has made the prefix.
+    tmps = {"envbuild_first_tmp": host.tmp, "ansible_remote_tmp": host.ansible_tmp}
+    return out | {name: path for name, path in tmps.items() if path is not None and is_plain_path(path)}
 
 
 def connection_variables(connection: Connection, host: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.hostlist import MAX_HOSTS, check_host
 from envbuild.model.target import HostAddress
 from envbuild.node import proc
-from envbuild.provision.ansible.config import variables, without_user_settings
+from envbuild.provision.ansible.adapter import find_program, variables, without_user_settings
 from envbuild.text import last_lines
 
 DEADLINE = 120.0
@@ -53,8 +53,6 @@ def read_inventory(path: Path) -> dict[str, HostAddress]:
 
 def _listed(path: Path) -> Any:
     """What `ansible-inventory --list` prints for a file."""
-    from envbuild.provision.ansible.adapter import find_program
-
     with tempfile.TemporaryDirectory(prefix="envbuild-inventory-") as folder:
         private = Path(folder)
         (private / "ansible.cfg").write_text(_CONFIGURATION, encoding="utf-8")

@@ -2,43 +2,66 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import posixpath
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
 from envbuild.node.paths import says_full
 from envbuild.node.redact import redact_data
-from envbuild.provision.ansible.adapter import run_playbook
 from envbuild.provision.ansible.direct import run_here
-from envbuild.provision.ansible.inventory import Inventory, NodeHost
-from envbuild.provision.ansible.steps import StepsResult, TaskEvent
-from envbuild.provision.contact.payload import read_answer
+from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, tmp_folder
+from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.contact.payload import Tool, read_answer, write_payload
+from envbuild.provision.contact.toolchain import NodeTools
+from envbuild.provision.run.context import Outcome, Work
+from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind, Journal
-from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.progress_events import LONGEST, TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.text import how_it_ended, visible
 
-if TYPE_CHECKING:
-    from envbuild.provision.run.context import Work
-
 FORKS = 32
 # A node that is too busy to tell what it does is asked again.
 ASK_SECONDS = 10.0
+_LAST_LINES = 10
+# One that hangs may not answer even what its log says last.
+_OVERDUE_SECONDS = 15.0
 INTERRUPTED = "interrupted: ending the steps that run, and all that they started"
+
+
+def node_host(work: Work, facts: NodeFacts, tools: NodeTools, *, least: bool = False) -> NodeHost:
+    """A node that gets those of its tools that it lacks; `least`: only those that run the node program."""
+    prefix, needed = facts.stage_prefix, tools.least(facts.stage_prefix) if least else tools.tools
+    payload = payload_of(work, [tool for tool in needed if tool in tools.missing(facts.toolchain)], prefix)
+    tmp = tmp_folder(work.prepared.target.tmp, facts.user, facts.home)
+    return NodeHost(facts.node, tools.python, tools.pyz, payload=payload, tmp=tmp, prefix=prefix)
+
+
+def payload_of(work: Work, tools: Sequence[Tool], prefix: str) -> Path | None:
+    """The payload that puts tools into a prefix, one for all nodes that lack the same; None without any."""
+    if not tools:
+        return None
+    told = "\0".join((prefix, *(tool.folder for tool in tools)))
+    path = work.run.staging / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
+    if not path.exists():
+        write_payload(path, tools, prefix=prefix, packed=work.prepared.target.connection.kind != "local")
+    return path
 
 
 def run_hosts(
     requests: Mapping[str, Mapping[str, dict[str, Any]]],
-    files: Mapping[str, NodeFiles],
+    files: Mapping[str, NodeHost],
     work: Work,
     *,
     playbook: str = "provision.yml",
@@ -49,7 +72,7 @@ def run_hosts(
     `run_playbook` does otherwise; what nodes answered until then is in the journal.
     """
     outcome = Outcome()
-    hosts = tuple(_host(node, verbs, files[node], work.run) for node, verbs in requests.items())
+    hosts = tuple(_with_requests(node, files[node], verbs, work.run) for node, verbs in requests.items())
     if not hosts:
         return outcome
     work.journal.append(EventKind.PLAYBOOK_STARTED, nodes=[host.name for host in hosts])
@@ -60,9 +83,7 @@ def run_hosts(
     except EnvbuildError as error:
         if error.code != "playbook-deadline":
             raise
-        from envbuild.provision.ansible.deadline import end_overdue
-
-        end_overdue(requests, watcher.running, outcome, work)
+        _end_overdue(requests, watcher.running, outcome, work)
         return outcome
     finally:
         # What the nodes had to be told, a target's variables say, does not stay in a run directory.
@@ -85,53 +106,26 @@ def run_hosts(
 def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, work: Work) -> StepsResult:
     """The steps on this machine directly, on others with Ansible; `--connection ansible`: here too."""
     connection, settings = work.prepared.target.connection, work.settings
-    ends = partial(work.journal.stage, INTERRUPTED)
+    limits = Limits(settings.deadline, settings.cancel, partial(work.journal.stage, INTERRUPTED))
     if connection.kind == "local" and not settings.playbook:
-        return run_here(
-            playbook,
-            *hosts,
-            on_event=watcher,
-            deadline=settings.deadline,
-            cancel=settings.cancel,
-            on_interrupt=ends,
-        )
-    return run_playbook(
-        playbook,
-        Inventory(hosts, connection),
-        run_dir=work.run.path,
-        on_event=watcher,
-        forks=min(FORKS, len(hosts)),
-        deadline=settings.deadline,
-        cancel=settings.cancel,
-        on_interrupt=ends,
-    )
+        return run_here(playbook, *hosts, on_event=watcher, limits=limits)
+    from envbuild.provision.ansible.adapter import run_playbook
+    from envbuild.provision.ansible.inventory import Inventory
+
+    inventory, forks = Inventory(hosts, connection), min(FORKS, len(hosts))
+    return run_playbook(playbook, inventory, run_dir=work.run.path, on_event=watcher, forks=forks, limits=limits)
 
 
-def _host(node: str, verbs: Mapping[str, dict[str, Any]], files: NodeFiles, run: RunDir) -> NodeHost:
-    """Write the node's request files and say what its host variables are."""
+def _with_requests(node: str, host: NodeHost, verbs: Mapping[str, dict[str, Any]], run: RunDir) -> NodeHost:
+    """The node with its request files written."""
     folder = run.path / "requests" / node
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     paths = {verb: folder / f"{verb}.json" for verb in verbs}
     for verb, path in paths.items():
-        run.write_json(path, _logged(verbs[verb], run.id))
-    return NodeHost(
-        name=node,
-        python=files.python,
-        pyz=files.pyz,
-        requests=paths,
-        payload=files.payload,
-        bundles=files.bundles,
-        image=files.image,
-        store=files.store,
-        run=run.id,
-        tmp=files.tmp or (posixpath.join(files.prefix, "tmp") if files.prefix else None),
-        first_tmp=files.tmp,
-    )
-
-
-def _logged(request: dict[str, Any], run: str) -> dict[str, Any]:
-    """The request with a log file on the node, for who looks there by hand and for nodes that end without an answer."""
-    return telling({**request, "args": {"log": _log(request, run), **request["args"]}}, run)
+        # Its log on the node is for who looks there by hand, and for nodes that end without an answer.
+        request = verbs[verb]
+        run.write_json(path, telling({**request, "args": {"log": _log(request, run.id), **request["args"]}}, run.id))
+    return replace(host, name=node, requests=paths, run=run.id)
 
 
 def telling(request: dict[str, Any], run: str) -> dict[str, Any]:
@@ -165,6 +159,53 @@ def _tail(node: str, path: str, connection: Connection) -> str:
 
     script = f"tail -c {TAIL} -- {shlex.quote(path)}.$(uname -n) 2>/dev/null"
     return glance(node, script.encode(), connection, ASK_SECONDS, 2 * TAIL)
+
+
+def _end_overdue(
+    requests: Mapping[str, Mapping[str, dict[str, Any]]], running: Mapping[str, str], outcome: Outcome, work: Work
+) -> None:
+    """Give every node that is not done an error. `running`: the steps that had begun; the play has been stopped."""
+    late = [node for node, verbs in requests.items() if node in running or not _done(node, verbs, outcome)]
+    prefixes = {node: str(next(iter(requests[node].values()))["prefix"]) for node in late if requests[node]}
+    lines = _last_lines(prefixes, work.run, work.prepared.target.connection)
+    for node in late:
+        step = running.get(node)
+        where = f"the step `{step}` did" if step else "the next step did"
+        outcome.errors[node] = EnvbuildError(
+            "step-overdue",
+            f"{node}: {where} not end within {work.settings.deadline:g} s, and was stopped",
+            why=lines.get(node, ""),
+            hint="see what hangs there; the same command continues, with `--deadline` it waits longer",
+            details={"node": node, "step": step},
+        )
+        work.journal.append(
+            EventKind.STEP_FINISHED, node=node, step=step, status="overdue", seconds=None,
+            text="not done within the deadline",
+        )  # fmt: skip
+
+
+def _done(node: str, verbs: Mapping[str, Any], outcome: Outcome) -> bool:
+    """The node has answered to everything, or has ended with an error."""
+    answers = outcome.responses.get(node, {})
+    if node in outcome.errors or first_error(answers.values()) is not None:
+        return True
+    return bool(answers) and set(verbs) <= set(answers)
+
+
+def _last_lines(prefixes: Mapping[str, str], run: RunDir, connection: Connection) -> dict[str, str]:
+    """By node the end of its log of a run, or that it does not answer."""
+
+    def request_for(node: str) -> dict[str, Any]:
+        return node_request("log", prefixes[node], {"log_of": run.id, "lines": _LAST_LINES}, run.id)
+
+    limit = connection.model_copy(update={"connect_timeout": min(connection.connect_timeout, _OVERDUE_SECONDS)})
+    found = {}
+    for node, answer in contact(prefixes, request_for, limit, _OVERDUE_SECONDS, run=run).items():
+        try:
+            found[node] = "the last lines of its log: " + "; ".join(answer.result()["lines"])
+        except EnvbuildError as error:
+            found[node] = f"its log cannot be read: {error.what}"
+    return found
 
 
 class _Watcher:

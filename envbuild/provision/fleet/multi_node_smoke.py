@@ -17,14 +17,13 @@ from packaging.version import Version
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
-from envbuild.model.plan import NodePlan, Plan
+from envbuild.model.plan import Plan
 from envbuild.model.target import Connection, Target
 from envbuild.node.smoke.rendezvous import PORTS
 from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.contact.first_contact import WORKERS, ContactResult, contact, node_request
-from envbuild.provision.run.context import Work
+from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import all_well
-from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.in_use import Current, matching_variant
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
@@ -108,14 +107,16 @@ def in_image(request: Mapping[str, Any], stack: str, **tested: Any) -> dict[str,
     return {**request, "verb": "container", "args": args}
 
 
-def job_request(work: Work, plan: NodePlan, nodes: int) -> dict[str, Any] | None:
-    """The request of every node of a job, whose script says which rank it is; None where no joint test is meant."""
-    target, variant = work.prepared.target, work.survey.variants[plan.node]
+def job_request(work: Work, variant: Variant, environment: str, gpus: int, nodes: int) -> dict[str, dict[str, Any]]:
+    """By its verb the request of every node of a job, whose script says which rank it is; none where no test is meant.
+
+    `gpus`: as of `meet_args`.
+    """
+    target = work.prepared.target
     if nodes < 2 or not wants_to_meet(variant, target):
-        return None
-    facts = work.survey.facts[plan.node]
-    args = meet_args(variant, target, plan.environment, gpus_of(variant, facts, target))
-    return node_request(VERB, facts.prefix.path, {**args, "most": target.smoke_nodes}, work.run.id)
+        return {}
+    args = meet_args(variant, target, environment, gpus) | {"most": target.smoke_nodes}
+    return {VERB: node_request(VERB, target.prefix, args, work.run.id)}
 
 
 def addresses(node: str, own: Sequence[str], connection: Connection) -> tuple[str, ...]:
@@ -218,6 +219,8 @@ def meet_in_use(
 ) -> Outcome:
     """The joint test of nodes whose own smoke test went well, over SSH."""
     target, outcome = work.prepared.target, Outcome()
+    if len(answers) < 2:
+        return outcome
     members = []
     for node, found in current.items():
         answer = answers.get(node)

@@ -1,4 +1,4 @@
-"""Provision nodes in waves (`--batch`), and stop beginning new ones once too many have failed (`--max-fail`).
+"""Nodes over SSH: in waves (`--batch`), and no new one is begun once too many have failed (`--max-fail`).
 
 Every wave is planned for itself, so that a node of an earlier one that is finished can give what it built to the later
 ones, and runs through all its steps before the next begins.
@@ -9,18 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envbuild.errors import EnvbuildError
+from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.first_contact import contact, node_request
-from envbuild.provision.run.context import Work
+from envbuild.provision.environments import Environments, ask_in_use, stage
+from envbuild.provision.fleet.multi_node_smoke import meet_in_use, meet_nodes
+from envbuild.provision.fleet.sharing import execute_spread
+from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import NOT_BEGUN
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.survey.plan_run import plan_of
 from envbuild.text import plural
 
 Wave = Callable[[Work, Plan], tuple[Plan, Outcome]]
+
+
+class OverSsh(Environments):
+    """Nodes over SSH."""
+
+    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """In waves, then the joint smoke test of nodes with one environment, where one has been changed."""
+        plan, outcome = in_waves(work, plan, _wave)
+        self.verify(work, plan, outcome)
+        meet_nodes(work, plan, outcome)
+        return plan, outcome
+
+    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
+        """As one by one, after `smoke` several together."""
+        return ask_in_use(work, question, meet_in_use) if question.verb == "smoke" else ask_in_use(work, question)
+
+
+def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+    """All steps of the nodes of one plan."""
+    plan, files = stage(work, plan)
+    with work.phase("provision", "provisioning"):
+        return execute_spread(plan, files, work, stage)
 
 
 def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Plan] = plan_of) -> tuple[Plan, Outcome]:

@@ -16,17 +16,18 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.images import multi_node_smoke
 from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
 from envbuild.provision.images.obtain import Obtained, obtain, wanted
 from envbuild.provision.images.plan import FILES, NodeImage
-from envbuild.provision.images.provision import InImages
-from envbuild.provision.images.state import (
+from envbuild.provision.images.provision import (
     Images,
+    InImages,
     args_of,
     decide_images,
     files_for,
     look_request,
+    meeting_of_job,
+    met_in_job,
     no_room,
     planned,
     told_of,
@@ -35,8 +36,7 @@ from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.jobs.stage import login_work, on_login
 from envbuild.provision.jobs.survey import facts_file
-from envbuild.provision.run.context import Work
-from envbuild.provision.run.outcome import Outcome
+from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.run_dir import keep, read_recent
 
 LIMIT = 3600
@@ -81,10 +81,10 @@ class InJobs(InImages):
             record, joint = login["containers"].get("record"), {}
             if record and verb == "smoke":
                 variant = wanted(work.prepared).variant
-                joint = multi_node_smoke.in_job(work, site.nodes, variant, record, recorded=True)
+                joint = meeting_of_job(work, site.nodes, variant, record, recorded=True)
             asked = Asked(f"envbuild-{verb}", _folder(login, work), {"ask": request}, after=joint)
             answers = ask_in_job(work, site, asked, site.limit(LIMIT))
-            met = multi_node_smoke.of_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
+            met = met_in_job(work, answers, Outcome()) if verb == "smoke" else Outcome()
             return {node: each["ask"] for node, each in answers.items()}, met
 
 
@@ -224,7 +224,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
 
     once = {"take": request("take")} if args["file"] and "sha256" not in args["file"] else {}
     requests = {"look": look_request(work), "container": request("try")}
-    joint = multi_node_smoke.in_job(work, site.nodes, images.wanted.variant, args, recorded=False)
+    joint = meeting_of_job(work, site.nodes, images.wanted.variant, args, recorded=False)
     asked = Asked("envbuild-provision", _folder(images.login, work), requests, once=once, after=joint)
     answers = ask_in_job(work, site, asked, site.limit(LIMIT))
     if once:
@@ -242,7 +242,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
         images.used[node] = args
         _answered(node, answers[node]["container"], args, prefix, outcome)
     _accept(work, site, images, outcome, args, prefix)
-    multi_node_smoke.of_job(work, {node: answers[node] for node in images.nodes}, outcome)
+    met_in_job(work, {node: answers[node] for node in images.nodes}, outcome)
     good = not outcome.errors and not work.survey.errors
     write_told(told_file(work, site), {node: images.told[node] for node in images.nodes} if good else {})
     return planned(work, images), outcome

@@ -7,36 +7,150 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import EnvbuildError, ExitCode, as_dicts
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.provision.ansible.play import run_hosts
+from envbuild.node import identity
+from envbuild.provision.ansible.play import node_host, run_hosts
+from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.fleet.multi_node_smoke import VERB
+from envbuild.provision.contact.toolchain import runner_tools
+from envbuild.provision.fleet.multi_node_smoke import (
+    VERB,
+    Member,
+    addresses,
+    in_image,
+    job_request,
+    meet_members,
+    note_floors,
+    own_addresses,
+)
 from envbuild.provision.fleet.rollout import in_waves
-from envbuild.provision.images import plan as container_plan
-from envbuild.provision.images.multi_node_smoke import meet_asked, meet_images
-from envbuild.provision.images.obtain import Obtained, obtain, wanted
-from envbuild.provision.images.plan import NodeImage
-from envbuild.provision.images.state import (
-    Images,
-    args_of,
-    decide_images,
-    files_for,
-    look_request,
-    no_room,
-    planned,
-    told_of,
+from envbuild.provision.images.obtain import Obtained, Wanted, known_id, obtain, settings_of, wanted
+from envbuild.provision.images.plan import (
+    NodeImage,
+    expected_id,
+    image_evidence,
+    install_args,
+    make_plan,
+    most_common,
+    node_image,
+    smoke_args,
+    todo,
+    verify_args,
 )
 from envbuild.provision.run import evidence as collect
-from envbuild.provision.run.context import Question, Work
-from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.run.context import Outcome, Question, Work
+from envbuild.provision.run.evidence import all_well
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.survey.ask import decide, refusal
 from envbuild.provision.survey.prepare import as_asked
 from envbuild.text import plural
+
+
+@dataclass
+class Images:
+    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on.
+
+    `login`: what the login host of jobs said.
+    """
+
+    wanted: Wanted
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: dict[str, NodeImage] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+    used: dict[str, dict[str, Any]] = field(default_factory=dict)
+    built: bool = False
+    login: dict[str, Any] = field(default_factory=dict)
+
+
+def decide_images(work: Work, images: Images) -> None:
+    """Decide for every node that has told: how it runs the image, and why it needs one."""
+    survey = work.survey
+    # The rules of drivers and GPUs are about the variant that the image is of.
+    meant = work.prepared.choice._replace(variant=images.wanted.variant.id)
+    decide(work.prepared._replace(choice=meant), survey, list(survey.facts))
+    for node, facts in survey.facts.items():
+        resolution = survey.resolutions[node]
+        try:
+            if resolution.refused:
+                raise refusal(resolution)
+            images.nodes[node] = node_image(
+                node, work.prepared, images.wanted, images.told[node]["containers"], facts, repair=work.settings.repair
+            )
+        except EnvbuildError as error:
+            survey.errors[node] = error
+    work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=as_dicts(survey.errors))
+    images.why = todo(images.nodes, expected_id(images.nodes, known_id(images.wanted)))
+
+
+def planned(work: Work, images: Images) -> Plan:
+    """The plan from what is known now, written into the run directory."""
+    settings = settings_of(work.prepared)
+    delivery = "pull" if settings.image or settings.registry else _BROUGHT[settings.build]
+    given = (work.prepared, images.wanted, images.nodes, images.why, work.survey.resolutions)
+    return work.planned(make_plan(*given, delivery=delivery))
+
+
+def look_request(work: Work, node: str | None = None) -> dict[str, Any]:
+    """What asks a node about containers; None: a node of a job, which says its own name."""
+    args = {"action": "look", "node": node, "stack": work.prepared.stack.name}
+    return node_request("container", work.prepared.target.prefix, args, work.run.id)
+
+
+def args_of(work: Work, images: Images, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
+    """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
+    facts = images.told[node]["facts"]
+    made = install_args(
+        work.prepared, images.wanted, got, images.nodes[node], images.told[node]["containers"], archive=archive,
+        controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
+    )  # fmt: skip
+    return {**made, "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", ""))}
+
+
+def told_of(answer: ContactResult) -> dict[str, Any]:
+    """The answer of a node. Raises `node-without-python` (exit 7) with what helps here."""
+    if answer.bare:
+        raise EnvbuildError(
+            "node-without-python",
+            f"{answer.node} has no Python 3.6 or newer",
+            why="Ansible and the node program run on the node, outside of the image",
+            hint="install Python there; with `engine: container` envbuild brings none to a node that has none at all",
+            details={"node": answer.node},
+        )
+    return answer.result()
+
+
+def no_room(node: str, facts: NodeFacts, size: int) -> EnvbuildError | None:
+    """An error where the file of an image cannot even be put down; the runtime's own storage tells for itself."""
+    free = facts.prefix.free_bytes
+    if free is None or free >= size:
+        return None
+    return EnvbuildError(
+        "disk-full",
+        f"{node}: no room for the image in {facts.prefix.path}",
+        why=f"it has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+        hint="make room, or name a larger disk as `prefix`; then run the same command again",
+        details={"node": node},
+    )
+
+
+def files_for(work: Work, facts: NodeFacts, python: Mapping[str, str], got: Obtained | None, store: str) -> NodeHost:
+    """What is carried to a node: missing tools, and the file of the image into `store`."""
+    tools = runner_tools(
+        facts, python["path"], python["version"], folder=work.run.staging, toolchain_file=work.settings.toolchain_file
+    )
+    return replace(node_host(work, facts, tools), image=got.archive if got else None, store=store)
+
+
+_BROUGHT = {"here": "take in", "job": "build in a job"}
+
 
 ASK_DEADLINE = 2 * 3600.0
 
@@ -82,7 +196,7 @@ class InImages:
                 file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
             )  # fmt: skip
         images.built = got.built
-        more = container_plan.todo(images.nodes, got.id)
+        more = todo(images.nodes, got.id)
         if set(more) - set(images.why):
             work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
         images.why = more | images.why
@@ -139,7 +253,7 @@ def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
 def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
     """One play over the nodes of a wave."""
     requests: dict[str, dict[str, Any]] = {}
-    files: dict[str, NodeFiles] = {}
+    files: dict[str, NodeHost] = {}
     full: dict[str, EnvbuildError] = {}
     for node_plan in plan.nodes:
         node = node_plan.node
@@ -179,7 +293,7 @@ def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> lis
         good = (evidence.status in ("ok", "unchanged") or VERB in responses) and bool(record)
         update: dict[str, Any] = {}
         if good:
-            image = container_plan.image_evidence(record, result.get("launcher"))
+            image = image_evidence(record, result.get("launcher"))
             says = f"{image.runtime} runs the image {image.id[:12]}"
             update["image"] = image
             update["packages"] = {each.name: each.version for each in images.wanted.variant.packages}
@@ -210,7 +324,7 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _equal(found: dict[str, NodeEvidence]) -> list[NodeEvidence]:
     """The evidence, with a failed check where a node runs another image than most."""
-    image = container_plan.most_common([each.image.id for each in found.values() if each.image is not None])
+    image = most_common([each.image.id for each in found.values() if each.image is not None])
     for node, evidence in found.items():
         if evidence.image is not None and evidence.image.id != image:
             says = f"this node runs the image {evidence.image.id[:12]}, most run {str(image)[:12]}"
@@ -237,7 +351,7 @@ def _asked(
             "root": evidence.root or record.get("root"),
             "root_level": evidence.root_level or "stamped",
             "sources": tuple(record.get("sources") or ()),
-            "image": container_plan.image_evidence(record),
+            "image": image_evidence(record),
         }
     )
 
@@ -247,6 +361,66 @@ def asks_of(work: Work, verb: str) -> dict[str, Any]:
     prepared = work.prepared
     image = wanted(prepared)
     if verb == "verify":
-        return container_plan.verify_args(prepared, image)
+        return verify_args(prepared, image)
     # The node knows whether its containers have GPUs.
-    return as_asked(prepared, work.settings, container_plan.smoke_args(prepared, image))
+    return as_asked(prepared, work.settings, smoke_args(prepared, image))
+
+
+# What of an install says which image a job tests and how: its record is written after that.
+_TESTED = ("command", "inside", "id", "file", "environment")
+
+
+def meet_images(work: Work, plan: Plan, nodes: Mapping[str, NodeImage], variant: Variant, outcome: Outcome) -> None:
+    """The joint test of a run over SSH that brought an image to a node; answers and errors go into the outcome."""
+    members = []
+    for each in plan.nodes:
+        node, facts = each.node, work.survey.facts[each.node]
+        if outcome.well(node):
+            where = addresses(node, own_addresses(facts), work.prepared.target.connection)
+            members.append(Member(node, each.environment, variant, where, nodes[node].gpus))
+    meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
+
+
+def meet_asked(work: Work, answers: Mapping[str, ContactResult]) -> Outcome:
+    """The joint test of nodes whose own smoke test went well in the image that most of them have, over SSH."""
+    outcome, variant = Outcome(), wanted(work.prepared).variant
+    good = {
+        node: answer.response["result"]
+        for node, answer in answers.items()
+        if answer.response and all_well({"smoke": answer.response})
+    }
+    image = most_common([str(result["record"]["id"]) for result in good.values()])
+    members = []
+    for node, result in good.items():
+        record = result["record"]
+        gpus = int(record.get("gpus") or 0)
+        # A record that does not say how many GPUs there are is of an earlier version.
+        if record["id"] == image and bool(gpus) == bool(record.get("cuda")):
+            where = addresses(node, result.get("addresses") or (), work.prepared.target.connection)
+            members.append(Member(node, record["environment"], variant, where, gpus))
+    meet_members(work, members, outcome)
+    return outcome
+
+
+def meeting_of_job(
+    work: Work, nodes: int, variant: Variant, image: Mapping[str, Any], *, recorded: bool
+) -> dict[str, Any]:
+    """By its verb, the request of every node of a job; nothing where no joint test is meant.
+
+    `image`: the record of the image in use (`recorded`), or the arguments of the install that is tested.
+    """
+    gpus = int(image.get("gpus") or 0)
+    if bool(gpus) != bool(image.get("cuda")):
+        return {}
+    asked = job_request(work, variant, image["environment"], gpus, nodes)
+    tested = {} if recorded else {key: image[key] for key in _TESTED}
+    return {verb: in_image(request, work.prepared.stack.name, **tested) for verb, request in asked.items()}
+
+
+def met_in_job(work: Work, answers: Mapping[str, Mapping[str, ContactResult]], outcome: Outcome) -> Outcome:
+    """What the nodes of a job answered to that, put into the outcome."""
+    for node, each in answers.items():
+        if VERB in each:
+            outcome.take(node, VERB, each[VERB])
+    note_floors(work, outcome)
+    return outcome

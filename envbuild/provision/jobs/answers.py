@@ -17,8 +17,7 @@ from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
-from envbuild.provision.jobs.site import JobSite, place
-from envbuild.provision.jobs.submit import finish, run_to_end
+from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.progress_events import TAIL
 from envbuild.schedule.cluster import Runner

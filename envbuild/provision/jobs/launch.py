@@ -22,8 +22,7 @@ from envbuild.model.target import Target
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import OfJob
 from envbuild.provision.jobs.node_local import is_local
-from envbuild.provision.jobs.site import JobSite
-from envbuild.provision.jobs.submit import finish, run_to_end
+from envbuild.provision.jobs.site import JobSite, finish, run_to_end
 from envbuild.provision.jobs.survey import login_facts
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.run_dir import RunDir

@@ -1,4 +1,4 @@
-"""Provision through jobs: one job that builds on its first node and tests on all, and what its nodes answered."""
+"""Environments through jobs: one job that builds on its first node and tests on all, and what its nodes answered."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.sharing import builder_of, other_steps, pinned
 from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.contact.toolchain import NodeTools
-from envbuild.provision.fleet.multi_node_smoke import job_request, note_floors
-from envbuild.provision.fleet.shared_builds import not_built
+from envbuild.provision.environments import Environments, asked_evidence, stage
+from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, job_request, note_floors
+from envbuild.provision.fleet.sharing import not_built
 from envbuild.provision.jobs.answers import (
     PROGRESS,
     Answers,
+    Asked,
+    ask_in_job,
     first_death,
     last_attempt,
     not_shared,
@@ -28,20 +32,21 @@ from envbuild.provision.jobs.answers import (
     read_answers,
     tell_phases,
 )
-from envbuild.provision.jobs.node_local import is_local, published
-from envbuild.provision.jobs.site import JobSite, place
-from envbuild.provision.jobs.submit import finish, run_to_end
-from envbuild.provision.jobs.survey import facts_file, facts_of, write_facts
-from envbuild.provision.run.context import Work
+from envbuild.provision.jobs.node_local import ensure_step, is_local, published
+from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
+from envbuild.provision.jobs.stage import stage as stage_on_login
+from envbuild.provision.jobs.survey import ask_login, facts_file, facts_of, survey_jobs, write_facts
+from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import Outcome
 from envbuild.provision.run.progress_events import followed
 from envbuild.provision.survey.ask import decide, probe_args
+from envbuild.provision.survey.in_use import current_of
 from envbuild.schedule.job import Job, JobState, JobStep, job_error
 
 BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
+SMOKE_LIMIT = 3600
 ASK_SECONDS = 5.0
 
 
@@ -53,9 +58,11 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     builder = builder_of(plan)
     folder = posixpath.join(work.survey.facts[builder.node].stage_prefix, "jobs", work.run.id)
     work.tools[builder.node] = _with_common_python(builder, work)
-    meeting = job_request(work, builder, site.nodes)
+    variant, facts = work.survey.variants[builder.node], work.survey.facts[builder.node]
+    gpus = gpus_of(variant, facts, work.prepared.target)
+    meeting = job_request(work, variant, builder.environment, gpus, site.nodes)
     place(site.runner, folder, _requests(builder, work, folder, meeting))
-    steps = _steps(builder, work, folder, meets=meeting is not None)
+    steps = _steps(builder, work, folder, meets=bool(meeting))
     job = site.job("envbuild-provision", steps, folder, limit_of(plan, site), builder=pinned(plan))
     number, state = _followed(work, site, job, folder)
     attempt = last_attempt(site.runner, folder, site.scheduler.attempt(state))
@@ -69,7 +76,7 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
         raise not_shared(folder, number)
     failed = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
     made, outcome = _outcome(plan, builder, answers, state, failed, work)
-    if meeting is not None:
+    if meeting:
         _add_unmet(outcome, answers, failed)
     note_floors(work, outcome)
     if failed is not None and failed in outcome.errors.values():
@@ -120,10 +127,10 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
     return tools
 
 
-def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any] | None) -> dict[str, bytes]:
+def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, dict[str, Any]]) -> dict[str, bytes]:
     """The files of the job's folder: one request a verb, and the script that runs them."""
     prefix = work.survey.facts[builder.node].prefix.path
-    requests = {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
+    requests = meeting | {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
     variant = work.survey.variants[builder.node].to_json_dict()
     checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
     requests["verify"] = node_request("verify", prefix, checked, work.run.id)
@@ -132,8 +139,6 @@ def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, Any
         told = requests["activate"]
         args = {**told["args"], "publish": published(builder, work, folder)}
         requests["activate"] = {**told, "args": args}
-    if meeting is not None:
-        requests["meet"] = meeting
     script = Path(__file__).with_name("job_run.sh").read_bytes()
     return {
         "run.sh": script,
@@ -252,3 +257,56 @@ def _silent(node: str, built_on: str | None, answers: Answers, failed: EnvbuildE
         "node-silent", f"{node} was in the job and did not finish", hint="the log of the job has more",
         details={"node": node},
     )  # fmt: skip
+
+
+class InJobs(Environments):
+    """The login host is asked, then jobs: what nodes share is staged from there, one node builds and all test."""
+
+    def look(self, work: Work, *, bring_python: bool) -> None:
+        """Ask the login host, and nodes through a job where nothing is known of them."""
+        with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
+            work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
+
+    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Stage, then one job; plan and outcome of the nodes that it got. The job verifies."""
+        plan = self.stage(work, plan)
+        with work.phase("provision", "provisioning through a job"):
+            return execute_jobs(plan, work, JobSite.of(work.prepared.target))
+
+    def stage(self, work: Work, plan: Plan) -> Plan:
+        """Put tools and bundles under the prefix, from the login host; the plan as it is then."""
+        site, builder = JobSite.of(work.prepared.target), builder_of(plan)
+        plan, files = stage(work, plan, only=builder.node)
+        with work.phase("stage", f"staging on {site.login}"):
+            stage_on_login(files.get(builder.node), work, site)
+        return plan
+
+    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
+        """The smoke test through one job, on every node of it and then several together.
+
+        Other verbs ask the login host, which is another target (`as_login`). Raises EnvbuildError of asking the login
+        host and of the job.
+        """
+        prepared, outcome = work.prepared, Outcome()
+        site = JobSite.of(prepared.target)
+        with work.phase("probe", f"asking {site.login} which environments are there"):
+            facts = ask_login(prepared, site.login, site.connection, work.run)
+            current = current_of(prepared, site.login, [item.to_json_dict() for item in facts.environments])
+        if isinstance(current, EnvbuildError):
+            raise current
+        environment, variant, stamp = current
+        args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
+        requests = {question.verb: node_request(question.verb, prepared.target.prefix, args, work.run.id)}
+        requests |= job_request(work, variant, environment, gpus_of_stamp(variant, stamp), site.nodes)
+        folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
+        with work.phase("smoke", "testing through a job"):
+            first = ensure_step(prepared.target, facts.prefix.path, prepared.stack.name)
+            asked = Asked("envbuild-smoke", folder, requests, before=first)
+            answers = ask_in_job(work, site, asked, site.limit(SMOKE_LIMIT))
+        for node, verbs in answers.items():
+            for verb, answer in verbs.items():
+                outcome.take(node, verb, answer)
+        note_floors(work, outcome)
+        return [
+            asked_evidence(node, current, outcome.responses.get(node, {}), outcome.errors.get(node)) for node in answers
+        ]

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from envbuild.provision.ansible.play import run_hosts
+from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.payload import write_payload
 from envbuild.provision.contact.toolchain import first_tools
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Work
-from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 
 
 def login_work(work: Work, site: JobSite) -> Work:
@@ -23,7 +23,7 @@ def login_work(work: Work, site: JobSite) -> Work:
 
 
 def on_login(
-    work: Work, site: JobSite, files: NodeFiles, requests: Mapping[str, dict[str, Any]], playbook: str
+    work: Work, site: JobSite, files: NodeHost, requests: Mapping[str, dict[str, Any]], playbook: str
 ) -> Mapping[str, Mapping[str, Any]]:
     """What the login host answers in a play of its own. Raises the EnvbuildError of a step that failed there."""
     there = login_work(work, site)
@@ -34,7 +34,7 @@ def on_login(
     return outcome.responses.get(site.login, {})
 
 
-def stage(files: NodeFiles | None, work: Work, site: JobSite) -> None:
+def stage(files: NodeHost | None, work: Work, site: JobSite) -> None:
     """Put tools and bundles there. Raises the EnvbuildError of a step that failed on the login host."""
     if files is not None and (files.payload is not None or files.bundles):
         on_login(work, site, files, {}, "provision.yml")
@@ -53,5 +53,5 @@ def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, Contact
     paths = {node: tool.path(top) for node, tool in tools.items()}
     user = next(iter(bare.values())).findings.get("user", "")
     tmp = tmp_folder(work.prepared.target.tmp, user) or posixpath.join(top, "tmp")
-    stage(NodeFiles(next(iter(paths.values())), "", payload, tmp=tmp, prefix=top), work, site)
+    stage(NodeHost(site.login, next(iter(paths.values())), "", payload=payload, tmp=tmp, prefix=top), work, site)
     return paths

@@ -23,10 +23,10 @@ from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.run.context import Work
+from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
-from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken
+from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken, told_facts
 from envbuild.provision.survey.in_use import can_keep, kept
 
 
@@ -165,3 +165,16 @@ def facts_of(answers: Mapping[str, Any], node: str) -> NodeFacts | None:
     if not answers.get("ok"):
         return None
     return NodeFacts.from_plain(answers["result"]).model_copy(update={"node": node})
+
+
+def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+    """Facts of the nodes that one short job got, and the errors of those that gave none.
+
+    Raises EnvbuildError of asking the login host and of the job.
+    """
+    site = JobSite.of(target)
+    facts = login_facts(target, None, site.login, site.connection, work.run)
+    folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
+    request = node_request("probe", target.prefix, {}, work.run.id)
+    answers = ask_in_job(work, site, Asked("envbuild-probe", folder, {"probe": request}), PROBE_LIMIT)
+    return told_facts({node: verbs["probe"] for node, verbs in answers.items()})

@@ -1,25 +1,28 @@
-"""One run while it happens: what was prepared, what was found, and how long each phase took."""
+"""One run while it happens: how it begins and ends, what was prepared, found and answered, how long each phase took."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
+from envbuild.node import identity
 from envbuild.node.redact import redact_data
 from envbuild.plan.rollout import Batches
+from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run import durations
-from envbuild.provision.run.evidence import failed_node
+from envbuild.provision.run.evidence import all_well, failed_node, first_error
 from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.journal import EventKind, Journal, utc_now
+from envbuild.provision.run.journal import EventKind, Journal, Watch, utc_now
 from envbuild.provision.run.run_dir import RunDir
 
 DEADLINE = 6 * 3600.0
@@ -131,3 +134,61 @@ class Question:
     verb: str
     args: Callable[[Variant, Mapping[str, Any]], dict[str, Any]]
     deadline: float
+
+
+@dataclass
+class Outcome:
+    """Answers of the node program by node and verb, and errors of nodes that could not answer."""
+
+    responses: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    errors: dict[str, EnvbuildError] = field(default_factory=dict)
+
+    def error_of(self, node: str) -> EnvbuildError | None:
+        """Why a node could not answer, or the first error that it answered."""
+        return self.errors.get(node) or first_error(self.responses.get(node, {}).values())
+
+    def well(self, node: str) -> bool:
+        """Everything was answered well, and nothing found wrong."""
+        return node not in self.errors and all_well(self.responses.get(node, {}))
+
+    def take(self, node: str, verb: str, answer: ContactResult) -> None:
+        """What a node answered to a verb, or why there is no answer."""
+        if answer.response is not None:
+            self.responses.setdefault(node, {})[verb] = answer.response
+        elif (error := answer.failure) is not None:
+            self.errors.setdefault(node, error)
+
+
+@contextmanager
+def one_run(verb: str, settings: Settings, watch: Watch, **what: Any) -> Iterator[Run]:
+    """A run in a directory of its own; `what` it is about is kept with its beginning.
+
+    `watch` sees every event. It ends with the `exit` that the block gives it; what the block raises is written down as
+    well, and goes on.
+    """
+    run = RunDir.create(settings.runs_root)
+    with run.open_journal(watch) as journal:
+        journal.append(EventKind.RUN_STARTED, **identity.here(), verb=verb, command=list(settings.command), **what)
+        made = Run(settings, run, journal)
+        try:
+            yield made
+        except BaseException as error:
+            # On a full disk the reason of the failure is worth more than the failure to write it down.
+            with suppress(EnvbuildError):
+                if isinstance(error, EnvbuildError):
+                    kind = EventKind.INTERRUPTED if error.exit_code == ExitCode.INTERRUPTED else EventKind.FAILED
+                    journal.append(kind, error=error.as_dict())
+                elif isinstance(error, KeyboardInterrupt):
+                    journal.append(EventKind.INTERRUPTED)
+                else:
+                    told = run.unexpected(f"{type(error).__name__}: {error}", error)
+                    journal.append(EventKind.FAILED, error=told.as_dict())
+            raise
+        finally:
+            shutil.rmtree(run.staging, ignore_errors=True)
+        journal.append(EventKind.RUN_FINISHED, exit=made.exit)
+
+
+def about(prepared: Prepared) -> dict[str, str]:
+    """What the run of a stack on a target is about."""
+    return {"stack": prepared.stack.name, "profile": prepared.profile, "target": prepared.target.name}

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.in_use import can_keep, kept
-from envbuild.resolve.reachability import sources_needed
+from envbuild.resolve.reachability import channel_key, channels_needed, indexes_needed, sources_needed
 
 if TYPE_CHECKING:
     from envbuild.provision.contact.first_contact import ContactResult
@@ -142,10 +144,24 @@ def _of_stack(prepared: Prepared) -> dict[str, Any]:
 
 def _places(prepared: Prepared) -> dict[str, Any]:
     """Where a node would fetch from, as arguments of a probe."""
-    from envbuild.provision.survey.reach import channel_addresses, index_addresses
-
-    reach = index_addresses(prepared.lock) | channel_addresses(prepared.lock, prepared.channels)
+    reach = index_addresses(prepared.lock) | _channel_addresses(prepared)
     return {"reach": reach, "repositories": sources_needed(prepared.lock)}
+
+
+def index_addresses(lock: Lock) -> dict[str, str]:
+    """The address of every index that the lock names; of the default one, that which no configuration replaces."""
+    # pip has the one address that the catalog leaves to the configuration of a machine.
+    from pip._internal.models.index import PyPI
+
+    known = load_indexes()
+    needed = ((name, known[name].url) for name in indexes_needed(lock) if name in known)
+    return {name: url or PyPI.simple_url for name, url in needed if url or name == DEFAULT_INDEX}
+
+
+def _channel_addresses(prepared: Prepared) -> dict[str, str]:
+    """The first address of every conda channel that the lock names, by `channel_key`."""
+    channels = prepared.channels
+    return {channel_key(name): channels[name][0] for name in channels_needed(prepared.lock) if channels.get(name)}
 
 
 def is_reach_known(prepared: Prepared, survey: Survey) -> bool:
@@ -162,11 +178,13 @@ def ask_here(prepared: Prepared, survey: Survey) -> None:
     nodes = survey.facts.values()
     short = next((facts for facts in nodes if every_job or not all(facts.reachable.values())), None)
     if short is not None and survey.supply is None and prepared.target.delivery == "auto":
-        from envbuild.provision.survey.reach import controller_supply
+        from envbuild.provision.deliver import controller_supply
 
         # This machine as a node has been asked, with uv's configuration and not with pip's.
         known = short.reachable if prepared.target.connection.kind == "local" else None
-        survey.supply = controller_supply(prepared.lock, known, prepared.channels)
+        survey.supply = controller_supply(
+            prepared.lock, index_addresses(prepared.lock), _channel_addresses(prepared), known
+        )
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:

@@ -14,14 +14,13 @@ from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
-from envbuild.provision.ansible.node_files import payload_of
-from envbuild.provision.ansible.play import run_hosts
+from envbuild.provision.ansible.play import payload_of, run_hosts
+from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact import toolchain
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Survey
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import NodeFiles, tmp_folder
 from envbuild.provision.survey.ask import decide, note_refusals, python_broken, survey_nodes
 from envbuild.text import plural
 
@@ -130,7 +129,7 @@ def _find_tools(work: Work) -> None:
 
 def _bring_python(work: Work) -> None:
     """Run the toolchain task alone on nodes without a Python, then ask them again."""
-    files: dict[str, NodeFiles] = {}
+    files: dict[str, NodeHost] = {}
     for node in work.survey.without_python:
         answer = work.survey.contacts[node]
         try:
@@ -140,7 +139,7 @@ def _bring_python(work: Work) -> None:
             continue
         prefix = answer.findings["prefix"]
         tmp = tmp_folder(work.prepared.target.tmp, answer.findings.get("user", ""))
-        files[node] = NodeFiles(tools[0].path(prefix), "", payload_of(work, tools, prefix), tmp=tmp)
+        files[node] = NodeHost(node, tools[0].path(prefix), "", payload=payload_of(work, tools, prefix), tmp=tmp)
     outcome = run_hosts({node: {} for node in files}, files, work)
     told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
     failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}

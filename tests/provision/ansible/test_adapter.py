@@ -21,8 +21,8 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.provision.ansible import direct
 from envbuild.provision.ansible.adapter import find_program, run_playbook
-from envbuild.provision.ansible.inventory import Inventory, NodeHost
-from envbuild.provision.ansible.steps import MARKER, StepsResult, TaskEvent
+from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.steps import MARKER, Limits, NodeHost, StepsResult, TaskEvent
 from envbuild.transport.processes import (
     end_marked,
     end_masters,
@@ -70,13 +70,13 @@ def _run(
     way: str = "ansible",
     cancel: Callable[[], bool] = lambda: False,
 ) -> StepsResult:
-    name, told = "provision.yml", events.append
+    name, told, limits = "provision.yml", events.append, Limits(deadline, cancel)
     if way == "direct":
         (host,) = inventory.hosts
         # On this machine the package itself is called; its place is taken by the script as well.
         with mock.patch.object(direct, "call_here", lambda python, verb: [python, host.pyz, verb]):
-            return direct.run_here(name, host, on_event=told, deadline=deadline, cancel=cancel)
-    return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, deadline=deadline, cancel=cancel)
+            return direct.run_here(name, host, on_event=told, limits=limits)
+    return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, limits=limits)
 
 
 both_ways = pytest.mark.parametrize("way", ["ansible", "direct"])

@@ -10,15 +10,14 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.provision.ansible.direct import run_here
-from envbuild.provision.ansible.inventory import NodeHost
-from envbuild.provision.ansible.steps import StepsResult, TaskEvent
+from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent
 from tests.support.patience import alive, text_of
 
 
 def _put(playbook: str, store: Path, **files: Any) -> tuple[StepsResult, list[TaskEvent]]:
     events: list[TaskEvent] = []
     host = NodeHost("localhost", "/nowhere", "/nowhere", store=str(store), **files)
-    result = run_here(playbook, host, on_event=events.append, deadline=60, cancel=lambda: False)
+    result = run_here(playbook, host, on_event=events.append, limits=Limits(60))
     return result, events
 
 
@@ -49,9 +48,7 @@ def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_pa
         raise BrokenPipeError
 
     with pytest.raises(EnvbuildError) as caught:
-        run_here(
-            "provision.yml", host, on_event=lambda _: None, deadline=600,
-            cancel=lambda: text_of(pid).endswith("\n"), on_interrupt=unread,
-        )  # fmt: skip
+        limits = Limits(600, lambda: text_of(pid).endswith("\n"), unread)
+        run_here("provision.yml", host, on_event=lambda _: None, limits=limits)
     assert caught.value.code == "interrupted"
     assert not alive(int(text_of(pid)))

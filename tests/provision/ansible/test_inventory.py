@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.inventory import Inventory, NodeHost
+from envbuild.provision.ansible.inventory import Inventory, host_variables
+from envbuild.provision.ansible.steps import NodeHost
 from envbuild.schedule.slurm_answers import node_names
 from envbuild.transport.ssh_config import arguments
 from tests.support.need import need
@@ -144,7 +145,7 @@ def test_a_path_with_spaces_is_one_interpreter_to_ansible(tmp_path: Path) -> Non
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     host = NodeHost(name="localhost", python=str(python), pyz="/p")
-    (tmp_path / "vars.json").write_text(json.dumps(host.variables()))
+    (tmp_path / "vars.json").write_text(json.dumps(host_variables(host)))
     ansible = Path(sys.executable).with_name("ansible")
     argv = [str(ansible), "-i", "localhost,", "-c", "local", "all", "-m", "ping", "-e", f"@{tmp_path}/vars.json"]
     env = {**os.environ, "ANSIBLE_HOME": str(tmp_path / "home"), "ANSIBLE_PIPELINING": "True", "LC_ALL": "C.UTF-8"}
@@ -199,4 +200,4 @@ def test_every_text_in_the_file_is_marked_unsafe_and_the_file_is_private(tmp_pat
 
 def test_a_step_without_a_playbook_role_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no playbook step"):
-        _host(requests={"ansible_connection": tmp_path / "x"}).variables()
+        host_variables(_host(requests={"ansible_connection": tmp_path / "x"}))

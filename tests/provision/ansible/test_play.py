@@ -12,11 +12,11 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
 from envbuild.provision.ansible.play import _parts, run_hosts
-from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.ansible.steps import NodeHost, tmp_folder
+from envbuild.provision.run.context import Outcome, Settings, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
-from envbuild.provision.run.outcome import NodeFiles, Outcome, tmp_folder
 from envbuild.provision.run.run_dir import RunDir
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
@@ -43,7 +43,7 @@ def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | Non
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)
-        files = {"localhost": NodeFiles(sys.executable, "", payload, prefix=str(tmp_path / "prefix"))}
+        files = {"localhost": NodeHost("here", sys.executable, "", payload=payload, prefix=f"{tmp_path}/prefix")}
         outcome = run_hosts({"localhost": {}}, files, work)
     assert work.tasks == 1
     events = read_journal(run.path / "journal.jsonl").events
@@ -60,7 +60,9 @@ def test_d11_a_delivery_is_named_by_its_run_wherever_its_bundle_lies(tmp_path: P
     with run.open_journal() as journal:
         work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)
         bundles = {"bundle.tar": run.staging / "made.tar"}
-        given = NodeFiles(sys.executable, "", bundles=bundles, store=str(store), prefix=str(tmp_path / "prefix"))
+        given = NodeHost(
+            "localhost", sys.executable, "", bundles=bundles, store=str(store), prefix=str(tmp_path / "prefix")
+        )
         files = {"localhost": given}
         assert run_hosts({"localhost": {}}, files, work).errors == {}
     assert (store / "bundle.tar").read_bytes() == b"bundle"

@@ -281,7 +281,7 @@ def test_every_contact_of_a_run_has_its_folder() -> None:
         if "run" not in {each.arg for each in call.keywords}
     }
     # What `probe`, `wheels`, `cache` and `bundle create` ask is no run.
-    assert without == {"probe_nodes", "ask_each", "_built"}
+    assert without == {"probe_nodes", "ask_each"}
 
 
 @pytest.mark.parametrize(

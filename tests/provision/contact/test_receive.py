@@ -15,7 +15,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
-from envbuild.provision.contact.receive import LIMIT, receive
+from envbuild.provision.contact.wheel_stores import LIMIT, receive
 from tests.transport.test_ssh import StartServer, client, options, start
 
 __all__ = ["client", "start"]

@@ -12,10 +12,10 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import Plan
 from envbuild.plan.sharing import Sharing
 from envbuild.plan.sharing import spread as plan_spread
+from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.toolchain import NodeTools
-from envbuild.provision.fleet import distribute
-from envbuild.provision.run.context import Settings, Work
-from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.fleet import sharing
+from envbuild.provision.run.context import Outcome, Settings, Work
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_planner import planned
 from tests.plan.test_shared_builds import lock_with, machine
@@ -43,22 +43,22 @@ class Stage:
         self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
         self.work.survey.facts = dict(self.facts)
         self.work.tools = dict.fromkeys(names, NodeTools((), "python", "pyz", "uv", "/usr/bin/python3.11"))
-        monkeypatch.setattr(distribute, "execute_once", self.play)
-        monkeypatch.setattr(distribute, "plan_of", self.plan_of)
+        monkeypatch.setattr(sharing, "execute_once", self.play)
+        monkeypatch.setattr(sharing, "plan_of", self.plan_of)
 
     def plan_of(self, work: Work) -> Plan:
         return plan_spread(self.whole, Sharing(self.target, self.facts, {}, tried=work.tried))
 
     def run(self) -> Outcome:
         plan, files = self._stage(self.work, self.plan_of(self.work))
-        _, outcome = distribute.execute_spread(plan, files, self.work, self._stage)
+        _, outcome = sharing.execute_spread(plan, files, self.work, self._stage)
         self.journal.close()
         return outcome
 
-    def _stage(self, work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeFiles]]:
-        return plan, {node.node: NodeFiles("python", "pyz") for node in plan.nodes if node.steps}
+    def _stage(self, work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeHost]]:
+        return plan, {node.node: NodeHost(node.node, "python", "pyz") for node in plan.nodes if node.steps}
 
-    def play(self, plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> Outcome:
+    def play(self, plan: Plan, files: Mapping[str, NodeHost], work: Work) -> Outcome:
         outcome = Outcome()
         self.plays.append({})
         for node in plan.nodes:
@@ -122,7 +122,7 @@ def test_who_has_no_answer_of_its_builder_is_told_why(tmp_path: Path, monkeypatc
                 played.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
         return played
 
-    monkeypatch.setattr(distribute, "execute_once", lost)
+    monkeypatch.setattr(sharing, "execute_once", lost)
     outcome = on.run()
     assert on.plays[-1] == {"c": BUILDS}, "two nodes that died say nothing of the third"
     assert codes(outcome) == {"a": ("node-unreachable", 3), "b": ("node-unreachable", 3)}

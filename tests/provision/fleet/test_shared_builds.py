@@ -10,12 +10,13 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
+from envbuild.provision.ansible.steps import NodeHost
+from envbuild.provision.contact import wheel_stores
 from envbuild.provision.contact.first_contact import ContactResult
-from envbuild.provision.fleet import shared_builds
-from envbuild.provision.fleet.shared_builds import execute_once
-from envbuild.provision.run.context import Settings, Work
+from envbuild.provision.fleet import sharing
+from envbuild.provision.fleet.sharing import execute_once
+from envbuild.provision.run.context import Outcome, Settings, Work
 from envbuild.provision.run.journal import read_journal
-from envbuild.provision.run.outcome import NodeFiles, Outcome
 from envbuild.provision.run.run_dir import RunDir
 from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
 from tests.provision.ansible.test_play import _prepared
@@ -42,17 +43,18 @@ class Stage:
         self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
         self.work.survey.facts = dict(facts)
         self.work.survey.variants = dict.fromkeys(facts, lock_with(COMPILED).variants[0])
-        monkeypatch.setattr(shared_builds, "run_hosts", self._play)
-        monkeypatch.setattr(shared_builds, "contact", self._contact)
-        monkeypatch.setattr(shared_builds, "receive", self._receive)
+        monkeypatch.setattr(sharing, "run_hosts", self._play)
+        monkeypatch.setattr(sharing, "contact", self._contact)
+        monkeypatch.setattr(wheel_stores, "contact", self._contact)
+        monkeypatch.setattr(wheel_stores, "receive", self._receive)
 
     def run(self, **files: Any) -> Outcome:
-        given = {node.node: NodeFiles("python", "pyz", **files) for node in self.plan.nodes if node.steps}
+        given = {node.node: NodeHost(node.node, "python", "pyz", **files) for node in self.plan.nodes if node.steps}
         outcome = execute_once(self.plan, given, self.work)
         self.journal.close()
         return outcome
 
-    def _play(self, requests: Mapping[str, Any], files: Mapping[str, NodeFiles], work: Work) -> Outcome:
+    def _play(self, requests: Mapping[str, Any], files: Mapping[str, NodeHost], work: Work) -> Outcome:
         self.plays.append({name: (requests[name]["install"]["args"]["build"], files[name]) for name in requests})
         outcome = Outcome()
         for name in requests:
@@ -104,7 +106,7 @@ def test_the_first_builds_and_the_others_run_with_what_it_has_built(
         sent.extend((name, path.read_bytes()) for node in requests for name, path in files[node].bundles.items())
         return play(requests, files, work)
 
-    monkeypatch.setattr(shared_builds, "run_hosts", look)
+    monkeypatch.setattr(sharing, "run_hosts", look)
     outcome = on.run()
     assert [sorted(each) for each in on.plays] == [["a"], ["b", "c"]]
     assert handed(on.plays[0]) == {"a": None}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envbuild.model.target import Target
-from envbuild.provision.images import multi_node_smoke
+from envbuild.provision.images.provision import meeting_of_job
 from tests.provision.fleet.test_multi_node_smoke import MACHINE, target, variant
 
 IMAGE = {
@@ -21,7 +21,7 @@ def asked(nodes: int = 2, *, to: Target | None = None, recorded: bool = False, *
     prepared = SimpleNamespace(target=to or target(smoke_nodes=2), stack=SimpleNamespace(name="demo"))
     work: Any = SimpleNamespace(prepared=prepared, run=SimpleNamespace(id="r1"))
     tested = variant(smoke=more.pop("smoke", MACHINE))
-    return multi_node_smoke.in_job(work, nodes, tested, {**IMAGE, **more}, recorded=recorded)
+    return meeting_of_job(work, nodes, tested, {**IMAGE, **more}, recorded=recorded)
 
 
 def test_what_a_job_tests_is_told_for_it_has_no_record_yet() -> None:

@@ -17,8 +17,7 @@ from envbuild.provision.gpu_use import Taken
 from envbuild.provision.jobs import launch, provision
 from envbuild.provision.jobs.launch import Asked, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite
-from envbuild.provision.run.context import Settings
-from envbuild.provision.run.life import one_run
+from envbuild.provision.run.context import Settings, one_run
 from envbuild.provision.run.run_dir import list_runs
 from envbuild.schedule.job import Job, JobState, JobStep, Phase
 from envbuild.schedule.script import log_name

@@ -12,8 +12,7 @@ import pytest
 
 from envbuild.errors import EnvbuildError
 from envbuild.provision import provision
-from envbuild.provision.run.context import Settings
-from envbuild.provision.run.life import one_run
+from envbuild.provision.run.context import Settings, one_run
 from envbuild.provision.run.run_dir import RunDir, list_runs
 from tests.provision.ansible.test_play import unseen
 from tests.provision.survey.test_up_to_date import prepared

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from envbuild.plan.source_builds import bundle_name
-from envbuild.provision.survey.reach import controller_supply, index_addresses
+from envbuild.provision.deliver import controller_supply
+from envbuild.provision.survey.ask import index_addresses
 from tests.resolve.builders import make_lock, package
 
 SOURCE = {"name": "lib", "git": "https://git.example.org/lib", "commit": "1" * 40, "tree": "2" * 40}
@@ -31,7 +32,7 @@ def test_d12_what_is_kept_or_lies_in_a_folder_can_be_delivered_without_a_network
         {"id": "v", "python": "3.11", "packages": [package("a", "1"), package("b", "1")], "sources": [SOURCE]}
     )
     a, b = (each.files[0] for each in lock.variants[0].packages)
-    nothing = controller_supply(lock)
+    nothing = controller_supply(lock, index_addresses(lock), {})
     assert (dict(nothing.reachable), dict(nothing.files_found)) == ({"pypi": False, SOURCE["git"]: False}, {})
     kept = alone / "cache/envbuild/artifacts"
     for path in (kept / "packages" / a.sha256 / a.file, alone / "links" / b.file):
@@ -39,7 +40,7 @@ def test_d12_what_is_kept_or_lies_in_a_folder_can_be_delivered_without_a_network
         path.write_text("x")
     (kept / "sources").mkdir()
     (kept / "sources" / bundle_name("lib", lock.variants[0].sources[0])).write_text("x")
-    found = controller_supply(lock)
+    found = controller_supply(lock, index_addresses(lock), {})
     assert set(found.files_found) == {a.file, b.file}
     assert dict(found.reachable) == {"pypi": False, SOURCE["git"]: True}
 
@@ -48,9 +49,9 @@ def test_d12_an_index_that_pip_may_not_ask_is_not_reached(alone: Path, monkeypat
     lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")]})
     (alone / "index").mkdir()
     monkeypatch.setenv("PIP_INDEX_URL", f"file://{alone}/index")
-    assert controller_supply(lock).reachable == {"pypi": True}
+    assert controller_supply(lock, index_addresses(lock), {}).reachable == {"pypi": True}
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert controller_supply(lock).reachable == {"pypi": False}
+    assert controller_supply(lock, index_addresses(lock), {}).reachable == {"pypi": False}
 
 
 def test_d12_nodes_are_asked_for_the_default_index_too() -> None:

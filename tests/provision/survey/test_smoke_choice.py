@@ -13,7 +13,6 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.stack import SmokeItem
 from envbuild.provision import provision
 from envbuild.provision.images import provision as images
-from envbuild.provision.jobs import smoke as jobs
 from envbuild.provision.run.context import Question, Settings
 from envbuild.provision.survey.prepare import as_asked, chosen
 from tests.provision.ansible.test_play import unseen
@@ -45,14 +44,11 @@ def test_the_question_to_an_environment_has_the_choices(tmp_path: Path, monkeypa
     assert asked(caught.value.args[0]) == (["full"], True)
 
 
-def test_the_requests_of_jobs_and_images_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requests_of_images_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared(prefix=str(tmp_path / "p"))
     work: Any = SimpleNamespace(
         prepared=ready, settings=Settings(tmp_path, only=ONLY, full=True), run=SimpleNamespace(id="r")
     )
-    site: Any = SimpleNamespace(nodes=1)
-    request = jobs._requests(work, site, ("/p/envs/demo", ready.lock.variants[0], {}))
-    assert asked(request["smoke"]["args"]) == (["full"], True)
     image = SimpleNamespace(environment="/p/envs/demo", variant=ready.lock.variants[0])
     monkeypatch.setattr(images, "wanted", lambda _: image)
     assert asked(images.asks_of(work, "smoke")) == (["full"], True)

@@ -1,9 +1,14 @@
-"""Carry out a plan in which one node compiles for others that share no wheel store with it.
+"""Carry out a plan in which one node builds for others: an environment on a prefix that they share, or wheels.
 
-Builders run first, together with the nodes that nobody waits for. What a builder has compiled is put into a bundle
-there, fetched into the run directory and delivered to the others of its class; they run then, and take it into their
-own stores. Where a builder fails the next one of its class tries once; then the others end with that error, none of
-them compiles it again. Where only the handing over fails, they build for themselves.
+Builders run first, together with the nodes that nobody waits for.
+
+An environment on a shared prefix is tested by the others. Where a builder fails, the next one tries; what fails on two
+nodes for a reason that is not the node's own is not tried on a third.
+
+What a builder has compiled for nodes with stores of their own is put into a bundle there, fetched into the run
+directory and delivered to the others of its class; they run then, and take it into their own stores. Where a builder
+fails the next one of its class tries once; then the others end with that error, none of them compiles it again. Where
+only the handing over fails, they build for themselves.
 """
 
 from __future__ import annotations
@@ -12,31 +17,34 @@ import copy
 import posixpath
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.plan import BuildClass, Plan
+from envbuild.model.plan import BuildClass, Plan, SpreadClass
 from envbuild.node import proc
 from envbuild.plan.shared_builds import install_args, keys_of, stamp_of_environment
 from envbuild.plan.source_builds import lacks_tools, store_folder
 from envbuild.provision.ansible.play import run_hosts
+from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.contact.receive import receive
-from envbuild.provision.run.context import Work
+from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
+from envbuild.provision.environments import requests_of
+from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.outcome import NodeFiles, Outcome
+from envbuild.provision.survey.plan_run import plan_of
 
-Verbs = dict[str, dict[str, Any]]
-# Packing reads and writes every wheel twice.
-PACK_DEADLINE_S = 3600.0
+Stage = Callable[[Work, Plan], tuple[Plan, dict[str, NodeHost]]]
+_TRIES = 2
+_OF_THE_NODE = frozenset({ExitCode.UNREACHABLE, ExitCode.REFUSED, ExitCode.TRY_AGAIN, ExitCode.INTERRUPTED})
 
 
 @dataclass
-class _Group:
+class _BuildGroup:
     """A class while its nodes are provisioned. `keys`: of what `by` has in its store, once that is known."""
 
     made: BuildClass
@@ -60,27 +68,24 @@ class _Built:
     size: int
 
 
-def execute_once(plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> Outcome:
+def execute_once(plan: Plan, files: Mapping[str, NodeHost], work: Work) -> Outcome:
     """Run every step of every node that has one; what the nodes of `plan.builds` compile, only once for each class.
 
     Raises EnvbuildError as `run_hosts` does.
     """
-    return _Run(plan, files, work).run()
+    return _Builds(plan, files, work).run()
 
 
-class _Run:
+class _Builds:
     """The state between the plays: requests and deliveries as they are changed, and who still waits."""
 
-    def __init__(self, plan: Plan, files: Mapping[str, NodeFiles], work: Work) -> None:
+    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work) -> None:
         self.work = work
         self.nodes = {node.node: node for node in plan.nodes if node.steps}
         self.donors = {node.node: node for node in plan.nodes if node.nothing_to_do}
         self.files = dict(files)
-        self.requests: dict[str, Verbs] = {
-            node.node: {str(step.request["verb"]): step.request for step in node.steps if step.request is not None}
-            for node in self.nodes.values()
-        }
-        self.groups = [_Group(made, list(made.nodes)) for made in plan.builds]
+        self.requests = requests_of(plan)
+        self.groups = [_BuildGroup(made, list(made.nodes)) for made in plan.builds]
         self.outcome = Outcome()
         self.bundles: list[Path] = []
 
@@ -114,7 +119,7 @@ class _Run:
         self.work.notes += _built_alone(self.outcome)
         return self.outcome
 
-    def _donated(self, group: _Group) -> bool:
+    def _donated(self, group: _BuildGroup) -> bool:
         """A finished node has what the class needs."""
         donor = self.donors.get(group.made.donor or "")
         if donor is None:
@@ -124,7 +129,7 @@ class _Run:
         group.by, group.keys = donor.node, self._wanted(group, told)
         return bool(group.keys)
 
-    def _wanted(self, group: _Group, sources: Any) -> dict[str, str]:
+    def _wanted(self, group: _BuildGroup, sources: Any) -> dict[str, str]:
         return {name: key for name, key in keys_of(sources).items() if name in group.made.sources}
 
     def _play(self, names: Iterable[str]) -> None:
@@ -134,7 +139,7 @@ class _Run:
             self.outcome.responses.setdefault(node, {}).update(verbs)
         self.outcome.errors.update(part.errors)
 
-    def _built(self, group: _Group) -> bool:
+    def _built(self, group: _BuildGroup) -> bool:
         """The last builder of the class has installed what it built, so the others can take it."""
         builder = group.tried[-1]
         answer = self.outcome.responses.get(builder, {}).get("install") or {}
@@ -143,7 +148,7 @@ class _Run:
         group.by, group.keys = builder, self._wanted(group, (answer.get("result") or {}).get("sources"))
         return True
 
-    def _give_up(self, group: _Group) -> None:
+    def _give_up(self, group: _BuildGroup) -> None:
         """End those who wait for builders that all failed."""
         if not group.waiting or group.next_builder is not None:
             return
@@ -154,7 +159,7 @@ class _Run:
             self.outcome.errors[node] = not_built(node, failed, error)
         group.waiting = []
 
-    def _refuse_unable(self, group: _Group, why: str = "") -> None:
+    def _refuse_unable(self, group: _BuildGroup, why: str = "") -> None:
         """End those who wait and could not build for themselves."""
         for node in group.waiting:
             resolution = self.nodes[node].resolution
@@ -162,7 +167,7 @@ class _Run:
                 self.outcome.errors[node] = lacks_tools(resolution, why)
         group.waiting = [node for node in group.waiting if node not in self.outcome.errors]
 
-    def _hand_over(self, groups: list[_Group]) -> list[str]:
+    def _hand_over(self, groups: list[_BuildGroup]) -> list[str]:
         """Bring what was built to those who wait for it; they are the nodes returned, ready to run."""
         groups = [group for group in groups if group.waiting]
         if not groups:
@@ -181,7 +186,7 @@ class _Run:
             group.waiting = []
         return ready
 
-    def _without(self, group: _Group, error: EnvbuildError | None) -> bool:
+    def _without(self, group: _BuildGroup, error: EnvbuildError | None) -> bool:
         """Say that nothing was handed over; False where a class that had a donor now builds as others do."""
         why = f"{error.what} ({error.why})" if error is not None else "nothing was there to hand over"
         names = ", ".join(group.made.sources)
@@ -190,7 +195,7 @@ class _Run:
             self._refuse_unable(group, why)
         return group.by != group.made.donor or not group.made.builders
 
-    def _bundle(self, group: _Group) -> tuple[_Built | None, set[str]] | EnvbuildError | None:
+    def _bundle(self, group: _BuildGroup) -> tuple[_Built | None, set[str]] | EnvbuildError | None:
         """The wheels of a class here, and which nodes lack them; no bundle where none does."""
         try:
             if not group.keys:
@@ -204,7 +209,7 @@ class _Run:
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
             return self.work.run.unexpected("they were not fetched", error)
 
-    def _lacking(self, group: _Group) -> set[str]:
+    def _lacking(self, group: _BuildGroup) -> set[str]:
         """Who has not all wheels already: from an earlier run, or because the store is one for all."""
         stores = {node: self._store(node) for node in group.waiting}
         prefixes = {node: self.work.survey.facts[node].prefix.path for node in stores}
@@ -222,27 +227,18 @@ class _Run:
         if args is not None:
             return str(args["build"]["store"])
         facts = self.work.survey.facts[node]
-        named = self.work.prepared.target.store
-        if named:
-            return facts.filled(named)
-        return posixpath.join(facts.prefix.path, "store", "wheels")
+        return store_of(self.work.prepared.target, facts.prefix.path, facts)
 
-    def _fetched(self, group: _Group) -> _Built:
+    def _fetched(self, group: _BuildGroup) -> _Built:
         """Put them into a bundle on the node that has the wheels, and fetch it."""
         work, store = self.work, self._store(group.by)
         prefix = work.survey.facts[group.by].prefix.path
-        # One node can give to several classes at once.
-        name = f"built-{work.run.id}-{secrets.token_hex(4)}.tar"
-        there, here = posixpath.join(store, "tmp", name), work.run.staging / name
-        args = {"action": "pack", "store": store, "file": there, "keys": sorted(group.keys.values())}
-        request = node_request("wheels", prefix, args, work.run.id)
-        connection = work.prepared.target.connection
-        told = contact([group.by], lambda _: request, connection, PACK_DEADLINE_S, run=work.run)[group.by].result()
+        here = work.run.staging / f"built-{secrets.token_hex(4)}.tar"
         self.bundles.append(here)
-        receive(group.by, there, here, size=told["bytes"], sha256=told["sha256"], connection=connection)
+        told = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
         return _Built(here, told["digest"], told["bytes"])
 
-    def _give(self, group: _Group, built: _Built | None, lacking: set[str], *, seconds: float) -> None:
+    def _give(self, group: _BuildGroup, built: _Built | None, lacking: set[str], *, seconds: float) -> None:
         """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
         self.work.journal.append(
             EventKind.HANDED_OVER, node=group.by, to=list(group.waiting), keys=group.keys,
@@ -291,3 +287,131 @@ def not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildE
         exit_code=error.exit_code if error is not None else ExitCode.BUILD_FAILED,
         details={"node": node, "builder": builder},
     )
+
+
+@dataclass
+class _SpreadGroup:
+    """A class while its nodes are provisioned."""
+
+    made: SpreadClass
+    waiting: list[str]
+
+
+def execute_spread(plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
+    """Run every step of every node that has one; the plan as it was carried out, and the answers.
+
+    `stage` prepares the files for a plan that was made anew because a builder failed. Raises EnvbuildError as
+    `run_hosts` does.
+    """
+    if not plan.spreads:
+        return plan, execute_once(plan, files, work)
+    return _Spreads(plan, files, work, stage).run()
+
+
+class _Spreads:
+    """The state between the plays: who still waits, and the plan and files of each node as they are now."""
+
+    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> None:
+        self.plan, self.work, self.stage = plan, work, stage
+        self.nodes = {node.node: node for node in plan.nodes if node.steps}
+        self.files = dict(files)
+        self.groups = [_SpreadGroup(each, [name for name in each.nodes if name in self.nodes]) for each in plan.spreads]
+        self.builds = plan.builds
+        self.tries: Counter[str] = Counter()
+        self.outcome = Outcome()
+
+    def run(self) -> tuple[Plan, Outcome]:
+        """Play until no node waits."""
+        waiting = {name for group in self.groups for name in group.waiting}
+        ready = [name for name in self.nodes if name not in waiting]
+        while True:
+            for group in [each for each in self.groups if each.waiting and self._has(each)]:
+                ready += group.waiting
+                group.waiting = []
+            if not ready:
+                break
+            now, later = self._at_once(ready)
+            self._play(now)
+            ready = later
+            for group in [each for each in self.groups if each.waiting and each.made.builder in now]:
+                if not self._has(group):
+                    ready += self._next(group)
+        plans = tuple(self.nodes.get(node.node, node) for node in self.plan.nodes)
+        return self.plan.model_copy(update={"nodes": plans}), self.outcome
+
+    def _has(self, group: _SpreadGroup) -> bool:
+        """The builder of a group is finished, from this run or from an earlier one."""
+        builder = group.made.builder
+        if builder in self.work.tried:
+            return False
+        if builder not in self.nodes:
+            return group.made.finished
+        answers = self.outcome.responses.get(builder, {})
+        return builder not in self.outcome.errors and bool((answers.get("activate") or {}).get("ok"))
+
+    def _at_once(self, ready: list[str]) -> tuple[list[str], list[str]]:
+        """Who plays now, and who after that: two builders on one prefix would be in each other's way."""
+        builders = [group.made.builder for group in self.groups if group.made.builder in ready]
+        later = set(builders[1:])
+        return [name for name in ready if name not in later], [name for name in ready if name in later]
+
+    def _play(self, now: list[str]) -> None:
+        finished = [node for node in self.plan.nodes if node.nothing_to_do and node.node not in self.nodes]
+        part = self.plan.model_copy(
+            update={
+                "nodes": (*finished, *(self.nodes[name] for name in now)),
+                "builds": tuple(each for each in self.builds if set(each.nodes) <= set(now)),
+            }
+        )
+        found = execute_once(part, {name: self.files[name] for name in now}, self.work)
+        self.outcome.responses.update(found.responses)
+        self.outcome.errors.update(found.errors)
+
+    def _next(self, group: _SpreadGroup) -> list[str]:
+        """Who builds now in place of a builder that failed; where it was tried often enough, those who wait end."""
+        failed, waiting = group.made.builder, group.waiting
+        group.waiting = []
+        error = self._error_of(failed)
+        self.work.tried.add(failed)
+        if error.exit_code not in _OF_THE_NODE and error.code != "step-failed":
+            self.tries.update(waiting)
+        ended = [name for name in waiting if self.tries[name] >= _TRIES]
+        self.outcome.errors.update({name: self._ended(name, failed, error) for name in ended})
+        waiting = [name for name in waiting if name not in ended]
+        return self._plan_again(waiting) if waiting else []
+
+    def _ended(self, node: str, builder: str, error: EnvbuildError) -> EnvbuildError:
+        """Why a node ends that nobody builds for any more."""
+        resolution, why = self.nodes[node].resolution, not_built(node, builder, error)
+        return why if resolution.wheels_from is None else lacks_tools(resolution, str(why))
+
+    def _plan_again(self, waiting: list[str]) -> list[str]:
+        """Plan for nodes whose builder failed, without it; returns the new builders."""
+        whole = plan_of(self.work)
+        refused = {name: error for name, error in self.work.lacking.items() if name in waiting}
+        self.outcome.errors.update(refused)
+        waiting = [name for name in waiting if name not in refused]
+        made = whole.model_copy(update={"nodes": tuple(node for node in whole.nodes if node.node in waiting)})
+        made, files = self.stage(self.work, made)
+        self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})
+        self.files.update({name: each for name, each in files.items() if name in waiting})
+        self.builds = made.builds
+        taken: set[str] = set()
+        for each in made.spreads:
+            names = [name for name in each.nodes if name in waiting]
+            if names:
+                self.groups.append(_SpreadGroup(each, names))
+                taken.update(names)
+        return [name for name in waiting if name not in taken]
+
+    def _error_of(self, node: str) -> EnvbuildError:
+        """Why a node that was to give an environment has none."""
+        error = self.outcome.error_of(node)
+        if error is not None:
+            return error
+        smoke = (self.outcome.responses.get(node, {}).get("smoke") or {}).get("result") or {}
+        failed = [str(each.get("name")) for each in smoke.get("checks", ()) if each.get("status") == "failed"]
+        code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
+        return EnvbuildError(
+            "smoke-failed", f"its smoke test failed: {', '.join(failed) or 'no answer'}", exit_code=code
+        )
