@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from envbuild.container.builder_errors import CAUSES, HINTS
+from envbuild.container.builders import CAUSES, HINTS
 from envbuild.errors import ExitCode
 from envbuild.node.protocol import EXITS, Exit
 from envbuild.schedule.job import Failure, hint_for

@@ -1,7 +1,8 @@
-"""What goes into a bundle, fetched on this machine, checked and kept in its cache.
+"""What goes into a bundle, found or fetched on this machine, checked and kept in its cache.
 
 Packages are fetched by pip, so that pip's own configuration (index, find-links, certificate, proxy) applies; of each
-package exactly the file that fits the node, by its locked sha256. Sources become git bundles.
+package exactly the file that fits the node, by its locked sha256. Conda packages come from their channels, and sources
+become git bundles.
 """
 
 from __future__ import annotations
@@ -16,20 +17,88 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.utils import parse_wheel_filename
 
-from envbuild.bundle.conda_archives import fetch_archives
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.catalog.toolchain import load_toolchain
-from envbuild.errors import EnvbuildError
-from envbuild.lock.variants import hash_unrecorded
+from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import pip_config, proc
+from envbuild.node.protocol import NodeError
 from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.regular_file import sha256_of
 from envbuild.text import grouped
+
+if TYPE_CHECKING:
+    from envbuild.model.conda import CondaPackage
+    from envbuild.model.lock import Variant
+
+_LARGEST = 16 << 30
+_DEADLINE_S = 3600.0
+
+
+def fetch_archives(
+    variant: Variant,
+    channels: Mapping[str, Sequence[str]],
+    cache: Path,
+    on_fetch: Callable[[str], None] | None = None,
+) -> dict[str, Path]:
+    """Every conda package of the variant in `cache`, checked: `<channel>/<subdir>/<file>` to its path.
+
+    `channels`: name to base addresses. Raises EnvbuildError `conda-unrecorded`, `hash-mismatch` (exit 5),
+    `package-not-found` (4) and what `download` raises.
+    """
+    if variant.conda is None:
+        return {}
+    if not variant.conda.packages:
+        raise conda_unrecorded(variant)
+    found = {}
+    for package in variant.conda.packages:
+        path = cache / "packages" / package.sha256 / package.file
+        if not (path.is_file() and sha256_of(path) == package.sha256):
+            if on_fetch is not None:
+                on_fetch(package.file)
+            _fetch(package, channels.get(package.channel, ()), path)
+        found[f"{package.channel}/{package.subdir}/{package.file}"] = path
+    return found
+
+
+def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
+    """From the first address that has it; other contents end it."""
+    from envbuild.node.conda.logins import login
+    from envbuild.transport.download import download
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    failure = EnvbuildError(
+        "package-not-found",
+        f"{package.file} of the channel {package.channel} cannot be fetched",
+        why="nothing says where the channel is",
+        hint="give the channel a `url` in the stack, or name it in conda's configuration",
+    )
+    for base in bases:
+        try:
+            url, authorization = login(f"{base.rstrip('/')}/{package.subdir}/{package.file}", os.environ)
+            download(
+                url,
+                path,
+                package.sha256,
+                size_cap=package.size or _LARGEST,
+                deadline=_DEADLINE_S,
+                authorization=authorization,
+            )
+        except NodeError as error:
+            raise EnvbuildError.from_dict(error.as_dict()) from error
+        except EnvbuildError as error:
+            if error.exit_code == ExitCode.INTEGRITY:
+                raise
+            failure = error
+        else:
+            return
+    raise failure
+
 
 Pair = tuple[LockedPackage, ArtifactFile]
 

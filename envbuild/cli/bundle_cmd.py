@@ -67,9 +67,9 @@ def verify(ui: Ui, /, bundle: Path) -> int:
 
     Executes and unpacks nothing.
     """
-    from envbuild.bundle import reading
+    from envbuild.bundle import files
 
-    index = reading.verify(bundle)
+    index = files.verify(bundle)
     ui.result({"bundle": str(bundle), **index}, lambda: f"{_summary(bundle, index)}\nevery file has its sha256")
     return 0
 
@@ -82,9 +82,9 @@ def list_(ui: Ui, /, bundle: Path) -> int:
 
     Its files are not read.
     """
-    from envbuild.bundle import reading
+    from envbuild.bundle import files
 
-    index = reading.read_index(bundle)
+    index = files.read_index(bundle)
 
     def text() -> str:
         rows = [(row["what"], size(row["bytes"]), row["sha256"][:12], row["path"]) for row in index["files"]]

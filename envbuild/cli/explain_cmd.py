@@ -87,8 +87,7 @@ def explain(
 
 
 def _decided(loaded: LoadedStack, profile: str, target: Target, facts: str | None, compat: Compat | None) -> Decided:
-    from envbuild.explain.decisions import decide, without_facts
-    from envbuild.explain.view import Decided
+    from envbuild.explain.view import Decided, decide, without_facts
 
     if facts is None or compat is None:
         note = "decisions need the facts of a node: --facts FILE, or a shipped example (azure-nd96)"

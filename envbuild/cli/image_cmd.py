@@ -52,8 +52,8 @@ def image() -> None:
 
 def _recipe(stack: str, flags: dict[str, Any], ui: Ui | None = None) -> ImageRecipe:
     """The recipe that was chosen; its warnings are told where there is a `ui`."""
+    from envbuild.container.base_images import Given
     from envbuild.container.select import Choice, recipe_for
-    from envbuild.container.stage_images import Given
 
     given = Given(**{name: flags[name] for name in ("base", "runtime", "fetch", "python", "glibc")})
     recipe = recipe_for(Choice(stack, flags["profile"], flags["variant"], flags["target"], given))

@@ -67,7 +67,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool | None)
     }
 
     def other() -> str:
-        from envbuild.report.formats.every import FORMATS
+        from envbuild.report.formats import FORMATS
 
         return FORMATS[form][1](evidence)
 
@@ -89,8 +89,8 @@ def verify(ui: Ui, path: str, run: str | None, signers: Path | None) -> int:
     folder, or a tar file) is checked with all that lies in it. Asks no network and no node. Exit 5 where something does
     not hold; what could not be checked is listed.
     """
-    from envbuild.kit.read import is_kit
-    from envbuild.report.recheck.told import as_dict, lines
+    from envbuild.kit.manifest import is_kit
+    from envbuild.report.recheck.opened import as_dict, lines
 
     if is_kit(Path(path)):
         from envbuild.kit.verify import verify_kit
@@ -138,7 +138,7 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 
     RUN is an id, `last`, or the folder of a run.
     """
-    from envbuild.report.sign import sign_report
+    from envbuild.report.publish import sign_report
 
     if key is None:
         raise click.UsageError("Missing option '--key'.")

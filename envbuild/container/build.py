@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.bundle.collect import Collector, Piece, piece
-from envbuild.bundle.reading import unpack, verify
+from envbuild.bundle.files import unpack, verify
 from envbuild.catalog.toolchain import ToolchainPython
 from envbuild.container.builders import Build, Builder
 from envbuild.container.dockerfile import render

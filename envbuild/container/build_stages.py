@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
-from envbuild.container.base_images import SystemPackages
+from envbuild.container.base_images import Place, SystemPackages
 from envbuild.container.fetch_stages import SECRETS, UV_TOML, WHEELHOUSE, WHEELHOUSE_MOUNT
 from envbuild.container.inside import Inside
 from envbuild.container.instructions import Comment, Copy, Env, Instruction, Run
-from envbuild.container.stage_images import Place
 from envbuild.export import steps
 from envbuild.model.lock import LockedPackage, LockedSource, Variant
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from envbuild import resources
 from envbuild.catalog.patches import load_patch, patches_of_variant
+from envbuild.container.base_images import Place
 from envbuild.container.inside import Inside
 from envbuild.container.instructions import Comment, Copy, Folder, Instruction, Run
-from envbuild.container.stage_images import Place
 from envbuild.export import steps
 from envbuild.model.lock import LockedSource, Variant
 from envbuild.plan.source_builds import bundle_name, bundles, patch_specs, python_name

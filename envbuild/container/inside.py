@@ -10,7 +10,7 @@ from typing import Any
 
 from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.toolchain import Toolchain, ToolchainPython, load_toolchain
-from envbuild.container.stage_images import Place
+from envbuild.container.base_images import Place
 from envbuild.errors import EnvbuildError
 from envbuild.export import steps
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, NvccFacts, OsFacts, PythonFacts

@@ -10,11 +10,11 @@ from envbuild.container.base_images import (
     AskedDigest,
     Containers,
     StackImage,
+    find_place,
     load_containers,
     read_digests,
     write_digests,
 )
-from envbuild.container.stage_images import find_place
 from envbuild.errors import EnvbuildError
 from envbuild.lock.agreement import LockFinding
 from envbuild.model.lock import Lock, LockedImage, Variant

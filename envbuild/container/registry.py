@@ -11,7 +11,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from envbuild.container.base_images import AskedDigest
+from envbuild.container.base_images import AskedDigest, parse_reference
 from envbuild.errors import EnvbuildError
 
 if TYPE_CHECKING:
@@ -28,49 +28,7 @@ _ACCEPT = ", ".join(
 _TIMEOUT = (10.0, 30.0)
 _LIMIT = 4 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# Where the registry of references without a host answers; `docker.io` itself is a web site.
-_DEFAULT_HOST, _DEFAULT_API = "docker.io", "registry-1.docker.io"
 _PART = re.compile(r'(\w+)="([^"]*)"')
-_REFERENCE = re.compile(
-    r"(?:(?P<host>[A-Za-z0-9.-]+(?::[0-9]+)?)/)?(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
-    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """An image reference, taken apart: host, path, tag, digest (`sha256:…`, empty where there is none)."""
-
-    host: str
-    path: str
-    tag: str
-    digest: str
-
-    @property
-    def api(self) -> str:
-        """Host of the API."""
-        return _DEFAULT_API if self.host == _DEFAULT_HOST else self.host
-
-
-def parse_reference(text: str) -> Reference:
-    """Take a reference apart as docker does. Raises EnvbuildError `image-reference` (exit 2)."""
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
-        raise EnvbuildError(
-            "image-reference",
-            f"{text[:100]!r} is no image reference",
-            why="one is host/path:tag@sha256:digest, the path in small letters; all but the path may be left out",
-            hint="as in `debian:bookworm`",
-        )
-    host, path = found["host"] or "", found["path"]
-    # The first part is a host only when it looks like one.
-    if host and not ("." in host or ":" in host or host == "localhost"):
-        host, path = "", f"{host}/{path}"
-    if not host:
-        host, path = _DEFAULT_HOST, path if "/" in path else f"library/{path}"
-    elif host == _DEFAULT_HOST and "/" not in path:
-        path = f"library/{path}"
-    return Reference(host, path, found["tag"] or "latest", found["digest"] or "")
 
 
 def ask_digest(reference: str, *, plain_http: bool = False) -> str:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from envbuild import resources
 from envbuild.catalog.loader import load_stack, load_target, lock_path, pick_profile
-from envbuild.container.base_images import StackImage, load_containers, read_digests
+from envbuild.container.base_images import Given, StackImage, find_place, load_containers, read_digests
 from envbuild.container.inside import ImageInputs
 from envbuild.container.recipe import ImageRecipe, make_recipe
-from envbuild.container.stage_images import Given, find_place
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock

@@ -112,7 +112,7 @@ def as_junit(image: str, found: dict[str, Any]) -> str:
     from xml.etree import ElementTree
 
     from envbuild.model.evidence import Check
-    from envbuild.report.formats.junit import suite
+    from envbuild.report.formats import suite
     from envbuild.text import visible_data
 
     image, found = visible_data(redact_data([image, found]))

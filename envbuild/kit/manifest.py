@@ -1,17 +1,29 @@
-"""`kit.json`: what a kit is made of, and every other file of it by size and sha256."""
+"""`kit.json`, and a kit as it comes from somebody: a folder, or a tar file, with no trust in its names and sizes.
+
+`kit.json` has what a kit is made of, and every other file of it by size and sha256.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from envbuild import regular_file
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import Sha256, StrictModel, Text, first_mistake
+from envbuild.node.bundle import plain_tar
 from envbuild.report import evidence_file
+from envbuild.report.recheck.opened import Finding, checked, problem, read_attachment
+from envbuild.text import visible
 
 NAME = "kit.json"
 REPORT = "report"
@@ -85,3 +97,129 @@ def invalid(name: str, why: str) -> EnvbuildError:
         why=why,
         hint="give the folder or the tar file that `envbuild report kit` wrote",
     )
+
+
+_PATH = re.compile(PATH)
+
+
+def is_kit(path: Path) -> bool:
+    """Whether somebody means a kit by this path, a broken one included."""
+    if path.is_dir():
+        inside = os.path.lexists(path / REPORT / "evidence.json") and not os.path.lexists(path / "evidence.json")
+        return inside or os.path.lexists(path / NAME)
+    return path.suffix == ".tgz" or ".tar" in path.suffixes  # a packed one is told that it is none
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Path, dict[str, int]]]:
+    """The folder of the kit and its files with their bytes: all of them regular, with plain names, of bounded size.
+
+    Raises EnvbuildError `kit-missing`, `kit-invalid` (exit 5).
+    """
+    if path.is_dir():
+        yield path, _tree(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="envbuild-kit-") as scratch:
+        folder = _unpack(path, Path(scratch))
+        try:
+            yield folder, _tree(folder)
+        except EnvbuildError as error:  # the names of its files are those in the kit
+            error.what, error.why = (text.replace(f"{folder}/", "") for text in (error.what, error.why))
+            raise
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """`kit.json`. Raises EnvbuildError `kit-invalid` (exit 5)."""
+    data = _read(folder, NAME, LARGEST_MANIFEST)
+    if data is None:
+        raise invalid(NAME, "it is not there")
+    return parse(data)
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes | None:
+    try:
+        return read_attachment(folder, name, limit)
+    except ValueError as error:
+        raise _unsafe(name, str(error)) from error
+
+
+def check_files(folder: Path, there: dict[str, int], listed: Manifest) -> Iterator[Finding]:
+    """Every file against the manifest, and none that it does not list."""
+    wrong = 0
+    rows = {file.path: file for file in listed.files}
+    for name in sorted(rows.keys() - there.keys()):
+        wrong += 1
+        yield problem("kit-file-missing", "kit", f"{name} is listed in {NAME} and is not there")
+    for name in sorted(there.keys() - rows.keys() - {NAME}):
+        wrong += 1
+        yield problem("kit-file-unlisted", "kit", f"{name} is there and {NAME} does not list it")
+    for name in sorted(rows.keys() & there.keys()):
+        data = _read(folder, name, LARGEST) or b""
+        if (len(data), hashlib.sha256(data).hexdigest()) != (rows[name].bytes, rows[name].sha256):
+            wrong += 1
+            yield problem("kit-file-differs", "kit", f"{name} is not the file that {NAME} lists")
+    if not wrong:
+        yield checked("kit", f"its {len(rows)} files are those of {NAME}, by size and sha256, and there is no other")
+
+
+def _limits() -> plain_tar.Limits:
+    """Of a folder, and of a tar file that has one more folder around it."""
+
+    def largest(name: str) -> int:
+        return LARGEST_MANIFEST if Path(name).name == NAME else LARGEST
+
+    return plain_tar.Limits(_PATH, MOST_FILES + 1, largest, LARGEST_ALL)
+
+
+def _tree(folder: Path) -> dict[str, int]:
+    try:
+        return plain_tar.tree(str(folder), _limits())
+    except plain_tar.HostileError as error:
+        raise _refused(error, folder.name) from error
+
+
+def _unpack(path: Path, scratch: Path) -> Path:
+    """Its one folder, or `scratch` where it has none."""
+    try:
+        with regular_file.opened(path) as file:
+            size = path.stat().st_size
+            if size > LARGEST_ALL + MOST_FILES * 4096:
+                raise _too_large(path.name, f"{size:,} bytes, {LARGEST_ALL:,} are the most")
+            for name, _, parts in plain_tar.members(file, _limits()):
+                target = scratch / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as out:
+                    out.writelines(parts)
+    except plain_tar.HostileError as error:
+        raise _refused(error, path.name) from error
+    except FileNotFoundError as error:
+        raise EnvbuildError("kit-missing", f"cannot read {path}", why=str(error)) from error
+    except OSError as error:
+        raise invalid(path.name, f"it cannot be read: {error}") from error
+    tops = sorted(scratch.iterdir(), key=lambda top: (top.is_file(), top.name))
+    if not tops or os.path.lexists(scratch / NAME):
+        return scratch
+    if len(tops) > 1:
+        raise _unsafe(tops[-1].name, f"it lies beside {tops[0].name}, and a kit is one folder")
+    return tops[0]
+
+
+def _refused(error: plain_tar.HostileError, file: str) -> EnvbuildError:
+    if error.kind == "unsafe":
+        return _unsafe(error.name, error.why)
+    if error.kind == "too-large":
+        return _too_large(error.name, error.why)
+    return invalid(file, ": ".join(filter(None, (visible(error.name)[:200], error.why))))
+
+
+def _unsafe(name: str, why: str) -> EnvbuildError:
+    return EnvbuildError(
+        "kit-invalid",
+        f"{visible(name)[:200]} does not belong into a kit",
+        why=why,
+        hint="a kit has regular files only; do not unpack this one elsewhere before you know who made it",
+    )
+
+
+def _too_large(name: str, why: str) -> EnvbuildError:
+    return EnvbuildError("kit-invalid", f"{visible(name)[:200]} is too large for a kit", why=why)

@@ -8,15 +8,13 @@ from pathlib import Path
 from envbuild import __version__
 from envbuild.catalog.loader import list_stacks, load_stack
 from envbuild.errors import EnvbuildError
-from envbuild.kit.make import is_stack_of
-from envbuild.kit.manifest import LARGEST, NAME, REPORT, Manifest, invalid
-from envbuild.kit.read import check_files, opened, read_manifest
-from envbuild.kit.readme import README, lock_name, readme, stack_name
+from envbuild.kit.make import README, is_stack_of, lock_name, readme, stack_name
+from envbuild.kit.manifest import LARGEST, NAME, REPORT, Manifest, check_files, invalid, opened, read_manifest
 from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Lock
-from envbuild.report.formats.every import FORMATS
-from envbuild.report.page import SIGNATURE
+from envbuild.report.evidence_file import SIGNATURE
+from envbuild.report.formats import FORMATS
 from envbuild.report.publish import published
 from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, problem, read_attachment
 from envbuild.report.recheck.verify import verify_report

@@ -12,8 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from envbuild.bundle.collect import Collector, Piece, piece
-from envbuild.bundle.reading import unpack
-from envbuild.bundle.write import Contents, write_bundle
+from envbuild.bundle.files import Contents, unpack, write_bundle
 from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant

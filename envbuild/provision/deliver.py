@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.bundle.collect import Collector, artifact_cache, place, wanted
-from envbuild.bundle.reading import extract, read_index, verify
-from envbuild.bundle.write import Contents, write_bundle
+from envbuild.bundle.files import Contents, extract, read_index, verify, write_bundle
 from envbuild.catalog.indexes import DEFAULT_INDEX
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts

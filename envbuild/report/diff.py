@@ -10,8 +10,8 @@ from envbuild.errors import ExitCode, gravest
 from envbuild.model.evidence import Check, Evidence, Metric, NodeEvidence
 from envbuild.report import equality, render
 from envbuild.report.equality import names
-from envbuild.report.machines import fact_rows
 from envbuild.report.sources import mapping
+from envbuild.report.tables import fact_rows
 from envbuild.report.verdict import GOOD, make_verdict, reason
 from envbuild.text import number, plural, visible
 

@@ -1,4 +1,4 @@
-"""A report for others: copied whole, or only the fields that the schema of evidence marks as public.
+"""A report for others: signed, and copied whole or only the fields that the schema of evidence marks as public.
 
 A node has a label (`node-1`, by its place in the evidence) instead of its name. A text that the schema demands and does
 not mark reads `not published`.
@@ -13,13 +13,52 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from envbuild.errors import EnvbuildError
 from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Evidence
 from envbuild.node.redact import redact_data
-from envbuild.report.formats.every import FORMATS
-from envbuild.report.recheck.attached import LIMIT
-from envbuild.report.recheck.opened import open_report, read_attachment
+from envbuild.report import evidence_file
+from envbuild.report.formats import FORMATS
+from envbuild.report.recheck.contents import LIMIT
+from envbuild.report.recheck.opened import Opened, open_report, read_attachment
+from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_json, report_files, write_whole
+from envbuild.report.signature import check, pae, seal, sign, statement
+
+
+def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opened:
+    """The report, where it holds but for what the caller makes anew: findings about the topics `remade`.
+
+    Raises EnvbuildError `report-not-holding` (exit 5), and what `verify_report` raises.
+    """
+    report, findings = verify_report(path)
+    problems = [each for each in findings if each.kind == "problem" and each.topic not in remade]
+    if problems:
+        raise EnvbuildError(
+            "report-not-holding",
+            f"the report at {path} does not hold",
+            why="; ".join(f"{each.code}: {each.says}" for each in problems),
+            hint="`envbuild report verify` says all of it",
+        )
+    return report
+
+
+def sign_report(folder: Path, key: Path) -> Path:
+    """Write the signature into the folder of a report, and the page anew, which carries it; the signature's path.
+
+    An earlier signature is replaced. Raises EnvbuildError `report-not-signed`, and what `require_holding` raises.
+    """
+    report = require_holding(folder, remade=("page", "signature"))
+    # Evidence of an early envbuild may hold signs that could end its element in the page.
+    text = evidence_file.embeddable(report.text)
+    payload = statement(text, report.evidence)
+    signature = sign(pae(payload), key)
+    signed = check(pae(payload), signature)
+    if signed is None:
+        raise EnvbuildError("report-not-signed", f"{key} made a signature that is not right", why="see `ssh-keygen -Y`")
+    envelope = seal(payload, signed.key, signature)
+    write_whole(folder, report_files(report.evidence, text, envelope))
+    return folder / evidence_file.SIGNATURE
 
 
 def published(evidence: Evidence) -> Evidence:

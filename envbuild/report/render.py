@@ -20,7 +20,7 @@ from envbuild.hostlist import fold_hosts
 from envbuild.model.evidence import Evidence
 from envbuild.node import paths
 from envbuild.node.redact import redact_data
-from envbuild.report import equality, machines, page, tables, view
+from envbuild.report import equality, evidence_file, tables, view
 from envbuild.report.view import View
 from envbuild.text import number, plural, visible, visible_data
 
@@ -86,7 +86,7 @@ def write_report(evidence: Evidence, directory: Path, *, pages: bool = True) -> 
 
 def report_files(evidence: Evidence, text: bytes, envelope: bytes | None = None) -> dict[str, bytes]:
     """What lies in the folder of a report, by name: `text`, the evidence as bytes, its signature, and both pages."""
-    signature = {} if envelope is None else {page.SIGNATURE: envelope}
+    signature = {} if envelope is None else {evidence_file.SIGNATURE: envelope}
     html, markdown = render_html(evidence, text, envelope), render_markdown(evidence)
     return {"evidence.json": text, **signature, "report.html": html.encode(), "report.md": markdown.encode()}
 
@@ -137,7 +137,7 @@ def _not_written(directory: Path, error: OSError) -> EnvbuildError:
 def render_json(evidence: Evidence) -> str:
     """Evidence as one line of JSON in ASCII without markup: no character in it can act on a terminal or in the page."""
     text = json.dumps(evidence.to_json_dict(), separators=(",", ":"), ensure_ascii=True, allow_nan=False) + "\n"
-    return page.embeddable(text.encode()).decode()
+    return evidence_file.embeddable(text.encode()).decode()
 
 
 def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes | None = None) -> str:
@@ -145,7 +145,7 @@ def render_html(evidence: Evidence, text: bytes | None = None, envelope: bytes |
     from markupsafe import Markup
 
     blocks = {"evidence": text or render_json(evidence).encode(), "signature": envelope}
-    parts = {name: page.block(data) for name, data in blocks.items() if data}
+    parts = {name: evidence_file.block(data) for name, data in blocks.items() if data}
     carried = {name: (form, Markup(inside)) for name, (form, inside) in parts.items()}  # noqa: S704
     return template("report.html.j2").render(view=shown(evidence), style=safe_style(), carried=carried)
 
@@ -204,8 +204,8 @@ def _templates() -> jinja2.Environment:
     )
     for function in (
         number,
-        machines.seconds,
-        machines.gibibytes,
+        tables.seconds,
+        tables.gibibytes,
         plural,
         tables.below_floor,
         view.failures,

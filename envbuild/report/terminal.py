@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.report import equality
-from envbuild.report.machines import image_rows, seconds
 from envbuild.report.render import shown
-from envbuild.report.tables import headline
+from envbuild.report.tables import headline, image_rows, seconds
 from envbuild.report.verdict import GOOD, reason
 from envbuild.report.view import MARKS, NODE_MARKS, View
 from envbuild.text import COPIED, grouped, plural

@@ -14,12 +14,10 @@ from envbuild.model.common import LEFT_OUT
 from envbuild.model.evidence import Check, Evidence, NodeEvidence
 from envbuild.model.resolution import Decision
 from envbuild.report.equality import sentence
-from envbuild.report.machines import NodeClass, classes, gibibytes, image_rows
 from envbuild.report.pictures import Picture, pictures
-from envbuild.report.sections.claims import Badge, Claim, Pin, badges, claims, pins
-from envbuild.report.sections.gaps import Gap, Outliers, gaps, outliers
+from envbuild.report.sections import Badge, Claim, Gap, Outliers, Pin, badges, claims, gaps, outliers, pins
 from envbuild.report.sources import SourceView, comparable, source_views, summary, texts
-from envbuild.report.tables import Table, tables
+from envbuild.report.tables import NodeClass, Table, classes, gibibytes, image_rows, tables
 from envbuild.report.verdict import GOOD, Verdict, exit_meaning, make_verdict
 from envbuild.text import grouped, plural
 

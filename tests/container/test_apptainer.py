@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from envbuild.container import apptainer
+from envbuild.container.base_images import Given
 from envbuild.container.instructions import Run
 from envbuild.container.select import Choice, recipe_for, shipped
-from envbuild.container.stage_images import Given
 
 GIVEN = Given(base="localhost/base", fetch="localhost/fetch", python="/usr/bin/python3.11", glibc="2.36")
 

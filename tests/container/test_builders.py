@@ -14,11 +14,20 @@ import pytest
 
 from envbuild import resources
 from envbuild.bundle.collect import piece
-from envbuild.bundle.write import Contents, write_bundle
+from envbuild.bundle.files import Contents, write_bundle
 from envbuild.cli.entry import main
 from envbuild.container.build import Options, _secrets, build_image, fill_wheelhouse
-from envbuild.container.builder_errors import failure
-from envbuild.container.builders import _PROXIES, Build, Buildah, Builder, Docker, _streamed, find_builder, stream
+from envbuild.container.builders import (
+    _PROXIES,
+    Build,
+    Buildah,
+    Builder,
+    Docker,
+    _streamed,
+    failure,
+    find_builder,
+    stream,
+)
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.plan.source_builds import bundle_name

@@ -19,13 +19,12 @@ from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
 from envbuild.catalog.patches import load_patch
 from envbuild.container import build, select
-from envbuild.container.base_images import load_containers
+from envbuild.container.base_images import Given, load_containers
 from envbuild.container.dockerfile import WHEELHOUSE, quoted, render
 from envbuild.container.instructions import Arg, Comment, Copy, Env, Folder, Labels, Run, Stage, Start
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.runtime_stage import USER, owned
 from envbuild.container.select import Choice, recipe_for, shipped
-from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant

@@ -9,11 +9,11 @@ import pytest
 
 from envbuild.catalog.loader import load_target
 from envbuild.container import build
+from envbuild.container.base_images import Place
 from envbuild.container.inside import ImageInputs
 from envbuild.container.instructions import Comment, Folder, Run, Stage
 from envbuild.container.recipe import ImageRecipe, make_recipe
 from envbuild.container.select import Choice, locked_stack, recipe_for
-from envbuild.container.stage_images import Place
 from envbuild.lock.readers.git import git_reader
 from envbuild.lock.sources import with_patched_trees
 from envbuild.model.lock import LockedSource, Variant

@@ -17,11 +17,10 @@ from click.testing import CliRunner
 from envbuild import resources
 from envbuild.cli.verbs import cli
 from envbuild.container import registry
-from envbuild.container.base_images import AskedDigest, load_containers, read_digests, write_digests
+from envbuild.container.base_images import AskedDigest, Given, load_containers, read_digests, write_digests
 from envbuild.container.dockerfile import render
 from envbuild.container.pin_digests import pin_images, references_of
 from envbuild.container.select import Choice, recipe_for
-from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.lock.files import read_lock
 from envbuild.lock.variants import locked_image

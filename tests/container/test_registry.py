@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.container.base_images import AskedDigest, read_digests, write_digests
+from envbuild.container.base_images import AskedDigest, parse_reference, read_digests, write_digests
 from envbuild.container.builders import find_builder
-from envbuild.container.registry import ask_all, ask_config, ask_digest, parse_reference
+from envbuild.container.registry import ask_all, ask_config, ask_digest
 from envbuild.errors import EnvbuildError
 
 MANIFEST = json.dumps({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json"}).encode()

@@ -12,7 +12,7 @@ from envbuild.catalog.loader import load_stack
 from envbuild.catalog.node_facts import load_facts
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.cli.explain_cmd import explain
-from envbuild.explain.decisions import outline
+from envbuild.explain.view import outline
 from envbuild.model.facts import NodeFacts
 from envbuild.resolve.node_classes import group
 from tests.resolve.builders import compat, node_facts, plain_compat, resolve_fleet, target

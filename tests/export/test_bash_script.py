@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from envbuild.bundle.collect import piece
-from envbuild.bundle.write import Contents, write_bundle
+from envbuild.bundle.files import Contents, write_bundle
 from envbuild.catalog.patches import digest_of, patches_of
 from envbuild.errors import EnvbuildError
 from envbuild.export import bash_script

@@ -10,7 +10,7 @@ import pytest
 
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.export.conda_formats import explicit
+from envbuild.export.lock_formats import explicit
 from envbuild.lock.files import read_lock
 from envbuild.model.conda import CondaPackage, LockedConda
 from envbuild.model.lock import Variant

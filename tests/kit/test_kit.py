@@ -24,10 +24,9 @@ from envbuild import __version__
 from envbuild.catalog.loader import load_stack
 from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.kit import manifest, read
-from envbuild.kit.make import make_kit
+from envbuild.kit import manifest
+from envbuild.kit.make import UNKNOWN, make_kit, readme, rows
 from envbuild.kit.manifest import KitFile, Manifest, listed, parse, render
-from envbuild.kit.readme import UNKNOWN, readme, rows
 from envbuild.kit.verify import verify_kit
 from envbuild.report.recheck.opened import open_report
 from envbuild.report.view import View
@@ -492,7 +491,7 @@ def test_a_hostile_tar_file_is_refused_by_name_and_writes_nothing_elsewhere(
 def test_a_tar_file_larger_than_any_kit_is_refused_before_it_is_read(tmp_path: Path) -> None:
     packed_one = tmp_path / "kit.tar.gz"
     packed_one.write_bytes(b"\x1f\x8b")
-    assert read.is_kit(packed_one)
+    assert manifest.is_kit(packed_one)
     assert "not an uncompressed tar file" in refused(packed_one).why
     path = tmp_path / "kit.tar"
     grown(path, 10**10)
@@ -507,15 +506,15 @@ def test_a_tar_file_that_somebody_made_of_the_folder_holds_too(kit: Path) -> Non
 
 
 def test_a_kit_of_more_bytes_than_all_may_have_is_refused(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "LARGEST_ALL", 10_000)
+    monkeypatch.setattr(manifest, "LARGEST_ALL", 10_000)
     assert refused(kit).code == "kit-invalid"
 
 
 def accepted(path: Path) -> bool:
     """Whether its files are those of its manifest; what the report says is another test's."""
     try:
-        with read.opened(path) as (folder, there):
-            findings = list(read.check_files(folder, there, read.read_manifest(folder)))
+        with manifest.opened(path) as (folder, there):
+            findings = list(manifest.check_files(folder, there, manifest.read_manifest(folder)))
     except EnvbuildError as error:
         assert error.exit_code == ExitCode.INTEGRITY
         return False
@@ -627,7 +626,7 @@ def test_whatever_a_tar_file_holds_it_is_read_or_refused(tmp_path: Path, data: s
     path = tmp_path / "kit.tar"
     path.write_bytes(whole)
     try:
-        with read.opened(path) as (folder, there):
+        with manifest.opened(path) as (folder, there):
             assert all((folder / name).is_file() for name in there)
     except EnvbuildError as error:
         assert error.exit_code == ExitCode.INTEGRITY

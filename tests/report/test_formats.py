@@ -12,8 +12,7 @@ from lxml import etree
 
 from envbuild.cli.report_cmd import report
 from envbuild.model.evidence import Evidence
-from envbuild.report.formats.cyclonedx import LISTS, render_cyclonedx
-from envbuild.report.formats.junit import render_junit
+from envbuild.report.formats import LISTS, render_cyclonedx, render_junit
 from tests.report.samples import evidence, fleet, node
 from tests.report.test_render import failing_fleet, hostile
 

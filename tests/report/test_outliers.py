@@ -6,7 +6,7 @@ from typing import Any
 
 from envbuild.model.evidence import Evidence
 from envbuild.report.render import render_html, render_markdown
-from envbuild.report.sections.gaps import Outliers
+from envbuild.report.sections import Outliers
 from envbuild.report.view import View
 from tests.report.samples import evidence, facts, fleet, node, shown
 

@@ -11,7 +11,7 @@ import pytest
 from envbuild.model.evidence import Evidence
 from envbuild.report.pictures import pictures
 from envbuild.report.render import render_html
-from envbuild.report.sections.claims import claims, pins
+from envbuild.report.sections import claims, pins
 from envbuild.report.tables import steps, tables
 from envbuild.report.view import View
 from tests.report.samples import DIGEST, evidence, facts, fleet, gpu_checks, node

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from envbuild.cli.report_cmd import report
 from envbuild.model.evidence import Evidence
-from envbuild.report.formats.every import FORMATS
+from envbuild.report.formats import FORMATS
 from envbuild.report.publish import copy_report, public_fields, published
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.render import render_html, render_json, render_markdown

@@ -19,12 +19,10 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.report.page import SIGNATURE
-from envbuild.report.publish import copy_report
+from envbuild.report.evidence_file import SIGNATURE
+from envbuild.report.publish import copy_report, sign_report
 from envbuild.report.recheck.verify import verify_report
-from envbuild.report.sign import sign_report
-from envbuild.report.ssh_signature import sign
-from envbuild.report.statement import PREDICATE, pae, seal, statement, unseal
+from envbuild.report.signature import PREDICATE, pae, seal, sign, statement, unseal
 from tests.report.sealed import RUN, Sealed
 from tests.support.need import need
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envbuild.report import machines, sources
+from envbuild.report import sources, tables
 from envbuild.report.render import markdown_block, markdown_code, markdown_text
 from envbuild.text import visible
 
@@ -80,4 +80,4 @@ def test_the_line_ends_of_ssh_are_no_escapes() -> None:
     ("seconds", "shown"), [(299.6, "5 min 0 s"), (179.5, "3 min 0 s"), (125.2, "2 min 5 s"), (7199.9, "120 min 0 s")]
 )
 def test_no_time_has_sixty_seconds_beside_its_minutes(seconds: float, shown: str) -> None:
-    assert machines.seconds(seconds) == sources._seconds(seconds) == shown
+    assert tables.seconds(seconds) == sources._seconds(seconds) == shown

@@ -11,10 +11,10 @@ from typing import Any
 
 import platformdirs
 
+from envbuild.container.base_images import Given
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
 from envbuild.container.recipe import ImageRecipe
-from envbuild.container.stage_images import Given
 from envbuild.container.verify_image import LABEL, of_another_lock, variant_of
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant

@@ -235,7 +235,7 @@ def note_refusals(prepared: Prepared, survey: Survey) -> None:
 def _what_fits(prepared: Prepared, facts: Mapping[str, NodeFacts]) -> str:
     """The variant of the lock or the profile that fits all of these nodes, as an option; else that none does."""
     from envbuild.catalog.loader import load_stack
-    from envbuild.explain.decisions import other_profiles
+    from envbuild.explain.view import other_profiles
     from envbuild.resolve.engine import Resolver
 
     interpreter = prepared.choice.interpreter or prepared.target.interpreter

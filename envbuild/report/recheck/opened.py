@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from envbuild.model.evidence import Evidence
 from envbuild.regular_file import read_file
-from envbuild.report import page
+from envbuild.report import evidence_file
 from envbuild.report.evidence_file import read_bytes, read_evidence
+from envbuild.text import plural, visible
 
 Kind = Literal["checked", "problem", "not-checked"]
 
@@ -72,7 +73,7 @@ def open_report(path: Path) -> Opened:
     if data.lstrip()[:1] != b"<":
         return _folder(path.parent, path, data)
     html = _text(path, data)
-    carried = page.carried(html, path)
+    carried = evidence_file.carried(html, path)
     return Opened(path, path.parent, carried.evidence, read_evidence(carried.evidence, path), carried.envelope, html)
 
 
@@ -80,7 +81,7 @@ def _folder(folder: Path, path: Path | None = None, data: bytes | None = None) -
     path = path or folder / "evidence.json"
     text = read_bytes(path) if data is None else data
     pages = {name: _page(folder / name) for name in ("report.html", "report.md")}
-    signature = folder / page.SIGNATURE
+    signature = folder / evidence_file.SIGNATURE
     envelope = read_bytes(signature) if os.path.lexists(signature) else None
     return Opened(path, folder, text, read_evidence(text, path), envelope, pages["report.html"], pages["report.md"])
 
@@ -93,7 +94,7 @@ def _text(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise page.invalid(path, f"it is not UTF-8: byte {error.start}") from error
+        raise evidence_file.page_invalid(path, f"it is not UTF-8: byte {error.start}") from error
 
 
 def read_attachment(folder: Path, name: str, limit: int) -> bytes | None:
@@ -107,3 +108,44 @@ def read_attachment(folder: Path, name: str, limit: int) -> bytes | None:
         return read_file(path, limit, follow=False)
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror}") from error
+
+
+_KINDS: tuple[tuple[Kind, str, str, str], ...] = (
+    ("problem", "Does not hold", "✗", "bold red"),
+    ("checked", "Checked", "✓", "green"),
+    ("not-checked", "Not checked", "○", "yellow"),
+)
+_WIDEST = 10
+
+
+def as_dict(report: Opened, findings: Sequence[Finding]) -> dict[str, Any]:
+    """For `--json`: `ok`, the run, and the findings; `error` is the first problem."""
+    problems = [finding for finding in findings if finding.kind == "problem"]
+    first = {"error": {"code": problems[0].code, "what": problems[0].says, "exit": 5}} if problems else {}
+    told = {
+        "run": report.evidence.run,
+        "stack": report.evidence.stack,
+        "findings": [each.as_dict() for each in findings],
+    }
+    return {"ok": not problems, **first, **told}
+
+
+def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """Lines of (text, style)."""
+    problems = [finding for finding in findings if finding.kind == "problem"]
+    open_ = sum(finding.kind == "not-checked" for finding in findings)
+    name = visible(f"{report.evidence.stack}, run {report.evidence.run}")
+    sure = f"{plural(open_, 'thing')} could not be checked" if open_ else "everything was checked"
+    if problems:
+        count = f"{plural(len(problems), 'statement')} of this report do{'es' * (len(problems) == 1)} not hold"
+        says, style = f"✗ {name}: {count}; {sure}", "bold red"
+    else:
+        says, style = f"✓ {name}: what could be checked holds; {sure}", "bold green"
+    out = [(says, style)]
+    for kind, title, mark, colour in _KINDS:
+        rows = [finding for finding in findings if finding.kind == kind]
+        out += [("", ""), (title, "bold")] if rows else []
+        for row in rows:
+            text = visible(f"{row.code}: {row.says}" if row.code else row.says)
+            out.append((f"  {mark} {row.topic:{_WIDEST}}  {text}", colour))
+    return out

@@ -1,4 +1,7 @@
-"""All checks of one report, in the order in which a reader wants them."""
+"""All checks of one report, in the order in which a reader wants them: signature, run, contents, figures, pages.
+
+Of the run: exit codes, equality, deviations and which nodes it had are computed again.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,118 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from envbuild import __version__
-from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.evidence import Evidence
-from envbuild.report import page, ssh_signature
-from envbuild.report.formats.every import FORMATS
-from envbuild.report.recheck.attached import LIMIT, read_all
-from envbuild.report.recheck.contents import check_contents
+from envbuild.errors import EnvbuildError, ExitCode, gravest
+from envbuild.model.evidence import Equality, Evidence, checks_exit, run_exit
+from envbuild.report import evidence_file
+from envbuild.report.equality import equality_of, names
+from envbuild.report.formats import FORMATS
+from envbuild.report.recheck.contents import LIMIT, Attached, check_contents, read_all
 from envbuild.report.recheck.figures import check_figures
-from envbuild.report.recheck.opened import Finding, Opened, checked, not_checked, open_report, problem, read_attachment
-from envbuild.report.recheck.summary import check_summary
+from envbuild.report.recheck.opened import (
+    Finding,
+    Opened,
+    checked,
+    judged,
+    not_checked,
+    open_report,
+    problem,
+    read_attachment,
+)
 from envbuild.report.render import render_html, render_markdown
-from envbuild.report.statement import pae, statement, subject_digest, unseal
+from envbuild.report.signature import check, pae, principal, statement, subject_digest, unseal
+from envbuild.report.verdict import GOOD
+from envbuild.text import plural
+
+
+def check_summary(evidence: Evidence, attached: Attached, folder: str, wanted: str | None) -> Iterator[Finding]:
+    """All findings about the run; `folder` is the name of the report's folder, `wanted` the run that was asked for."""
+    yield from judged("run", f"the report is of the run {evidence.run}", _run(evidence, folder, wanted))
+    yield from judged("summary", "exit codes follow from checks and errors", _exits(evidence))
+    yield from judged("equality", "which nodes are equal follows from their roots", _equality(evidence))
+    yield from _nodes(evidence, attached)
+    yield from _deviations(evidence, attached)
+    tested = {digest for digest, variant in attached.variants.items() if variant.smoke}
+    nodes = [node for node in evidence.nodes if node.variant_digest in tested]
+    untried = [node.node for node in nodes if not any(check.name.startswith("smoke/") for check in node.checks)]
+    if untried:
+        yield not_checked("checks", f"no smoke test ran on {names(untried)}, and the lock has one")
+    if any(node.facts or node.checks for node in evidence.nodes):
+        yield not_checked("nodes", "what each says of its hardware and system, and in the sentences of its checks")
+    if logs := sum(node.log is not None for node in evidence.nodes):
+        yield not_checked("logs", f"those of {plural(logs, 'node')} lie there; their sha256 is in the evidence")
+
+
+def _run(evidence: Evidence, folder: str, wanted: str | None) -> Iterator[Finding]:
+    if wanted is not None and evidence.run != wanted:
+        yield problem("report-run-differs", "run", f"it is of the run {evidence.run}, not of {wanted}")
+    if Evidence.is_run(folder) and folder != evidence.run:
+        says = f"it is of the run {evidence.run} and lies in the folder of {folder}"
+        yield problem("report-run-differs", "run", says)
+
+
+def _exits(evidence: Evidence) -> Iterator[Finding]:
+    for node in evidence.nodes:
+        error = _code((node.error or {}).get("exit", 0 if node.error is None else ExitCode.INTERNAL))
+        # Where a node could not be asked to the end, its error alone stands for it.
+        due = {checks_exit(node.checks)} if not error else {error, gravest([error, checks_exit(node.checks)])}
+        if _code(node.exit) not in due or (node.drift_count and not node.exit):
+            says = f"{node.node}: exit {node.exit}, its checks and errors give {' or '.join(str(int(c)) for c in due)}"
+            yield problem("report-exit-differs", "summary", says)
+        if (node.status in GOOD) != (node.exit == 0):
+            yield problem("report-status-differs", "summary", f"{node.node}: {node.status} with exit {node.exit}")
+    due_exit = run_exit(node.model_copy(update={"exit": _code(node.exit)}) for node in evidence.nodes)
+    if evidence.exit != due_exit:
+        says = f"the run: exit {evidence.exit}, its nodes give {int(due_exit)}"
+        yield problem("report-exit-differs", "summary", says)
+
+
+def _code(number: object) -> ExitCode:
+    """An exit code of ours; what is none counts as a mistake of the tool."""
+    try:
+        return ExitCode(number)  # type: ignore[arg-type]
+    except ValueError:
+        return ExitCode.INTERNAL
+
+
+def _equality(evidence: Evidence) -> Iterator[Finding]:
+    due = equality_of(evidence.nodes, None)
+    if _members(evidence.equality) != _members(due):
+        says = "there are no two nodes with a root to compare"
+        if due is not None:
+            count = sum(len(each.nodes) for each in due.deviating)
+            says = f"{len(due.nodes)} nodes have the root {due.root[:12]} and {count} deviate; another thing is said"
+        yield problem("report-equality-differs", "equality", says)
+
+
+def _members(equality: Equality | None) -> tuple[str, set[str], list[str]] | None:
+    """The root, the nodes that have it, and those that deviate."""
+    if equality is None:
+        return None
+    return equality.root, set(equality.nodes), sorted(name for each in equality.deviating for name in each.nodes)
+
+
+def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    if attached.plan is None:
+        yield not_checked("nodes", "no plan says which nodes were part of the run")
+        return
+    rows = attached.plan.get("nodes")
+    planned = {str(row.get("node")) for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
+    missing = sorted(planned - {node.node for node in evidence.nodes})
+    problems = [
+        problem("report-node-missing", "nodes", f"{name} was planned and is not in the report") for name in missing
+    ]
+    yield from judged("nodes", f"{len(evidence.nodes)}: all of the plan", problems)
+
+
+def _deviations(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
+    if attached.profile is None:
+        yield not_checked("deviations", "the stack's profile, which names those from its document, is not there")
+        return
+    wanted = attached.profile["contents"].get("deviations", ())
+    missing = [text for text in wanted if text not in evidence.deviations]
+    problems = [problem("report-deviation-missing", "deviations", f"not told: {text}") for text in missing]
+    yield from judged("deviations", f"{len(wanted)} of the stack are told", problems)
+
 
 _TOPIC = "signature"
 
@@ -36,7 +140,7 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
     except ValueError as error:
         yield problem("report-envelope-invalid", _TOPIC, str(error))
         return
-    found, same = ssh_signature.check(pae(payload), signature), payload == statement(report.text, report.evidence)
+    found, same = check(pae(payload), signature), payload == statement(report.text, report.evidence)
     if found is None or found.key != key:
         yield problem("report-signature-invalid", _TOPIC, "it is not right for what it is said to sign")
     elif subject != hashlib.sha256(report.text).hexdigest():
@@ -55,7 +159,7 @@ def _who(data: bytes, signature: str, key: str, signers: Path | None) -> Iterato
         yield checked(_TOPIC, f"the key {key} signed exactly this evidence")
         yield not_checked(_TOPIC, "whose key that is: `--signers` names a file of those that you trust")
         return
-    name = ssh_signature.principal(data, signature, signers)
+    name = principal(data, signature, signers)
     if name is None:
         yield problem("report-signer-unknown", _TOPIC, f"{signers.name} does not have the key {key} for this")
     else:
@@ -84,11 +188,11 @@ def check_pages(report: Opened, maker: str) -> Iterator[Finding]:
 
 def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
     try:
-        inside = page.carried(html, report.path)
+        inside = evidence_file.carried(html, report.path)
     except EnvbuildError as error:
         yield problem(error.code, "page", f"report.html: {error.why}")
         return
-    if inside.evidence != page.embeddable(report.text):
+    if inside.evidence != evidence_file.embeddable(report.text):
         yield problem("report-page-of-another", "page", "report.html carries other evidence than evidence.json")
         return
     if inside.envelope != report.envelope:
@@ -96,7 +200,7 @@ def _html(report: Opened, html: str, maker: str) -> Iterator[Finding]:
         return
     again = render_html(report.evidence, report.text, report.envelope)
     # What it carries packed was compared above, unpacked.
-    yield _said("report.html", page.around(html) == page.around(again), maker)
+    yield _said("report.html", evidence_file.around(html) == evidence_file.around(again), maker)
 
 
 def _said(name: str, same: bool, maker: str) -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.bundle.conda_archives import fetch_archives
+from envbuild.bundle.collect import fetch_archives
 from envbuild.conda.channels import addresses
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaChannel, CondaPackage, CondaSpec

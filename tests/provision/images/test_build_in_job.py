@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from envbuild.catalog.node_facts import load_facts
+from envbuild.container.base_images import Given
 from envbuild.container.build import fill_wheelhouse
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.select import Choice as ImageChoice
 from envbuild.container.select import recipe_for
-from envbuild.container.stage_images import Given
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings, Target

@@ -9,8 +9,7 @@ import pytest
 
 from envbuild.catalog.loader import load_stack, lock_path
 from envbuild.lock.files import parse_lock
-from envbuild.report.recheck.attached import Attached
-from envbuild.report.recheck.contents import check_contents
+from envbuild.report.recheck.contents import Attached, check_contents
 from tests.report import samples
 
 Sources = list[dict[str, Any]]

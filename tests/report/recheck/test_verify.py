@@ -18,11 +18,10 @@ from envbuild.cli.report_cmd import report as command
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.evidence import Check
 from envbuild.model.lock import Variant, canonical_json
-from envbuild.report import page
-from envbuild.report.recheck.attached import Attached
-from envbuild.report.recheck.contents import check_contents
+from envbuild.report import evidence_file
+from envbuild.report.recheck.contents import Attached, check_contents
 from envbuild.report.recheck.figures import _gpus
-from envbuild.report.recheck.told import lines
+from envbuild.report.recheck.opened import lines
 from envbuild.report.recheck.verify import verify_report
 from tests.report import samples
 from tests.report.sealed import RUN, Sealed
@@ -328,7 +327,7 @@ def test_what_a_report_says_does_not_act_on_the_terminal(sealed: Sealed) -> None
 def test_the_evidence_in_a_page_is_the_file_byte_for_byte_and_cannot_leave_its_element(sealed: Sealed) -> None:
     sealed.forge(lambda data: first(data)["checks"][0].update(says="</script><script>alert(1)</script><!--"))
     html = (sealed.folder / "report.html").read_text()
-    assert page.carried(html, sealed.folder).evidence == (sealed.folder / "evidence.json").read_bytes()
+    assert evidence_file.carried(html, sealed.folder).evidence == (sealed.folder / "evidence.json").read_bytes()
     assert html.count("<script") == html.count("</script") == 1
     assert problems(sealed.folder) == set()
 
@@ -338,7 +337,7 @@ def test_the_command_is_there() -> None:
 
 
 def test_every_code_is_in_the_documentation() -> None:
-    folder = Path(page.__file__).parent / "recheck"
+    folder = Path(evidence_file.__file__).parent / "recheck"
     codes = {code for path in folder.glob("*.py") for code in re.findall(r'"(report-[a-z-]+)"', path.read_text())}
     told = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
     assert len(codes) > 20
@@ -428,7 +427,7 @@ def test_sixty_four_nodes_and_15000_files_are_checked_in_a_second_of_one_core(tm
 
 
 def test_a_page_with_packed_evidence_is_checked_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envbuild.report.page._LARGE", 1000)
+    monkeypatch.setattr("envbuild.report.evidence_file._LARGE", 1000)
     sealed = Sealed(tmp_path)
     page = sealed.folder / "report.html"
     assert 'type="application/x-xz;base64" id="evidence"' in page.read_text()
@@ -443,10 +442,10 @@ def test_a_page_with_packed_evidence_is_checked_as_any_other(tmp_path: Path, mon
 
 
 def test_no_changed_sign_of_packed_evidence_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envbuild.report.page._LARGE", 10)
-    form, packed = page.block(b'{"exit": 0}\n' * 90)
+    monkeypatch.setattr("envbuild.report.evidence_file._LARGE", 10)
+    form, packed = evidence_file.block(b'{"exit": 0}\n' * 90)
     element = f'<script type="{form}" id="evidence">\n%s\n</script>'
-    good = page.carried(element % packed, Path("page")).evidence
+    good = evidence_file.carried(element % packed, Path("page")).evidence
     chance = random.Random(15)
     signs = "".join(sorted(set(packed) | {" ", "\n", "="}))
     for at in range(len(packed) + 1):
@@ -455,6 +454,6 @@ def test_no_changed_sign_of_packed_evidence_is_taken_for_it(monkeypatch: pytest.
             if other == packed:
                 continue
             try:
-                assert page.carried(element % other, Path("page")).evidence != good
+                assert evidence_file.carried(element % other, Path("page")).evidence != good
             except EnvbuildError as error:
                 assert error.code == "report-page-invalid"

@@ -1,19 +1,75 @@
-"""The software bill of materials: packages with their hashes and sources with their commits, CycloneDX 1.6 as JSON."""
+"""The report for other programs: JUnit XML, and CycloneDX 1.6 as JSON, the software bill of materials.
+
+Never looks at a clock, a node or the network: the same run gives the same text.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
-from envbuild.model.evidence import Evidence, PackageFile
+from envbuild.model.evidence import Check, Evidence, NodeEvidence, PackageFile
 from envbuild.report.render import harmless
-from envbuild.report.sections.claims import pins
+from envbuild.report.sections import pins
+from envbuild.report.verdict import GOOD, reason
+from envbuild.report.view import failures, output
 
 if TYPE_CHECKING:
     from cyclonedx.model.component import Component
+
+
+def render_junit(evidence: Evidence) -> str:
+    """XML as `docs/schemas/junit.xsd` describes it; a node that is not good without a failed check is an error."""
+    safe = harmless(evidence)
+    suites = [_suite(safe, node) for node in safe.nodes]
+    counts = {key: str(sum(int(suite.get(key, "0")) for suite in suites)) for key in ("tests", "failures", "errors")}
+    root = ElementTree.Element("testsuites", {"name": f"{safe.stack} ({safe.profile}) {safe.run}", **counts})
+    root.extend(suites)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=False) + "\n"
+
+
+def _suite(evidence: Evidence, node: NodeEvidence) -> ElementTree.Element:
+    failed = any(check.status == "failed" for check in node.checks)
+    made = suite(evidence.stack, node.node, node.checks, evidence.started)
+    if node.status not in GOOD and not failed:
+        case = ElementTree.SubElement(made, "testcase", name="node", classname=evidence.stack, time="0.000")
+        ElementTree.SubElement(
+            case, "error", message=reason(node), type=str((node.error or {}).get("code", node.status))
+        )
+        made.attrib |= {"tests": str(len(made)), "errors": "1"}
+    return made
+
+
+def suite(stack: str, name: str, checks: Sequence[Check], started: str) -> ElementTree.Element:
+    """The checks of one node, or of one image."""
+    made = ElementTree.Element(
+        "testsuite", name=name, hostname=name, timestamp=started[:19], tests=str(len(checks)),
+        failures=str(sum(check.status == "failed" for check in checks)), errors="0",
+        skipped=str(sum(check.status in ("skipped", "not-run") for check in checks)),
+        time=f"{sum(check.seconds or 0.0 for check in checks):.3f}",
+    )  # fmt: skip
+    made.extend(_case(stack, check) for check in checks)
+    return made
+
+
+def _case(stack: str, check: Check) -> ElementTree.Element:
+    seconds = f"{check.seconds or 0.0:.3f}"
+    case = ElementTree.Element("testcase", name=check.name, classname=stack, time=seconds)
+    if check.status == "failed":
+        failed = ElementTree.SubElement(case, "failure", message=check.says, type="check-failed")
+        failed.text = "\n".join([*failures(check), output(check)]).strip() or None
+    elif check.status != "passed":
+        ElementTree.SubElement(case, "skipped", message=check.says)
+    if check.metrics:
+        lines = (f"{m.name} = {m.median:g} {m.unit} (n = {m.n}, {m.least:g} to {m.greatest:g})" for m in check.metrics)
+        ElementTree.SubElement(case, "system-out").text = "\n".join(lines)
+    return case
+
 
 # For people; programs read the composition, which says the same.
 LISTS = (
@@ -116,3 +172,9 @@ def source(name: str, git: str, commit: str, tree: str) -> Component:
     return Component(
         name=name or "unnamed", version=commit, type=ComponentType.LIBRARY, bom_ref=reference, properties=properties
     )
+
+
+FORMATS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
+    "junit": ("junit.xml", render_junit),
+    "cyclonedx": ("sbom.cdx.json", render_cyclonedx),
+}
