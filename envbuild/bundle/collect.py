@@ -1,17 +1,13 @@
 """What goes into a bundle, found or fetched on this machine, checked and kept in its cache.
 
-Packages are fetched by pip, so that pip's own configuration (index, find-links, certificate, proxy) applies; of each
-package exactly the file that fits the node, by its locked sha256. Conda packages come from their channels, and sources
-become git bundles.
+Of each package exactly the file that fits the node, by its locked sha256, from whichever index of pip's configuration
+has it; no code of a package runs. Conda packages come from their channels, and sources become git bundles.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,18 +15,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name
 
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
-from envbuild.node import pip_config, proc
+from envbuild.node import pip_config
+from envbuild.node.packages import index_client
 from envbuild.node.protocol import NodeError
 from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.regular_file import sha256_of
-from envbuild.text import grouped
+from envbuild.transport.download import download
 
 if TYPE_CHECKING:
     from envbuild.model.conda import CondaPackage
@@ -69,7 +66,6 @@ def fetch_archives(
 def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
     """From the first address that has it; other contents end it."""
     from envbuild.node.conda.logins import login
-    from envbuild.transport.download import download
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     failure = EnvbuildError(
@@ -102,21 +98,10 @@ def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
 
 Pair = tuple[LockedPackage, ArtifactFile]
 
-_PIP_TIMEOUT_S = 3600
 # Halves of files, as a controller that was killed leaves them: of `lock record`, of packages and of bundles. Younger
 # ones may belong to another run of this machine.
 _HALVES = ("packages/.*.part", "packages/*/.*.tmp", "sources/.*.tmp")
 _HALF_AGE_S = 86400.0
-# Settings that would contradict what is asked of pip here.
-_PIP_DROPPED = (
-    "PIP_ONLY_BINARY",
-    "PIP_NO_BINARY",
-    "PIP_TARGET",
-    "PIP_USER",
-    "PIP_PREFIX",
-    "PIP_ROOT",
-    "PIP_REQUIREMENT",
-)
 
 
 class Piece(NamedTuple):
@@ -195,7 +180,7 @@ class Collector:
         """
         sweep(self.cache)
         chosen = [(package, _pick(package, variant, glibc, self.record)) for package in variant.packages]
-        found = [*self._packages(chosen, variant.python, "wheels", "wheel")]
+        found = [*self._packages(chosen, "wheels", "wheel")]
         for name, archive in fetch_archives(variant, self.channels, self.cache, self.on_fetch).items():
             found.append(piece(f"conda/{name}", archive, "conda package", archive.parent.name))
         for name, source in bundles(variant).items():
@@ -211,7 +196,7 @@ class Collector:
         uv = next(each for each in load_toolchain(toolchain_file).uv if each.arch == machine)
         file = ArtifactFile(file=uv.file, sha256=uv.sha256)
         package = LockedPackage(name="uv", version=uv.version, index=DEFAULT_INDEX, files=(file,))
-        return self._packages([(package, file)], ".".join(map(str, sys.version_info[:2])), "tools", "tool")
+        return self._packages([(package, file)], "tools", "tool")
 
     def local(self, path: str, sha256: str | None = None) -> Path | None:
         """A file of the folders by its path in a bundle or its mere name, with these contents where they are known."""
@@ -221,29 +206,20 @@ class Collector:
                     return place
         return None
 
-    def _packages(self, chosen: Sequence[Pair], python: str, folder: str, what: str) -> Iterator[Piece]:
-        links = map(Path, pip_config.folders(pip_config.read(os.environ).find_links))
-        here = replace(self, folders=(*self.folders, *links))
-        places = {
-            file.file: _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
-            for _, file in chosen
-        }
-        missing = [pair for pair in chosen if places[pair[1].file] is None]
-        if self.fetch:
-            self._download(missing, python)
-            places |= {file.file: place(file, self.cache) for _, file in missing}
-        for _, file in chosen:
-            if found := places[file.file]:
-                yield piece(f"{folder}/{file.file}", found, what, file.sha256)
-
-    def _download(self, missing: Sequence[Pair], python: str) -> None:
-        """Fetch by index, wheels and source archives apart."""
-        groups = grouped(missing, lambda pair: (pair[0].index, not pair[1].file.endswith(".whl")))
-        for (index, _), pairs in sorted(groups.items()):
-            for package, _file in pairs:
+    def _packages(self, chosen: Sequence[Pair], folder: str, what: str) -> Iterator[Piece]:
+        config = pip_config.read(os.environ)
+        links = [Path(each) for each in pip_config.folders(config.find_links)]
+        mirrors = [path for url in _indexes(config) if (path := pip_config.local_path(url)) is not None]
+        for package, file in chosen:
+            own = [Path(mirror, canonicalize_name(package.name)) for mirror in mirrors]
+            here = replace(self, folders=(*self.folders, *links, *own))
+            found = _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
+            if found is None and self.fetch:
                 if self.on_fetch is not None:
                     self.on_fetch(f"{package.name} {package.version}")
-            _download(pairs, index, python, self.cache)
+                found = _downloaded(package, file, place(file, self.cache), config)
+            if found is not None:
+                yield piece(f"{folder}/{file.file}", found, what, file.sha256)
 
     def _bundle(self, name: str, source: LockedSource | LockedSubmodule) -> Path:
         """A git bundle with the commit alone; its tree is compared before anything is kept."""
@@ -296,15 +272,6 @@ def _cached(file: ArtifactFile, cache: Path) -> Path | None:
     return None
 
 
-def _keep(found: Path, file: ArtifactFile, cache: Path) -> None:
-    """Copy a file into the cache under its digest, whole or not at all; refuse other bytes."""
-    digest = sha256_of(found)
-    if digest != file.sha256:
-        raise _wrong_hash(file.file, f"sha256 is {digest}, the lock says {file.sha256}")
-    with _half(place(file, cache)) as half:
-        shutil.copyfile(found, half)
-
-
 @contextmanager
 def _half(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` when all went well."""
@@ -318,83 +285,61 @@ def _half(path: Path) -> Iterator[Path]:
         half.unlink(missing_ok=True)
 
 
-def _download(pairs: Sequence[Pair], index: str, python: str, cache: Path) -> None:
-    """Let pip fetch exactly these files into the cache."""
-    with tempfile.TemporaryDirectory(prefix="envbuild-pip-") as folder:
-        wanted = Path(folder) / "requirements.txt"
-        # `===`, because `==1.0` would take 1.0+local where a find-links folder has it.
-        lines = [f"{package.name}==={package.version} --hash=sha256:{file.sha256}" for package, file in pairs]
-        wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        files = Path(folder) / "files"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "-d", str(files)]
-        command += [*_index_options(index), *_platform_options(pairs, python), "-r", str(wanted)]
-        _run_pip(command)
-        for _, file in pairs:
-            found = files / file.file
-            if not found.is_file():
-                raise _wrong_hash(file.file, "pip fetched a file of another name")
-            _keep(found, file, cache)
+def _downloaded(package: LockedPackage, file: ArtifactFile, path: Path, config: pip_config.PipConfig) -> Path:
+    """The file from the first page that names it; its sha256 decides, so any index is as good as another."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    failures = [
+        EnvbuildError(
+            "package-not-found",
+            f"no index has {file.file}",
+            why=f"of {package.name} {package.version}, which the lock names",
+            hint="check pip's index and find-links (`pip config list`)",
+        )
+    ]
+    for page in _pages(package, config):
+        try:
+            found = index_client.find(page, file.file, config.cert)
+            if found is not None and found.sha256 in ("", file.sha256):
+                return download(found.url, path, file.sha256, size_cap=_LARGEST, deadline=_DEADLINE_S).path
+            if found is not None:
+                failures.append(_wrong_hash(file, f"its index says {found.sha256}, the lock {file.sha256}"))
+        except NodeError as error:
+            if error.why != "HTTP 404":  # such an index has no project of that name
+                failures.append(EnvbuildError.from_dict(error.as_dict()))
+        except EnvbuildError as error:
+            failures.append(error)
+    raise next((each for each in failures if each.exit_code == ExitCode.INTEGRITY), failures[-1])
 
 
-def _index_options(index: str) -> list[str]:
-    """Where else to look. Safe beside the configured indexes, because every file is asked for by its hash."""
-    entry = load_indexes().get(index)
-    if index == DEFAULT_INDEX or entry is None or not entry.url:
+def _pages(package: LockedPackage, config: pip_config.PipConfig) -> Iterator[str]:
+    """What may name its files: the index of the lock, then pages of find-links, then the indexes of pip."""
+    below, entry = f"/{canonicalize_name(package.name)}/", load_indexes().get(package.index)
+    if entry is not None and entry.url and (entry.kind == "find-links" or not config.no_index):
+        yield entry.url if entry.kind == "find-links" else entry.url.rstrip("/") + below
+    yield from (link for link in config.find_links if link.startswith(("http://", "https://")))
+    yield from (url.rstrip("/") + below for url in _indexes(config) if pip_config.local_path(url) is None)
+
+
+def _indexes(config: pip_config.PipConfig) -> list[str]:
+    if config.no_index:
         return []
-    return ["--find-links" if entry.kind == "find-links" else "--extra-index-url", entry.url]
+    own = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url or default_index()
+    return [url for url in (own, *config.extra_index_urls) if url]
 
 
-def _platform_options(pairs: Sequence[Pair], python: str) -> list[str]:
-    """Describe the node to pip by the tags of the very files that were chosen for it."""
-    if not pairs[0][1].file.endswith(".whl"):
-        # pip asks a source archive for its metadata, with the controller's Python; wheels never run anything.
-        return ["--no-binary=:all:", "--ignore-requires-python"]
-    platforms, abis = set(), set()
-    for _, file in pairs:
-        for tag in parse_wheel_filename(file.file)[3]:
-            abis.add(tag.abi)
-            platforms.add(tag.platform)
-    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
-    options += [f"--platform={platform}" for platform in sorted(platforms)]
-    return options + [f"--abi={abi}" for abi in sorted(abis)]
+def default_index() -> str:
+    """The index that pip asks where nothing is configured; uv may ask another."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return ""
+    return str(PyPI.simple_url)
 
 
-def _run_pip(command: list[str]) -> None:
-    env = {key: value for key, value in os.environ.items() if key not in _PIP_DROPPED}
-    done = proc.run(command, timeout=_PIP_TIMEOUT_S, env=env)
-    if done.timed_out:
-        raise _network(f"pip did not end within {_PIP_TIMEOUT_S} s")
-    if done.ok:
-        return
-    from envbuild.node.redact import redact_text
-
-    said = redact_text(done.err.strip())
-    if "DO NOT MATCH THE HASHES" in said:
-        raise _wrong_hash("a package", said[-800:])
-    if any(text in said for text in ("Temporary failure in name", "Connection", "timed out", "Max retries")):
-        raise _network(said[-800:])
-    raise EnvbuildError(
-        "package-not-found",
-        "pip cannot fetch what the lock names",
-        why=said[-800:],
-        hint="check pip's index and find-links (`pip config list`)",
-    )
-
-
-def _wrong_hash(name: str, why: str) -> EnvbuildError:
+def _wrong_hash(file: ArtifactFile, why: str) -> EnvbuildError:
     return EnvbuildError(
         "hash-mismatch",
-        f"{name} is not the file that the lock names",
+        f"{file.file} is not the file that the lock names",
         why=why,
         hint="do not use this index or mirror; if the lock is wrong, create it again",
-    )
-
-
-def _network(why: str) -> EnvbuildError:
-    return EnvbuildError(
-        "network-unreachable",
-        "the package index cannot be reached",
-        why=why,
-        hint="check the network, the proxy and pip's configuration, then run the same command again",
     )

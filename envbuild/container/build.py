@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import Collector, Piece, piece
+from envbuild.bundle.collect import Collector, Piece, default_index, piece
 from envbuild.bundle.files import unpack, verify
 from envbuild.catalog.toolchain import ToolchainPython
 from envbuild.container.builders import Build, Builder
@@ -186,7 +186,7 @@ def _secrets(recipe: ImageRecipe, options: Options, *, offline: bool) -> Iterato
     config = pip_config.read(environ)
     certificates = environ.get("SSL_CERT_FILE") or config.cert
     found: dict[str, Path] = {}
-    indexes = [] if offline else [config.index_url or _pip_default(), *config.extra_index_urls]
+    indexes = [] if offline else [config.index_url or default_index(), *config.extra_index_urls]
     indexes = [url for url in indexes if url and pip_config.local_path(url) is None]
     with tempfile.TemporaryDirectory(prefix="envbuild-secrets-") as top:
         if certificates and Path(certificates).is_file():
@@ -221,12 +221,3 @@ def _uv_toml(indexes: list[str], *, offline: bool, native: bool) -> str:
 def _write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def _pip_default() -> str:
-    """The index that pip asks where nothing is configured; uv and the image that downloads may ask another."""
-    try:
-        from pip._internal.models.index import PyPI
-    except ImportError:
-        return ""
-    return str(PyPI.simple_url)

@@ -22,6 +22,7 @@ from envbuild.lock.variants import conda_unrecorded, hash_unrecorded
 from envbuild.model.conda import SUBDIRS, CondaPackage, LockedConda
 from envbuild.model.evidence import PackageFile
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant, canonical_json
+from envbuild.regular_file import sha256_of
 from envbuild.report import formats as bom
 from envbuild.resolve.request import named_variant
 from envbuild.resolve.variant_checks import record_command

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from envbuild.errors import EnvbuildError
+from envbuild.node import pip_config
 from envbuild.node.paths import sync_folder
 from envbuild.node.redact import redact_text
 from envbuild.regular_file import opened
@@ -68,9 +69,9 @@ def download(
     """Fetch an http(s) or file URL to `dest`, at most `size_cap` bytes in at most `deadline` seconds, retries included.
 
     `dest` appears complete or not at all; its folder must exist. `progress` gets bytes so far and the total where it is
-    known. Proxies, certificates and netrc follow the rules of requests, and `authorization` (that header's value, in
-    place of netrc) those of its redirects: no other host gets it. Raises EnvbuildError: `hash-mismatch`,
-    `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`, `tls-failed` (exit 4),
+    known. Proxies and netrc follow the rules of requests, certificates those of pip as well, and `authorization` (that
+    header's value, in place of netrc) those of its redirects: no other host gets it. Raises EnvbuildError:
+    `hash-mismatch`, `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`, `tls-failed` (exit 4),
     `download-failed`, `download-timeout`, `disk-full` (exit 75), `url-unsupported` (exit 2).
     """
     job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress, authorization)
@@ -264,7 +265,7 @@ class _Job:
                 "tls-failed",
                 f"no trusted connection for {self.shown}",
                 why=redact_text(str(error)),
-                hint="where a proxy replaces certificates, set REQUESTS_CA_BUNDLE",
+                hint="where a proxy replaces certificates, set SSL_CERT_FILE, REQUESTS_CA_BUNDLE or pip's `cert`",
             )
         if isinstance(error, requests.ConnectionError | requests.Timeout):
             return self._passing(str(error))
@@ -303,7 +304,6 @@ class _Job:
 
 
 def _ask(job: _Job, outcome: list[requests.Response | Exception], given_up: threading.Event) -> None:
-    import requests
 
     def logged_in(request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers["Authorization"] = job.authorization
@@ -312,13 +312,33 @@ def _ask(job: _Job, outcome: list[requests.Response | Exception], given_up: thre
     quiet = max(0.1, min(job.remaining(), QUIET_SECONDS))
     plain, auth = {"Accept-Encoding": "identity"}, logged_in if job.authorization else None
     try:
-        response = requests.get(job.url, stream=True, timeout=(quiet, quiet), headers=plain, auth=auth)
+        session = _session()
+        response = session.get(job.url, stream=True, timeout=(quiet, quiet), headers=plain, auth=auth)
     except Exception as error:  # noqa: BLE001 - handed to the thread that waits, which sorts it
         outcome.append(error)
         return
     if given_up.is_set():
         response.close()
     outcome.append(response)
+
+
+def _session() -> requests.Session:
+    """One that trusts what Python and pip's configuration do, beside what requests does."""
+    from requests import Session
+    from requests.adapters import HTTPAdapter
+
+    context = pip_config.trusting(pip_config.read(os.environ).cert)
+
+    class Trusting(HTTPAdapter):
+        def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+            super().init_poolmanager(*arguments, **options, ssl_context=context)
+
+        def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+            return super().proxy_manager_for(*arguments, **options, ssl_context=context)
+
+    session = Session()
+    session.mount("https://", Trusting())
+    return session
 
 
 def _retry_after(response: requests.Response) -> float | None:

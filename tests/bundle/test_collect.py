@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import subprocess
-import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,9 @@ from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, Locke
 from envbuild.node import git_source
 from envbuild.plan.source_builds import delivered
 from tests.node.env_support import redirect_git
+from tests.support.certificates import certificate
 from tests.support.repositories import git, make_repository
+from tests.support.served import served
 from tests.support.wheels import sha256, write_wheel
 
 
@@ -49,22 +50,18 @@ def _package(name: str, *files: ArtifactFile) -> LockedPackage:
 
 
 @pytest.fixture
-def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip finds as a page of links (a URL, so that pip and not a copy fetches), and no index at all."""
-    for key in [key for key in os.environ if key.startswith("PIP_")]:
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the project `alpha` in an index of this machine, whose pages state no hashes; others lie beside."""
+    for key in [key for key in os.environ if key.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(key)
-    folder = tmp_path / "links"
-    folder.mkdir()
-    page = tmp_path / "page.html"
-    conf = tmp_path / "pip.conf"
-    conf.write_text(f"[global]\nno-index = true\nfind-links = {page.as_uri()}\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(conf))
-    return folder
-
-
-def _publish(links: Path) -> None:
-    anchors = "".join(f'<a href="{path.as_uri()}">{path.name}</a>\n' for path in sorted(links.iterdir()))
-    (links.parent / "page.html").write_text(f"<!DOCTYPE html><html><body>{anchors}</body></html>")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("alpha", "beta", "delta"):
+        (tmp_path / "simple" / name).mkdir(parents=True)
+    with served(tmp_path) as address:
+        conf = tmp_path / "pip.conf"
+        conf.write_text(f"[global]\nindex-url = {address}/simple\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(conf))
+        yield tmp_path / "simple" / "alpha"
 
 
 def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Path) -> None:
@@ -83,10 +80,9 @@ def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Pa
 
 def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tmp_path: Path, links: Path) -> None:
     pure = _wheel(links, "alpha")
-    fits = _wheel(links, "beta", "cp311-cp311-manylinux_2_17_x86_64")
-    newer = _wheel(links, "beta", "cp311-cp311-manylinux_2_39_x86_64")
-    other = _wheel(links, "beta", "cp312-cp312-manylinux_2_17_x86_64")
-    _publish(links)
+    fits = _wheel(links.parent / "beta", "beta", "cp311-cp311-manylinux_2_17_x86_64")
+    newer = _wheel(links.parent / "beta", "beta", "cp311-cp311-manylinux_2_39_x86_64")
+    other = _wheel(links.parent / "beta", "beta", "cp312-cp312-manylinux_2_17_x86_64")
     variant = _variant((_package("alpha", pure), _package("beta", other, newer, fits)))
     cache = tmp_path / "cache"
     said: list[str] = []
@@ -104,58 +100,37 @@ def test_of_each_package_the_file_that_fits_is_fetched_once_and_checked_again(tm
 def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_fetched(tmp_path: Path, links: Path) -> None:
     plain = _wheel(links, "alpha")
     write_wheel(links, "alpha", "1.0+cpu", {"alpha.py": "x = 2\n"})
-    _publish(links)
     delivery = _collect(_variant((_package("alpha", plain),)), tmp_path / "cache")
     assert names(delivery) == [plain.file]
 
 
-def _source_archive(folder: Path, name: str) -> ArtifactFile:
-    """A source archive with its own build backend, for a Python that is not this one."""
-    metadata = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\nRequires-Python: <3.0\\n"
-    entries = {
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
-        "PKG-INFO": metadata.replace("\\n", "\n"),
-        "backend.py": (
-            "import os\n"
-            "def prepare_metadata_for_build_wheel(folder, config_settings=None):\n"
-            f"    os.mkdir(folder + '/{name}-1.0.dist-info')\n"
-            f"    open(folder + '/{name}-1.0.dist-info/METADATA', 'w').write('{metadata}')\n"
-            f"    return '{name}-1.0.dist-info'\n"
-            "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
-            "    raise SystemExit('nothing is built for a delivery')\n"
-        ),
-    }
-    path = folder / f"{name}-1.0.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for entry, content in entries.items():
-            member = tarfile.TarInfo(f"{name}-1.0/{entry}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content.encode()))
-    return ArtifactFile(file=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-
-
 def test_a_source_archive_is_fetched_beside_wheels_without_being_built(tmp_path: Path, links: Path) -> None:
-    packages = (_package("alpha", _wheel(links, "alpha")), _package("delta", _source_archive(links, "delta")))
-    _publish(links)
+    archive = links.parent / "delta" / "delta-1.0.tar.gz"
+    archive.write_bytes(b"nobody looks into it")
+    delta = ArtifactFile(file=archive.name, sha256=sha256(archive))
+    packages = (_package("alpha", _wheel(links, "alpha")), _package("delta", delta))
     delivery = _collect(_variant(packages), tmp_path / "cache")
     assert names(delivery) == ["alpha-1.0-py3-none-any.whl", "delta-1.0.tar.gz"]
 
 
-def test_a_folder_of_find_links_is_used_without_pip(
-    tmp_path: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["find-links", "index-url", "extra-index-url", "a page"])
+def test_what_pips_configuration_names_beside_indexes_is_used(
+    tmp_path: Path, links: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     file = _wheel(links, "alpha")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    address = (tmp_path / "pip.conf").read_text().split()[-1]
+    value = {"find-links": links, "a page": f"{address}/alpha/"}.get(where, links.parent.as_uri())
+    option = "find-links" if where == "a page" else where
+    (tmp_path / "pip.conf").write_text(f"[global]\n{option} = {value}\n" + "no-index = 1\n" * (option == "find-links"))
     said: list[str] = []
     delivery = _collect(_variant((_package("alpha", file),)), tmp_path / "cache", said)
     assert names(delivery) == [file.file]
-    assert said == []
+    assert bool(said) == (where == "a page"), "what lies here is not fetched"
 
 
 def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path) -> None:
     file = _wheel(links, "alpha")
     _wheel(links, "alpha", text="x = 2\n")
-    _publish(links)
     with pytest.raises(EnvbuildError) as caught:
         _collect(_variant((_package("alpha", file),)), tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
@@ -163,12 +138,11 @@ def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path
 
 
 def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None:
-    _publish(links)
     file = ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64)
     with pytest.raises(EnvbuildError) as caught:
         _collect(_variant((_package("gamma", file),)), tmp_path / "cache")
     assert (caught.value.code, caught.value.exit_code) == ("package-not-found", ExitCode.BUILD_FAILED)
-    assert "gamma" in caught.value.why
+    assert "gamma" in caught.value.what
 
 
 def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
@@ -275,3 +249,19 @@ def test_submodules_are_delivered_as_bundles_of_their_own(tmp_path: Path, monkey
     parts = {"third/inner": str(inner)}
     git_source.fetch(source.to_json_dict(), str(tmp_path / "tree"), str(outer), parts)
     assert (tmp_path / "tree" / "third" / "inner" / "inner.py").read_text() == "Y = 7\n"
+
+
+def test_a_mirror_with_a_certificate_that_pips_configuration_names_is_trusted(
+    tmp_path: Path, links: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public, private = certificate("127.0.0.1")
+    (tmp_path / "server.pem").write_text(public + private)
+    (tmp_path / "ca.pem").write_text(public)
+    variant = _variant((_package("alpha", _wheel(links, "alpha")),))
+    with served(tmp_path, cert=str(tmp_path / "server.pem")) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple")
+        with pytest.raises(EnvbuildError) as caught:
+            _collect(variant, tmp_path / "cache")
+        assert (caught.value.code, caught.value.exit_code) == ("tls-failed", 4)
+        monkeypatch.setenv("PIP_CERT", str(tmp_path / "ca.pem"))
+        assert len(_collect(variant, tmp_path / "cache")) == 1
