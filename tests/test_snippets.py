@@ -50,7 +50,7 @@ ROOMS = {
     "conda": (r"environment\.yml|--engine conda", "test_snippets.py"),
     "hosts": (r"^fab .*gpu0", "test_snippets.py"),
     "cluster": (r"(?<!init )\bcluster\.yaml|my-cluster\.yaml", "slurm/test_snippets.py"),
-    "images": (r"image (build|verify) .*torch-smoke", "test_snippets_shipped.py"),
+    "images": (r"(image (build|verify)|bundle create) .*torch-smoke", "test_snippets_shipped.py"),
     "nodes": (r"--target T$", "fleet/test_containers.py"),
     "document": (r"--output opt\.html", "test_snippets_shipped.py"),
     "opt": (r"my-azure\.yaml", "slurm/test_snippets.py"),
