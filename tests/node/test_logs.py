@@ -8,7 +8,6 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +96,6 @@ def _told(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_progress_is_told_while_a_step_works_and_gone_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "BEAT", 0.01)
     progress, path = logs.Progress(), tmp_path / "logs" / f"r1.progress.{os.uname().nodename}"
@@ -117,7 +109,7 @@ def test_progress_is_told_while_a_step_works_and_gone_after(tmp_path: Path, monk
 
     with progress.following(str(tmp_path / "logs" / "r1.progress"), "install"):
         progress("compiling", done=2, total=9, unit="files", ask=ask)
-        _until(lambda: _told(path)[-1:] != [] and _told(path)[-1]["done"] == 5)
+        until(lambda: _told(path)[-1:] != [] and _told(path)[-1]["done"] == 5)
         rows = _told(path)
     assert [row["done"] for row in rows] == [3, 4, 5]
     assert {row["step"] for row in rows} == {"install"} and len({row["seq"] for row in rows}) == 3
@@ -146,14 +138,14 @@ def test_progress_is_bounded_and_a_file_that_cannot_be_written_stops_nothing(
     with progress.following(str(tmp_path / "r1.progress"), "install"):
         progress("compiling", ask=lambda: {"done": next(count)})
         while next(count) < 200:
-            _until(path.exists)
+            until(path.exists)
             most = max(most, path.stat().st_size)
             time.sleep(0.005)
     assert 0 < most <= 1300
     (tmp_path / "file").write_text("")
     with progress.following(str(tmp_path / "file" / "r1.progress"), "install"):
         progress("compiling", ask=lambda: {"done": next(count)})
-        _until(lambda: next(count) > 1000)
+        until(lambda: next(count) > 1000)
 
 
 def test_what_is_asked_for_longer_than_its_step_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

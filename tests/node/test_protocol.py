@@ -98,6 +98,11 @@ def with_probe(tmp_path: Path, body: str) -> Path:
     return path
 
 
+def answer(tmp_path: Path, body: str, **args: Any) -> tuple[int, dict[str, Any], str]:
+    """Of that program, asked with `args`."""
+    return call(with_probe(tmp_path, body), json.dumps({**REQUEST, "args": args}).encode(), "probe")
+
+
 def test_nothing_but_the_response_reaches_stdout(tmp_path: Path) -> None:
     body = (
         "import os, subprocess, sys\n"
@@ -107,7 +112,7 @@ def test_nothing_but_the_response_reaches_stdout(tmp_path: Path) -> None:
         "    subprocess.call(['echo', 'from a child'])\n"
         "    return True, {'answer': 42}\n"
     )
-    exit_code, response, err = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    exit_code, response, err = answer(tmp_path, body)
     assert exit_code == 0
     assert response == {"protocol": 1, "verb": "probe", "ok": True, "changed": True, "result": {"answer": 42}}
     assert {"printed", "written", "from a child"} <= set(err.splitlines())
@@ -115,7 +120,7 @@ def test_nothing_but_the_response_reaches_stdout(tmp_path: Path) -> None:
 
 def test_unexpected_exception_is_internal_with_its_traceback_on_stderr(tmp_path: Path) -> None:
     body = "def run(request):\n    raise KeyError('gone')\n"
-    exit_code, response, err = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    exit_code, response, err = answer(tmp_path, body)
     assert exit_code == response["error"]["exit"] == 70
     assert response["error"]["code"] == "node-internal"
     assert "KeyError" in response["error"]["why"]
@@ -124,14 +129,12 @@ def test_unexpected_exception_is_internal_with_its_traceback_on_stderr(tmp_path:
 
 def test_result_that_is_no_json_is_internal(tmp_path: Path) -> None:
     body = "def run(request):\n    return False, {'x': float('nan')}\n"
-    assert (
-        call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")[1]["error"]["code"] == "node-internal"
-    )
+    assert answer(tmp_path, body)[1]["error"]["code"] == "node-internal"
 
 
 def test_check_that_failed_is_ok_in_the_envelope_and_exits_1(tmp_path: Path) -> None:
     body = "def run(request):\n    return False, {'ok': False}\n"
-    exit_code, response, _ = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    exit_code, response, _ = answer(tmp_path, body)
     assert (exit_code, response["ok"]) == (1, True)
 
 
@@ -141,7 +144,7 @@ def test_error_says_whether_the_node_was_changed(tmp_path: Path) -> None:
         "def run(request):\n"
         "    raise NodeError('a-code', 'what', 'why', 'hint', Exit.INTEGRITY, {'k': 1}, changed=True)\n"
     )
-    exit_code, response, _ = call(with_probe(tmp_path, body), json.dumps(REQUEST).encode(), "probe")
+    exit_code, response, _ = answer(tmp_path, body)
     assert exit_code == 5
     assert response["changed"] is True
     assert response["error"] == {
@@ -158,8 +161,7 @@ def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:
     imports = "from envbuild.node.protocol import log\n"
     body = imports + "def run(_):\n    log('one')\n    log('zw\\u00f6')\n    return False, {}\n"
     path = tmp_path / "log.jsonl"
-    request = {**REQUEST, "args": {"log": str(path)}}
-    _, _, err = call(with_probe(tmp_path, body), json.dumps(request).encode(), "probe")
+    _, _, err = answer(tmp_path, body, log=str(path))
     assert err.splitlines() == ["one", "zwö"]
     assert [json.loads(line)["message"] for line in path.read_text().splitlines()] == ["one", "zwö"]
 
@@ -167,8 +169,7 @@ def test_log_goes_to_stderr_and_to_the_named_file(tmp_path: Path) -> None:
 def test_log_file_that_cannot_be_written_does_not_stop_the_work(tmp_path: Path) -> None:
     body = "from envbuild.node.protocol import log\ndef run(request):\n    log('one')\n    return False, {}\n"
     (tmp_path / "a-file").write_text("")
-    request = {**REQUEST, "args": {"log": str(tmp_path / "a-file" / "log")}}
-    exit_code, _, err = call(with_probe(tmp_path, body), json.dumps(request).encode(), "probe")
+    exit_code, _, err = answer(tmp_path, body, log=str(tmp_path / "a-file" / "log"))
     assert exit_code == 0
     assert "log file not written" in err
 

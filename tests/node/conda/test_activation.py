@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.support.conda import ACTIVATE
+from tests.support.need import need
 
 MORE = """
 export LD_LIBRARY_PATH="$CONDA_PREFIX/lib:$LD_LIBRARY_PATH" PATH="$CONDA_PREFIX/tools:$PATH"
@@ -75,8 +75,7 @@ def test_what_is_linked_does_not_name_the_prefix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
 def test_every_shell_gets_them_and_gives_them_back(environment: Path, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
+    need(shell)
     script = environment.parent / "activate.sh"
     script.write_text(activation_files.activate_sh(str(environment), "mine", {"OWN": "1"}))
     code = 'say() { echo "$TOOL_HOME|$CFLAGS|$LD_LIBRARY_PATH"; }\n. "$0"; say; deactivate; say'

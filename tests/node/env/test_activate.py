@@ -18,6 +18,7 @@ from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.node.env_support import Node, make_variant, make_wheel
+from tests.support.need import need
 
 NASTY = {
     "A_COMMAND": "$(touch /nonexistent/x) `id` ${HOME}",
@@ -38,15 +39,13 @@ def show(names: list[str]) -> str:
 
 @pytest.mark.parametrize("interpreter", ["dash", "bash", "sh"])
 def test_values_arrive_literally_in_a_shell(node: Node, interpreter: str) -> None:
-    program = shutil.which(interpreter)
-    if program is None:
-        pytest.skip(f"{interpreter} is not there")
+    need(interpreter)
     there = {"path": str(node.top), "if": "exists"}
     variables = {**NASTY, "H_THERE": there, "I_GONE": {"path": "/nonexistent/file", "if": "exists"}}
     environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
     names = [*variables, "VIRTUAL_ENV", "ENVBUILD_ENV", "PATH"]
     script = f". '{environment}/.envbuild/activate.sh'\n{show(names)}"
-    done = subprocess.run([program, "-u", "-e"], input=script, capture_output=True, text=True, check=True)
+    done = subprocess.run([interpreter, "-u", "-e"], input=script, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert {key: found[key] for key in NASTY} == NASTY
     assert (found["H_THERE"], found["I_GONE"]) == (str(node.top), None)
@@ -91,8 +90,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("program", OTHERS)
 def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node, program: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not there (apt-get install {program})")
+    need(program)
     file, keep = OTHERS[program]
     there = {"path": str(node.top), "if": "exists"}
     values = {**NASTY, "X_BANG": "a!b !! !$", "X_STACK": "=1", "X_LAST": "=-", "KEPT": "new"}
@@ -126,8 +124,7 @@ def on_base(node: Node) -> Path:
 
 @pytest.mark.parametrize("program", ["dash", "bash", "busybox", *OTHERS])
 def test_programs_of_the_base_are_found_behind_those_of_the_caller(on_base: Path, program: str, tmp_path: Path) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not there (apt-get install {program})")
+    need(program)
     own = tmp_path / "own"
     own.mkdir()
     (tool := own / "tool").write_text("#!/bin/sh\necho mine\n")
@@ -164,8 +161,7 @@ def test_the_base_of_an_interpreter_has_its_programs_beside_it(tmp_path: Path, s
 
 @pytest.mark.parametrize("program", OTHERS)
 def test_lines_of_a_value_stay_apart_in_fish_and_csh(tmp_path: Path, program: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not there (apt-get install {program})")
+    need(program)
     file, _ = OTHERS[program]
     # As an activation script of a conda package may set it.
     value = "it's\n=1 !x\n"
@@ -186,8 +182,7 @@ def test_prompts_of_fish_and_csh_name_the_stack_until_deactivate(node: Node) -> 
         'echo "$prompt"',
     }
     for program, script in asked.items():
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not there (apt-get install {program})")
+        need(program)
         words = [program, "-f"] if program != "fish" else [program]
         done = subprocess.run(words, input=script, capture_output=True, text=True)
         assert done.stdout.splitlines() == ["(demo) > ", "> "], (program, done.stderr)

@@ -5,18 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from envbuild.node.probe.processes import at_work, written
-
-
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.support.patience import until
 
 
 def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -> None:
@@ -26,7 +18,7 @@ def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -
     for words in (["x86_64-linux-gnu-g++-12", "-c", waits], ["/usr/bin/nvcc", "-c", waits]):
         argv = [*words, "/src/adam.cu"]
         with subprocess.Popen(argv, executable=sys.executable, env=env, stdin=subprocess.PIPE) as process:
-            _until(lambda: at_work() == {"what": "adam.cu"})
+            until(lambda: at_work() == {"what": "adam.cu"})
             process.communicate()
     assert at_work() == {}
 
@@ -45,7 +37,7 @@ def test_a_compiler_below_another_program_is_found_and_one_that_only_has_the_nam
             assert process.stdout is not None
             process.stdout.readline()
             if found:
-                _until(lambda: at_work() == {"what": "a.c"})
+                until(lambda: at_work() == {"what": "a.c"})
             else:
                 assert at_work() == {}
             process.communicate()
