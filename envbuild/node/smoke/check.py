@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from dataclasses import dataclass, field
 
@@ -155,7 +156,6 @@ class Part:
 def bus_bandwidth(name: str, seconds: list[float], size: float, world: int) -> Json:
     """The metric (GB/s) of all-reduces of `size` bytes over `world` ranks, from the slowest rank's seconds of each."""
     factor = 2.0 * (world - 1) / world * size / 1e9
-    rates = sorted(factor / max(float(each), 1e-9) for each in seconds)
-    middle = len(rates) // 2
-    median = rates[middle] if len(rates) % 2 else (rates[middle - 1] + rates[middle]) / 2
-    return {"name": name, "unit": "GB/s", "n": len(rates), "median": median, "least": rates[0], "greatest": rates[-1]}
+    rates = [factor / max(float(each), 1e-9) for each in seconds]
+    metric = {"name": name, "unit": "GB/s", "n": len(rates), "median": statistics.median(rates)}
+    return dict(metric, least=min(rates), greatest=max(rates))

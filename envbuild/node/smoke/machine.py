@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from envbuild.node.protocol import Json
 from envbuild.node.smoke import gpu_state
-from envbuild.node.smoke.check import Part, Spec, Work, bus_bandwidth, plain
+from envbuild.node.smoke.check import Part, Work, bus_bandwidth, plain
 from envbuild.node.smoke.only import chosen
 from envbuild.node.smoke.runner import causes_first, run_programs
 
@@ -37,16 +37,10 @@ def run(work: Work) -> list[Part]:
         parts.append(_copies(work))
     if chosen(spec.only, "machine/all-reduce"):
         parts.append(_all_reduce(work, gpus))
-    for part in parts[:1]:
-        part.failures.extend(_missing(spec, gpus))
+    if spec.cuda and gpus is not None and gpus < spec.gpus:  # where it sees none, its program says so, too
+        for part in parts[:1]:
+            part.failures.append(f"torch sees {gpus} of {spec.gpus} GPUs that the target is to have")
     return parts
-
-
-def _missing(spec: Spec, gpus: int | None) -> list[str]:
-    """What is said where torch sees fewer GPUs than there are to be; one that sees none says so in its program."""
-    if not spec.cuda or gpus is None or gpus >= spec.gpus:
-        return []
-    return [f"torch sees {gpus} of {spec.gpus} GPUs that the target is to have"]
 
 
 def _whole(value: object) -> int | None:

@@ -59,11 +59,6 @@ def write_file(kind: str, path: str) -> None:
         file.write(text)
 
 
-def _vocabulary() -> list[str]:
-    """Its last entry ends a document."""
-    return _symbols() + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
-
-
 def _corpus(key: str = "text") -> str:
     """Documents that go through the words in steps of their own, as `_document` goes through numbers."""
     lines = []
@@ -73,15 +68,15 @@ def _corpus(key: str = "text") -> str:
     return "".join(lines)
 
 
-def _sequences() -> str:
-    return _corpus("sequence")
+def _vocabulary() -> list[str]:
+    """GPT-2's 256 symbols, one for each byte, merges, and last what ends a document.
 
-
-def _symbols() -> list[str]:
-    """GPT-2's 256 symbols, one for each byte: printable characters are themselves, the others start at U+0100."""
+    Printable characters are themselves, the others start at U+0100.
+    """
     plain = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
     others = [byte for byte in range(256) if byte not in plain]
-    return [chr(byte) for byte in plain] + [chr(256 + number) for number in range(len(others))]
+    symbols = [chr(byte) for byte in plain] + [chr(256 + number) for number in range(len(others))]
+    return symbols + [merge.replace(" ", "") for merge in _MERGES] + ["<|endoftext|>"]
 
 
 def _document(number: int) -> list[int]:
@@ -90,10 +85,7 @@ def _document(number: int) -> list[int]:
 
 def _index(lengths: list[int]) -> bytes:
     """Megatron's `.idx`: head, type, counts, length and byte position of every document, and where documents begin."""
-    positions, at = [], 0
-    for length in lengths:
-        positions.append(at)
-        at += 2 * length
+    positions = [2 * sum(lengths[:number]) for number in range(len(lengths))]
     count = len(lengths)
     parts = [b"MMIDIDX\x00\x00", struct.pack("<QBQQ", 1, _UINT16, count, count + 1)]
     parts.append(struct.pack(f"<{count}i", *lengths))
@@ -107,6 +99,6 @@ _FILES: dict[str, Callable[[], str]] = {
     "vocabulary": lambda: json.dumps({symbol: number for number, symbol in enumerate(_vocabulary())}),
     "merges": lambda: "\n".join(("#version: 0.2",) + _MERGES) + "\n",
     "corpus": _corpus,
-    "sequences": _sequences,
+    "sequences": lambda: _corpus("sequence"),
     "unused": lambda: _UNUSED,
 }

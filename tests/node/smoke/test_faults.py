@@ -22,7 +22,7 @@ from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import Outcome, causes_first, last_words, read_events
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 
-BEGIN = "import os, signal, sys, time\nfrom .common import begin\nr = begin()\nc, args = r.channel, r.args\n"
+BEGIN = "import os, signal, sys, time\nfrom .common import begin\nargs, c = begin()\n"
 GOOD_TRAINING = (
     "c.facts({'loss_first': 4.0, 'loss_last': 0.1, 'steps_done': 9})\n"
     "c.metric('training_tokens_per_second', 'token/s', [10.0, 30.0, 20.0])\nc.done()\n"

@@ -80,7 +80,7 @@ def full(
 
     def run(*args: Any, **_: Any) -> list[Outcome]:
         request = json.loads(json.dumps(args[2][0]))
-        monkeypatch.setattr(program, "begin", lambda: SimpleNamespace(args=request, channel=told))
+        monkeypatch.setattr(program, "begin", lambda: (request, told))
         program.main()
         return [told.outcome]
 

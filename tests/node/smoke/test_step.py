@@ -28,7 +28,7 @@ LINE = (
     " flush=True)\n"
 )
 GOOD = "for step in range(1, 5):\n    if rank == 1: line(step, 6.0 - step / 10)\n"
-PROGRAMS = {"gpus": "from .common import begin\nc = begin().channel\nc.facts({'gpus': 2})\nc.done()\n"}
+PROGRAMS = {"gpus": "from .common import begin\n_, c = begin()\nc.facts({'gpus': 2})\nc.done()\n"}
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_gpus_decide_the_ranks_also_where_nothing_has_counted_them(environment: 
     tree = environment / "src" / "counted"
     tree.mkdir(parents=True)
     (tree / "train.py").write_text(HEAD + LINE + "[line(n, 6.0 - n) for n in range(1, 5)]\n")
-    count = "from .common import begin\nc = begin().channel\nc.facts({'gpus': 3})\nc.done()\n"
+    count = "from .common import begin\n_, c = begin()\nc.facts({'gpus': 3})\nc.done()\n"
     step = {"source": "counted", "script": "train.py", "log": "megatron", "steps": 4}
     item = {"name": "step", "deadline": PATIENCE, "step": step}
     spec = smoke.Spec(str(environment), {}, True)

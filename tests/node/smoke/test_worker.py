@@ -79,7 +79,7 @@ def test_a_program_has_its_own_output_and_its_own_request(tmp_path: Path, log: P
 def test_a_step_that_lost_its_gpu_is_followed_by_one_in_a_new_worker(tmp_path: Path, log: Path) -> None:
     where = environment(tmp_path, log, FAKE)
     text = BEGIN + (
-        "import os, torch\nc.facts({'steps': ['a', 'b']})\ntodo = r.args['todo'] or ['a', 'b']\n"
+        "import os, torch\nc.facts({'steps': ['a', 'b']})\ntodo = args['todo'] or ['a', 'b']\n"
         "c.emit('begun', {'step': todo[0]})\nc.emit('ended', {'step': todo[0], 'api': str(os.getpid())})\n"
         "c.emit('again', {}) if todo[1:] else None\nc.done()\n"
     )

@@ -162,8 +162,7 @@ def _nvls(log: str) -> Optional[bool]:
 
 def main() -> None:
     """One rank: meet, check, time."""
-    request = begin()
-    args, channel = request.args, request.channel
+    args, channel = begin()
     rank, world, backend = int(args["rank"]), int(args["world"]), str(args["backend"])
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     log = "%s.nccl" % args["store"]

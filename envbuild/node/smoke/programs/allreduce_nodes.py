@@ -58,7 +58,7 @@ def main() -> None:
     """One rank: meet, check, time."""
     args = _request()
     with open(args["events"] + ".stacks", "w", encoding="utf-8") as stacks:
-        channel = arm(args, stacks).channel
+        _, channel = arm(args, stacks)
         try:
             _work(channel, args)
         except Exception as error:

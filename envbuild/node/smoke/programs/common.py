@@ -7,6 +7,7 @@ standard output belongs to whatever it imports. Events survive a crash, so the r
 import faulthandler
 import json
 import math
+import statistics
 import sys
 from typing import Any, Dict, List, Tuple
 
@@ -44,9 +45,7 @@ class Channel:
 
     def emit(self, kind: str, data: Dict[str, Any]) -> None:
         """One event, on disk before this returns."""
-        event = {"kind": kind}
-        event.update(data)
-        self._file.write(json.dumps(event) + "\n")
+        self._file.write(json.dumps(dict(data, kind=kind)) + "\n")
         self._file.flush()
 
     def stage(self, what: str) -> None:
@@ -63,48 +62,27 @@ class Channel:
 
     def metric(self, name: str, unit: str, values: List[float]) -> None:
         """A measured number with its sample: median, least and greatest of `values` (at least one)."""
-        ordered = sorted(values)
-        middle = len(ordered) // 2
-        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-        if not all(math.isfinite(value) for value in ordered):
+        if not all(math.isfinite(value) for value in values):
             self.failure("%s is not a finite number" % name)
             return
-        self.emit(
-            "metric",
-            {
-                "name": name,
-                "unit": unit,
-                "n": len(ordered),
-                "median": median,
-                "least": ordered[0],
-                "greatest": ordered[-1],
-            },
-        )
+        told = {"name": name, "unit": unit, "n": len(values), "median": statistics.median(values)}
+        self.emit("metric", dict(told, least=min(values), greatest=max(values)))
 
     def done(self) -> None:
         """The program reached its end; without this event it did not."""
         self.emit("done", {})
 
 
-class Request:
-    """The request of this process and the channel for its answer."""
-
-    def __init__(self, args: Dict[str, Any], channel: Channel) -> None:
-        """Keep both; made by `begin`."""
-        self.args = args
-        self.channel = channel
-
-
-def begin() -> Request:
-    """Read the request and arm the stack dump: at the deadline all stacks go to stderr, then the reader kills."""
+def begin() -> Tuple[Dict[str, Any], Channel]:
+    """The request and the channel for its answer. At the deadline all stacks go to stderr, then the reader kills."""
     return arm(json.load(sys.stdin), 2)
 
 
-def arm(args: Dict[str, Any], stacks: Any) -> Request:
+def arm(args: Dict[str, Any], stacks: Any) -> Tuple[Dict[str, Any], Channel]:
     """The same for a request that was read already; `stacks` is the file (or its number) that stacks go to."""
     faulthandler.enable(file=stacks, all_threads=True)
     faulthandler.dump_traceback_later(float(args["deadline"]), exit=False, file=stacks)
-    return Request(args, Channel(args["events"]))
+    return args, Channel(args["events"])
 
 
 def torch_version(torch: Any) -> List[int]:

@@ -148,9 +148,8 @@ def _middle(values: List[float]) -> float:
 
 def main() -> None:
     """Every visible GPU where the request says `cuda`, else the processor's memory."""
-    request = begin()
-    channel = request.channel
-    if not request.args["cuda"]:
+    args, channel = begin()
+    if not args["cuda"]:
         within(channel, [torch.device("cpu")], _CPU_BYTES, "copy_cpu_gbps")
         channel.done()
         return

@@ -179,8 +179,7 @@ def _step(channel: Channel, step: str, cuda: bool) -> bool:
 
 def main() -> None:
     """All steps, or the ones that a reader names after a crash."""
-    request = begin()
-    args, channel = request.args, request.channel
+    args, channel = begin()
     cuda = bool(args["cuda"])
     todo = args.get("todo")
     if todo is None:

@@ -124,8 +124,7 @@ def not_run(device: Any, shape: Dict[str, int]) -> str:
 
 def main() -> None:
     """Eager, then compiled."""
-    request = begin()
-    args, channel = request.args, request.channel
+    args, channel = begin()
     shape = dict(SHAPE, **(args.get("shape") or {}))
     device = torch.device(args["device"])
     if torch_version(torch) < [2, 0]:

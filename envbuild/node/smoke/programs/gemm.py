@@ -223,10 +223,9 @@ def _cuda_size(channel: Channel, count: int, size: int, kind: Tuple[Any, str, st
 
 def main() -> None:
     """CPU always; every visible GPU where the request says `cuda`."""
-    request = begin()
-    channel = request.channel
+    args, channel = begin()
     channel.facts({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
-    if request.args["cuda"]:
+    if args["cuda"]:
         channel.stage("looking for GPUs")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         names = [torch.cuda.get_device_name(index) for index in range(count)]
@@ -236,7 +235,7 @@ def main() -> None:
         channel.facts({"gpus": count, "gpu_names": names, "gpu_uuids": uuids})
         if count == 0:
             channel.failure("torch sees no GPU (driver missing, too old for this build, or CUDA_VISIBLE_DEVICES empty)")
-    cuda = bool(request.args["cuda"])
+    cuda = bool(args["cuda"])
     channel.facts({"cpu_size": _CPU_SIZES[-1]})
     _cpu(channel, _CPU_SIZES[-1:] if cuda else _CPU_SIZES)
     if cuda and count:

@@ -174,9 +174,8 @@ def _check_interpreter(channel: Channel, args: Dict[str, Any], places: Places) -
 
 def main() -> None:
     """Check what the request asks for; failures are events."""
-    request = begin()
+    args, channel = begin()
     sys.path.pop(0)  # the programs' own folder; it must not serve an import
-    args, channel = request.args, request.channel
     places = Places(args["environment"], args["base"], args["provided"], args.get("trees", ()))
     if args["first"]:
         channel.stage("reading the metadata of the packages")

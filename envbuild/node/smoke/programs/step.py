@@ -9,13 +9,13 @@ import os
 import runpy
 import sys
 import traceback
-from typing import Any
+from typing import Any, Dict, Tuple
 
 from . import mpi_ranks
-from .common import Request, arm, begin
+from .common import Channel, arm, begin
 
 
-def _request() -> Request:
+def _request() -> Tuple[Dict[str, Any], Channel]:
     shared = os.environ.get("ENVBUILD_SMOKE_REQUEST")
     if shared is None:
         return begin()
@@ -32,19 +32,12 @@ def where(error: BaseException, folder: str) -> str:
     return "%s:%s" % (os.path.relpath(name, folder) if own else name, line)
 
 
-def _code(error: SystemExit) -> int:
-    if error.code is None or isinstance(error.code, int):
-        return int(error.code or 0)
-    return 1
-
-
-def _run(request: Request, script: str) -> None:
-    args, channel = request.args, request.channel
+def _run(args: Dict[str, Any], channel: Channel, script: str) -> None:
     code = 0
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
-        code = _code(error)
+        code = int(error.code or 0) if error.code is None or isinstance(error.code, int) else 1
         if code:
             channel.failure("the script ended with exit code %d (%s)" % (code, where(error, str(args["tree"]))))
     except BaseException as error:  # noqa: BLE001 - whatever it raised is what is wrong with it
@@ -52,29 +45,23 @@ def _run(request: Request, script: str) -> None:
         said = (" ".join(str(error).split())[:400], where(error, str(args["tree"])))
         channel.failure("%s: %s (%s)" % ((type(error).__name__,) + said))
         code = 1
-    if code:
-        _leave(code)
+    if code:  # it ends now: a process group that lost a rank may wait for it for ever at exit
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     channel.done()
-
-
-def _leave(code: int) -> Any:
-    """End now: a process group that lost a rank may wait for it for ever at exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def main() -> None:
     """Set variables, path and arguments as `python SCRIPT ...` in its work folder has them, then run the script."""
-    request = _request()
-    args = request.args
+    args, channel = _request()
     os.environ.update(args["variables"])
     os.chdir(args["work"])
     script = str(args["script"])
     sys.argv = [script] + [str(word) for word in args["words"]]
     sys.path[0] = os.path.dirname(script)  # in the place of the programs' own folder
-    request.channel.stage("running %s" % os.path.basename(script))
-    _run(request, script)
+    channel.stage("running %s" % os.path.basename(script))
+    _run(args, channel, script)
 
 
 if __name__ == "__main__":

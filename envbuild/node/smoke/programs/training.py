@@ -123,10 +123,9 @@ def _short(values: List[float]) -> List[float]:
 
 def main() -> None:
     """Train, tell the losses and tokens/s; the first step pays for start-up and is told apart."""
-    request = begin()
-    channel = request.channel
-    device = torch.device("cuda", 0) if request.args["cuda"] else torch.device("cpu")
-    shape = _CUDA if request.args["cuda"] else _CPU
+    args, channel = begin()
+    device = torch.device("cuda", 0) if args["cuda"] else torch.device("cpu")
+    shape = _CUDA if args["cuda"] else _CPU
     channel.stage("building the model on %s" % device)
     trainer = Trainer(shape, device)
     losses = []  # type: List[float]
