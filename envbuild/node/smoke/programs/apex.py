@@ -11,7 +11,7 @@ from typing import Any, List, Tuple
 import torch
 from torch.nn import functional
 
-from .compare import DEVICE, Case, MissingApiError, given, need, random, wait
+from .compare import DEVICE, Case, MissingApiError, backward, given, learned, need, random, wait
 
 _HALVES = ("float16", "bfloat16")
 _ALL = ("float32", "float16", "bfloat16")
@@ -165,27 +165,20 @@ def compare_layer_norm(case: Case, name: str, layer: Any, shape: Tuple[int, int]
     rows, width = shape
     what = "%s %d×%d, %s" % (name, rows, width, dtype)
     case.stage(what)
-    values, doubles = given(random(rows, rows, width) * 2 + 0.5, dtype)
-    gradient = random(width, rows, width)
+    values, doubles = learned(random(rows, rows, width) * 2 + 0.5, dtype)
     affine = getattr(layer, "weight", None) is not None
     expected_weight = expected_bias = None
     if affine:
-        weight, expected_weight = given(1 + 0.3 * random(2, width), weights)
-        bias, expected_bias = given(0.5 * random(3, width), weights)
-        layer.weight.data.copy_(weight)
-        layer.bias.data.copy_(bias)
-        expected_weight.requires_grad_(True)
-        expected_bias.requires_grad_(True)
-    values.requires_grad_(True)
-    doubles.requires_grad_(True)
+        weight, expected_weight = learned(1 + 0.3 * random(2, width), weights)
+        bias, expected_bias = learned(0.5 * random(3, width), weights)
+        layer.weight.data.copy_(weight.data)
+        layer.bias.data.copy_(bias.data)
     output = layer(values)
     expected = functional.layer_norm(doubles, (width,), expected_weight, expected_bias, 1e-5)
     produced = str(output.dtype).replace("torch.", "")
     if not case.true("%s: the output is %s" % (what, produced), produced in (dtype, weights)):
         return
-    upstream, expected_upstream = given(gradient, produced)
-    output.backward(upstream)
-    expected.backward(expected_upstream)
+    backward(output, expected, random(width, rows, width), produced)
     # Old versions multiply and add in the half type: three roundings of normalised values, which are up to about 4.
     case.close(what, output, expected, produced, scale=4.0)
     case.close(what + ", gradient of the input", values.grad, doubles.grad, dtype, scale=4.0)
@@ -220,24 +213,20 @@ def _cross_entropy(case: Case, loss: Any, shape: Tuple[int, int], dtype: str, sm
     rows, classes = shape
     what = "cross entropy %d×%d, %s, smoothing %g" % (rows, classes, dtype, smoothing)
     case.stage(what)
-    logits, doubles = given(2 * random(rows, rows, classes), dtype)
+    logits, doubles = learned(2 * random(rows, rows, classes), dtype)
     generator = torch.Generator()
     generator.manual_seed(classes)
     labels = torch.randint(1, classes, (rows,), generator=generator).to(DEVICE)
     labels[:: max(2, rows // 3)] = 0  # the padding label
-    logits.requires_grad_(True)
-    doubles.requires_grad_(True)
     # Half types only with half_to_float, as Megatron-LM and metaseq call it; the other way has no backward in Apex.
     got = loss.apply(logits, labels, smoothing, 0, dtype != "float32")
     logarithms = functional.log_softmax(doubles, dim=-1)
     chosen = logarithms.gather(1, labels.unsqueeze(1)).squeeze(1)
     expected = -(1 - smoothing) * chosen - smoothing * logarithms.mean(dim=-1)
     expected = expected * (labels != 0).to(torch.float64)
-    upstream, expected_upstream = given(0.5 + torch.sigmoid(random(9, rows)), "float32")
     # The loss is a difference of terms of up to about 12 (the logarithm of the number of classes).
     case.close(what, got, expected, "float32", scale=12.0)
-    got.backward(upstream)
-    expected.backward(expected_upstream)
+    backward(got, expected, 0.5 + torch.sigmoid(random(9, rows)), "float32")
     # Probabilities are as small as 1e-5: the scale is small against them in sum and large against a denormal float16.
     case.close(what + ", gradient", logits.grad, doubles.grad, dtype, None if dtype == "float32" else 8.0, 1e-3)
 
@@ -280,22 +269,18 @@ def _compare_mlp(case: Case, layer: Any, sizes: Tuple[int, ...], kind: str, func
         for part, wanted in zip(  # noqa: B905 - strict= is of Python 3.10
             target, (random(index, *weight.shape) / weight.shape[1] ** 0.5, random(7, *bias.shape))
         ):
-            value, double = given(wanted, dtype)
-            part.data.copy_(value)
-            pair.append(double.requires_grad_(True))
+            value, double = learned(wanted, dtype)
+            part.data.copy_(value.data)
+            pair.append(double)
         layers.append((pair[0], pair[1]))
-    values, doubles = given(random(11, 40, sizes[0]), dtype)
-    values.requires_grad_(True)
-    doubles.requires_grad_(True)
+    values, doubles = learned(random(11, 40, sizes[0]), dtype)
     output, expected = module(values), _chain(layers, doubles, function)
     # float32 products may run in TF32, whose inputs have 10 bits.
     tolerance = "tensorfloat32" if dtype == "float32" else dtype
     case.close(what, output, expected, tolerance, 8.0, scale=1.0)
     if kind == "relu":
         return  # its derivative jumps where rounding moves a value over 0
-    upstream, expected_upstream = given(random(12, *expected.shape), dtype)
-    output.backward(upstream)
-    expected.backward(expected_upstream)
+    backward(output, expected, random(12, *expected.shape), dtype)
     case.close(what + ", gradient of the input", values.grad, doubles.grad, tolerance, 16.0, scale=1.0)
     first = getattr(module, "weight_0", module.weights[0])
     case.close(what + ", gradient of the first weight", first.grad, layers[0][0].grad, tolerance, 16.0, scale=1.0)
@@ -325,19 +310,15 @@ def _compare_dense(case: Case, module: Any, names: Tuple[str, ...], sizes: Tuple
     for index, name in enumerate(names):
         part = getattr(module, name)
         wanted = random(index, *part.shape)
-        value, double = given(wanted / part.shape[1] ** 0.5 if wanted.dim() == 2 else wanted, dtype)
-        part.data.copy_(value)
-        doubles.append(double.requires_grad_(True))
-    values, inputs = given(random(21, 64, sizes[0]), dtype)
-    values.requires_grad_(True)
-    inputs.requires_grad_(True)
+        value, double = learned(wanted / part.shape[1] ** 0.5 if wanted.dim() == 2 else wanted, dtype)
+        part.data.copy_(value.data)
+        doubles.append(double)
+    values, inputs = learned(random(21, 64, sizes[0]), dtype)
     output = module(values)
     expected = functional.linear(inputs, doubles[0], doubles[1])
     if len(names) == 4:
         expected = functional.linear(functional.gelu(expected), doubles[2], doubles[3])
-    upstream, expected_upstream = given(random(22, *expected.shape), dtype)
-    output.backward(upstream)
-    expected.backward(expected_upstream)
+    backward(output, expected, random(22, *expected.shape), dtype)
     # cuBLASLt's GELU is the tanh form, up to 5e-4 from the exact one.
     case.close(what, output, expected, dtype, 8.0, scale=1.0)
     case.close(what + ", gradient of the input", values.grad, inputs.grad, dtype, 16.0, scale=1.0)

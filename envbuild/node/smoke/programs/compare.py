@@ -67,6 +67,19 @@ def given(values: Any, dtype: str) -> Tuple[Any, Any]:
     return rounded, rounded.to(torch.float64)
 
 
+def learned(values: Any, dtype: str) -> Tuple[Any, Any]:
+    """The same, of which gradients are asked."""
+    rounded, double = given(values, dtype)
+    return rounded.requires_grad_(True), double.requires_grad_(True)
+
+
+def backward(output: Any, expected: Any, upstream: Any, dtype: str) -> None:
+    """Hand both results the same gradient."""
+    rounded, double = given(upstream, dtype)
+    output.backward(rounded)
+    expected.backward(double)
+
+
 def wait() -> None:
     """Let the GPU finish, so that an error belongs to the check that made it."""
     if DEVICE == "cuda":

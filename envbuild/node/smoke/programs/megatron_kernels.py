@@ -6,7 +6,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from .apex import compare_layer_norm
-from .compare import Case, MissingApiError, given, need, random
+from .compare import Case, MissingApiError, backward, given, learned, need, random
 
 _HALVES = ("float16", "bfloat16")
 # (sequences × heads, length), and (sequences, heads, queries, keys): what Megatron-LM's own guard lets through. Lengths
@@ -158,14 +158,10 @@ def _compare_attention(
 ) -> Optional[bool]:
     what = "flash attention %d×%d×%d×%d%s, %s" % (shape + (", causal" if causal else "", dtype))
     case.stage(what)
-    ours, theirs = zip(*[given(random(shape[1] + index, *shape), dtype) for index in range(3)])  # noqa: B905 - strict= is of Python 3.10
-    for part in ours + theirs:
-        part.requires_grad_(True)
+    ours, theirs = zip(*[learned(random(shape[1] + index, *shape), dtype) for index in range(3)])  # noqa: B905 - strict= is of Python 3.10
     output = function(ours[0], ours[1], ours[2], causal=causal)
     expected = _attention(theirs[0], theirs[1], theirs[2], causal)
-    upstream, expected_upstream = given(random(31, *shape), dtype)
-    output.backward(upstream)
-    expected.backward(expected_upstream)
+    backward(output, expected, random(31, *shape), dtype)
     # Probabilities and their gradients are rounded to the half type before the second product.
     good = case.close(what, output, expected, dtype, 4.0, scale=1.0)
     for name, part, double in zip(("query", "key", "value"), ours, theirs):  # noqa: B905 - strict= is of Python 3.10
