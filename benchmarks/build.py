@@ -114,13 +114,14 @@ def build_ours(python: str, project: str, out: str) -> None:
     """What `install` does for a source."""
     from envbuild.node import pip_config
     from envbuild.node.build import wheel
+    from envbuild.node.build.job_server import Budget
     from envbuild.node.packages import uv
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, Budget() as budget:
         tool = uv.Uv(program("uv"), scratch, scratch, pip_config.read(os.environ))
         names = [f"twelve_{i}" for i in range(EXTENSIONS)]
         source = {"name": "twelve", "commit": "0" * 40, "build": {"extensions": names}}
-        wheel.build_wheel(python, source, project, out, wheel.Options(tool))
+        wheel.build_wheel(python, source, project, out, wheel.Options(tool, budget))
 
 
 if __name__ == "__main__":

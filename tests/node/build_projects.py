@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from envbuild.node import pip_config
-from envbuild.node.build import build_dir, normalize_wheel
+from envbuild.node.build import build_dir, job_server
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import uv
 from tests.node.env_support import MINOR, uv_path
@@ -88,22 +88,25 @@ def source(name: str = "shape", commit: str = "c" * 40, **build: Any) -> dict[st
     return {"name": name, "commit": commit, "build": build}
 
 
-def options(tmp_path: Path, **more: Any) -> build_wheel.Options:
+def build(
+    python: str, tmp_path: Path, project: Path, source: dict[str, Any], out: str = "out",
+    jobs: int | None = None, budget: job_server.Budget | None = None, **more: Any,
+) -> Any:  # fmt: skip
+    """Build a source's project into `out`; result of `build_wheel`."""
+    if budget is None:
+        with job_server.Budget(jobs) as own:
+            return build(python, tmp_path, project, source, out, budget=own, **more)
     for name in ("cache", "scratch"):
         (tmp_path / name).mkdir(exist_ok=True)
     tool = uv.Uv(uv_path(), str(tmp_path / "cache"), str(tmp_path / "scratch"), pip_config.read(dict(os.environ)))
-    return build_wheel.Options(tool, **more)
-
-
-def build(python: str, tmp_path: Path, project: Path, source: dict[str, Any], out: str = "out", **more: Any) -> Any:
-    """Build a source's project into `out`; result of `build_wheel`."""
-    return build_wheel.build_wheel(python, source, str(project), str(tmp_path / out), options(tmp_path, **more))
+    given = build_wheel.Options(tool, budget, **more)
+    return build_wheel.build_wheel(python, source, str(project), str(tmp_path / out), given)
 
 
 def rebuild(python: str, tmp_path: Path, project: Path, source: dict[str, Any], wheel: str, **more: Any) -> Any:
     """Build it once more, and compare."""
     again = build(python, tmp_path, project, source, "again", anew=True, **more)
-    return normalize_wheel.compare(wheel, again["wheel"])
+    return build_wheel.compare(wheel, again["wheel"])
 
 
 def _index_run(words: list[str]) -> str:

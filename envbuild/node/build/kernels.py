@@ -71,13 +71,12 @@ def distribution(source: Json) -> str:
     return f"{source['name']}-kernels"
 
 
-def project(folder: str, source: Json, build: Json, out: str = "") -> str:
-    """Write the project that builds `build["modules"]` of the patched tree at `folder`; returns its folder.
+def project(folder: str, source: Json, build: Json, out: str) -> str:
+    """Write the project that builds `build["modules"]` of the patched tree at `folder` into the new folder `out`.
 
-    `out` is that folder, new; `<folder>-kernels` where it is not said. The tree itself is left alone. Raises NodeError
-    `kernel-sources-missing` (exit 4) and `request-invalid`.
+    Returns `out`; the tree itself is left alone. Raises NodeError `kernel-sources-missing` (exit 4) and
+    `request-invalid`.
     """
-    out = out or folder.rstrip("/") + "-kernels"
     modules = [_module(folder, source, module) for module in build.get("modules") or []]
     if not modules:
         raise NodeError("request-invalid", f"source {source['name']}: kind kernels without modules")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from envbuild.node import git_source, merkle, paths, proc, program_files, variables
-from envbuild.node.build import diagnose, environment, normalize_wheel, patch, patch_sources, proof
+from envbuild.node.build import diagnose, environment, patch, patch_sources, proof
 from envbuild.node.build import kernels as build_kernels
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.logs import progress
@@ -329,22 +329,20 @@ class Builder:
         self._tree(source)
         self._patch(source)
         project = self._project(source)
-        build = dict(_build_of(source))
+        build = _build_of(source)
         kernels = build.get("kind") == "kernels"
         if kernels:
             made = tempfile.mkdtemp(prefix=f"kernels-{source['name']}-", dir=self.tool.tmp)
             project = build_kernels.project(self.trees[source["name"]], source, build, os.path.join(made, "project"))
-            names = build_kernels.extensions(build)
             kept: Json = {key: build[key] for key in ("environment", "memory_per_job") if key in build}
-            build, source = dict(kept, extensions=names), dict(source, path=None)
+            source = dict(source, path=None, build=dict(kept, extensions=build_kernels.extensions(build)))
         options = build_wheel.Options(
             self.tool,
+            budget,
             variables=self._for_builds(),
-            build=build,
             arch_list=self._arch_list,
             cuda_home=self.cuda_home,
             anew=anew,
-            budget=budget,
             view=None if self._whole else partial(self._packages.view, wanted=packages),
         )
         facts = build_wheel.build_wheel(self.python, source, project, out, options)
@@ -354,7 +352,7 @@ class Builder:
         """Build what there is a wheel of once more; which members differ."""
         with tempfile.TemporaryDirectory(prefix="rebuild-", dir=self.tool.tmp) as out:
             again = self._build(source, out, entry.inputs["packages"], budget, anew=True)
-            return normalize_wheel.compare(entry.wheel, again["wheel"])
+            return build_wheel.compare(entry.wheel, again["wheel"])
 
     def _given(self) -> Json:
         """The compilers that the plan chose, and the stack's variables, which stand above them."""

@@ -6,16 +6,20 @@ else goes through PEP 517. Torch and all build tools are packages of the environ
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import os
 import re
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from envbuild.node import git_source, hashing, paths, proc, program_files
-from envbuild.node.build import build_dir, diagnose, job_server, normalize_wheel, proof
+from envbuild.node import git_source, hashing, merkle, paths, proc, program_files
+from envbuild.node.build import build_dir, diagnose, job_server, proof
 from envbuild.node.build import environment as build_environ
 from envbuild.node.build.programs import editable
 from envbuild.node.logs import progress
@@ -32,25 +36,26 @@ _KILLED = re.compile(
 )
 
 
+_TIME = time.gmtime(paths.EPOCH)[:6]
+_DATA = re.compile(r"\A[^/]+\.data/(?:plat|pure)lib/")
+_STRIP_DEADLINE = 300.0
+
+
 class Options(NamedTuple):
     """How to build, and with what.
 
-    `tool`: uv with its caches and folders. `variables`: the variant's environment. `build`: the source's `build`
-    (default: that of the source itself). `arch_list`: TORCH_CUDA_ARCH_LIST as a list. `cuda_home`: the toolkit.
-    `jobs`: compile jobs at once (default: from cores and memory). `view`: makes, in the folder that it is given, what
-    the build sees of the environment, and returns its interpreter (None: it sees all). `budget`: one that is open
-    already, for several sources; then `jobs` is its business. `anew`: without ccache, which gives back what an earlier
-    build has compiled.
+    `tool`: uv with its caches and folders. `budget`: the compile jobs, which other builds may share. `variables`: the
+    variant's environment. `arch_list`: TORCH_CUDA_ARCH_LIST as a list. `cuda_home`: the toolkit. `view`: makes, in the
+    folder that it is given, what the build sees of the environment, and returns its interpreter (None: it sees all).
+    `anew`: without ccache, which gives back what an earlier build has compiled.
     """
 
     tool: uv.Uv
+    budget: job_server.Budget
     variables: Json = {}
-    build: Json | None = None
     arch_list: list[str] = []
     cuda_home: str | None = None
-    jobs: int | None = None
     view: Callable[[str], str] | None = None
-    budget: job_server.Budget | None = None
     anew: bool = False
 
 
@@ -65,10 +70,7 @@ def build_wheel(python: str, source: Json, project: str, out: str, options: Opti
 
     Raises NodeError `build-failed`, `extensions-missing`, `arch-missing` (exit 4), `disk-full` (75).
     """
-    if options.budget is None:
-        with job_server.Budget(options.jobs) as budget:
-            return _Build(python, source, project, out, options, budget).run()
-    return _Build(python, source, project, out, options, options.budget).run()
+    return _Build(python, source, project, out, options).run()
 
 
 def build_all(calls: Mapping[str, Callable[[job_server.Budget], object]], jobs: int | None = None) -> None:
@@ -104,19 +106,17 @@ def route(project: str) -> str:
 class _Build:
     """One build, from its request to its result."""
 
-    def __init__(
-        self, python: str, source: Json, project: str, out: str, options: Options, budget: job_server.Budget
-    ) -> None:
+    def __init__(self, python: str, source: Json, project: str, out: str, options: Options) -> None:
         self.python, self.source, self.name = python, source, source["name"]
         self.what = f"source {self.name}"
         self.inside = os.path.normpath(source["path"]) if source.get("path") else ""
         self.tree = os.path.normpath(project)
         for _ in self.inside.split("/") if self.inside else ():
             self.tree = os.path.dirname(self.tree)
-        self.out, self.options, self.budget = out, options, budget
-        self.build = (options.build if options.build is not None else source.get("build")) or {}
+        self.out, self.options, self.budget = out, options, options.budget
+        self.build = source.get("build") or {}
         self.flags = git_source.option_flags(self.build.get("flags") or [])
-        self.jobs = budget.limit(float(self.build.get("memory_per_job") or job_server.MEMORY_PER_JOB))
+        self.jobs = options.budget.limit(float(self.build.get("memory_per_job") or job_server.MEMORY_PER_JOB))
         self.route = route(project)
         self.environment = os.path.dirname(os.path.dirname(os.path.abspath(python)))
         self.retried = False
@@ -174,7 +174,7 @@ class _Build:
             wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
             if len(wheels) != 1:
                 raise diagnose.failure(self.what, f"the build made {len(wheels)} wheels")
-            wheel = normalize_wheel.settle(os.path.join(work.out, wheels[0]), self.out, self.tools.strip, work.tmp)
+            wheel = _settle(os.path.join(work.out, wheels[0]), self.out, self.tools.strip, work.tmp)
             return wheel, report, folder.canonical
 
     def _environ(self, work: _Work) -> dict[str, str]:
@@ -234,7 +234,7 @@ class _Build:
 
     def _prove(self, wheel: str, report: Json) -> list[str]:
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
-        there = normalize_wheel.modules(wheel)
+        there = modules(wheel)
         wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
         wanted += self.build.get("extensions") or []
         missing = sorted({name for name in wanted if name not in there})
@@ -274,3 +274,82 @@ class _Work:
 
     def program(self, name: str) -> str:
         return os.path.join(self.path, name + ".py")
+
+
+def modules(wheel: str) -> dict[str, str]:
+    """Import name -> member, for every shared object in a wheel."""
+    found = {}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    for name in names:
+        if name.endswith(".so"):
+            folder, _, file = _DATA.sub("", name).rpartition("/")
+            module = file.split(".")[0]
+            found[folder.replace("/", ".") + "." + module if folder else module] = name
+    return found
+
+
+def _settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
+    """Write `wheel` into the folder `out` under its own name: stripped, its members sorted and dated 1980.
+
+    `strip`: the program, None to leave symbols in. `scratch`: an existing folder. RECORD is written anew. Returns the
+    path; raises OSError, zipfile.BadZipFile.
+    """
+    target = os.path.join(out, os.path.basename(wheel))
+    temporary = target + ".new"
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        names = sorted({name for name in source.namelist() if not name.endswith("/")}, key=_order)
+        record = next(name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD"))
+        objects = set(modules(wheel).values())
+        rows = []
+        for name in names:
+            if name == record:
+                continue
+            data = source.read(name)
+            if name in objects and strip is not None:
+                data = _stripped(data, strip, scratch)
+            rows.append((name, merkle.record_digest(hashlib.sha256(data).hexdigest()), str(len(data))))
+            _add(archive, name, data, source.getinfo(name).external_attr >> 16)
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows + [(record, "", "")])
+        _add(archive, record, text.getvalue().encode("utf-8"), 0o644)
+    os.rename(temporary, target)
+    return target
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """The package before its metadata, RECORD last."""
+    return (".dist-info/" in name, name.endswith(".dist-info/RECORD"), name)
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int) -> None:
+    entry = zipfile.ZipInfo(name, _TIME)
+    entry.create_system = 3
+    entry.external_attr = (0o100755 if mode & 0o111 else 0o100644) << 16
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, data)
+
+
+def _stripped(data: bytes, strip: str, scratch: str) -> bytes:
+    """A shared object without the symbols that loading it does not need; as it was when `strip` refuses it."""
+    path = os.path.join(scratch, "object.so")
+    with open(path, "wb") as stream:
+        stream.write(data)
+    try:
+        done = proc.run([strip, "--strip-unneeded", path], timeout=_STRIP_DEADLINE)
+        if not done.ok:
+            return data
+        with open(path, "rb") as stream:
+            return stream.read()
+    finally:
+        os.unlink(path)
+
+
+def compare(one: str, other: str) -> Json:
+    """`equal`: two wheels have the same name and bytes; `different`: members that differ or that only one has."""
+    with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:
+        both = set(first.namelist()) & set(second.namelist())
+        found = set(first.namelist()) ^ set(second.namelist())
+        found.update(name for name in both if first.read(name) != second.read(name))
+    same = os.path.basename(one) == os.path.basename(other) and hashing.digest_of(one) == hashing.digest_of(other)
+    return {"equal": same and not found, "different": sorted(found)}

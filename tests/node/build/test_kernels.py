@@ -71,15 +71,11 @@ def test_the_project_holds_what_a_compiler_reads_and_the_tree_stays_as_it_is(tre
     assert files(tree) == before
 
 
-def test_without_a_place_the_project_stands_beside_the_tree(tree: Path) -> None:
-    assert kernels.project(str(tree), SOURCE, build_of(MODULE)) == str(tree) + "-kernels"
-
-
 def test_links_out_of_the_tree_are_not_followed(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.h").write_text("#define SECRET\n")
     (tree / "shared" / "secret.h").symlink_to(tmp_path / "secret.h")
     (tree / "shared" / "again.h").symlink_to("common.hpp")
-    out = kernels.project(str(tree), SOURCE, build_of(MODULE))
+    out = kernels.project(str(tree), SOURCE, build_of(MODULE), f"{tree}-kernels")
     assert "shared/secret.h" not in files(Path(out))
     assert "shared/again.h" in files(Path(out))
 
@@ -115,7 +111,7 @@ def test_a_cuda_file_among_the_sources_makes_a_cuda_extension_without_architectu
 ) -> None:
     (tree / "kernels" / "mul_kernel.cu").write_text("__global__ void mul() {}\n")
     cuda = {"name": "mul_cuda", "sources": ["kernels/mul_kernel.cu"], "nvcc_flags": ["-O3", '-DTEXT="a b"']}
-    out = kernels.project(str(tree), SOURCE, build_of(MODULE, cuda))
+    out = kernels.project(str(tree), SOURCE, build_of(MODULE, cuda), f"{tree}-kernels")
     given = run_setup(out, monkeypatch)
     assert given["name"] == "megatron-like-kernels" and given["version"] == "0+g0123456789ab"
     assert given["packages"] == given["py_modules"] == []
@@ -136,7 +132,7 @@ def test_the_import_names_are_known_before_the_build() -> None:
 def test_files_of_another_commit_are_named(tree: Path) -> None:
     module = dict(MODULE, sources=["kernels/add.cpp", "kernels/gone.cu"], include_dirs=["nowhere"])
     with pytest.raises(NodeError) as caught:
-        kernels.project(str(tree), SOURCE, build_of(module))
+        kernels.project(str(tree), SOURCE, build_of(module), f"{tree}-kernels")
     assert (caught.value.code, caught.value.exit_code) == ("kernel-sources-missing", 4)
     assert "kernels/gone.cu, nowhere" in caught.value.why
     assert not os.path.exists(str(tree) + "-kernels")
@@ -154,13 +150,13 @@ def test_files_of_another_commit_are_named(tree: Path) -> None:
 )
 def test_names_and_paths_that_could_lead_elsewhere_are_refused(tree: Path, change: dict[str, Any]) -> None:
     with pytest.raises(NodeError) as caught:
-        kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)))
+        kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)), f"{tree}-kernels")
     assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
 
 
 def test_no_modules_are_refused(tree: Path) -> None:
     with pytest.raises(NodeError, match="without modules"):
-        kernels.project(str(tree), SOURCE, build_of())
+        kernels.project(str(tree), SOURCE, build_of(), f"{tree}-kernels")
 
 
 def wheel_of(project: str, site: Path, **environment: str) -> Path:
@@ -212,7 +208,7 @@ def test_d55_a_module_without_torch_is_not_linked_to_it_and_prints_numbers_besid
     (tree / "data").mkdir()
     (tree / "data" / "helpers.cpp").write_text(PRINTS)
     module = {"name": "helpers", "sources": ["data/helpers.cpp"], "cxx_flags": ["-O3"], "torch": False}
-    made = wheel_of(kernels.project(str(tree), SOURCE, build_of(module)), tmp_path / "site")
+    made = wheel_of(kernels.project(str(tree), SOURCE, build_of(module), f"{tree}-kernels"), tmp_path / "site")
     needed = subprocess.run(["ldd", made], capture_output=True, text=True, check=True).stdout
     assert "libstdc++" in needed and "torch" not in needed and "libc10" not in needed
     said = seen_in_torch("from envbuild_kernels import helpers\nprint(helpers.half(14))", tmp_path / "site")

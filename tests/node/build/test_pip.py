@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.node.build import normalize_wheel
+from envbuild.node.build import wheel as build_wheel
 from envbuild.node.protocol import Exit, NodeError
 from tests.node.build_projects import EXTENSIONS, PYPROJECT, build, index_environment, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
@@ -43,7 +43,7 @@ def with_pip(python: str, project: Path, words: list[str], out: Path) -> int | N
     if done.returncode:
         return None
     (wheel,) = out.glob("*.whl")
-    return len(normalize_wheel.modules(str(wheel)))
+    return len(build_wheel.modules(str(wheel)))
 
 
 @pytest.mark.parametrize("pip", SEEN)
