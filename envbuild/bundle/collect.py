@@ -37,65 +37,6 @@ _LARGEST = 16 << 30
 _DEADLINE_S = 3600.0
 
 
-def fetch_archives(
-    variant: Variant,
-    channels: Mapping[str, Sequence[str]],
-    cache: Path,
-    on_fetch: Callable[[str], None] | None = None,
-) -> dict[str, Path]:
-    """Every conda package of the variant in `cache`, checked: `<channel>/<subdir>/<file>` to its path.
-
-    `channels`: name to base addresses. Raises EnvbuildError `conda-unrecorded`, `hash-mismatch` (exit 5),
-    `package-not-found` (4) and what `download` raises.
-    """
-    if variant.conda is None:
-        return {}
-    if not variant.conda.packages:
-        raise conda_unrecorded(variant)
-    found = {}
-    for package in variant.conda.packages:
-        path = cache / "packages" / package.sha256 / package.file
-        if not (path.is_file() and sha256_of(path) == package.sha256):
-            if on_fetch is not None:
-                on_fetch(package.file)
-            _fetch(package, channels.get(package.channel, ()), path)
-        found[f"{package.channel}/{package.subdir}/{package.file}"] = path
-    return found
-
-
-def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
-    """From the first address that has it; other contents end it."""
-    from envbuild.node.conda.logins import login
-
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    failure = EnvbuildError(
-        "package-not-found",
-        f"{package.file} of the channel {package.channel} cannot be fetched",
-        why="nothing says where the channel is",
-        hint="give the channel a `url` in the stack, or name it in conda's configuration",
-    )
-    for base in bases:
-        try:
-            url, authorization = login(f"{base.rstrip('/')}/{package.subdir}/{package.file}", os.environ)
-            download(
-                url,
-                path,
-                package.sha256,
-                size_cap=package.size or _LARGEST,
-                deadline=_DEADLINE_S,
-                authorization=authorization,
-            )
-        except NodeError as error:
-            raise EnvbuildError.from_dict(error.as_dict()) from error
-        except EnvbuildError as error:
-            if error.exit_code == ExitCode.INTEGRITY:
-                raise
-            failure = error
-        else:
-            return
-    raise failure
-
-
 Pair = tuple[LockedPackage, ArtifactFile]
 
 # Halves of files, as a controller that was killed leaves them: of `lock record`, of packages and of bundles. Younger
@@ -180,9 +121,7 @@ class Collector:
         """
         sweep(self.cache)
         chosen = [(package, _pick(package, variant, glibc, self.record)) for package in variant.packages]
-        found = [*self._packages(chosen, "wheels", "wheel")]
-        for name, archive in fetch_archives(variant, self.channels, self.cache, self.on_fetch).items():
-            found.append(piece(f"conda/{name}", archive, "conda package", archive.parent.name))
+        found = [*self._packages(chosen, "wheels", "wheel"), *self.archives(variant)]
         for name, source in bundles(variant).items():
             path = f"sources/{bundle_name(name, source)}"
             bundle = self.cache / path if (self.cache / path).exists() else self.local(path)
@@ -191,12 +130,31 @@ class Collector:
             found += [piece(path, bundle, "source")] if bundle else []
         return tuple(found)
 
+    def archives(self, variant: Variant) -> Iterator[Piece]:
+        """The conda packages of a variant, checked.
+
+        Raises EnvbuildError `conda-unrecorded`, `hash-mismatch` (exit 5), `package-not-found` (4), and as `download`.
+        """
+        if variant.conda is not None and not variant.conda.packages:
+            raise conda_unrecorded(variant)
+        for package in variant.archives:
+            path = self.cache / "packages" / package.sha256 / package.file
+            if not (path.is_file() and sha256_of(path) == package.sha256):
+                self._say(package.file)
+                _fetch(package, self.channels.get(package.channel, ()), path)
+            place = f"conda/{package.channel}/{package.subdir}/{package.file}"
+            yield piece(place, path, "conda package", package.sha256)
+
     def uv(self, machine: str, toolchain_file: Path | None = None) -> Iterator[Piece]:
         """uv as a wheel, which an image is made with."""
         uv = next(each for each in load_toolchain(toolchain_file).uv if each.arch == machine)
         file = ArtifactFile(file=uv.file, sha256=uv.sha256)
         package = LockedPackage(name="uv", version=uv.version, index=DEFAULT_INDEX, files=(file,))
         return self._packages([(package, file)], "tools", "tool")
+
+    def _say(self, name: str) -> None:
+        if self.on_fetch is not None:
+            self.on_fetch(name)
 
     def local(self, path: str, sha256: str | None = None) -> Path | None:
         """A file of the folders by its path in a bundle or its mere name, with these contents where they are known."""
@@ -215,8 +173,7 @@ class Collector:
             here = replace(self, folders=(*self.folders, *links, *own))
             found = _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
             if found is None and self.fetch:
-                if self.on_fetch is not None:
-                    self.on_fetch(f"{package.name} {package.version}")
+                self._say(f"{package.name} {package.version}")
                 found = _downloaded(package, file, place(file, self.cache), config)
             if found is not None:
                 yield piece(f"{folder}/{file.file}", found, what, file.sha256)
@@ -225,8 +182,7 @@ class Collector:
         """A git bundle with the commit alone; its tree is compared before anything is kept."""
         from envbuild.lock.readers.git import git_reader
 
-        if self.on_fetch is not None:
-            self.on_fetch(f"{name} {source.commit[:12]}")
+        self._say(f"{name} {source.commit[:12]}")
         path = self.cache / "sources" / bundle_name(name, source)
         with git_reader() as reader:
             tree = reader.tree_id(source.git, source.commit, "files")
@@ -283,6 +239,39 @@ def _half(path: Path) -> Iterator[Path]:
         half.replace(path)
     finally:
         half.unlink(missing_ok=True)
+
+
+def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
+    """From the first address that has it; other contents end it."""
+    from envbuild.node.conda.logins import login
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    failure = EnvbuildError(
+        "package-not-found",
+        f"{package.file} of the channel {package.channel} cannot be fetched",
+        why="nothing says where the channel is",
+        hint="give the channel a `url` in the stack, or name it in conda's configuration",
+    )
+    for base in bases:
+        try:
+            url, authorization = login(f"{base.rstrip('/')}/{package.subdir}/{package.file}", os.environ)
+            download(
+                url,
+                path,
+                package.sha256,
+                size_cap=package.size or _LARGEST,
+                deadline=_DEADLINE_S,
+                authorization=authorization,
+            )
+        except NodeError as error:
+            raise EnvbuildError.from_dict(error.as_dict()) from error
+        except EnvbuildError as error:
+            if error.exit_code == ExitCode.INTEGRITY:
+                raise
+            failure = error
+        else:
+            return
+    raise failure
 
 
 def _downloaded(package: LockedPackage, file: ArtifactFile, path: Path, config: pip_config.PipConfig) -> Path:

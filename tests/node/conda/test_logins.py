@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envbuild.bundle.collect import fetch_archives
+from envbuild.bundle.collect import Collector
 from envbuild.conda.channels import addresses
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaChannel, CondaPackage, CondaSpec
@@ -103,8 +103,9 @@ def on_node(package: dict[str, Any], url: str, folder: Path) -> object:
 
 
 def on_controller(package: dict[str, Any], url: str, folder: Path) -> object:
-    variant: Any = SimpleNamespace(conda=SimpleNamespace(packages=(CondaPackage.from_plain(package),)))
-    return fetch_archives(variant, {"lab": [url]}, folder)
+    packages = (CondaPackage.from_plain(package),)
+    variant: Any = SimpleNamespace(conda=SimpleNamespace(packages=packages), archives=packages)
+    return {each.path: each.source for each in Collector("", folder, {"lab": [url]}).archives(variant)}
 
 
 @pytest.fixture
