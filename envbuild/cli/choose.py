@@ -133,7 +133,7 @@ facts_option = click.option(
     "--facts",
     metavar="FILE|NAME",
     shell_complete=names.facts,
-    help="Recorded facts of nodes (JSON), or a shipped example; asks no node.",
+    help="Facts of nodes (JSON file), or a shipped example (recorded or written from public pages); asks no node.",
 )
 engine_option = click.option(
     "--engine",

@@ -40,8 +40,10 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     if explanation.profile_why:
         yield _wrapped(f"profile {explanation.profile}: ", explanation.profile_why, width)
     if document:
-        where = "/".join(part for part in (document.url, document.path) if part)
-        commit = f" at {document.commit[:8]}" if document.commit else ""
+        of_github = document.url.startswith("https://github.com/") and document.commit and document.path
+        between = f"blob/{document.commit}" if of_github else ""
+        where = "/".join(part for part in (document.url, between, document.path) if part)
+        commit = f" at {document.commit[:8]}" if document.commit and not of_github else ""
         yield _wrapped("document: ", f"{document.title}, {where}{commit}", width)
     yield _counts(explanation)
     for severity in SEVERITIES:

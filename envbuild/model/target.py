@@ -83,6 +83,8 @@ def _host(value: str) -> str:
     not_option(value)
     if "{{" in value or any(c.isspace() for c in value):
         raise ValueError("a host holds no spaces and no '{{'")
+    if value.count(":") == 1:
+        raise ValueError("a host has no port; write `connection: {port: 2222}`, or `connection: {hosts: {NAME: ...}}`")
     return value
 
 

@@ -91,9 +91,9 @@ def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in ("", "unrecorded")}
     says = [f"{len(hashed):,} of {plural(len(due), 'package')} by sha256"] if hashed else []
     says += [f"{pinned} of {plural(len(sources), 'source')} by commit and tree"] if sources else []
-    whole = bool(hashed) and hashed == due and pinned == len(sources)
+    # ACM's badge is for an archive under a DOI, which no evidence has.
     return Badge(
-        "Available", "green" if whole else "amber", tuple(says) or ("no hash and no commit is in the evidence",)
+        "Available", "amber", (*(says or ["no hash and no commit is in the evidence"]), "no DOI of an archive")
     )
 
 
@@ -351,8 +351,8 @@ def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:
     """Why no figure of the document was measured, or what does it."""
     if any(claim.verdict == "no claim" for claim in claims):
         return "no figure of the document was measured: it has none for what ran"
-    way = "" if evidence.verb == "bench" else "; `envbuild bench` does it"
-    return f"no figure of the document was measured{way}"
+    way = "" if evidence.verb == "bench" else "; `envbuild bench` does it, if the stack has a document with figures"
+    return f"no figure of a document was measured{way}"
 
 
 def _unlinked(node: NodeEvidence) -> bool:

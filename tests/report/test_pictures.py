@@ -123,18 +123,18 @@ HASHED = {"version": "1", "index": "pypi"}
 
 
 @pytest.mark.parametrize(
-    ("rows", "sources", "tone", "says"),
+    ("rows", "sources", "says"),
     [
-        ({"a": "ab" * 32, "b": "cd" * 32}, [], "green", "2 of 2 packages by sha256"),
-        ({"a": "ab" * 32}, [], "amber", "1 of 2 packages by sha256"),
-        ({"a": "ab" * 32, "b": "unrecorded"}, [], "amber", "1 of 2 packages by sha256"),
-        ({"a": "ab" * 32}, [{"name": "b", "commit": "1", "tree": "2"}], "green", "1 of 1 package by sha256"),
+        ({"a": "ab" * 32, "b": "cd" * 32}, [], "2 of 2 packages by sha256"),
+        ({"a": "ab" * 32}, [], "1 of 2 packages by sha256"),
+        ({"a": "ab" * 32, "b": "unrecorded"}, [], "1 of 2 packages by sha256"),
+        ({"a": "ab" * 32}, [{"name": "b", "commit": "1", "tree": "2"}], "1 of 1 package by sha256"),
         ({"a": "ab" * 32}, [{"name": "fork", "commit": "1", "tree": "2", "build": {"wheel": "w/b-1-py3-none-any.whl"}}],
-         "green", "1 of 1 package by sha256"),
+         "1 of 1 package by sha256"),
     ],
 )  # fmt: skip
-def test_the_badge_of_an_artifact_needs_a_hash_of_each_package_that_is_not_built_of_a_source(
-    rows: dict[str, str], sources: list[dict[str, Any]], tone: str, says: str
+def test_w7_the_badge_of_an_artifact_counts_hashes_and_is_not_green_without_a_doi(
+    rows: dict[str, str], sources: list[dict[str, Any]], says: str
 ) -> None:
     files = [{**HASHED, "name": name, "file": f"{name}.whl", "sha256": sha256} for name, sha256 in rows.items()]
     run = evidence(
@@ -142,7 +142,7 @@ def test_the_badge_of_an_artifact_needs_a_hash_of_each_package_that_is_not_built
         variants=[{"id": "v", "digest": DIGEST, "packages": files}],
     )
     badge = View(run).badges[0]
-    assert (badge.tone, badge.says[0]) == (tone, says)
+    assert (badge.tone, badge.says[0], badge.says[-1]) == ("amber", says, "no DOI of an archive")
 
 
 @pytest.mark.parametrize(("lower", "worst"), [(False, "the lowest of 2 nodes, on a; the highest is 130"),
@@ -201,10 +201,10 @@ def test_a_benchmark_that_ran_is_not_told_to_be_run() -> None:
         )
         for verb, checks in (("provision", []), ("bench", [ran]), ("bench", []))
     }
-    plain = "no figure of the document was measured"
+    plain = "no figure of a document was measured"
     assert told == {
-        ("provision", 0): f"{plain}; `envbuild bench` does it",
-        ("bench", 1): f"{plain}: it has none for what ran",
+        ("provision", 0): f"{plain}; `envbuild bench` does it, if the stack has a document with figures",
+        ("bench", 1): "no figure of the document was measured: it has none for what ran",
         ("bench", 0): plain,
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from envbuild.model.target import Connection
@@ -24,6 +26,15 @@ def test_a_name_without_an_address_is_told_with_where_to_give_it_one(name: str, 
     assert error.code == "node-unreachable"
     assert f"`Host {name}` with `HostName` in ~/.ssh/config" in (error.hint or "")
     assert (error.hint or "").endswith("try `ssh scheduler true`")
+
+
+def test_w1_on_a_login_node_the_hint_begins_with_what_a_target_says_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    error = login_error("scheduler", Connection(kind="ssh"), "ssh: Could not resolve hostname scheduler: no such name")
+    assert (error.hint or "").startswith("on the login node itself, write `connection: {login: null}`")
 
 
 def test_of_a_host_with_an_address_that_does_not_answer_no_name_is_asked_for() -> None:
