@@ -7,7 +7,7 @@ import sys
 
 from envbuild import __version__
 
-_INTERRUPTED = 130
+_INTERRUPTED = (130, 143)
 _COMPLETE = "_ENVBUILD_COMPLETE"
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         signal.signal(signal.SIGINT, interrupt)
     code = run(arguments)
-    if argv is None and (code == _INTERRUPTED or "rattler" in sys.modules):
+    if argv is None and (code in _INTERRUPTED or "rattler" in sys.modules):
         # Python ends itself by SIGINT, without the exit code, when an interrupt came while it evaluated a text; and
         # threads of rattler that are about to end can crash an interpreter that finalizes.
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
 
     def data() -> dict[str, Any]:
         selected = {} if prepared.selection is None else {"selection": prepared.selection.as_dict()}
-        return {"plan": made.to_json_dict(), "errors": as_dicts(survey.errors), **selected}
+        return {"plan": plan_data(made), "errors": as_dicts(survey.errors), **selected}
 
     if not settings.script:
         ui.result(data, lambda: plan_text(made, survey, prepared.selection))
@@ -211,6 +212,25 @@ def _provision(ui: Ui, prepared: Prepared, settings: Settings) -> int:
     return evidence.exit
 
 
+def _classes(plan: Plan) -> list[list[NodePlan]]:
+    """Nodes with equal plans: the same steps to the same environment, by the same decisions."""
+
+    def key(node: NodePlan) -> Hashable:
+        steps = tuple((step.kind, step.what, step.why) for step in node.steps)
+        return steps, node.environment, node.python, node.resolution.decisions
+
+    return list(grouped(plan.nodes, key).values())
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """The plan for programs, by class as for people: the first node's in full, and in `nodes` the names of all."""
+    classes = _classes(plan)
+    data = plan.model_copy(update={"nodes": tuple(nodes[0] for nodes in classes)}).to_json_dict()
+    for entry, nodes in zip(data["nodes"], classes, strict=True):
+        entry["nodes"] = [node.node for node in nodes]
+    return data
+
+
 def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *, why: bool = True) -> str:
     """The plan for people: per class of equal plans what, where, `why` and what it costs."""
     from envbuild.hostlist import fold_hosts
@@ -218,8 +238,8 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
     lines = [f"plan: {plan.stack} ({plan.profile}) on {plan.target}" + (f", {selection}" if selection else "")]
     if plan.profile_why:
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")
-    alike = grouped(plan.nodes, lambda node: tuple((step.kind, step.what, step.why) for step in node.steps))
-    for steps, (node, *others) in alike.items():
+    for node, *others in _classes(plan):
+        steps = [(step.kind, step.what, step.why) for step in node.steps]
         nodes = fold_hosts([node.node, *(each.node for each in others)])
         count = f"{len(others) + 1} nodes, " if others else ""
         lines.append(f"  {count}{nodes}: {node.resolution.variant_id} in {node.environment}")
@@ -346,10 +366,17 @@ def smoke(ui: Ui, /, *, only: tuple[str, ...], full: bool, **flags: Any) -> int:
 
 def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, Settings]:
     """What is asked about, as `prepare` has it, and how; nodes that were left out are told."""
+    from envbuild.catalog.loader import manifest_digest
+
     config = configured(flags)
     prepared = prepared_of(ui, flags, config, locked=False, jobs=True, ahead=ahead)
     if prepared.selection is not None:
         ui.note(str(prepared.selection))
+    if prepared.lock.manifest_digest != manifest_digest(prepared.stack, prepared.profile):
+        ui.warn(
+            f"the stack {prepared.stack.name} has changed since its lock was made: what is looked at is what the lock "
+            f"says; `envbuild lock check {prepared.reference}` says where they differ"
+        )
     return prepared, settings_of(config)
 
 

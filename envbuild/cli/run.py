@@ -16,7 +16,7 @@ from envbuild.cli.output import print_error, print_error_json, print_traceback
 from envbuild.cli.verbs import cli
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 
-_interrupt = threading.Event()
+_interrupt, _end = threading.Event(), threading.Event()
 
 
 def run(arguments: list[str]) -> int:
@@ -24,8 +24,12 @@ def run(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")  # a locale of few characters: `?` for the others, and no failure
+    _end.clear()
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        return ExitCode.TERMINATED if code == ExitCode.INTERRUPTED and _end.is_set() else code
     finally:
         # Here, not at the exit of the interpreter: an interrupted process skips that.
         connections = sys.modules.get("envbuild.transport.ssh_config")
@@ -101,6 +105,13 @@ def watch_interrupts() -> None:
 def interrupted() -> bool:
     """Whether a SIGINT has come since."""
     return _interrupt.is_set()
+
+
+def _terminate(_number: int, frame: FrameType | None) -> None:
+    """A SIGTERM is an interrupt with an exit code of its own: whoever takes care of those takes care of it."""
+    _end.set()
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _remember(number: int, frame: FrameType | None) -> None:

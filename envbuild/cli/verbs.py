@@ -170,7 +170,7 @@ class Tree(Group):
     cls=Tree,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
-    "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted.",
+    "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted, 143 terminated.",
 )
 @click.version_option(__version__, message="envbuild %(version)s")
 def cli() -> None:

@@ -32,7 +32,11 @@ def visit(target: Target) -> list[Visit]:
     """One round trip a host, `DEADLINE` seconds each. Changes nothing and submits nothing."""
     reached = as_login(target)
     nodes = expand_hosts(reached.hosts)
-    args: dict[str, Any] = {"reach": {name: each.url for name, each in load_indexes().items() if each.url}}
+    # pip has the one address that the catalog leaves to the configuration of a machine.
+    from pip._internal.models.index import PyPI
+
+    reach = {name: each.url or PyPI.simple_url for name, each in load_indexes().items()}
+    args: dict[str, Any] = {"reach": reach}
     if target.tmp:
         args["tmp"] = target.tmp
     tried = trial(target)

@@ -244,7 +244,7 @@ def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[
     told = [f"reached: {_few(reached)}"] if reached else []
     told += [f"not reached: {_few(missed)}"] if missed else []
     if DEFAULT_INDEX not in facts.reachable:
-        told.append("the default index is not configured here and was not asked")
+        told.append("the default index is turned off by the configuration here")
     found = "; ".join(told)
     found += f"; proxy: {proxies}" if proxies else "; no proxy"
     if not reached and facts.reachable:

@@ -199,7 +199,8 @@ def _ask_index(check: f.IndexCheck, means: Means) -> _Answer:
             if error.code == "package-not-found":
                 # An index that knows nothing of the name may as well be a login page; that proves nothing.
                 raise _NotRun(error.what) from error
-            if error.code != "resolution-failed":
+            # With wheels alone, "only a source distribution" is "no wheel".
+            if error.code not in ("resolution-failed", "build-not-allowed"):
                 raise
             return True, "the index has none"
     return False, f"the index has {answer.split()[0]}" if answer.split() else "the index has one"

@@ -64,8 +64,9 @@ class Request:
 
     `indexes` says which package comes from another index than the user's own. `as_of` is a date: nothing newer.
     `stand_ins` (name to version) are installed by something else: they count, and are not in the answer. `no_deps`
-    takes the requirements alone. `allow_build` are the packages that come as source distributions: what they need is
-    known only after code of theirs has run here. `may_build` come so where no wheel fits.
+    takes the requirements alone. `stable`: no version before a release. `allow_build` are the packages that come as
+    source distributions: what they need is known only after code of theirs has run here. `may_build` come so where no
+    wheel fits.
     """
 
     python: str
@@ -79,6 +80,7 @@ class Request:
     indexes: Mapping[str, Index] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     no_deps: bool = False
+    stable: bool = False
     allow_build: tuple[str, ...] = ()
     may_build: tuple[str, ...] = ()
 
@@ -92,7 +94,7 @@ def resolve(request: Request) -> list[Offer]:
     if not request.requirements:
         return []
     try:
-        return _resolved(request)
+        return _with_releases(request, _resolved(request))
     except EnvbuildError as error:
         if error.code != "build-not-allowed":
             raise
@@ -100,6 +102,25 @@ def resolve(request: Request) -> list[Offer]:
         if not set(names) <= set(request.may_build) - set(request.allow_build):
             raise build_not_allowed(names, error.why) from None
     return resolve(replace(request, allow_build=(*request.allow_build, *names)))
+
+
+def _with_releases(request: Request, offers: list[Offer]) -> list[Offer]:
+    """The offers without versions before a release that nobody asked for, where releases are there.
+
+    uv falls back on such a version where no release has a wheel. Raises EnvbuildError `build-not-allowed` where the
+    releases are source distributions.
+    """
+    early = [each.name for each in offers if Version(each.version).is_prerelease]
+    texts = (*request.requirements, *request.constraints)
+    asked = {package_name(text) for text in texts if requirement(text).specifier.prereleases}
+    if request.stable or not set(early) - asked - request.pins.keys():
+        return offers
+    try:
+        return _resolved(replace(request, stable=True))
+    except EnvbuildError as error:
+        if error.code == "build-not-allowed" and set(error.details["packages"]) & set(early):
+            raise
+        return offers
 
 
 def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:
@@ -201,6 +222,8 @@ def arguments(work: Path, request: Request) -> list[str]:
         options += ["--exclude-newer", f"{request.as_of}T23:59:59Z"]
     if request.no_deps:
         options.append("--no-deps")
+    if request.stable:
+        options += ["--prerelease", "disallow"]
     options += ["--only-binary", ":all:", *(word for name in request.allow_build for word in ("--no-binary", name))]
     return options
 

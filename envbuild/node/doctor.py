@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from envbuild.node import facts, proc, protocol
+from envbuild.node import facts, pip_config, proc, protocol
 from envbuild.node.probe import disks, prefix
 from envbuild.node.protocol import Json, NodeError
 from envbuild.node.read_text import read, search_path, which
@@ -64,11 +64,16 @@ def run(request: Json) -> "tuple[bool, Json]":
 
 
 def _asking_default(request: Json) -> Json:
-    """The request with the default index among those to be reached, where this host's configuration has an address."""
-    url = prefix.configured_index("")
+    """The request with the default index where this host has it; left out where its configuration turns it off."""
     args = request["args"]
     reach = args.get("reach")
-    return dict(request, args=dict(args, reach=dict(reach, pypi=url))) if url and isinstance(reach, dict) else request
+    if not isinstance(reach, dict):
+        return request
+    reach = dict(reach)
+    url = prefix.configured_index(reach.pop(pip_config.NORMAL_INDEX, ""))
+    if url:
+        reach[pip_config.NORMAL_INDEX] = url
+    return dict(request, args=dict(args, reach=reach))
 
 
 def _scheduler(folders: "list[str]", submit: "list[str] | None") -> "dict[str, Json]":

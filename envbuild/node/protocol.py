@@ -46,6 +46,7 @@ class Exit(enum.IntEnum):
     INTERNAL = 70
     TRY_AGAIN = 75
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 # Which exit code an error code ends in, where an error does not say it itself; codes that are not here end in USAGE.

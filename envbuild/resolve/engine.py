@@ -41,6 +41,7 @@ from envbuild.resolve.variant_checks import (
     interpreter_rule,
     platform_of,
     platform_rules,
+    python_hint,
     record_command,
     recorded_rule,
     request_for,
@@ -407,7 +408,7 @@ def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> 
         instead = (
             f"name {fits}, or no interpreter"
             if asked and fits
-            else f"install a Python {first} (`uv python install {first}`, a module, or the system's package)"
+            else python_hint(first, by_stack=not asked and any(j.variant.base.kind == "none" for j in judged))
         )
         compared = (f"Python {wanted}", f"there: {there}")
         rest = _refusals(min(judged, key=_distance), skip="python-not-there")

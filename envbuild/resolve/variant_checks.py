@@ -325,10 +325,16 @@ def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decisio
     if variant.base.kind == "prefix":
         wanted += f" under {variant.base.prefix}"
     what = asked_python(asked, variant.python, facts) if asked else f"{wanted} is not on the node"
-    instead = (
-        f"install a Python {variant.python} (`uv python install {variant.python}`, a module, or the system's package)"
-    )
+    instead = python_hint(variant.python, by_stack=variant.base.kind == "none" and asked is None)
     return decision("python-not-there", "refuse", what, (wanted, f"there: {there}"), OURS, instead)
+
+
+def python_hint(python: str, *, by_stack: bool) -> str:
+    """What gives a node a Python; `by_stack`: its stack may bring one."""
+    install = f"install a Python {python} (`uv python install {python}`, a module, or the system's package)"
+    return (
+        f"`interpreters: [present, standalone]` in the stack, which brings one; or {install}" if by_stack else install
+    )
 
 
 def asked_python(asked: str, wanted: str, facts: NodeFacts) -> str:

@@ -231,7 +231,7 @@ def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> Non
         True,
     )
     line = lines(facts(reachable=pytorch), site(), target())["network"]
-    assert f"not reached: {host}; the default index is not configured here and was not asked" in line.found
+    assert f"not reached: {host}; the default index is turned off by the configuration here" in line.found
     assert line.consequence == "this machine fetches and sends, where it can"
 
 

@@ -257,6 +257,17 @@ def test_a_lock_that_is_not_there_says_how_to_make_it(world: World) -> None:
     assert not world.prefix.exists()
 
 
+def test_d97_verify_says_that_the_stack_file_is_newer_than_the_lock(world: World) -> None:
+    world.tiny()
+    world.good("provision", "--target", "local", "--stack", "./tiny.yaml")
+    asked = ("verify", "--target", "local", "--stack", "./tiny.yaml")
+    assert "has changed since its lock was made" not in world.good(*asked).err
+    world.stack(environment={"NCCL_DEBUG": "1"})
+    done = world.good(*asked)
+    assert "has changed since its lock was made" in " ".join(done.err.split())
+    assert "envbuild lock check ./tiny.yaml" in " ".join(done.err.split())
+
+
 def test_a_stack_file_newer_than_its_lock_is_refused(world: World) -> None:
     world.tiny()
     world.stack(environment={"NCCL_DEBUG": "1"})

@@ -145,19 +145,21 @@ def test_checks_against_the_catalog(check: dict[str, Any], holds: bool, make_sta
     assert result.outcome == ("holds" if holds else "broken"), result.detail
 
 
-def test_the_index_is_asked_through_the_users_configuration(
+def test_d80_the_index_is_asked_through_the_users_configuration_and_an_sdist_is_no_wheel(
     make_stack: Make, home: Path, tmp_path: Path, compat: Compat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "known-1.0-py3-none-any.whl").write_bytes(b"")
+    (wheels / "sdists-2.0.tar.gz").write_bytes(b"")
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     stack = make_stack(
         {"check": {"kind": "index-has-none", "requirement": "unknown==1.0", "python": "3.9"}},
         {"check": {"kind": "index-has-none", "requirement": "known>=2", "python": "3.9"}},
+        {"check": {"kind": "index-has-none", "requirement": "sdists", "python": "3.9"}},
     )
     results = ask(stack, compat, git=False, index=True)
-    assert [r.outcome for r in results] == ["not-run", "holds"], results
+    assert [r.outcome for r in results] == ["not-run", "holds", "holds"], results
 
 
 def test_one_broken_check_breaks_its_finding() -> None:

@@ -169,7 +169,7 @@ def test_the_users_own_facts_file_and_one_of_its_hosts(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"one": plain, "two": plain}))
     done, _ = run(tmp_path, "plan", "--target", "h200", "--facts", str(file), "--json")
-    assert [node["node"] for node in json.loads(done.stdout)["plan"]["nodes"]] == ["one", "two"]
+    assert [node["nodes"] for node in json.loads(done.stdout)["plan"]["nodes"]] == [["one", "two"]]
     named = ("plan", "--target", "azure-nd96", "--stack", "torch-smoke", "--facts", str(file), "--json", "--host")
     done, _ = run(tmp_path, *named, "two")
     assert [node["node"] for node in json.loads(done.stdout)["plan"]["nodes"]] == ["two"]

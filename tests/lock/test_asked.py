@@ -13,6 +13,7 @@ import pytest
 from envbuild.cli.catalog_cmd import stack_check
 from envbuild.cli.lock_cmd import create
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.lock.files import read_lock
 from envbuild.lock.packages import Request, arguments, sdists
 from tests.lock.wheels import make_wheel
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
@@ -138,3 +139,24 @@ def test_d17_an_allowed_build_is_offered_and_no_other(tmp_path: Path) -> None:
 def test_d17_a_shipped_stack_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert stack_check.main(args=["opt-175b", "megatron-alpa", "torch-smoke"], standalone_mode=False) == 0
     assert "refused" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("home")
+def test_d90_a_version_before_a_release_is_taken_only_where_somebody_asks_for_it(tmp_path: Path) -> None:
+    ran, links = tmp_path / "ran", tmp_path / "links"
+    make_sdist(links, ran, "speed", "2.2")
+    make_wheel(links, "speed", "0.3.1.dev5")
+    make_wheel(links, "beta", "1.0b2")
+    found = ("--find-links", str(links))
+    error = refused(create, stack(tmp_path, "packages: [speed]"), *found)
+    assert (error.code, error.exit_code) == ("build-not-allowed", ExitCode.REFUSED)
+    assert "--allow-build speed" in error.hint and not ran.exists()
+
+    def locked(fields: str) -> dict[str, str]:
+        path = stack(tmp_path, fields)
+        create.main(args=[path, *found], standalone_mode=False)
+        lock = read_lock(Path(path).with_suffix(".lock.toml"))
+        return {each.name: each.version for each in lock.variants[0].packages}
+
+    assert locked("packages: ['speed==0.3.1.dev5']") == {"speed": "0.3.1.dev5"}
+    assert locked("packages: [beta]") == {"beta": "1.0b2"}, "there is no release at all"

@@ -189,3 +189,14 @@ def test_d92_a_target_that_expects_gpus_gets_no_cpu_build_and_the_nearest_reason
     assert there.variant_id == "cpu-standalone"
     assert "cu130-standalone was not taken (driver" in said(there, "gpu-unused")
     assert not resolve(facts, lock, target(expects={"gpu": "A100"}), compat(), variant="cpu-standalone").refused
+
+
+def test_d93_a_node_without_the_python_is_told_that_the_stack_may_bring_one() -> None:
+    got = resolve(node_facts("cpu-laptop", pythons=["3.8.10"]), torch_lock(("3.11",)), target(), compat())
+    (item,) = [d for d in got.decisions if d.verdict == "refuse"]
+    assert item.rule == "python-not-there"
+    assert "`interpreters: [present, standalone]` in the stack" in (item.instead or "")
+    asked = resolve(
+        node_facts("cpu-laptop", pythons=["3.8.10"]), torch_lock(("3.11",)), target(), compat(), interpreter="3.11"
+    )
+    assert all("standalone" not in (d.instead or "") for d in asked.decisions)

@@ -133,11 +133,16 @@ class Watch:
 
 @contextmanager
 def signals(watch: Watch) -> Iterator[None]:
-    """SIGINT and SIGTERM cancel the run (main thread only; elsewhere Python allows no handlers)."""
+    """SIGINT and SIGTERM cancel the run (main thread only; elsewhere Python allows no handlers).
+
+    Whoever has a handler of its own for SIGTERM hands it on as an interrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        before[signal.SIGTERM] = signal.SIG_DFL
     for number in before:
         signal.signal(number, lambda *_: watch.signalled.set())
     try:
