@@ -16,7 +16,7 @@ from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.environments import Environments, ask_in_use, stage
 from envbuild.provision.fleet.multi_node_smoke import meet_in_use, meet_nodes
-from envbuild.provision.fleet.sharing import execute_spread
+from envbuild.provision.fleet.sharing import execute_shared
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import NOT_BEGUN
 from envbuild.provision.run.journal import EventKind
@@ -42,10 +42,9 @@ class OverSsh(Environments):
 
 
 def _wave(work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-    """All steps of the nodes of one plan."""
     plan, files = stage(work, plan)
     with work.phase("provision", "provisioning"):
-        return execute_spread(plan, files, work, stage)
+        return execute_shared(plan, files, work, stage)
 
 
 def in_waves(work: Work, plan: Plan, wave: Wave, *, replan: Callable[[Work], Plan] = plan_of) -> tuple[Plan, Outcome]:

@@ -18,7 +18,7 @@ import posixpath
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,12 @@ class _BuildGroup:
         return next((name for name in self.made.builders if name not in self.tried), None)
 
 
+@dataclass
+class _SpreadGroup:
+    made: SpreadClass
+    waiting: list[str]
+
+
 @dataclass(frozen=True)
 class _Built:
     """The bundle with the wheels of one class, on this machine."""
@@ -68,56 +74,78 @@ class _Built:
     size: int
 
 
-def execute_once(plan: Plan, files: Mapping[str, NodeHost], work: Work) -> Outcome:
-    """Run every step of every node that has one; what the nodes of `plan.builds` compile, only once for each class.
+def execute_shared(plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
+    """Run every step of every node that has one; the plan as it was carried out, and the answers.
 
-    Raises EnvbuildError as `run_hosts` does.
+    `stage` prepares the files for a plan that was made anew because a builder failed. Raises EnvbuildError as
+    `run_hosts` does.
     """
-    return _Builds(plan, files, work).run()
+    return _Run(plan, files, work, stage).run()
 
 
-class _Builds:
-    """The state between the plays: requests and deliveries as they are changed, and who still waits."""
+class _Run:
+    """The state between the plays: who still waits; plan, requests and files of each node as they are now."""
 
-    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work) -> None:
-        self.work = work
+    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> None:
+        self.plan, self.work, self.stage = plan, work, stage
         self.nodes = {node.node: node for node in plan.nodes if node.steps}
         self.donors = {node.node: node for node in plan.nodes if node.nothing_to_do}
-        self.files = dict(files)
-        self.requests = requests_of(plan)
-        self.groups = [_BuildGroup(made, list(made.nodes)) for made in plan.builds]
+        self.files, self.requests = dict(files), requests_of(plan)
+        self.groups = [_SpreadGroup(each, [name for name in each.nodes if name in self.nodes]) for each in plan.spreads]
+        self.builds = plan.builds
+        self.tries: Counter[str] = Counter()
         self.outcome = Outcome()
         self.bundles: list[Path] = []
 
-    def run(self) -> Outcome:
-        """Play until no node waits: first builders, those whom nobody waits for, and those whom a donor gave."""
+    def run(self) -> tuple[Plan, Outcome]:
+        """Play until no node waits for an environment."""
         waiting = {name for group in self.groups for name in group.waiting}
         ready = [name for name in self.nodes if name not in waiting]
-        donated = [group for group in self.groups if self._donated(group)]
         try:
-            ready += self._hand_over(donated)
-            while ready or any(group.waiting for group in self.groups):
-                for group in self.groups:
-                    if group.waiting and group.next_builder is None:
-                        self._refuse_unable(group)
-                building = [group for group in self.groups if group.waiting]
-                for group in building:
-                    builder = group.next_builder or group.waiting[0]
-                    group.waiting.remove(builder)
-                    group.tried.append(builder)
-                    if group.waiting:
-                        names = ", ".join(group.made.sources)
-                        self.work.journal.stage(f"{builder} builds {names} for {len(group.waiting)} more")
-                    ready.append(builder)
-                self._play(ready)
-                ready = self._hand_over([group for group in building if self._built(group)])
-                for group in building:
-                    self._give_up(group)
+            while True:
+                for group in [each for each in self.groups if each.waiting and self._has(each)]:
+                    ready += group.waiting
+                    group.waiting = []
+                if not ready:
+                    break
+                now, ready = self._at_once(ready)
+                self._compile(now)
+                for group in [each for each in self.groups if each.waiting and each.made.builder in now]:
+                    if not self._has(group):
+                        ready += self._next(group)
         finally:
             for path in self.bundles:
                 path.unlink(missing_ok=True)
         self.work.notes += _built_alone(self.outcome)
-        return self.outcome
+        plans = tuple(self.nodes.get(node.node, node) for node in self.plan.nodes)
+        return self.plan.model_copy(update={"nodes": plans}), self.outcome
+
+    def _compile(self, names: list[str]) -> None:
+        """Play these until none waits for wheels: first builders, those who wait for nobody or whom a donor gives."""
+        groups = [_BuildGroup(made, list(made.nodes)) for made in self.builds if set(made.nodes) <= set(names)]
+        waiting = {name for group in groups for name in group.waiting}
+        ready = [name for name in names if name not in waiting]
+        ready += self._hand_over([group for group in groups if self._donated(group)])
+        while ready or any(group.waiting for group in groups):
+            for group in groups:
+                if group.waiting and group.next_builder is None:
+                    self._refuse_unable(group)
+            building = [group for group in groups if group.waiting]
+            for group in building:
+                builder = group.next_builder or group.waiting[0]
+                group.waiting.remove(builder)
+                group.tried.append(builder)
+                if group.waiting:
+                    sources = ", ".join(group.made.sources)
+                    self.work.journal.stage(f"{builder} builds {sources} for {len(group.waiting)} more")
+                ready.append(builder)
+            part = run_hosts({name: self.requests[name] for name in ready}, self.files, self.work)
+            for node, verbs in part.responses.items():
+                self.outcome.responses.setdefault(node, {}).update(verbs)
+            self.outcome.errors.update(part.errors)
+            ready = self._hand_over([group for group in building if self._built(group)])
+            for group in building:
+                self._give_up(group)
 
     def _donated(self, group: _BuildGroup) -> bool:
         """A finished node has what the class needs."""
@@ -131,13 +159,6 @@ class _Builds:
 
     def _wanted(self, group: _BuildGroup, sources: Any) -> dict[str, str]:
         return {name: key for name, key in keys_of(sources).items() if name in group.made.sources}
-
-    def _play(self, names: Iterable[str]) -> None:
-        chosen = list(names)
-        part = run_hosts({name: self.requests[name] for name in chosen}, self.files, self.work)
-        for node, verbs in part.responses.items():
-            self.outcome.responses.setdefault(node, {}).update(verbs)
-        self.outcome.errors.update(part.errors)
 
     def _built(self, group: _BuildGroup) -> bool:
         """The last builder of the class has installed what it built, so the others can take it."""
@@ -258,6 +279,72 @@ class _Builds:
         self.files[node] = replace(files, bundles={**files.bundles, name: built.path}, store=store)
         return posixpath.join(store, name)
 
+    def _has(self, group: _SpreadGroup) -> bool:
+        """The builder of a group is finished, from this run or from an earlier one."""
+        builder = group.made.builder
+        if builder in self.work.tried:
+            return False
+        if builder not in self.nodes:
+            return group.made.finished
+        answers = self.outcome.responses.get(builder, {})
+        return builder not in self.outcome.errors and bool((answers.get("activate") or {}).get("ok"))
+
+    def _at_once(self, ready: list[str]) -> tuple[list[str], list[str]]:
+        """Who plays now, and who after that: two builders on one prefix would be in each other's way."""
+        builders = [group.made.builder for group in self.groups if group.made.builder in ready]
+        later = set(builders[1:])
+        return [name for name in ready if name not in later], [name for name in ready if name in later]
+
+    def _next(self, group: _SpreadGroup) -> list[str]:
+        """Who builds now in place of a builder that failed; where it was tried often enough, those who wait end."""
+        failed, waiting = group.made.builder, group.waiting
+        group.waiting = []
+        error = self._error_of(failed)
+        self.work.tried.add(failed)
+        if error.exit_code not in _OF_THE_NODE and error.code != "step-failed":
+            self.tries.update(waiting)
+        ended = [name for name in waiting if self.tries[name] >= _TRIES]
+        self.outcome.errors.update({name: self._ended(name, failed, error) for name in ended})
+        waiting = [name for name in waiting if name not in ended]
+        return self._plan_again(waiting) if waiting else []
+
+    def _ended(self, node: str, builder: str, error: EnvbuildError) -> EnvbuildError:
+        """Why a node ends that nobody builds for any more."""
+        resolution, why = self.nodes[node].resolution, not_built(node, builder, error)
+        return why if resolution.wheels_from is None else lacks_tools(resolution, str(why))
+
+    def _plan_again(self, waiting: list[str]) -> list[str]:
+        """Plan for nodes whose builder failed, without it; returns the new builders."""
+        whole = plan_of(self.work)
+        refused = {name: error for name, error in self.work.lacking.items() if name in waiting}
+        self.outcome.errors.update(refused)
+        waiting = [name for name in waiting if name not in refused]
+        made = whole.model_copy(update={"nodes": tuple(node for node in whole.nodes if node.node in waiting)})
+        made, files = self.stage(self.work, made)
+        self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})
+        self.requests.update(requests_of(made))
+        self.files.update({name: each for name, each in files.items() if name in waiting})
+        self.builds = made.builds
+        taken: set[str] = set()
+        for each in made.spreads:
+            names = [name for name in each.nodes if name in waiting]
+            if names:
+                self.groups.append(_SpreadGroup(each, names))
+                taken.update(names)
+        return [name for name in waiting if name not in taken]
+
+    def _error_of(self, node: str) -> EnvbuildError:
+        """Why a node that was to give an environment has none."""
+        error = self.outcome.error_of(node)
+        if error is not None:
+            return error
+        smoke = (self.outcome.responses.get(node, {}).get("smoke") or {}).get("result") or {}
+        failed = [str(each.get("name")) for each in smoke.get("checks", ()) if each.get("status") == "failed"]
+        code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
+        return EnvbuildError(
+            "smoke-failed", f"its smoke test failed: {', '.join(failed) or 'no answer'}", exit_code=code
+        )
+
 
 def _keys_in(answer: ContactResult | None) -> set[str]:
     """The keys of the entries that a node's store can be read to have; none where it does not say."""
@@ -287,131 +374,3 @@ def not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildE
         exit_code=error.exit_code if error is not None else ExitCode.BUILD_FAILED,
         details={"node": node, "builder": builder},
     )
-
-
-@dataclass
-class _SpreadGroup:
-    """A class while its nodes are provisioned."""
-
-    made: SpreadClass
-    waiting: list[str]
-
-
-def execute_spread(plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> tuple[Plan, Outcome]:
-    """Run every step of every node that has one; the plan as it was carried out, and the answers.
-
-    `stage` prepares the files for a plan that was made anew because a builder failed. Raises EnvbuildError as
-    `run_hosts` does.
-    """
-    if not plan.spreads:
-        return plan, execute_once(plan, files, work)
-    return _Spreads(plan, files, work, stage).run()
-
-
-class _Spreads:
-    """The state between the plays: who still waits, and the plan and files of each node as they are now."""
-
-    def __init__(self, plan: Plan, files: Mapping[str, NodeHost], work: Work, stage: Stage) -> None:
-        self.plan, self.work, self.stage = plan, work, stage
-        self.nodes = {node.node: node for node in plan.nodes if node.steps}
-        self.files = dict(files)
-        self.groups = [_SpreadGroup(each, [name for name in each.nodes if name in self.nodes]) for each in plan.spreads]
-        self.builds = plan.builds
-        self.tries: Counter[str] = Counter()
-        self.outcome = Outcome()
-
-    def run(self) -> tuple[Plan, Outcome]:
-        """Play until no node waits."""
-        waiting = {name for group in self.groups for name in group.waiting}
-        ready = [name for name in self.nodes if name not in waiting]
-        while True:
-            for group in [each for each in self.groups if each.waiting and self._has(each)]:
-                ready += group.waiting
-                group.waiting = []
-            if not ready:
-                break
-            now, later = self._at_once(ready)
-            self._play(now)
-            ready = later
-            for group in [each for each in self.groups if each.waiting and each.made.builder in now]:
-                if not self._has(group):
-                    ready += self._next(group)
-        plans = tuple(self.nodes.get(node.node, node) for node in self.plan.nodes)
-        return self.plan.model_copy(update={"nodes": plans}), self.outcome
-
-    def _has(self, group: _SpreadGroup) -> bool:
-        """The builder of a group is finished, from this run or from an earlier one."""
-        builder = group.made.builder
-        if builder in self.work.tried:
-            return False
-        if builder not in self.nodes:
-            return group.made.finished
-        answers = self.outcome.responses.get(builder, {})
-        return builder not in self.outcome.errors and bool((answers.get("activate") or {}).get("ok"))
-
-    def _at_once(self, ready: list[str]) -> tuple[list[str], list[str]]:
-        """Who plays now, and who after that: two builders on one prefix would be in each other's way."""
-        builders = [group.made.builder for group in self.groups if group.made.builder in ready]
-        later = set(builders[1:])
-        return [name for name in ready if name not in later], [name for name in ready if name in later]
-
-    def _play(self, now: list[str]) -> None:
-        finished = [node for node in self.plan.nodes if node.nothing_to_do and node.node not in self.nodes]
-        part = self.plan.model_copy(
-            update={
-                "nodes": (*finished, *(self.nodes[name] for name in now)),
-                "builds": tuple(each for each in self.builds if set(each.nodes) <= set(now)),
-            }
-        )
-        found = execute_once(part, {name: self.files[name] for name in now}, self.work)
-        self.outcome.responses.update(found.responses)
-        self.outcome.errors.update(found.errors)
-
-    def _next(self, group: _SpreadGroup) -> list[str]:
-        """Who builds now in place of a builder that failed; where it was tried often enough, those who wait end."""
-        failed, waiting = group.made.builder, group.waiting
-        group.waiting = []
-        error = self._error_of(failed)
-        self.work.tried.add(failed)
-        if error.exit_code not in _OF_THE_NODE and error.code != "step-failed":
-            self.tries.update(waiting)
-        ended = [name for name in waiting if self.tries[name] >= _TRIES]
-        self.outcome.errors.update({name: self._ended(name, failed, error) for name in ended})
-        waiting = [name for name in waiting if name not in ended]
-        return self._plan_again(waiting) if waiting else []
-
-    def _ended(self, node: str, builder: str, error: EnvbuildError) -> EnvbuildError:
-        """Why a node ends that nobody builds for any more."""
-        resolution, why = self.nodes[node].resolution, not_built(node, builder, error)
-        return why if resolution.wheels_from is None else lacks_tools(resolution, str(why))
-
-    def _plan_again(self, waiting: list[str]) -> list[str]:
-        """Plan for nodes whose builder failed, without it; returns the new builders."""
-        whole = plan_of(self.work)
-        refused = {name: error for name, error in self.work.lacking.items() if name in waiting}
-        self.outcome.errors.update(refused)
-        waiting = [name for name in waiting if name not in refused]
-        made = whole.model_copy(update={"nodes": tuple(node for node in whole.nodes if node.node in waiting)})
-        made, files = self.stage(self.work, made)
-        self.nodes.update({node.node: node for node in made.nodes if node.node in waiting})
-        self.files.update({name: each for name, each in files.items() if name in waiting})
-        self.builds = made.builds
-        taken: set[str] = set()
-        for each in made.spreads:
-            names = [name for name in each.nodes if name in waiting]
-            if names:
-                self.groups.append(_SpreadGroup(each, names))
-                taken.update(names)
-        return [name for name in waiting if name not in taken]
-
-    def _error_of(self, node: str) -> EnvbuildError:
-        """Why a node that was to give an environment has none."""
-        error = self.outcome.error_of(node)
-        if error is not None:
-            return error
-        smoke = (self.outcome.responses.get(node, {}).get("smoke") or {}).get("result") or {}
-        failed = [str(each.get("name")) for each in smoke.get("checks", ()) if each.get("status") == "failed"]
-        code = ExitCode.BELOW_FLOOR if smoke.get("exit") == ExitCode.BELOW_FLOOR else ExitCode.CHECK_FAILED
-        return EnvbuildError(
-            "smoke-failed", f"its smoke test failed: {', '.join(failed) or 'no answer'}", exit_code=code
-        )

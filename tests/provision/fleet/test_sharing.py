@@ -1,4 +1,4 @@
-"""The order of a fleet that compiles once. Nodes are played by a table; the real ones are in tests/fleet."""
+"""The order of nodes that compile once, or share a prefix. They are played by a table; real ones are in tests/fleet."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan
+from envbuild.plan.sharing import Sharing
+from envbuild.plan.sharing import spread as plan_spread
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact import wheel_stores
 from envbuild.provision.contact.first_contact import ContactResult
+from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.fleet import sharing
-from envbuild.provision.fleet.sharing import execute_once
 from envbuild.provision.run.context import Outcome, Settings, Work
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.run_dir import RunDir
+from tests.plan.test_planner import planned
 from tests.plan.test_shared_builds import COMPILED, finished, lock_with, machine, shared, with_cuda
 from tests.provision.ansible.test_play import _prepared
+from tests.resolve.builders import target
 from tests.resolve.test_wheel_providers import cuda_lock, gpu_node
 
 KEY = "a" * 64
@@ -50,7 +54,7 @@ class Stage:
 
     def run(self, **files: Any) -> Outcome:
         given = {node.node: NodeHost(node.node, "python", "pyz", **files) for node in self.plan.nodes if node.steps}
-        outcome = execute_once(self.plan, given, self.work)
+        _, outcome = sharing.execute_shared(self.plan, given, self.work, lambda _, plan: (plan, given))
         self.journal.close()
         return outcome
 
@@ -265,3 +269,106 @@ def test_it_is_refused_when_only_the_handing_over_fails(tmp_path: Path, monkeypa
     assert [sorted(each) for each in on.plays] == [["a"], ["b"]], "b builds for itself, bare cannot"
     assert {name: error.code for name, error in outcome.errors.items()} == {"bare": "nvcc-absent"}
     assert "the store has no such wheel" in outcome.errors["bare"].why
+
+
+FULL = {"ok": False, "error": {"code": "disk-full", "what": "no room", "exit": 75}}
+SMOKE = {"ok": True, "result": {"ok": False, "exit": 1, "checks": [{"name": "import", "status": "failed"}]}}
+GOOD = {"install": {"ok": True, "result": {}}, "activate": {"ok": True, "result": {}}}
+BUILDS, TESTS = ["install", "smoke", "activate"], ["smoke"]
+
+
+class SpreadStage:
+    """Nodes that answer by a table: `bad` by node what ends it."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.facts = {name: machine(name, cpus=64 - number) for number, name in enumerate(names)}
+        self.target = target(placement="shared")
+        self.whole = planned(self.facts, lock_with(), where=self.target)
+        self.plays: list[dict[str, list[str]]] = []
+        self.bad: dict[str, dict[str, Any]] = {}
+        run = RunDir.create(tmp_path / "runs")
+        self.journal = run.open_journal()
+        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
+        self.work.survey.facts = dict(self.facts)
+        self.work.tools = dict.fromkeys(names, NodeTools((), "python", "pyz", "uv", "/usr/bin/python3.11"))
+        monkeypatch.setattr(sharing, "run_hosts", self.play)
+        monkeypatch.setattr(sharing, "plan_of", self.plan_of)
+
+    def plan_of(self, work: Work) -> Plan:
+        return plan_spread(self.whole, Sharing(self.target, self.facts, {}, tried=work.tried))
+
+    def run(self) -> Outcome:
+        plan, files = self._stage(self.work, self.plan_of(self.work))
+        _, outcome = sharing.execute_shared(plan, files, self.work, self._stage)
+        self.journal.close()
+        return outcome
+
+    def _stage(self, work: Work, plan: Plan) -> tuple[Plan, dict[str, NodeHost]]:
+        return plan, {node.node: NodeHost(node.node, "python", "pyz") for node in plan.nodes if node.steps}
+
+    def play(self, requests: Mapping[str, Any], files: Mapping[str, NodeHost], work: Work) -> Outcome:
+        outcome = Outcome()
+        self.plays.append({name: list(verbs) for name, verbs in requests.items()})
+        for name in requests:
+            verb = "smoke" if self.bad.get(name) is SMOKE else "install"
+            outcome.responses[name] = {verb: self.bad[name]} if name in self.bad else dict(GOOD)
+        return outcome
+
+
+def codes(outcome: Outcome) -> dict[str, tuple[str, int]]:
+    return {name: (error.code, int(error.exit_code)) for name, error in outcome.errors.items()}
+
+
+def test_one_builds_then_all_others_test_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c")
+    outcome = on.run()
+    assert on.plays == [{"a": BUILDS}, {"b": TESTS, "c": TESTS}]
+    assert (outcome.errors, on.work.notes) == ({}, [])
+
+
+def test_where_the_builder_fails_the_next_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d")
+    on.bad = {"a": SMOKE}
+    outcome = on.run()
+    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": TESTS, "d": TESTS}]
+    assert outcome.errors == {}, "what failed is in the answers of that node"
+
+
+def test_what_fails_on_two_nodes_is_not_tried_on_a_third(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d")
+    on.bad = {"a": FAILED, "b": FAILED}
+    outcome = on.run()
+    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}]
+    assert codes(outcome) == {"c": ("not-built", 4), "d": ("not-built", 4)}
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c")
+    on.bad = {"a": SMOKE, "b": SMOKE}
+    outcome = on.run()
+    assert codes(outcome) == {"c": ("not-built", 1)}
+    assert "its smoke test failed: import" in outcome.errors["c"].why
+
+
+def test_what_is_wrong_with_a_node_alone_says_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c", "d", "e")
+    on.bad = {"a": FULL, "b": FULL, "c": FULL}
+    outcome = on.run()
+    assert on.plays == [{"a": BUILDS}, {"b": BUILDS}, {"c": BUILDS}, {"d": BUILDS}, {"e": TESTS}]
+    assert outcome.errors == {}
+
+
+def test_who_has_no_answer_of_its_builder_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = SpreadStage(tmp_path, monkeypatch, "a", "b", "c")
+
+    def lost(requests: Any, files: Any, work: Work) -> Outcome:
+        played = on.play(requests, files, work)
+        for name in ("a", "b"):
+            if name in played.responses:
+                played.responses.pop(name)
+                played.errors[name] = EnvbuildError("node-unreachable", name, exit_code=ExitCode.UNREACHABLE)
+        return played
+
+    monkeypatch.setattr(sharing, "run_hosts", lost)
+    outcome = on.run()
+    assert on.plays[-1] == {"c": BUILDS}, "two nodes that died say nothing of the third"
+    assert codes(outcome) == {"a": ("node-unreachable", 3), "b": ("node-unreachable", 3)}
