@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
 
-_NEXT = ("envbuild.resolve.node_classes",)
 _PHASES = {
     "node-unreachable": "while connecting",
     "host-key-unknown": "at its host key",
@@ -139,7 +138,7 @@ def _facts(ui: Ui, flags: dict[str, Any], file: Path, deadline: float | None) ->
             )
         facts, errors = _facts_by_job(ui, target, flags)
     else:
-        facts, errors = probe_nodes(target, deadline or DEADLINE, _NEXT)
+        facts, errors = probe_nodes(target, deadline or DEADLINE)
     plain = {node: item.to_json_dict() for node, item in facts.items()}
     if plain:
         with writing(file):

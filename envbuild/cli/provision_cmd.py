@@ -67,8 +67,6 @@ if TYPE_CHECKING:
 @common_options
 def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     """Build, test and verify the environment of a stack on a target."""
-    from envbuild.provision.jobs.node_local import refuse_script
-
     config, script = configured(flags), flags["print_script"]
     if facts is not None and not (flags["dry_run"] or script):
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
@@ -80,6 +78,8 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         return _print_prolog(ui, prepared)
     _refuse_batches_of_jobs(prepared, flags)
     if script:
+        from envbuild.provision.jobs.node_local import refuse_script
+
         refuse_script(prepared.target)
         if prepared.target.engine == "container":
             return _print_image_script(ui, prepared, recorded=not asks)
@@ -114,11 +114,10 @@ def _print_image_script(ui: Ui, prepared: Prepared, *, recorded: bool) -> int:
 def _print_prolog(ui: Ui, prepared: Prepared) -> int:
     """One question to the login host, and no job: the text has its paths."""
     from envbuild.provision.jobs.node_local import prolog_text, refuse_prolog
-    from envbuild.provision.jobs.survey import ask_login
-    from envbuild.schedule.cluster import as_login, submit_host
+    from envbuild.provision.jobs.survey import login_facts
 
     refuse_prolog(prepared.target)
-    login = ask_login(prepared, submit_host(prepared.target).host, as_login(prepared.target).connection)
+    login = login_facts(prepared.target, prepared.stack.name)
     text = prolog_text(prepared.target, prepared.stack.name, login)
     ui.result({"prolog": text}, lambda: text, verbatim=True)
     return 0

@@ -211,7 +211,6 @@ def _say(text: str) -> None:
 
 
 def _write(path: Path, data: Any) -> None:
-    """The file whole or not at all."""
     from envbuild.node import paths
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -107,7 +107,6 @@ def _watched(argv: list[str], stdin: bytes | None, watch: Watch, variables: Mapp
 
 
 def _put(work: Callable[[NodeHost, Path], None], host: NodeHost) -> proc.Finished:
-    """Put files for `host` into its store."""
     store = Path(host.store or "")
     try:
         store.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -116,7 +116,6 @@ def _unsafe(value: Any) -> Any:
 
 
 def _dumper() -> Any:
-    """A YAML dumper that knows `!unsafe`."""
     import yaml
 
     class InventoryDumper(yaml.SafeDumper):

@@ -52,7 +52,6 @@ def read_inventory(path: Path) -> dict[str, HostAddress]:
 
 
 def _listed(path: Path) -> Any:
-    """What `ansible-inventory --list` prints for a file."""
     with tempfile.TemporaryDirectory(prefix="envbuild-inventory-") as folder:
         private = Path(folder)
         (private / "ansible.cfg").write_text(_CONFIGURATION, encoding="utf-8")

@@ -7,7 +7,6 @@ The login shell never parses anything of ours, and what start-up files print is 
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 import os
 import re
@@ -293,13 +292,12 @@ def contact(
     request_for: Callable[[str], dict[str, Any]],
     connection: Connection,
     deadline: float = DEADLINE,
-    meanwhile: Sequence[str] = (),
     *,
     run: RunFolder | None = None,
 ) -> dict[str, ContactResult]:
     """Contact all nodes at once; each has its own result or error, and none waits for another's deadline.
 
-    `meanwhile`: modules that are imported while the nodes work, because they are needed next. `run`: the one that asks.
+    `run`: the one that asks.
     """
     at_once = threading.BoundedSemaphore(WORKERS)
 
@@ -315,17 +313,9 @@ def contact(
         return ContactResult.failed(node, told)
 
     wanted = list(dict.fromkeys(nodes))
-    if meanwhile:
-        threading.Thread(target=_import, args=(tuple(meanwhile),), daemon=True).start()
     if len(wanted) == 1:
         return {wanted[0]: one(wanted[0])}
     _packed(node_pyz())
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
     answers = proc.parallel([partial(one, node) for node in wanted])
     return {node: answer for node, answer in zip(wanted, answers, strict=True) if answer is not None}
-
-
-def _import(modules: Iterable[str]) -> None:
-    for name in modules:
-        with suppress(ImportError):  # who needs it will say so
-            importlib.import_module(name)

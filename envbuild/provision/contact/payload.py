@@ -162,7 +162,6 @@ def read_answer(stdout: str) -> dict[str, Any] | None:
 
 
 def _head(prefix: str, puts: Iterable[str], *, packed: bool, gzip_needed: bool) -> bytes:
-    """The shell text, with its values filled in."""
     text = Path(__file__).with_name("payload.sh").read_text(encoding="utf-8")
     values = {
         "@PREFIX@": shlex.quote(prefix.rstrip("/")),

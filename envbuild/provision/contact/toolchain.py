@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import platform
-import sysconfig
 from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
@@ -69,11 +69,6 @@ def check_platform(facts: NodeFacts) -> None:
             why=f"the node is {facts.os.arch} with {facts.libc.kind}, this machine {here} with glibc",
             hint="run envbuild from a machine like the node, or use the engine venv",
         )
-
-
-def present_python(facts: NodeFacts) -> str | None:
-    """The newest CPython of the node that can load py-rattler, as far as the node was asked."""
-    return newest_python(facts, LEAST_PYTHON)
 
 
 def newest_python(facts: NodeFacts, least: tuple[int, ...]) -> str | None:
@@ -153,17 +148,7 @@ class NodeTools(NamedTuple):
 @cache
 def least_python() -> Version:
     """The oldest Python on a node that the installed ansible-core can work with (its release notes)."""
-    return Version("3.9") if Version(_ansible_core()) >= Version("2.20") else Version("3.8")
-
-
-def _ansible_core() -> str:
-    """The version of the installed ansible-core, by the name of its metadata's folder: reading that takes 8 ms more."""
-    there = list(Path(sysconfig.get_paths()["purelib"]).glob("ansible_core-*.dist-info"))
-    if len(there) == 1:
-        return there[0].name.removeprefix("ansible_core-").removesuffix(".dist-info")
-    from importlib.metadata import version
-
-    return version("ansible-core")
+    return Version("3.9") if Version(version("ansible-core")) >= Version("2.20") else Version("3.8")
 
 
 def node_tools(
@@ -197,7 +182,7 @@ def node_tools(
 def _with_rattler(found: NodeTools, facts: NodeFacts, toolchain_file: Path | None, *, fetch: bool) -> NodeTools:
     """The same with py-rattler, and a Python for it where the node is not known to have one that is new enough."""
     check_platform(facts)
-    rattler, python = rattler_tool(make=fetch), present_python(facts)
+    rattler, python = rattler_tool(make=fetch), newest_python(facts, LEAST_PYTHON)
     tools = [*found.tools, rattler]
     if python is None:
         runner = bootstrap_python(facts.os.arch, facts.libc.kind, toolchain_file, fetch=fetch)

@@ -60,7 +60,7 @@ def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[
             archive.add(made, arcname=".")
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return Obtained("", "apptainer", path, sha256_of(path), built=True)
+    return Obtained("", "apptainer", path, sha256_of(path))
 
 
 @contextmanager

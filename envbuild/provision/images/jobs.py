@@ -165,7 +165,6 @@ def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
                 images.wanted, work.prepared, work.run.path, say=work.journal.stage,
                 file=lambda found: not (made and record["id"] == found),
             )  # fmt: skip
-    images.built = got.built
     archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
     file = record["file"] if made and record["id"] == got.id else None
     try:

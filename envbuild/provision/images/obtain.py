@@ -54,7 +54,6 @@ class Obtained:
     archive: Path | None = None
     sha256: str | None = None
     pull: str | None = None
-    built: bool = False
 
     @property
     def digest(self) -> str | None:
@@ -145,7 +144,7 @@ def obtain(
         assert image.id is not None and settings.image is not None  # noqa: S101 - see `_pulled`
         return Obtained(image.id, pull=settings.image)
     builder = find_builder(settings.builder, builds=True)
-    found, built = _remembered(image.key), False
+    found = _remembered(image.key)
     if _id(builder, image.name) is None or _id(builder, image.name) != found.get("id"):
         options = Options(
             wheelhouses=tuple(Path(each).expanduser() for each in settings.wheelhouse),
@@ -154,7 +153,7 @@ def obtain(
         )
         say(f"building the image with {builder.name}")
         made = build_image(image.recipe, builder, options)
-        found, built = {"id": made["id"], "name": image.name, "builder": builder.name}, True
+        found = {"id": made["id"], "name": image.name, "builder": builder.name}
         keep(_memory(image.key), found)
     known = str(found.get("carried") or found["id"])
     path: Path | None = None
@@ -171,7 +170,7 @@ def obtain(
         # Docker's id of an image in containerd's store is that of its manifest; ours is that of its configuration.
         keep(_memory(image.key), {**found, "carried": known})
     sha256 = sha256_of(path) if path else None
-    return Obtained(known, builder.name, path, sha256, pull, built=built)
+    return Obtained(known, builder.name, path, sha256, pull)
 
 
 def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> tuple[str, str]:

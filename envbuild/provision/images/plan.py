@@ -41,25 +41,16 @@ class NodeImage:
     gpus: int = 0
 
 
-def container_facts(told: Mapping[str, Any], facts: NodeFacts) -> ContainerFacts:
-    """What the rules of `engine.choose` read."""
-    return ContainerFacts(
-        runtimes=told.get("runtimes") or {},
-        cdi=bool(told.get("cdi")),
-        infiniband=bool(told.get("infiniband")),
-        memlock=int(told.get("memlock", -1)),
-        raises_limits=bool(told.get("raises_limits")),
-        root=bool(told.get("root")),
-        gpus=len(facts.gpus),
-    )
-
-
 def node_image(
     node: str, prepared: Prepared, image: Wanted, told: Mapping[str, Any], facts: NodeFacts, *, repair: bool
 ) -> NodeImage:
     """Decide for one node. Raises what `choose` raises, `container-needs-registry` (exit 7)."""
     settings = settings_of(prepared)
-    chosen = choose(node, settings, container_facts(told, facts))
+    can = {name: bool(told.get(name)) for name in ("cdi", "infiniband", "raises_limits", "root")}
+    there = ContainerFacts(
+        told.get("runtimes") or {}, memlock=int(told.get("memlock", -1)), gpus=len(facts.gpus), **can
+    )
+    chosen = choose(node, settings, there)
     if chosen.runtime in ("enroot", "pyxis") and settings.image is None and settings.registry is None:
         raise needs_registry(f"{chosen.runtime} on {node} takes images from registries alone")
     command = tuple(chosen.command(IMAGE))

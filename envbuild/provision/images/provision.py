@@ -66,7 +66,6 @@ class Images:
     nodes: dict[str, NodeImage] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     used: dict[str, dict[str, Any]] = field(default_factory=dict)
-    built: bool = False
     login: dict[str, Any] = field(default_factory=dict)
 
 
@@ -195,7 +194,6 @@ class InImages:
                 images.wanted, work.prepared, work.run.path, say=work.journal.stage,
                 file=lambda found: any(_carried(work, node, found) for node in images.nodes.values()),
             )  # fmt: skip
-        images.built = got.built
         more = todo(images.nodes, got.id)
         if set(more) - set(images.why):
             work.notes.append(f"nodes with another image than {got.id[:12]} get it too: {', '.join(sorted(more))}")
@@ -251,7 +249,6 @@ def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
 
 
 def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
-    """One play over the nodes of a wave."""
     requests: dict[str, dict[str, Any]] = {}
     files: dict[str, NodeHost] = {}
     full: dict[str, EnvbuildError] = {}

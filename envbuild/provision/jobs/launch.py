@@ -89,7 +89,7 @@ def make_jobs(
             "launch-parameter", "how long the run may take is not said", hint="--time-limit 2h, or in the target"
         )
     site = _bounded(JobSite.of(target), asked)
-    facts = login_facts(target, stack.name, site.login, site.connection, run)
+    facts = login_facts(target, stack.name, run)
     environment = asked.environment or _environment(facts, stack.name, target)
     place = Place(
         nodes=site.nodes,

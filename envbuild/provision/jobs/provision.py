@@ -35,7 +35,7 @@ from envbuild.provision.jobs.answers import (
 from envbuild.provision.jobs.node_local import ensure_step, is_local, published
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
 from envbuild.provision.jobs.stage import stage as stage_on_login
-from envbuild.provision.jobs.survey import ask_login, facts_file, facts_of, survey_jobs, write_facts
+from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind
@@ -223,8 +223,10 @@ def _add_unmet(outcome: Outcome, answers: Answers, failed: EnvbuildError | None)
 
 def _facts(node: str, verbs: Mapping[str, Any], planned: NodeFacts) -> NodeFacts:
     """The node's own; where it said nothing, those of the node that the plan was made for, under its name."""
-    found = facts_of(verbs.get("probe") or {}, node) or planned.model_copy(update={"node": node, "hostname": node})
-    return found.model_copy(update={"shared": planned.shared})
+    probe = verbs.get("probe") or {}
+    if not probe.get("ok"):
+        return planned.model_copy(update={"node": node, "hostname": node})
+    return NodeFacts.from_plain(probe["result"]).model_copy(update={"node": node, "shared": planned.shared})
 
 
 def _well(answer: Mapping[str, Any]) -> bool:
@@ -290,7 +292,7 @@ class InJobs(Environments):
         prepared, outcome = work.prepared, Outcome()
         site = JobSite.of(prepared.target)
         with work.phase("probe", f"asking {site.login} which environments are there"):
-            facts = ask_login(prepared, site.login, site.connection, work.run)
+            facts = login_facts(prepared.target, prepared.stack.name, work.run)
             current = current_of(prepared, site.login, [item.to_json_dict() for item in facts.environments])
         if isinstance(current, EnvbuildError):
             raise current

@@ -17,17 +17,19 @@ from typing import Any
 import platformdirs
 
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import Connection, Target
+from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Run, Work
-from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.findings import Survey
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken, told_facts
 from envbuild.provision.survey.in_use import can_keep, kept
+from envbuild.schedule.cluster import as_login
 
 
 def facts_file(target: Target, login: str) -> Path:
@@ -112,28 +114,25 @@ def look_at_login(work: Work, site: JobSite) -> tuple[str, dict[str, Any]]:
 
     Raises EnvbuildError as `contact` does: without a login host nothing can be submitted; and `shared-missing`.
     """
-    facts = ask_login(work.prepared, site.login, site.connection, work.run)
+    facts = login_facts(site.target, work.prepared.stack.name, work.run)
     if is_local(work.prepared.target):
         told = {"environments": facts.environments, "toolchain": facts.toolchain, "busy": None}
         return facts.prefix.path, {**told, "shared": facts.prefix.path}
     return facts.prefix.path, {name: getattr(facts, name) for name in _SHARED}
 
 
-def ask_login(prepared: Prepared, login: str, connection: Connection, run: RunDir | None = None) -> NodeFacts:
-    """`login_facts` for a stack that was prepared."""
-    return login_facts(prepared.target, prepared.stack.name, login, connection, run)
-
-
-def login_facts(target: Target, stack: str | None, login: str, connection: Connection, run: RunDir | None) -> NodeFacts:
+def login_facts(target: Target, stack: str | None, run: RunDir | None = None) -> NodeFacts:
     """Brief facts of the login host; its prefix is there the folder that it shares with the nodes.
 
     Raises EnvbuildError as `contact` does, and `shared-missing` (exit 2).
     """
-    local = is_local(target)
-    prefix = require_shared(target) if local else target.prefix
+    if local := is_local(target):
+        require_shared(target)
+    host = as_login(target)
+    (login,) = expand_hosts(host.hosts)
     args = {"node": login, "stack": stack, "verify": stack is not None, "brief": True, "published": local}
-    request = node_request("probe", prefix, args, run.id if run else "-")
-    return NodeFacts.from_plain(contact([login], lambda _: request, connection, run=run)[login].result())
+    request = node_request("probe", host.prefix, args, run.id if run else "-")
+    return NodeFacts.from_plain(contact([login], lambda _: request, host.connection, run=run)[login].result())
 
 
 def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
@@ -160,20 +159,13 @@ def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     return again
 
 
-def facts_of(answers: Mapping[str, Any], node: str) -> NodeFacts | None:
-    """Facts in the answer of a node program's probe; None when it has none."""
-    if not answers.get("ok"):
-        return None
-    return NodeFacts.from_plain(answers["result"]).model_copy(update={"node": node})
-
-
 def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of the nodes that one short job got, and the errors of those that gave none.
 
     Raises EnvbuildError of asking the login host and of the job.
     """
     site = JobSite.of(target)
-    facts = login_facts(target, None, site.login, site.connection, work.run)
+    facts = login_facts(target, None, work.run)
     folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
     request = node_request("probe", target.prefix, {}, work.run.id)
     answers = ask_in_job(work, site, Asked("envbuild-probe", folder, {"probe": request}), PROBE_LIMIT)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 from envbuild import __version__
+from envbuild.catalog.loader import manifest_text
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import (
@@ -31,6 +32,10 @@ from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, read_journal, utc_now
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.report.equality import equality_of
+from envbuild.report.render import write_report
+from envbuild.report.tables import steps
+from envbuild.resolve.artifacts import built
 from envbuild.schedule.cluster import as_login
 
 
@@ -57,7 +62,8 @@ class FileLists:
 
         A list that does not give the root of a node is none of them.
         """
-        first = {str(node.root): node for node in reversed(nodes) if _is_measured(node)}
+        measured = (node for node in reversed(nodes) if node.root_level == "measured" and not node.drift_count)
+        first = {str(node.root): node for node in measured if node.root}
         self(list(first.values()))
         made = {root(files): files for files in self._known.values()}
         return {each: files for each, files in made.items() if each in {node.root for node in nodes}}
@@ -88,57 +94,38 @@ class FileLists:
         return {name: asked(request) for name, request in requests.items()}
 
 
-def _is_measured(node: NodeEvidence) -> bool:
-    return bool(node.root) and node.root_level == "measured" and not node.drift_count
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Contents for the folder `attachments`."""
-
-    kind: str
-    name: str
-    data: bytes
-    of: str | None = None
-
-
 def attach(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> tuple[Attachment, ...]:
     """Write lock, profile, `variants` and file lists (by root) into the run directory; name its plan and journal too.
 
     Raises EnvbuildError `run-directory-unwritable` (exit 75).
     """
-    run = work.run
+    run, made = work.run, []
     run.attachments.mkdir(mode=0o700, exist_ok=True)
-    made = []
-    for each in _contents(work, variants, lists):
-        path = run.attachments / each.name
-        run.write_bytes(path, each.data)
-        made.append(_attachment(run, each.kind, path, each.of))
-    return (*made, *(_attachment(run, kind, path) for kind, path in _there(run) if path.is_file()))
+    for kind, name, data, of in _contents(work, variants, lists):
+        path = run.attachments / name
+        run.write_bytes(path, data)
+        made.append(attachment(kind, path.relative_to(run.path).as_posix(), data, of))
+    there = {"plan": run.plan, "journal": run.journal_path}
+    return (
+        *made,
+        *(attachment(kind, each.name, each.read_bytes(), None) for kind, each in there.items() if each.is_file()),
+    )
 
 
-def _contents(work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]) -> Iterator[_Kept]:
-    from envbuild.catalog.loader import manifest_text
-
+def _contents(
+    work: Work, variants: Iterable[Variant], lists: Mapping[str, Files]
+) -> Iterator[tuple[str, str, bytes, str | None]]:
+    """For the folder `attachments`: kind, name, contents, and what they are of."""
     prepared = work.prepared
     lock = prepared.lock_file.read_bytes() if prepared.lock_file.is_file() else b""
     # Somebody may have made a new one since this run began.
     if hashlib.sha256(lock).hexdigest() == prepared.lock_digest:
-        yield _Kept("lock", "lock.toml", lock)
-    yield _Kept("profile", "profile.json", manifest_text(prepared.stack, prepared.profile))
-    for variant in variants:
-        data = canonical_json(variant.to_json_dict())
-        yield _Kept("variant", f"variant-{variant.digest[:12]}.json", data, variant.digest)
+        yield "lock", "lock.toml", lock, None
+    yield "profile", "profile.json", manifest_text(prepared.stack, prepared.profile), None
+    for each in variants:
+        yield "variant", f"variant-{each.digest[:12]}.json", canonical_json(each.to_json_dict()), each.digest
     for digest, files in lists.items():
-        yield _Kept("files", f"files-{digest[:12]}.json.gz", pack(files), digest)
-
-
-def _there(run: RunDir) -> tuple[tuple[str, Path], ...]:
-    return ("plan", run.plan), ("journal", run.journal_path)
-
-
-def _attachment(run: RunDir, kind: str, path: Path, of: str | None = None) -> Attachment:
-    return attachment(kind, path.relative_to(run.path).as_posix(), path.read_bytes(), of)
+        yield "files", f"files-{digest[:12]}.json.gz", pack(files), digest
 
 
 def variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]:
@@ -152,12 +139,6 @@ def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
     """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
-
-    from envbuild.report.equality import equality_of
-    from envbuild.report.render import write_report
-    from envbuild.report.tables import steps
-    from envbuild.resolve.artifacts import built
-
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
     nodes = [collect.coded(node, work.settings.command, verb=verb, several=several) for node in nodes]
@@ -182,7 +163,7 @@ def write_evidence(
         nodes=tuple(nodes),
         deviations=(*prepared.stack.profiles[prepared.profile].deviations, *collect.deviations(nodes)),
         warnings=(*warnings, *collect.of_gpus(nodes)),
-        tools=_tool_versions(),
+        tools={name: version(name) for name in ("ansible-core", "ansible-runner", "uv")},
         steps_run=work.tasks,
         phases=work.phases,
         equality=equality,
@@ -196,9 +177,3 @@ def write_evidence(
     written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))
     return evidence
-
-
-def _tool_versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("ansible-core", "ansible-runner", "uv")}

@@ -219,7 +219,6 @@ def open_run(runs: Path, run: str) -> RunDir:
 
 
 def _alive(process: dict[str, Any]) -> bool:
-    """Whether the recorded process may still be running."""
     me = identity.here()
     if process.get("host") != me["host"]:
         return "host" in process

@@ -6,25 +6,25 @@ something has to be chosen there after all is it asked again, with the questions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.in_use import can_keep, kept
 from envbuild.resolve.reachability import channel_key, channels_needed, indexes_needed, sources_needed
 
 if TYPE_CHECKING:
-    from envbuild.provision.contact.first_contact import ContactResult
     from envbuild.resolve.compat import Compat
-
 
 # What they say is of the place, not of the variants: it comes first.
 _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
@@ -68,32 +68,14 @@ def _told(decision: Decision) -> str:
     return f"{decision.what} ({found})" if found.startswith("there: ") else decision.what
 
 
-# Where a brief answer shows that nothing has to be done, these are all that is still to be read.
-_NEXT = (
-    "envbuild.plan.planner",
-    "envbuild.catalog.patches",
-    "envbuild.report.equality",
-    "envbuild.report.terminal",
-)
-
-
-def ask(
-    nodes: Iterable[str],
-    prepared: Prepared,
-    run: RunDir,
-    args: Mapping[str, Any],
-    survey: Survey,
-    meanwhile: Sequence[str] = (),
-) -> None:
+def ask(nodes: Iterable[str], prepared: Prepared, run: RunDir, args: Mapping[str, Any], survey: Survey) -> None:
     """Probe nodes and put facts or errors into the survey."""
-    from envbuild.provision.contact.first_contact import contact, node_request
-
     target = prepared.target
 
     def request_for(node: str) -> dict[str, Any]:
         return node_request("probe", target.prefix, {"node": node, **args}, run.id)
 
-    for node, answer in contact(nodes, request_for, target.connection, meanwhile=meanwhile, run=run).items():
+    for node, answer in contact(nodes, request_for, target.connection, run=run).items():
         survey.take(node, answer)
 
 
@@ -104,7 +86,7 @@ def survey_nodes(nodes: list[str], prepared: Prepared, run: RunDir, *, keep: boo
     """
     survey, args = Survey(), probe_args(prepared)
     keep = keep and can_keep(prepared.choice, prepared.target.base)
-    ask(nodes, prepared, run, {**args, "unless_in_use": keep}, survey, _NEXT)
+    ask(nodes, prepared, run, {**args, "unless_in_use": keep}, survey)
     if keep:
         plans = {node: kept(facts, prepared) for node, facts in survey.facts.items()}
         survey.kept = {node: plan for node, plan in plans.items() if plan is not None}
@@ -123,8 +105,11 @@ def probe_args(prepared: Prepared) -> dict[str, Any]:
     from envbuild.resolve.reachability import wanted_files
 
     variants = prepared.lock.variants
+    trees = {tree.name: tree.at for variant in variants for tree in variant.trees if tree.at}
     args: dict[str, Any] = {
-        **_of_stack(prepared),
+        "stack": prepared.stack.name,
+        "verify": True,
+        **({"trees": trees} if trees else {}),
         "files": sorted(wanted_files(prepared.lock)),
         "base_packages": prepared.target.base not in (None, "none") or any(v.base.kind != "none" for v in variants),
         "interpreters": _asked_interpreters(prepared),
@@ -134,12 +119,6 @@ def probe_args(prepared: Prepared) -> dict[str, Any]:
     if prepared.target.delivery != "controller" and prepared.target.engine != "container":
         args.update(_places(prepared))
     return args
-
-
-def _of_stack(prepared: Prepared) -> dict[str, Any]:
-    """What every probe is asked about the stack: the environment in use, and the state of working trees."""
-    trees = {tree.name: tree.at for variant in prepared.lock.variants for tree in variant.trees if tree.at}
-    return {"stack": prepared.stack.name, "verify": True, **({"trees": trees} if trees else {})}
 
 
 def _places(prepared: Prepared) -> dict[str, Any]:
@@ -267,28 +246,21 @@ def rules() -> Compat:
     return load_compat()
 
 
-def probe_nodes(
-    target: Target, deadline: float, meanwhile: Sequence[str] = ()
-) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
+def probe_nodes(target: Target, deadline: float) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """Facts of every node of a target, and the errors of those that gave none within `deadline` seconds."""
-    from envbuild.hostlist import expand_hosts
-    from envbuild.provision.contact.first_contact import contact, node_request
 
     def request_for(node: str) -> dict[str, Any]:
         return node_request("probe", target.prefix, {"node": node})
 
     limit = min(target.connection.connect_timeout, deadline)
     connection = target.connection.model_copy(update={"connect_timeout": limit})
-    return told_facts(contact(expand_hosts(target.hosts), request_for, connection, deadline, meanwhile))
+    return told_facts(contact(expand_hosts(target.hosts), request_for, connection, deadline))
 
 
 def told_facts(answers: Mapping[str, ContactResult]) -> tuple[dict[str, NodeFacts], dict[str, EnvbuildError]]:
     """The facts in the answers to a probe, and the errors of nodes that gave none."""
-    facts: dict[str, NodeFacts] = {}
-    errors: dict[str, EnvbuildError] = {}
+    survey = Survey()
     for node, answer in answers.items():
-        try:
-            facts[node] = NodeFacts.from_plain(answer.result()).model_copy(update={"node": node})
-        except EnvbuildError as error:
-            errors[node] = error
-    return facts, errors
+        survey.take(node, answer)
+    bare = {node: error for node in survey.without_python if (error := answers[node].failure)}
+    return survey.facts, survey.errors | bare

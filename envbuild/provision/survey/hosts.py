@@ -224,7 +224,6 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, sc
 
 
 def _images(target: Target, *, script: bool) -> dict[str, str]:
-    """What images cannot do yet."""
     missing = {}
     runtime = target.container.runtime if target.container is not None else "auto"
     if runtime == "pyxis" and not (target.connection.kind == "job" and target.scheduler.kind == "slurm"):
@@ -240,7 +239,6 @@ def _images(target: Target, *, script: bool) -> dict[str, str]:
 
 
 def _jobs(target: Target) -> dict[str, str]:
-    """What jobs cannot do yet."""
     missing = {}
     hosts = target.hosts.given if isinstance(target.hosts, HostSource) else {}
     if target.scheduler.kind == "slurm" and "slurm" not in hosts:

@@ -109,16 +109,8 @@ def _with_trees(lock: Lock, loaded: loader.LoadedStack, profile: str) -> Lock:
 
 
 def _overrides(choice: Choice) -> dict[str, Any]:
-    """Flags that stand above the target file."""
-    given = {
-        "prefix": choice.prefix,
-        "base": choice.base,
-        "engine": choice.engine,
-        "interpreter": choice.interpreter,
-        "cache": choice.cache,
-        "hosts": list(choice.hosts) or None,
-    }
-    return {key: value for key, value in given.items() if value is not None}
+    given = {name: getattr(choice, name) for name in ("prefix", "base", "engine", "interpreter", "cache")}
+    return {key: value for key, value in {**given, "hosts": list(choice.hosts) or None}.items() if value is not None}
 
 
 FULL = "full"

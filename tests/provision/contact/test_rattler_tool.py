@@ -44,8 +44,8 @@ def test_a_python_is_taken_that_can_load_it(facts: NodeFacts) -> None:
     known = facts.pythons[0]
     versions = ("3.9.18", "3.10.4", "3.12.1", "3.11.2")
     pythons = tuple(known.model_copy(update={"version": each, "path": f"/py/{each}"}) for each in versions)
-    assert module.present_python(facts.model_copy(update={"pythons": pythons})) == "/py/3.12.1"
-    assert module.present_python(facts.model_copy(update={"pythons": pythons[:1]})) is None
+    assert module.newest_python(facts.model_copy(update={"pythons": pythons}), module.LEAST_PYTHON) == "/py/3.12.1"
+    assert module.newest_python(facts.model_copy(update={"pythons": pythons[:1]}), module.LEAST_PYTHON) is None
 
 
 def test_a_node_of_another_machine_is_refused(facts: NodeFacts) -> None:

@@ -1,7 +1,11 @@
-"""When a node needs an image, which id all should have, and what each node is asked. Pure."""
+"""When a node needs an image, which id all should have, where it comes from, and what each node is asked."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import ContainerSettings
-from envbuild.provision.images import plan
+from envbuild.provision.images import obtain, plan
 from envbuild.provision.images.obtain import Obtained, Wanted
 from envbuild.provision.images.plan import NodeImage, node_image
 from envbuild.provision.run.findings import Choice, Prepared
@@ -145,3 +149,51 @@ def test_how_each_builder_writes_a_file() -> None:
     assert Docker("docker", "docker").save_command("x:1", path) == [
         "docker", "save", "--output", "/runs/image.tar", "x:1",
     ]  # fmt: skip
+
+
+CONFIG = b'{"config": {}}'
+ID = hashlib.sha256(CONFIG).hexdigest()
+MANIFEST = "5" * 64
+
+
+class Containerd(Builder):
+    """Docker with containerd's store of images."""
+
+    def id(self, image: str) -> str:
+        return MANIFEST
+
+    def save(self, image: str, path: Path) -> None:
+        files = {f"blobs/sha256/{ID}": CONFIG}
+        files["manifest.json"] = json.dumps([{"Config": f"blobs/sha256/{ID}", "Layers": []}]).encode()
+        with tarfile.open(path, "w") as out:
+            for name, data in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                out.addfile(member, io.BytesIO(data))
+
+
+def test_the_id_for_nodes_is_that_in_the_archive_where_docker_names_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(obtain, "find_builder", lambda *_args, **_more: Containerd("docker", "docker"))
+    built: list[str] = []
+
+    def build_image(recipe: Any, *_: Any) -> dict[str, Any]:
+        built.append(recipe.tag)
+        return {"id": MANIFEST, "seconds": {}}
+
+    monkeypatch.setattr(obtain, "build_image", build_image)
+    prepared = prepare(Choice(target="pods-rtx4090", stack="torch-smoke", engine="container"), recorded=True)
+    image = obtain.wanted(prepared)
+    asked: list[str] = []
+
+    def needed(known: str) -> bool:
+        asked.append(known)
+        return len(asked) == 1
+
+    first = obtain.obtain(image, prepared, tmp_path, file=needed, say=lambda _: None)
+    again = obtain.obtain(image, prepared, tmp_path, file=needed, say=lambda _: None)
+    assert (first.id, again.id) == (ID, ID)
+    assert (obtain.known_id(image), asked) == (ID, [MANIFEST, ID])
+    assert built == [image.name]

@@ -18,7 +18,8 @@ from envbuild.catalog.node_facts import list_facts
 from envbuild.cli.run import run
 from envbuild.lock.files import read_lock
 from envbuild.model.stack import Profile
-from tests.resolve.builders import compat
+from envbuild.provision.survey.ask import refusal
+from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 
 TARGETS = sorted(set(list_targets()) & set(list_facts()))
 
@@ -152,3 +153,24 @@ def test_d84_recorded_facts_give_a_script_and_nothing_else() -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("#!/usr/bin/env bash\n") and "--hash=sha256:" in result.stdout
     assert ask(*place).exit_code == 2
+
+
+def test_a_disk_that_is_too_small_is_said_first_with_what_there_is_and_what_is_needed() -> None:
+    facts = node_facts("cpu-laptop", more={"prefix": {"path": "/data/envbuild", "writable": True, "free_bytes": 1000}})
+    row = {"id": "v", "python": "3.11", "packages": [package("six", "1.17.0", size=5_000_000)]}
+    error = refusal(resolve(facts, make_lock(row), target(), compat()))
+    assert error.code == "disk-space"
+    assert error.what.startswith("cpu-laptop: there is too little room: 1 kB free in /data/envbuild, ")
+    assert error.what.endswith(" needed")
+    assert error.why == "v of demo would fit otherwise"
+    assert "`envbuild store clean`" in error.hint
+
+
+def test_a_node_that_no_variant_fits_is_told_so_with_the_rule() -> None:
+    error = refusal(
+        resolve(
+            node_facts("cpu-laptop", pythons=["3.9.2"]), make_lock({"id": "v", "python": "3.11"}), target(), compat()
+        )
+    )
+    assert (error.code, error.what) == ("python-not-there", "cpu-laptop: no variant of demo fits this node")
+    assert "3.11" in error.why
