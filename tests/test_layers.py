@@ -20,7 +20,7 @@ LAYERS = (
     ("config", "transport", "conda"),
     ("resolve", "schedule"),
     ("lock", "report"),
-    ("explain", "export", "plan", "trace"),
+    ("explain", "export", "init", "plan", "trace"),
     ("bundle",),
     ("launch", "strategy", "container", "provision.contact", "provision.gpu_use"),
     ("kit",),

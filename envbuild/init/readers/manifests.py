@@ -1,0 +1,375 @@
+"""Files that list packages: requirements, environment.yml, Pipfile, pyproject.toml, setup.cfg and lock files."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from envbuild.catalog.yaml_load import parse_yaml
+from envbuild.errors import EnvbuildError
+from envbuild.init.readers.installers import conda_facts
+from envbuild.init.readers.requirement import conda_spec, git_address, is_git, is_local, requirement, wheel
+from envbuild.init.readers.shell import Shell
+from envbuild.init.statement import Kind, Place, Statement, quoted, without_credentials
+
+_CARET = re.compile(r"\^\s*([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?(\S*)")
+_TILDE = re.compile(r"~\s*([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?$")
+_EXPORT = re.compile(r"([A-Za-z0-9_.-]+)=([^=\s]+)=([A-Za-z0-9_.]+)")
+
+
+@dataclass
+class Lines:
+    """Makes statements about lines of a file; `extra` names the extra or group that they stand in."""
+
+    file: str
+    text: str
+    via: str
+    extra: str = ""
+
+    def make(self, kind: Kind, value: str, needle: str = "", *, line: int = 0, **options: str) -> Statement:
+        """A statement about the line `line`, or the first that holds `needle`."""
+        lines = self.text.splitlines()
+        number = line or next((n for n, each in enumerate(lines, 1) if needle and needle in each), 1)
+        shown = lines[number - 1] if number <= len(lines) else ""
+        column = shown.find(needle) + 1 if needle and needle in shown else len(shown) - len(shown.lstrip()) + 1
+        kept = {name: each for name, each in (options | {"extra": self.extra}).items() if each}
+        optional = bool(self.extra)
+        return Statement(kind, value, Place(self.file, number, column), quoted(shown.strip()), self.via, optional, kept)
+
+    def wanted(self, text: str, *, line: int = 0) -> Iterator[Statement]:
+        """What one requirement says, whatever its form."""
+        text = text.strip()
+        name, _, address = text.partition(" @ ") if " @ " in text else ("", "", text)
+        if is_git(text) or address.startswith("git+"):
+            found = git_address(text) or git_address(address)
+            if found:
+                marks = {"ssh": "yes" if found.ssh else "", "pinned_by": "ref" if found.ref else ""}
+                yield self.make(
+                    "source", found.url, address[:40], line=line, ref=found.ref, how="pip",
+                    name=found.name or name.partition("[")[0].strip(), subdirectory=found.subdirectory, **marks,
+                )  # fmt: skip
+        elif built := (wheel(address) if address.partition(";")[0].strip().endswith(".whl") else None):
+            at = without_credentials(address) if "://" in address else address
+            package = f"{built.name}=={built.version}"
+            yield self.make("package", package, address[:40], line=line, wheel=at, local=built.local)
+            if built.python:
+                yield self.make("python", f"=={built.python}.*", address[:40], line=line, inferred="wheel")
+        elif name:  # `name @ file:///…` of a frozen list, or an archive
+            yield self.make("package", name.strip(), name, line=line, address=without_credentials(address))
+        elif is_local(text):
+            yield self.make("local", text, text, line=line)
+        elif (parsed := requirement(text)) is not None:
+            needle = next((each for each in (f'"{text}"', f"'{text}'", text) if each in self.text), parsed.name)
+            yield self.make("package", str(parsed), needle, line=line)
+        else:
+            yield self.make("unknown", self.via, text[:40], line=line)
+
+
+def requirements(text: str, file: str) -> Iterator[Statement]:
+    """A requirements file of pip, or what conda exports under that name."""
+    lines = Lines(file, text, "requirements")
+    for number, line in _logical(text):
+        words = line.split()
+        option = words[0].partition("=")[0]
+        value = line[len(option) :].lstrip("= ").strip()
+        if export := _EXPORT.fullmatch(line):
+            yield from _conda(lines, f"{export[1]}={export[2]}", number, "")
+        elif option in ("-r", "--requirement", "-c", "--constraint"):
+            yield lines.make("file", str(PurePosixPath(PurePosixPath(file).parent, value)), line=number, by=option[:2])
+        elif line.startswith("-r"):
+            yield lines.make("file", str(PurePosixPath(PurePosixPath(file).parent, line[2:])), line=number, by="-r")
+        elif option in ("-e", "--editable"):
+            yield from _editable(lines, value, number)
+        elif option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links"):
+            place = "find-links" if option in ("-f", "--find-links") else "extra" if "extra" in option else "index"
+            yield lines.make("index", without_credentials(value), line=number, place=place)
+        elif not line.startswith("-"):
+            yield from lines.wanted(re.split(r"\s+--(?:hash|config-settings|global-option)\b", line)[0], line=number)
+
+
+def _editable(lines: Lines, value: str, number: int) -> Iterator[Statement]:
+    for statement in lines.wanted(value if is_git(value) else value.partition("[")[0] or ".", line=number):
+        kind: Kind = "local" if statement.kind in ("package", "unknown", "local") else statement.kind
+        yield lines.make(kind, statement.value, line=number, **(dict(statement.options) | {"editable": "yes"}))
+
+
+def _logical(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; those that end in a backslash go on, comments and blank ones are left out."""
+    joined, first = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*$", "", raw.lstrip("\ufeff")).strip()
+        first = first or number
+        if line.endswith("\\"):
+            joined += line[:-1] + " "
+            continue
+        joined = (joined + line).strip()
+        if joined:
+            yield first, joined
+        joined, first = "", 0
+    if joined.strip():
+        yield first, joined.strip()
+
+
+@dataclass
+class _Line:
+    """Makes statements about one line of a list, as `conda_facts` wants it."""
+
+    lines: Lines
+    number: int
+
+    def make(self, kind: Kind, value: str, **options: str) -> Statement:
+        """A statement about the line."""
+        return self.lines.make(kind, value, line=self.number, **options)
+
+
+def _conda(lines: Lines, text: str, number: int, channels: str) -> Iterator[Statement]:
+    spec = conda_spec(text)
+    if spec is None:
+        yield lines.make("unknown", "conda", line=number)
+        return
+    yield lines.make(
+        "conda", text, line=number, name=spec.name, version=spec.version, channels=spec.channel or channels
+    )
+    yield from conda_facts(_Line(lines, number), spec.name, spec.version)
+
+
+def environment_yml(text: str, file: str) -> Iterator[Statement]:
+    """conda's environment.yml, whatever keys it has."""
+    lines = Lines(file, text, "environment.yml")
+    document = _yaml(text, file)
+    if document is None or not isinstance(document.data, dict):
+        return
+    channels = document.data.get("channels")
+    listed = [name for name in channels if isinstance(name, str)] if isinstance(channels, list) else []
+    for place, name in enumerate(listed):
+        yield lines.make("channel", name, line=document.locate(("channels", place))[0])
+    entries = document.data.get("dependencies")
+    for place, entry in enumerate(entries if isinstance(entries, list) else ()):
+        number = document.locate(("dependencies", place))[0]
+        if isinstance(entry, str):
+            yield from _conda(lines, entry, number, " ".join(listed))
+        elif isinstance(entry, dict) and isinstance(entry.get("pip"), list):
+            for n, wish in enumerate(entry["pip"]):
+                line = document.locate(("dependencies", place, "pip", n))[0]
+                for _, each in _logical(str(wish)):
+                    yield from _moved(requirements(each, file), lines, line)
+    variables = document.data.get("variables")
+    for name, value in (variables if isinstance(variables, dict) else {}).items():
+        yield lines.make("environment", f"{name}={value}", line=document.locate(("variables", name))[0])
+
+
+def _moved(statements: Iterator[Statement], lines: Lines, line: int) -> Iterator[Statement]:
+    for each in statements:
+        yield lines.make(each.kind, each.value, line=line, **dict(each.options))
+
+
+def _yaml(text: str, file: str) -> Any:
+    try:
+        return parse_yaml(text.encode("utf-8", "replace"), file)
+    except EnvbuildError:
+        return None
+
+
+def workflow(text: str, file: str) -> Iterator[Statement]:
+    """A workflow of GitHub: what its steps run, all of it optional: it installs what tests need."""
+    document = _yaml(text, file)
+    jobs = document.data.get("jobs") if document is not None and isinstance(document.data, dict) else None
+    for job, body in (jobs if isinstance(jobs, dict) else {}).items():
+        steps = body.get("steps") if isinstance(body, dict) else None
+        shell = Shell(file, optional=True)
+        for place, step in enumerate(steps if isinstance(steps, list) else ()):
+            script = step.get("run") if isinstance(step, dict) else None
+            if isinstance(script, str):
+                line = document.locate(("jobs", job, "steps", place, "run"))[0]
+                yield from shell.read(script, line + ("\n" in script.rstrip("\n")))
+
+
+def pyproject(text: str, file: str) -> Iterator[Statement]:
+    """pyproject.toml: PEP 621, groups, poetry, uv, hatch and pixi."""
+    data = _toml(text)
+    if data is None:
+        yield Lines(file, text, "pyproject").make("unknown", "pyproject", line=1)
+        return
+    lines = Lines(file, text, "pyproject")
+    project, tool = _table(data, "project"), _table(data, "tool")
+    backend = _table(data, "build-system")
+    if backend:
+        wanted = _strings(backend.get("requires"))
+        named = str(backend.get("build-backend", ""))
+        yield lines.make("trait", "build-backend", "build-system", backend=named, requires="\n".join(wanted))
+    if isinstance(project.get("name"), str):
+        yield lines.make("trait", "project", str(project["name"]), name=str(project["name"]))
+    if isinstance(project.get("requires-python"), str):
+        yield lines.make("python", str(project["requires-python"]), "requires-python", by="requires-python")
+    for text_ in _strings(project.get("dependencies")):
+        yield from lines.wanted(text_)
+    for place in _strings(project.get("dynamic")):
+        if place == "dependencies":
+            yield from _dynamic(lines, tool)
+    yield from _extras(lines, _table(project, "optional-dependencies"), "extra")
+    yield from _extras(lines, _table(data, "dependency-groups"), "group")
+    yield from _poetry(lines, _table(tool, "poetry"))
+    yield from _uv(lines, _table(tool, "uv"))
+    for name, each in _table(_table(tool, "hatch"), "envs").items():
+        group = Lines(file, text, "pyproject", f"hatch:{name}")
+        for wish in _strings(each.get("dependencies") if isinstance(each, dict) else None):
+            yield from group.wanted(wish)
+    yield from _pixi(lines, _table(tool, "pixi"))
+
+
+def _toml(text: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _table(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _strings(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _dynamic(lines: Lines, tool: Mapping[str, Any]) -> Iterator[Statement]:
+    named = _table(_table(_table(tool, "setuptools"), "dynamic"), "dependencies").get("file")
+    for name in [named] if isinstance(named, str) else _strings(named):
+        yield lines.make("file", str(PurePosixPath(PurePosixPath(lines.file).parent, name)), name, by="-r")
+
+
+def _extras(lines: Lines, table: Mapping[str, Any], noun: str) -> Iterator[Statement]:
+    for name, listed in table.items():
+        inside = Lines(lines.file, lines.text, lines.via, f"{noun}:{name}")
+        for text in _strings(listed):
+            yield from inside.wanted(text)
+
+
+def _poetry(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
+    if isinstance(table.get("name"), str):
+        yield lines.make("trait", "project", str(table["name"]), name=str(table["name"]))
+    yield from _poetry_table(lines, _table(table, "dependencies"))
+    yield from _poetry_table(Lines(lines.file, lines.text, lines.via, "group:dev"), _table(table, "dev-dependencies"))
+    for name, group in _table(table, "group").items():
+        inside = Lines(lines.file, lines.text, lines.via, f"group:{name}")
+        yield from _poetry_table(inside, _table(group, "dependencies") if isinstance(group, dict) else {})
+
+
+def _poetry_table(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
+    for name, said in table.items():
+        each = said[0] if isinstance(said, list) and said else said
+        detail = each if isinstance(each, dict) else {}
+        version = str(detail.get("version", "")) if detail else str(each)
+        if name == "python":
+            yield lines.make("python", specifier(version), name, by="requires-python")
+        elif isinstance(detail.get("git"), str):
+            ref = str(detail.get("rev") or detail.get("tag") or detail.get("branch") or "")
+            yield from lines.wanted(f"{name} @ git+{detail['git']}{'@' + ref if ref else ''}")
+        elif isinstance(detail.get("path"), str):
+            yield lines.make("local", str(detail["path"]), name, editable="yes" if detail.get("develop") else "")
+        elif isinstance(detail.get("url"), str):
+            yield from lines.wanted(f"{name} @ {detail['url']}")
+        else:
+            extra = "poetry:optional" if detail.get("optional") else lines.extra
+            extras = f"[{','.join(_strings(detail.get('extras')))}]" if detail.get("extras") else ""
+            inside = Lines(lines.file, lines.text, lines.via, extra)
+            found = requirement(f"{name}{extras}{specifier(version)}")
+            if found:
+                yield inside.make("package", str(found), f"{name} " if f"\n{name} " in lines.text else name)
+
+
+def specifier(text: str) -> str:
+    """A version of poetry or Pipfile as PEP 440 has it: `^1.2` is `>=1.2,<2`."""
+    text = text.strip()
+    if text in ("*", ""):
+        return ""
+    if match := _CARET.fullmatch(text):
+        parts = [int(part) for part in match.groups()[:3] if part is not None]
+        place = next((n for n, part in enumerate(parts) if part), len(parts) - 1)
+        upper = [*parts[:place], parts[place] + 1]
+        return f">={text.lstrip('^ ')},<{'.'.join(map(str, upper))}"
+    if match := _TILDE.fullmatch(text):
+        parts = [int(part) for part in match.groups() if part is not None]
+        upper = parts[:1] if len(parts) == 1 else parts[:2]
+        return f">={text.lstrip('~ ')},<{'.'.join(map(str, [*upper[:-1], upper[-1] + 1]))}"
+    if re.match(r"[0-9]", text):
+        return f"=={text}"
+    return text.replace(" ", "")
+
+
+def _uv(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
+    for text in _strings(table.get("dev-dependencies")):
+        yield from Lines(lines.file, lines.text, lines.via, "group:dev").wanted(text)
+    for entry in table.get("index", ()) if isinstance(table.get("index"), list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("url"), str):
+            yield lines.make("index", without_credentials(entry["url"]), entry["url"], place="uv")
+    for name, said in _table(table, "sources").items():
+        each = said[0] if isinstance(said, list) and said else said
+        if isinstance(each, dict) and isinstance(each.get("git"), str):
+            ref = str(each.get("rev") or each.get("tag") or each.get("branch") or "")
+            yield from lines.wanted(f"{name} @ git+{each['git']}{'@' + ref if ref else ''}")
+        elif isinstance(each, dict) and isinstance(each.get("path"), str):
+            yield lines.make("local", each["path"], name, editable="yes" if each.get("editable") else "")
+    for name in _strings(table.get("no-build-isolation-package")):
+        yield lines.make("trait", "no-build-isolation", name, name=name)
+
+
+def _pixi(lines: Lines, table: Mapping[str, Any]) -> Iterator[Statement]:
+    for name, said in _table(table, "dependencies").items():
+        yield from _conda(lines, f"{name}{_pixi_version(said)}", 0, "")
+    yield from _poetry_table(lines, _table(table, "pypi-dependencies"))
+
+
+def _pixi_version(said: Any) -> str:
+    version = str(said.get("version", "")) if isinstance(said, dict) else str(said)
+    return "" if version == "*" else f"={version}" if re.match(r"[0-9]", version) else version
+
+
+def pixi(text: str, file: str) -> Iterator[Statement]:
+    """pixi.toml."""
+    data = _toml(text) or {}
+    yield from _pixi(Lines(file, text, "pixi"), data)
+
+
+def pipfile(text: str, file: str) -> Iterator[Statement]:
+    """Pipfile of pipenv."""
+    data, lines = _toml(text) or {}, Lines(file, text, "pipfile")
+    yield from _poetry_table(lines, _table(data, "packages"))
+    yield from _poetry_table(Lines(file, text, "pipfile", "group:dev"), _table(data, "dev-packages"))
+    if isinstance(_table(data, "requires").get("python_version"), str):
+        yield lines.make("python", f"=={data['requires']['python_version']}.*", "python_version")
+
+
+def setup_cfg(text: str, file: str) -> Iterator[Statement]:
+    """setup.cfg of setuptools."""
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return
+    lines = Lines(file, text, "setup.cfg")
+    if name := parser.get("metadata", "name", fallback=""):
+        yield lines.make("trait", "project", name, name=name)
+    for _, each in _logical(parser.get("options", "install_requires", fallback="")):
+        yield from lines.wanted(each)
+    if needs := parser.get("options", "python_requires", fallback=""):
+        yield lines.make("python", needs, "python_requires", by="requires-python")
+    if parser.has_section("options.extras_require"):
+        for extra, listed in parser.items("options.extras_require"):
+            for _, each in _logical(listed):
+                yield from Lines(file, text, "setup.cfg", f"extra:{extra}").wanted(each)
+
+
+def locked(text: str, file: str) -> Iterator[Statement]:
+    """uv.lock, poetry.lock and pylock: the versions that authors had, as what a draft may compare with."""
+    data, lines = _toml(text) or {}, Lines(file, text, "lock")
+    entries = data.get("package") or data.get("packages")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("version"), str):
+            yield lines.make("package", f"{entry['name']}=={entry['version']}", line=1, extra="locked")

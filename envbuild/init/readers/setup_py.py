@@ -1,0 +1,195 @@
+"""setup.py as a syntax tree: what it would ask for, never what it would do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from packaging.utils import canonicalize_name
+
+from envbuild.init.readers.manifests import Lines
+from envbuild.init.readers.requirement import name_of
+from envbuild.init.readers.shell import Shell
+from envbuild.init.statement import Statement
+
+_CUDA = frozenset(("CUDAExtension", "CUDA_HOME"))
+_FILE = re.compile(r"[\w./-]*require[\w./-]*\.(?:txt|in)$")
+
+
+class _Module:
+    """The constants of a module, and what its calls of `setup` hold."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.values: dict[str, ast.expr] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                self.values.setdefault(node.targets[0].id, node.value)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                self.values.setdefault(node.target.id, node.value)
+
+    def setup_keywords(self) -> dict[str, ast.expr]:
+        """The keywords of `setup(...)`, those of `**name` where name is a dictionary written out."""
+        out: dict[str, ast.expr] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] == "setup":
+                for keyword in node.keywords:
+                    if keyword.arg:
+                        out[keyword.arg] = keyword.value
+        return out
+
+    def strings(self, node: ast.expr | None, depth: int = 8) -> list[tuple[str, int]]:
+        """The texts of a list that is written out, by names and sums too, with their lines."""
+        if node is None or depth == 0:
+            return []
+        if isinstance(node, ast.Constant):
+            return [(node.value, node.lineno)] if isinstance(node.value, str) else []
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return [item for element in node.elts for item in self.strings(element, depth - 1)]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self.strings(node.left, depth - 1) + self.strings(node.right, depth - 1)
+        if isinstance(node, ast.Name):
+            return self.strings(self.values.get(node.id), depth - 1)
+        if isinstance(node, ast.Starred):
+            return self.strings(node.value, depth - 1)
+        return self._looked_up(node)
+
+    def _looked_up(self, node: ast.expr) -> list[tuple[str, int]]:
+        """`deps["torch"]` and `deps_list("torch", "numpy")`: what a list of the module says of these names."""
+        if isinstance(node, ast.Subscript):
+            keys = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != "open":
+            keys = node.args
+        else:
+            return []
+        names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        lists = [value for value in self.values.values() if isinstance(value, ast.List)]
+        listed = [
+            each.value
+            for value in lists
+            for each in value.elts
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+        return [
+            (text, node.lineno) for name in names for text in listed if name_of(text) == str(canonicalize_name(name))
+        ][: len(names)]
+
+    def files(self, node: ast.expr | None, depth: int = 6) -> list[tuple[str, int]]:
+        """Names of requirements files that an expression, or a function that it calls, speaks of."""
+        if node is None or depth == 0:
+            return []
+        out = [
+            (each.value, each.lineno)
+            for each in ast.walk(node)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and _FILE.match(each.value)
+        ]
+        if out:
+            return out
+        functions = {each.name: each for each in ast.walk(self.tree) if isinstance(each, ast.FunctionDef)}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name) and each.id in self.values and self.values[each.id] is not node:
+                out += self.files(self.values[each.id], depth - 1)
+            elif isinstance(each, ast.Call) and (name := _called(each)) in functions:
+                out += [
+                    (inner.value, inner.lineno)
+                    for inner in ast.walk(functions[name])
+                    if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and _FILE.match(inner.value)
+                ]
+        return list(dict.fromkeys(out))
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+
+
+def parsed(text: str) -> ast.Module | None:
+    """The syntax tree of a Python file; None of what this Python cannot parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def setup_py(text: str, file: str) -> Iterator[Statement]:
+    """What a setup.py says about its package, its requirements and its compiled parts."""
+    lines, tree = Lines(file, text, "setup.py"), parsed(text)
+    if tree is None:
+        yield lines.make("unknown", "setup.py", line=1)
+        return
+    module = _Module(tree)
+    keywords = module.setup_keywords()
+    for name, line in module.strings(keywords.get("name"))[:1]:
+        yield lines.make("trait", "project", name, line=line, name=name)
+    for needs, line in module.strings(keywords.get("python_requires"))[:1]:
+        yield lines.make("python", needs, line=line, by="requires-python")
+    if keywords and "python_requires" not in keywords:
+        yield lines.make("trait", "no-python-requires", line=1)
+    yield from _required(lines, module, keywords)
+    yield from _compiled(lines, tree)
+    yield from _commands(lines, tree)
+
+
+def _required(lines: Lines, module: _Module, keywords: dict[str, ast.expr]) -> Iterator[Statement]:
+    listed = keywords.get("install_requires")
+    written = module.strings(listed)
+    for text, line in written:
+        yield from lines.wanted(text, line=line)
+    for name, line in [] if written else module.files(listed):
+        yield lines.make("file", str(PurePosixPath(PurePosixPath(lines.file).parent, name)), line=line, by="-r")
+    extras = keywords.get("extras_require")
+    if isinstance(extras, ast.Name):
+        extras = module.values.get(extras.id)
+    if isinstance(extras, ast.Dict):
+        for key, value in zip(extras.keys, extras.values, strict=True):
+            name = str(key.value) if isinstance(key, ast.Constant) else ""
+            inside = Lines(lines.file, lines.text, lines.via, f"extra:{name}")
+            for text, line in module.strings(value):
+                yield from inside.wanted(text, line=line)
+
+
+def _compiled(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
+    names = {node.id: node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    attributes = {node.attr: node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used = names | attributes
+    cuda = _CUDA & used.keys()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node).rpartition(".")[2].lower().endswith("extension"):
+            first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield lines.make("extension", first.value, line=node.lineno, cuda="yes" if cuda else "")
+    if cuda and "CUDAExtension" in used:
+        yield lines.make("trait", "compiles-cuda", line=used["CUDAExtension"])
+    for statement in tree.body:
+        top = isinstance(statement, ast.Import) and any(each.name.split(".")[0] == "torch" for each in statement.names)
+        if top or (isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "torch"):
+            yield lines.make("trait", "build-imports-torch", line=statement.lineno)
+            break
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and node.orelse and re.search("CUDA_HOME|is_available", ast.unparse(node.test)):
+            yield lines.make("trait", "silent-skip", line=node.lineno)
+
+
+def _commands(lines: Lines, tree: ast.Module) -> Iterator[Statement]:
+    """`subprocess.check_call([sys.executable, "-m", "pip", "install", "torch"])` and the like, as what they install."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not re.search(r"(call|run|Popen|system)$", _called(node)) or not node.args:
+            continue
+        first = node.args[0]
+        if isinstance(first, ast.List):
+            words = [
+                each.value if isinstance(each, ast.Constant) and isinstance(each.value, str) else "python"
+                for each in first.elts
+            ]
+            text = " ".join(words)
+        else:
+            text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+        if "pip" in text.split():
+            for statement in Shell(lines.file).read(text, node.lineno):
+                if statement.kind in ("package", "source"):
+                    marks = dict(statement.options) | {"by": "subprocess"}
+                    yield lines.make(statement.kind, statement.value, line=node.lineno, **marks)

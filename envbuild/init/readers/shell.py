@@ -1,0 +1,373 @@
+"""Commands of a shell, a Dockerfile or a page: what each says about the environment. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import ClassVar
+
+from envbuild.init.readers.installers import conda, pip
+from envbuild.init.readers.requirement import GitAddress, git_address
+from envbuild.init.readers.words import Command, commands, plain, without_prompts
+from envbuild.init.statement import Kind, Place, Statement, quoted, without_credentials
+
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_LEADING = frozenset(
+    ("if", "then", "else", "elif", "do", "while", "until", "!", "{", "time", "env", "exec", "nohup", "command", "eval")
+)
+_STRUCTURE = frozenset(
+    ("fi", "done", "for", "case", "esac", "}", "[", "[[", "test", "function", "return", "break", "continue", "shift",
+     "read", "local", "declare", "set", "trap", "exit", "true", "false", ":", "echo", "printf", "mkdir", "ls", "cat",
+     "rm", "mv", "cp", "ln", "pwd", "cd", "nvidia-smi", "nvcc", "which", "date", "sleep", "wait", "unset", "grep",
+     "awk", "head", "tail", "find", "xargs", "tee", "chmod", "chown", "tar", "unzip", "gunzip", "alias", "hostname",
+     "scontrol", "ulimit", "touch", "df", "du", "ps", "kill", "jupyter", "tensorboard", "vim", "nano", "code")
+)  # fmt: skip
+_SYSTEM = frozenset(("apt-get", "apt", "aptitude", "yum", "dnf", "apk", "zypper", "brew", "pacman"))
+_SCRIPTS = frozenset(("sh", "bash", "zsh"))
+_LAUNCHERS = frozenset(("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "horovodrun", "ray"))
+_PYTHON = re.compile(r"(?:\$\{?\w*\}?/?)?(?:[\w./~-]*/)?python(?:3(?:\.[0-9]+)?)?$")
+_IMPORT = re.compile(r"(?:^|;|\n)\s*(?:import\s+([\w.]+(?:\s*,\s*[\w.]+)*)|from\s+([\w.]+)\s+import)")
+_STARTUP = re.compile(r"(?:^|/)\.(?:bashrc|bash_profile|profile|zshrc|bash_login)$")
+_ABSOLUTE = re.compile(
+    r"/(?:home|fsx|scratch|data|mnt|work|workspace|gpfs|lustre|projects?|share|root|opt|usr/local/lib|raid)\b/?\S*"
+)
+_PORT = re.compile(r"[A-Z_]*PORT")
+_IMAGE = re.compile(r"[a-z0-9.-]+(?::[0-9]+)?(?:/[\w.-]+)+(?::[\w.-]+)?")
+
+
+@dataclass
+class Shell:
+    """One shell over all commands of a file: its folder, the clones in it, its variables.
+
+    `where` is the clone that commands are in (empty: the page's own repository, or none) and the folder in it.
+    """
+
+    file: str
+    optional: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+    clones: dict[str, str] = field(default_factory=dict)  # folder to address
+    wheels: dict[str, str] = field(default_factory=dict)  # name of a file to its address
+    where: tuple[str, str] = ("", "")
+    used: bool = False  # whether anything was cloned or entered
+    _line: int = 1
+    _column: int = 1
+    _text: str = ""
+    _via: str = ""
+
+    def read(self, text: str, line: int = 1, column: int = 1) -> Iterator[Statement]:
+        """The statements of commands that begin at `line` and `column` of the file."""
+        previous = ""
+        for command in commands(without_prompts(text)):
+            self._line, self._text = line + command.line - 1, quoted(command.text)
+            self._column = column + command.column - 1
+            yield from self.command(command)
+            yield from self._operators(command, previous)
+            previous = command.words[0]
+
+    def make(self, kind: Kind, value: str, **options: str) -> Statement:
+        """A statement of the command that is being read."""
+        place = Place(self.file, self._line, self._column)
+        kept = {name: text for name, text in options.items() if text}
+        return Statement(kind, value, place, self._text, self._via, self.optional, kept)
+
+    def command(self, command: Command) -> Iterator[Statement]:
+        """The statements of one simple command."""
+        words = [plain(word, self.variables) for word in command.words]
+        self._via = ""
+        while words and words[0] in _LEADING:
+            words = words[1:]
+        for redirect in command.redirects:
+            yield from self._written(redirect.operator, redirect.target, words)
+        assigned: list[tuple[str, str]] = []
+        while words and (match := _ASSIGNED.fullmatch(words[0])):
+            assigned.append((match[1], match[2]))
+            words = words[1:]
+        if not words:
+            self.variables.update({name: value for name, value in assigned if "$" not in value})
+            for name, value in assigned:
+                if _PORT.fullmatch(name) and value.isdigit():
+                    yield self.make("trait", "site-specific", why=f"a fixed port, {name}={value}")
+            return
+        if words[0] in ("sudo", "doas"):
+            self._via = "sudo"
+            yield self.make("trait", "sudo")
+            words = [word for word in words[1:] if not word.startswith("-")]
+        if not words:
+            return
+        for name, value in assigned:
+            if name.isupper() and name != "IFS" and not re.search(r"[$\n]", value):
+                yield self.make("environment", f"{name}={value}", scope="command")
+        yield from self._program(words, command)
+
+    def _program(self, words: list[str], command: Command) -> Iterator[Statement]:
+        program, words = _unwrapped(words)
+        if program in _LOOKS_AT:
+            yield from _LOOKS_AT[program](self, words)
+        elif program in ("pip", "uv"):
+            self._via = self._via or "pip"
+            yield from pip(self, words, command)
+        elif program in ("conda", "mamba", "micromamba"):
+            self._via = "conda"
+            yield from conda(self, words)
+        elif program in _SYSTEM:
+            yield from self._system(words)
+        elif _PYTHON.match(program):
+            yield from self._python(words)
+        elif program in _SCRIPTS and len(words) > 1:
+            yield from self._script(words)
+        elif program in _LAUNCHERS:
+            yield self.make("run", quoted(" ".join(words)), program=program)
+        elif re.match(r"\.{0,2}/[\w./-]+\.sh$", program):
+            yield from self._script(["sh", *words])
+        elif program not in _STRUCTURE and re.match(r"[A-Za-z0-9_./][A-Za-z0-9_./-]*$", program):
+            yield self.make("unknown", program)
+
+    def _operators(self, command: Command, previous: str) -> Iterator[Statement]:
+        words = command.words
+        if command.before == "||" and words[0] in ("exit", "true", ":") and words[1:] in ((), ("0",)):
+            yield self.make("trait", "silent-skip")
+        program = PurePosixPath(words[0]).name
+        if command.before == "|" and previous in ("curl", "wget") and (program in _SCRIPTS or "python" in program):
+            yield self.make("trait", "curl-to-shell")
+        if command.before == "&" and previous in ("cd", "git", "pip", "conda", "export", "source", "mkdir"):
+            yield self.make("trait", "shell-slip", why=f"`{previous} … & {words[0]} …`: one & where && is meant")
+
+    def _written(self, operator: str, target: str, words: Sequence[str]) -> Iterator[Statement]:
+        if operator in (">", ">>") and _STARTUP.search(target):
+            yield self.make("startup", target, written="yes")
+        if operator == ">" and target.startswith("=") and words[:1] and words[0] in ("pip", "pip3", "uv", "conda"):
+            yield self.make("trait", "shell-slip", why=f"an unquoted `>{target}` writes a file of that name")
+        if target == "/etc/sudoers" and any("NOPASSWD" in word for word in words):
+            yield self.make("trait", "security", why="sudo without a password")
+
+    # programs
+
+    def _git(self, words: list[str]) -> Iterator[Statement]:
+        verbs = [word for word in words[1:] if not word.startswith("-")]
+        if not verbs:
+            return
+        if verbs[0] == "clone":
+            yield from self._clone(words[words.index("clone") + 1 :])
+        elif verbs[0] in ("checkout", "switch", "reset") and len(verbs) > 1 and "--" not in words:
+            at = words.index("-C") + 1 if "-C" in words else 0
+            source = self.clones.get(words[at].lower(), "") if at else self.where[0]
+            ref = next((word for word in verbs[1:] if word != (words[at] if at else "")), "")
+            if "-b" not in words and ref:
+                yield self.make("checkout", ref, source=source)
+        elif verbs[0] == "submodule":
+            yield self.make("trait", "submodules", source=self.where[0])
+        elif verbs[0] in ("apply", "am"):
+            yield self.make("edit", verbs[-1], by=f"git {verbs[0]}", source=self.where[0])
+
+    def _clone(self, words: list[str]) -> Iterator[Statement]:
+        ref, positional, skip = "", list[str](), False
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if skip:
+                skip = False
+            elif word in ("-b", "--branch"):
+                ref, skip = following, True
+            elif word.startswith("--branch="):
+                ref = word.partition("=")[2]
+            elif word in ("--depth", "-j", "--jobs", "-o", "--origin", "-c", "--config", "-u", "--upload-pack"):
+                skip = True
+            elif not word.startswith("-"):
+                positional.append(word)
+        address = git_address(positional[0]) if positional else None
+        if address is None:
+            yield self.make("unknown", "git clone")
+            return
+        folder = positional[1] if len(positional) > 1 else PurePosixPath(address.url).name
+        self.clones[folder.rstrip("/").rpartition("/")[2].lower()] = address.url
+        self.used = True
+        yield self.source(address._replace(ref=ref), "clone", folder=folder, pinned_by="branch" if ref else "")
+
+    def source(self, address: GitAddress, how: str, **options: str) -> Statement:
+        """A repository; `how` it comes: clone or pip."""
+        return self.make(
+            "source", address.url, ref=address.ref, name=address.name, subdirectory=address.subdirectory,
+            ssh="yes" if address.ssh else "", how=how, **options,
+        )  # fmt: skip
+
+    def _cd(self, words: list[str]) -> Iterator[Statement]:
+        target = words[1] if len(words) > 1 else "~"
+        yield from self.enter(target)
+
+    def enter(self, target: str) -> Iterator[Statement]:
+        """Another folder; a clone is known by its name, whatever its case."""
+        source, inside = self.where
+        for part in PurePosixPath(target).parts if target else ():
+            if part == "..":
+                source, inside = (source, inside.rpartition("/")[0]) if inside else ("", "")
+            elif part == "/" or part.startswith(("~", "$")):
+                source, inside = "", ""
+            elif self.clones.get(part.lower(), source) != source and not (source and inside):
+                source, inside = self.clones[part.lower()], ""
+                own = PurePosixPath(source).name
+                if part != own and part.lower() == own.lower():
+                    yield self.make("trait", "shell-slip", why=f"the clone's folder is {own}")
+            elif part != ".":
+                inside = f"{inside}/{part}".strip("/")
+        self.where, self.used = (source, inside), True
+        if _ABSOLUTE.fullmatch(target):
+            yield self.make("trait", "hard-coded-path", path=target)
+
+    def _export(self, words: list[str]) -> Iterator[Statement]:
+        for word in words[1:]:
+            if match := _ASSIGNED.fullmatch(word):
+                name, value = match.groups()
+                if "$" in value or "\n" in value:
+                    continue
+                self.variables[name] = value
+                yield self.make("environment", f"{name}={value}")
+
+    def _system(self, words: list[str]) -> Iterator[Statement]:
+        if "install" in words or "add" in words:
+            first = next(place for place, word in enumerate(words) if word in ("install", "add"))
+            for word in words[first + 1 :]:
+                if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*(=\S+)?", word):
+                    yield self.make("system", word.partition("=")[0], program=words[0])
+
+    def _download(self, words: list[str]) -> Iterator[Statement]:
+        for word in words[1:]:
+            if re.match(r"https?://", word):
+                address = without_credentials(word)
+                self.wheels[PurePosixPath(address).name] = address
+                yield self.make("download", address, program=words[0])
+
+    def _edit(self, words: list[str]) -> Iterator[Statement]:
+        if any(word.startswith(("-i", "--in-place")) or re.fullmatch(r"-[nErs]*i[nErs]*", word) for word in words[1:]):
+            yield self.make("edit", words[-1], by="sed", source=self.where[0])
+            if words[-1].startswith("/") or "site-packages" in words[-1]:
+                yield self.make("trait", "hard-coded-path", path=words[-1])
+            if match := re.search(r"python(3\.[0-9]+)/site-packages", words[-1]):
+                yield self.make("python", f"=={match[1]}.*", inferred="path")
+
+    def _patch(self, words: list[str]) -> Iterator[Statement]:
+        yield self.make("edit", words[-1], by="patch", source=self.where[0])
+
+    def _module(self, words: list[str]) -> Iterator[Statement]:
+        if words[1:2] in (["load"], ["add"]):
+            for word in words[2:]:
+                yield self.make("module", word)
+                if match := re.match(r"cuda(?:toolkit)?[/-]([0-9]+\.[0-9]+)", word, re.IGNORECASE):
+                    yield self.make("cuda", match[1], by="module")
+                if match := re.match(r"python/(3\.[0-9]+)", word, re.IGNORECASE):
+                    yield self.make("python", f"=={match[1]}.*", inferred="module")
+
+    def _source(self, words: list[str]) -> Iterator[Statement]:
+        target = words[1] if len(words) > 1 else ""
+        if _STARTUP.search(target):
+            yield self.make("startup", target)
+        elif target.endswith("/bin/activate"):
+            yield self.make("activate", target.removesuffix("/bin/activate"))
+        elif target:
+            yield self.make("file", target, by="source")
+        if _ABSOLUTE.fullmatch(target):
+            yield self.make("trait", "hard-coded-path", path=target)
+
+    def _find(self, words: list[str]) -> Iterator[Statement]:
+        for word in words[1:]:
+            if _ABSOLUTE.fullmatch(word):
+                yield self.make("trait", "hard-coded-path", path=word)
+
+    def _login(self, words: list[str]) -> Iterator[Statement]:
+        if "login" in words:
+            yield self.make("trait", "interactive", why=f"`{' '.join(words[:2])}` waits for an answer")
+
+    def _build(self, words: list[str]) -> Iterator[Statement]:
+        yield self.make("build", self.where[1] or ".", source=self.where[0], by=words[0])
+
+    def _docker(self, words: list[str]) -> Iterator[Statement]:
+        if "run" in words or "pull" in words:
+            names = [word for word in words[2:] if _IMAGE.fullmatch(word)]
+            for name in names[:1]:
+                yield replace(self.make("image", name, by="docker"), optional=True)
+            if "--privileged" in words:
+                yield self.make("trait", "security", why="a privileged container")
+
+    def _script(self, words: list[str]) -> Iterator[Statement]:
+        if "-c" in words:
+            inner = words[words.index("-c") + 1 : words.index("-c") + 2]
+            if inner and "$" not in inner[0]:
+                for command in commands(inner[0]):
+                    yield from self.command(command)
+            return
+        script = next((word for word in words[1:] if not word.startswith("-")), "")
+        if script.startswith(("http:", "https:")):
+            yield self.make("trait", "curl-to-shell")
+        elif re.search(r"(?:^|/)(?:make|build|compile|install)[\w-]*\.sh$|setup\.sh$", script):
+            folder = str(PurePosixPath(self.where[1], PurePosixPath(script).parent))
+            yield self.make("build", folder, source=self.where[0], by=script)
+            yield self.make("file", script, by=words[0])
+        elif re.search(r"train|finetune|pretrain|run|eval|infer|demo|test|launch", script):
+            yield self.make("run", quoted(" ".join(words)), program="sh")
+        else:
+            yield self.make("file", script, by=words[0])
+
+    def _python(self, words: list[str]) -> Iterator[Statement]:
+        rest = words[1:]
+        script = next((word for word in rest if not word.startswith("-")), "")
+        if rest[:1] == ["-c"] and len(rest) > 1:
+            for match in _IMPORT.finditer(rest[1]):
+                for module in (match[1] or match[2]).split(","):
+                    yield self.make("import", module.strip())
+        elif script.endswith("setup.py"):
+            yield from self._setup_py(rest[rest.index(script) + 1 :], str(PurePosixPath(script).parent))
+        elif rest[:1] == ["-m"]:
+            if script in ("venv", "virtualenv", "ipykernel", "http.server", "unittest", "pytest", "build"):
+                return
+            yield self.make("run", quoted(" ".join(words)), program="python", module=script)
+        elif script.endswith(".py"):
+            yield self.make("run", quoted(" ".join(words)), program="python", script=script, folder=self.where[1])
+
+    def _setup_py(self, arguments: list[str], folder: str) -> Iterator[Statement]:
+        verbs = [word for word in arguments if word in ("install", "develop", "build", "build_ext", "bdist_wheel")]
+        inside = str(PurePosixPath(self.where[1], folder))
+        if verbs:
+            yield self.make(
+                "local", inside, source=self.where[0], legacy=verbs[-1],
+                editable="yes" if "develop" in verbs else "",
+                flags=" ".join(word for word in arguments if word.startswith("--") and "=" not in word),
+            )  # fmt: skip
+
+    _TABLE: ClassVar[dict[str, Callable[[Shell, list[str]], Iterator[Statement]]]] = {}
+
+
+_LOOKS_AT: dict[str, Callable[[Shell, list[str]], Iterator[Statement]]] = {
+    "git": Shell._git,
+    "cd": Shell._cd,
+    "pushd": Shell._cd,
+    "export": Shell._export,
+    "wget": Shell._download,
+    "curl": Shell._download,
+    "sed": Shell._edit,
+    "patch": Shell._patch,
+    "module": Shell._module,
+    "ml": Shell._module,
+    "source": Shell._source,
+    ".": Shell._source,
+    "find": Shell._find,
+    "huggingface-cli": Shell._login,
+    "wandb": Shell._login,
+    "hf": Shell._login,
+    "make": Shell._build,
+    "cmake": Shell._build,
+    "ninja": Shell._build,
+    "docker": Shell._docker,
+}
+
+
+def _unwrapped(words: list[str]) -> tuple[str, list[str]]:
+    """The program that a command is about, with the words as if it had been called itself."""
+    program = PurePosixPath(words[0]).name if not words[0].startswith(("./", "../")) else words[0]
+    if re.fullmatch(r"pip(?:3(?:\.[0-9]+)?)?", program):
+        return "pip", ["pip", *words[1:]]
+    if _PYTHON.match(words[0]) and words[1:3] == ["-m", "pip"]:
+        return "pip", ["pip", *words[3:]]
+    if program == "conda" and words[1:2] == ["run"] and "pip" in words:
+        return "pip", words[words.index("pip") :]
+    if program in ("poetry", "pipenv", "pdm") and words[1:2] == ["run"] and len(words) > 2:
+        return _unwrapped(words[2:])
+    return program, [program, *words[1:]]
