@@ -1,0 +1,396 @@
+"""Statements become a draft: pure. What nothing says stays open, with a default and the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import PurePosixPath
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envbuild.catalog.environment_yml import DISTRIBUTIONS
+from envbuild.init.known import Known, exact_version
+from envbuild.init.readers.requirement import requirement
+from envbuild.init.statement import Statement
+
+# The newest Python on a day; a default is two minors older, which then had wheels of everything.
+_PYTHONS = (
+    (date(2018, 6, 27), 7), (date(2019, 10, 14), 8), (date(2020, 10, 5), 9), (date(2021, 10, 4), 10),
+    (date(2022, 10, 24), 11), (date(2023, 10, 2), 12), (date(2024, 10, 7), 13), (date(2025, 10, 7), 14),
+)  # fmt: skip
+_BEHIND = 2
+_CONDA_ONLY = frozenset(
+    ("python", "pip", "cudatoolkit", "pytorch-cuda", "cuda", "cuda-toolkit", "cuda-nvcc", "cudatoolkit-dev", "cudnn",
+     "mkl", "ffmpeg", "gcc", "gxx", "gcc_linux-64", "gxx_linux-64", "openmpi", "mpich", "libgcc", "git", "nccl")
+)  # fmt: skip
+_CONDA_NAMES = {**DISTRIBUTIONS, "opencv": "opencv-python", "pytables": "tables", "faiss-gpu": "faiss-gpu-cu12"}
+_CUDA_OF = re.compile(r"cu([0-9]{2,3})")
+_TORCH_INDEX = re.compile(r"pytorch\.org/whl/(?:nightly/|test/)?(cu[0-9]{2,3}|cpu)\b")
+_KERNELS = re.compile(r"cuda|kernel|(?:^|[/_])ops\b|extension", re.IGNORECASE)
+FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the input comes from, as far as it is known: its repository, commit and day."""
+
+    name: str
+    url: str = ""
+    commit: str = ""
+    day: date | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value with the statements that it follows from; `default`: nobody said it, `why` it is taken then."""
+
+    value: str
+    statements: tuple[Statement, ...] = ()
+    default: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A package of an index: the requirement, and the statements that ask for it. `conda`: the match spec it was."""
+
+    requirement: Requirement
+    statements: tuple[Statement, ...]
+    conda: bool = False
+    optional: bool = False
+
+    @property
+    def name(self) -> str:
+        """The normal name."""
+        return str(canonicalize_name(self.requirement.name))
+
+    @property
+    def index_text(self) -> str:
+        """The requirement without a local version, which an index of flavours has."""
+        text = str(self.requirement)
+        return re.sub(r"(==[0-9][^+,;\s]*)\+[a-z0-9.]+", r"\1", text)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """A git repository that is cloned or installed; `own`: the page's own one."""
+
+    url: str
+    ref: str
+    name: str
+    statements: tuple[Statement, ...]
+    install: str = ""  # wheel, editable, path, or nothing: it is only cloned
+    subdirectories: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    cuda: str = ""
+    needs_torch: bool = False
+    no_deps: bool = False
+    own: bool = False
+    optional: bool = False
+    commit: str = ""  # what git says of the ref
+
+    @property
+    def pinned(self) -> bool:
+        """Whether its ref is a full commit."""
+        return bool(FULL_COMMIT.fullmatch(self.ref))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a stack file would say."""
+
+    origin: Origin
+    python: Choice
+    pythons: tuple[str, ...]
+    torch: Choice | None
+    torch_specifier: str
+    flavour: Choice | None
+    packages: tuple[Wanted, ...]
+    conda: tuple[Statement, ...]
+    sources: tuple[DraftSource, ...]
+    environment: Mapping[str, Statement]
+    extras: Mapping[str, tuple[Wanted, ...]]
+    statements: tuple[Statement, ...]
+    build_backend: Statement | None = None
+    from_imports: Mapping[str, Statement] = field(default_factory=dict)
+
+    def of(self, *kinds: str) -> tuple[Statement, ...]:
+        """The statements of some kinds that are no aside."""
+        return tuple(each for each in self.statements if each.kind in kinds and not each.optional)
+
+    def package(self, name: str) -> Wanted | None:
+        """A package by its normal name."""
+        return next((each for each in self.packages if each.name == name), None)
+
+    @property
+    def image(self) -> Statement | None:
+        """The base image."""
+        return next(iter(self.of("image")), None)
+
+    @property
+    def installs(self) -> bool:
+        """Whether anything is installed at all."""
+        return bool(self.packages or self.sources or self.conda or self.of("local"))
+
+
+def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) -> Draft:
+    """The draft that the statements of one input make, in their order."""
+    every = tuple(statements)
+    taken = [each for each in every if not each.optional]
+    # Where nothing but asides installs something, the asides are what there is.
+    packages = _packages(taken)
+    torch_wanted = next((each for each in packages if each.name == "torch"), None)
+    flavour = _flavour(taken, torch_wanted)
+    torch, specifier = _torch(taken, torch_wanted, known, origin.day, packages)
+    if torch is not None and flavour is None:
+        flavour = pypi_flavour(torch, known)
+    python, pythons = _python(taken, torch.value if torch else "", known, origin.day)
+    return Draft(
+        origin=origin,
+        python=python,
+        pythons=pythons,
+        torch=torch,
+        torch_specifier=specifier,
+        flavour=flavour,
+        packages=packages,
+        conda=tuple(each for each in taken if each.kind == "conda"),
+        sources=_sources(every, origin, known),
+        environment={each.value.partition("=")[0]: each for each in taken if each.kind == "environment"},
+        extras=_extras(every),
+        statements=every,
+        build_backend=next((each for each in taken if each.value == "build-backend"), None),
+    )
+
+
+def _wish(statement: Statement) -> Requirement | None:
+    if statement.kind == "package":
+        return requirement(statement.value)
+    if statement.kind == "conda" and statement.get("name") not in _CONDA_ONLY:
+        name = _CONDA_NAMES.get(statement.get("name"), statement.get("name"))
+        if re.match(r"_|lib|gcc|gxx|nvidia/", name):
+            return None
+        return requirement(f"{name}{statement.get('version')}")
+    return None
+
+
+def _packages(statements: Sequence[Statement]) -> tuple[Wanted, ...]:
+    """One entry a name: the last exact version wins, as it does for installers that run one after another."""
+    found: dict[str, Wanted] = {}
+    for statement in statements:
+        wish = _wish(statement)
+        if wish is None or (wish.marker is not None and not wish.marker.evaluate({"sys_platform": "linux"})):
+            continue
+        name = str(canonicalize_name(wish.name))
+        before = found.get(name)
+        spoken = (*before.statements, statement) if before else (statement,)
+        if (
+            before
+            and (not str(wish.specifier) or exact_version(before.requirement.specifier))
+            and not exact_version(wish.specifier)
+        ):
+            wish = before.requirement
+        offered = bool(statement.get("offered")) and (before is None or before.optional)
+        found[name] = Wanted(wish, spoken, statement.kind == "conda", offered)
+    return tuple(found.values())
+
+
+def _extras(statements: Iterable[Statement]) -> dict[str, tuple[Wanted, ...]]:
+    groups: dict[str, list[Statement]] = {}
+    for statement in statements:
+        extra = statement.get("extra")
+        if extra and extra != "locked" and statement.kind == "package":
+            groups.setdefault(extra, []).append(statement)
+    return {name: _packages(listed) for name, listed in groups.items()}
+
+
+def _specifier(text: str) -> SpecifierSet | None:
+    try:
+        return SpecifierSet(text)
+    except InvalidSpecifier:
+        return None
+
+
+def _torch(
+    statements: Sequence[Statement], wanted: Wanted | None, known: Known, day: date | None, packages: tuple[Wanted, ...]
+) -> tuple[Choice | None, str]:
+    """torch's version, and the range where it is one."""
+    image = next((each for each in statements if each.kind == "image" and "pytorch" in each.value), None)
+    prose = [each for each in statements if each.kind == "torch"]
+    if wanted is not None:
+        exact = exact_version(wanted.requirement.specifier)
+        if exact:
+            return Choice(_full(Version(exact).public), wanted.statements), ""
+        tested = next((each for each in prose if each.get("tested") and each.value.startswith("==")), None)
+        if tested:
+            return Choice(_full(tested.value[2:]), (*wanted.statements, tested)), str(wanted.requirement.specifier)
+        said = str(wanted.requirement.specifier)
+        return newest_torch(known, day, said, wanted.statements), said
+    exactly = next((each for each in prose if each.value.startswith("==")), None)
+    if exactly:
+        return Choice(_full(exactly.value[2:]), (exactly,)), ""
+    if prose:
+        return newest_torch(known, day, prose[0].value, (prose[0],)), prose[0].value
+    if image is not None:
+        tag = image.value.rpartition(":")[2].partition("-")[0]
+        row = known.compat.images.get(tag)
+        return Choice(row.torch if row else "", (image,), why="the base image brings it"), ""
+    if any(each.name in known.want_torch for each in packages):
+        return newest_torch(known, day, "", ()), ""
+    return None, ""
+
+
+def _full(version: str) -> str:
+    return version if version.count(".") >= 2 else f"{version}.0"
+
+
+def newest_torch(known: Known, day: date | None, said: str, statements: tuple[Statement, ...]) -> Choice:
+    """The newest release of a day in a range, as a default."""
+    value = known.torch_as_of(day, _specifier(said))
+    why = f"the newest release on {day}" if day and value else "the newest release that the catalog knows"
+    if not value and (day is None or day > min(known.torch_days.values())):
+        value = known.torch_as_of(None, _specifier(said))  # the range begins after that day
+    return Choice(value, statements, default=True, why=why)
+
+
+def _flavour(statements: Sequence[Statement], wanted: Wanted | None) -> Choice | None:
+    """The flavour that is said: by a local version, conda's cudatoolkit, an index, or the name of a wheel."""
+    for each in wanted.statements if wanted else ():
+        if each.kind == "package" and (match := re.search(r"\+(cu[0-9]{2,3}|cpu|rocm[0-9.]+)", each.value)):
+            return Choice(match[1], (each,))
+    for each in statements:
+        if each.kind == "cuda" and each.get("by") in ("cudatoolkit", "pytorch-cuda", "cuda-version"):
+            return Choice("cu" + "".join(each.value.split(".")[:2]), (each,))
+    image = any(each.kind == "torch" and each.get("by") == "image" for each in statements)
+    for each in statements:
+        if image and each.kind == "cuda" and each.get("by") == "image":
+            return Choice("cu" + "".join(each.value.split(".")[:2]), (each,))
+        texts = (each.value if each.kind == "index" else "", each.get("index"), each.get("extra_index"))
+        if match := next(filter(None, (_TORCH_INDEX.search(text) for text in texts)), None):
+            return Choice(match[1], (each,))
+    for each in statements:
+        if each.kind == "package" and (match := _CUDA_OF.search(each.get("local"))) and len(match[1]) == 3:
+            return Choice(match[0], (each,), default=True, why="the wheel beside it is for that")
+    return None
+
+
+def pypi_flavour(torch: Choice, known: Known) -> Choice | None:
+    """The flavour that the default index has of a release, as a default."""
+    release = known.compat.torch.get(torch.value)
+    if release is None or release.pypi_flavour is None:
+        return None
+    return Choice(release.pypi_flavour, default=True, why="what the default index has of this release")
+
+
+def default_python(day: date | None) -> str:
+    """The Python that a page of that day most likely meant."""
+    newest = max((minor for since, minor in _PYTHONS if day is None or since <= day), default=6)
+    return f"3.{max(6, newest - _BEHIND)}"
+
+
+def _python(
+    statements: Sequence[Statement], torch: str, known: Known, day: date | None
+) -> tuple[Choice, tuple[str, ...]]:
+    """The Python, and all minors that fit what is said and torch's wheels."""
+    said = [each for each in statements if each.kind == "python"]
+    fitting = [f"3.{minor}" for minor in range(6, 16)]
+    fitting = [each for each in known.torch_pythons(torch) if each in fitting] or fitting
+    exact = [each for each in said if re.fullmatch(r"={2,3}3\.[0-9]+(\.[0-9*]+)*", each.value)]
+    order = sorted(exact, key=lambda each: (each.via == "prose", bool(each.get("inferred"))))
+    if order:
+        value = ".".join(order[0].value.lstrip("=").split(".")[:2])
+        return Choice(value, (order[0],)), (value,)
+    for each in said:
+        specifier = _specifier(each.value)
+        if specifier is not None:
+            fitting = [minor for minor in fitting if specifier.contains(f"{minor}.99")] or fitting
+    usual = default_python(day)
+    oldest_first = sorted(fitting, key=lambda each: int(each[2:]))
+    value = usual if usual in fitting else next((each for each in oldest_first if int(each[2:]) >= int(usual[2:])), "")
+    value = value or oldest_first[-1]
+    return Choice(value, tuple(said), default=True, why="the usual one of that time that fits"), tuple(fitting)
+
+
+@dataclass
+class _Repository:
+    """A source while its statements are read."""
+
+    statements: list[Statement]
+    ref: str = ""
+    name: str = ""
+    install: str = ""
+    subdirectories: dict[str, None] = field(default_factory=dict)
+    flags: dict[str, None] = field(default_factory=dict)
+    legacy: bool = False
+    no_deps: bool = False
+    builds: bool = False
+    optional: bool = True
+
+
+def _sources(statements: Sequence[Statement], origin: Origin, known: Known) -> tuple[DraftSource, ...]:
+    repositories: dict[str, _Repository] = {}
+    cuda_of_own = any(each.value == "compiles-cuda" or each.get("cuda") for each in statements)
+    for statement in statements:
+        address = statement.value if statement.kind == "source" else statement.get("source")
+        if statement.kind in ("local", "build", "extension") and not address:
+            address = origin.url
+        if statement.kind in ("source", "checkout", "local", "build", "extension") and address:
+            if statement.kind not in ("source", "local", "build", "extension") and address not in repositories:
+                continue
+            place = repositories.setdefault(address, _Repository([]))
+            _add(place, statement)
+    return tuple(_finished(url, place, origin, known, cuda_of_own=cuda_of_own) for url, place in repositories.items())
+
+
+def _add(place: _Repository, statement: Statement) -> None:
+    place.statements.append(statement)
+    place.optional = place.optional and statement.optional
+    place.no_deps = place.no_deps or bool(statement.get("no_deps"))
+    if statement.kind == "source":
+        place.ref = statement.get("ref") or place.ref
+        place.name = statement.get("name") or place.name
+        if statement.get("how") == "pip":
+            place.install = "editable" if statement.get("editable") else "wheel"
+        if statement.get("subdirectory"):
+            place.subdirectories[statement.get("subdirectory")] = None
+    elif statement.kind == "checkout":
+        place.ref = statement.value
+    elif statement.kind == "local":
+        place.install = "editable" if statement.get("editable") else "wheel"
+        place.subdirectories[statement.value] = None
+        place.flags.update(dict.fromkeys(statement.get("flags").split()))
+    elif statement.kind == "build":
+        place.builds = True
+        place.subdirectories[statement.value] = None
+
+
+def _finished(url: str, place: _Repository, origin: Origin, known: Known, *, cuda_of_own: bool) -> DraftSource:
+    own = bool(origin.url) and same_repository(url, origin.url)
+    compiled = known.compiled_source(url)
+    cuda = compiled.cuda if compiled else ""
+    if own and (cuda_of_own or (place.builds and _KERNELS.search(" ".join(place.subdirectories)))):
+        cuda = "build"
+    name = place.name or PurePosixPath(url).name
+    return DraftSource(
+        url=url,
+        ref=place.ref,
+        name=re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "source",
+        statements=tuple(place.statements),
+        install=place.install,
+        subdirectories=tuple(each for each in place.subdirectories if each != "."),
+        flags=tuple(place.flags),
+        cuda=cuda,
+        needs_torch=bool(compiled and compiled.torch),
+        no_deps=place.no_deps,
+        own=own,
+        optional=place.optional,
+    )
+
+
+def same_repository(one: str, other: str) -> bool:
+    """Whether two addresses mean the same repository, whatever their case and endings."""
+    return one.lower().removesuffix(".git").rstrip("/") == other.lower().removesuffix(".git").rstrip("/")

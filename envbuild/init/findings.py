@@ -1,0 +1,415 @@
+"""What is wrong, loose or missing in the statements, one function a rule or two; pure, and each with what follows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from envbuild.init.draft import Draft, DraftSource, Wanted
+from envbuild.init.known import Known, exact_version
+from envbuild.init.readers.requirement import name_of, requirement
+from envbuild.init.statement import Statement
+
+_SHORT = re.compile(r"[0-9a-f]{7,39}")
+_MOVING = frozenset(("main", "master", "develop", "dev", "devel", "latest", "nightly", "stable", "HEAD", "trunk"))
+_CHANNELS = frozenset(
+    ("pytorch", "nvidia", "conda-forge", "defaults", "anaconda", "main", "xformers", "pyg", "dglteam", "bioconda",
+     "huggingface", "rapidsai", "fvcore", "iopath", "pytorch3d", "intel", "msys2")
+)  # fmt: skip
+_AMPERE = ("8.0", "8.6", "ampere", "9.0", "hopper")
+_UNREAD = re.compile(r"\.(?:sh|txt|ya?ml|toml|in|cfg)$|^\$|^requirements")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFinding:
+    """A finding of a rule: what it is `about`, the statements it rests on, the `truth`, and what the draft `does`."""
+
+    rule: str
+    about: tuple[str, ...]
+    statements: tuple[Statement, ...]
+    truth: str
+    does: str
+
+    def as_json(self) -> dict[str, object]:
+        """Plain data for `--json`."""
+        said = [{"at": str(each.place), "text": each.text} for each in self.statements]
+        return {"rule": self.rule, "about": list(self.about), "says": said, "truth": self.truth, "does": self.does}
+
+
+def find(draft: Draft, known: Known) -> tuple[DraftFinding, ...]:
+    """The findings of all rules: those about the statements alone, then those that ask the catalog."""
+    alone = (finding for rule in _OF_DRAFT for finding in rule(draft))
+    compared = (finding for rule in _OF_BOTH for finding in rule(draft, known))
+    return (*alone, *compared)
+
+
+def _trait(draft: Draft, name: str, *, asides: bool = False) -> tuple[Statement, ...]:
+    return tuple(
+        each
+        for each in draft.statements
+        if each.kind == "trait" and each.value == name and (asides or not each.optional)
+    )
+
+
+def _active(draft: Draft) -> tuple[DraftSource, ...]:
+    """The sources that the draft takes, the own one without a clone left out."""
+    return tuple(each for each in draft.sources if not each.optional)
+
+
+def _cloned(source: DraftSource) -> bool:
+    return any(each.kind == "source" for each in source.statements)
+
+
+def python_open(draft: Draft) -> Iterator[DraftFinding]:
+    """No Python, or only a lower bound."""
+    firm = any(not each.get("inferred") for each in draft.python.statements) and not draft.python.default
+    guessed = [each for each in draft.of("python") if each.get("inferred") in ("wheel",)]
+    if draft.installs and not (firm or (draft.python.statements and not draft.python.default and not guessed)):
+        said = draft.python.statements
+        truth = f"only `{said[0].value}` is said" if said else "nothing says which Python"
+        if guessed:
+            truth = "only the name of a wheel says which Python"
+        does = f"takes Python {draft.python.value}: {draft.python.why or 'it is the one that fits'}"
+        yield DraftFinding("python-open", ("python",), said, truth, does)
+
+
+def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """torch that is absent, floats, is older than the catalog, or comes in the index's own flavour."""
+    torch = draft.torch
+    if torch is None:
+        wanting = [each.name for each in draft.sources if each.needs_torch and not each.optional]
+        if wanting and draft.image is None and not _listed_elsewhere(draft):
+            truth = f"{', '.join(wanting)} want torch, and nothing names it"
+            yield DraftFinding("torch-absent", tuple(wanting), (), truth, "asks for a release")
+        return
+    if torch.default and not torch.statements:
+        if _listed_elsewhere(draft):
+            return
+        wanting = [each.name for each in draft.packages if each.name in known.want_torch]
+        truth = f"{', '.join(wanting[:4])} want torch, and nothing names it"
+        yield DraftFinding("torch-absent", tuple(wanting), (), truth, f"takes torch {torch.value or '?'}: {torch.why}")
+    elif torch.default:
+        truth = f"torch{draft.torch_specifier} is whatever the index has on the day of the installation"
+        yield DraftFinding(
+            "torch-floating", ("torch",), torch.statements, truth, f"takes {torch.value or '?'}: {torch.why}"
+        )
+    elif torch.value:
+        yield from _known_torch(draft, torch.value, known)
+
+
+def _listed_elsewhere(draft: Draft) -> bool:
+    """Whether a project or a list is installed whose own requirements were not read."""
+    return bool(draft.of("local") or [each for each in draft.of("file") if each.get("by") in ("-r", "conda")])
+
+
+def _known_torch(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
+    statements = draft.torch.statements if draft.torch else ()
+    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):
+        return
+    if Version(version) < known.oldest_torch:
+        yield DraftFinding("torch-below-catalog", (f"torch {version}",), statements,
+                           f"it is older than {known.oldest_torch}, with which envbuild's data begin",
+                           "keeps it, and judges nothing about it")  # fmt: skip
+    elif Version(version) > known.newest_torch:
+        yield DraftFinding("torch-above-catalog", (f"torch {version}",), statements,
+                           f"it is newer than {known.newest_torch}, with which envbuild's data end",
+                           "keeps it, and judges nothing about it")  # fmt: skip
+    elif version not in known.compat.torch:
+        yield DraftFinding("version-missing", (f"torch {version}",), statements, "there is no such release of torch",
+                           "asks for another one")  # fmt: skip
+    else:
+        yield from _known_flavour(draft, version, known)
+
+
+def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFinding]:
+    release, flavour = known.compat.torch[version], draft.flavour
+    if flavour is None or draft.torch is None:
+        return
+    if flavour.default:
+        if any(each.kind in ("package", "conda") for each in draft.torch.statements):
+            yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
+                               f"no CUDA flavour is named: the default index has {flavour.value}",
+                               f"takes {flavour.value}")  # fmt: skip
+    elif flavour.value.startswith("cu") and flavour.value not in release.builds:
+        builds = ", ".join(sorted(release.builds))
+        yield DraftFinding("flavour-missing", (f"torch {version}+{flavour.value}",), flavour.statements,
+                           f"torch {version} has {builds}", "takes the nearest one")  # fmt: skip
+
+
+def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
+    """torch of a channel, two installers in one environment, channels of persons, terms to accept."""
+    torch = next((each for each in draft.conda if each.get("name") in ("pytorch", "torch")), None)
+    if torch is not None and draft.torch is not None:
+        flavour = f"+{draft.flavour.value}" if draft.flavour else ""
+        does = f"takes the wheel of torch {draft.torch.value}{flavour}"
+        yield DraftFinding("conda-torch", (torch.value,), (torch,), "it is another build than the wheel", does)
+    by_pip = [each for each in draft.of("package") if each.via in ("pip", "environment.yml", "sudo")]
+    by_pip += [each for each in draft.of("source", "local") if each.get("how") == "pip" or each.kind == "local"]
+    pip_files = [each for each in draft.of("file") if each.get("by") == "-r"]
+    real = [each for each in draft.conda if each.get("name") not in ("pip", "python")]
+    if real and [each for each in by_pip if not each.get("legacy")] + pip_files:
+        yield DraftFinding("conda-pip", ("page",), (real[0], *by_pip[:1]), "conda and pip install into one environment",
+                           "takes all of it as wheels, in one resolution")  # fmt: skip
+    for channel in draft.of("channel"):
+        name = channel.value.rstrip("/").rpartition("/")[2].lower()
+        if name in ("defaults", "anaconda", "main"):
+            yield DraftFinding("licence-accept", (channel.value,), (channel,), "this channel has terms to accept",
+                               "takes wheels of the index")  # fmt: skip
+        elif name not in _CHANNELS and "label" not in channel.value:
+            truth = f"{name} is one person's channel"
+            yield DraftFinding("conda-personal-channel", (channel.value,), (channel,), truth, "takes nothing from it")
+
+
+def unpinned(draft: Draft) -> Iterator[DraftFinding]:
+    """Packages without an exact version."""
+    loose = [
+        each
+        for each in draft.packages
+        if each.statements and not exact_version(each.requirement.specifier) and not each.requirement.url
+    ]
+    if loose:
+        yield DraftFinding("unpinned", tuple(each.name for each in loose), tuple(each.statements[-1] for each in loose),
+                           f"{len(loose)} packages have no exact version", _as_of(draft))  # fmt: skip
+
+
+def _as_of(draft: Draft) -> str:
+    return f"takes what the index had on {draft.origin.day}" if draft.origin.day else "takes what the lock resolves to"
+
+
+def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """Sources by nothing, by a moving name, by a short hash, over ssh, or by an old address."""
+    sources = [each for each in _active(draft) if _cloned(each)]
+    bare = [each for each in sources if not each.ref]
+    if bare:
+        truth = "what is cloned is whatever the default branch has that day"
+        yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, "pins the commit of the day")
+    moving = [each for each in sources if each.ref in _MOVING]
+    if moving:
+        yield DraftFinding("git-branch", _names(moving), _first(moving), "a branch moves", "pins the commit of the day")
+    short = [each for each in sources if _SHORT.fullmatch(each.ref) and not each.ref.isdigit()]
+    if short:
+        yield DraftFinding("short-sha", _names(short), _first(short), "a prefix is no whole name of a commit",
+                           "asks for the whole one")  # fmt: skip
+    secure = [each for each in sources if any(said.get("ssh") for said in each.statements)]
+    if secure:
+        yield DraftFinding("ssh-clone", _names(secure), _first(secure), "git over ssh wants a key", "clones by https")
+    moved = [each for each in sources if each.url in known.moved]
+    if moved:
+        yield DraftFinding("repo-moved", _names(moved), _first(moved), f"it is {known.moved[moved[0].url]} now",
+                           "keeps it: the old address leads there")  # fmt: skip
+
+
+def _names(sources: Iterable[DraftSource]) -> tuple[str, ...]:
+    return tuple(each.url.rpartition("/")[2] for each in sources)
+
+
+def _first(sources: Iterable[DraftSource]) -> tuple[Statement, ...]:
+    return tuple(each.statements[0] for each in sources)
+
+
+def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """Compiled code: without a wheel, without a compiler, without torch, or in a way that is gone."""
+    exact = [each for each in draft.packages if not any(said.get("wheel") for said in each.statements)]
+    compiled = [(each, row) for each in exact if (row := known.compiled_package(each.requirement)) is not None]
+    without = [each for each, row in compiled if not row.wheel]
+    if without:
+        yield DraftFinding("no-wheel", tuple(each.name for each in without), tuple(e.statements[-1] for e in without),
+                           "the index has a source distribution alone: it is compiled when it is installed",
+                           "asks for `--allow-build`, or takes a source")  # fmt: skip
+    yield from _nvcc(draft, [each for each, row in compiled if row.cuda == "build" and not row.wheel])
+    yield from _needs_torch(draft)
+    legacy = [each for each in draft.statements if each.get("legacy")]
+    if legacy and draft.build_backend is None:
+        yield DraftFinding("legacy-build", _places(legacy), tuple(legacy),
+                           "setup.py install and develop leave no record of what they put where",
+                           "builds a wheel of it")  # fmt: skip
+    flags = _trait(draft, "pip-global-option")
+    if flags:
+        yield DraftFinding("pip-global-option", tuple(_last(each.get("source")) for each in flags), flags,
+                           "pip from 25.3 has no --global-option", "gives the flags to the build itself")  # fmt: skip
+    editable = [each for each in draft.of("local", "source") if each.get("editable")]
+    if editable:
+        yield DraftFinding("editable-install", _places(editable), tuple(editable),
+                           "what runs is whatever the folder holds at that time", "pins its commit")  # fmt: skip
+
+
+def _last(url: str) -> str:
+    return url.rpartition("/")[2] or "this repository"
+
+
+def _places(statements: Iterable[Statement]) -> tuple[str, ...]:
+    names = (_last(each.get("source") or (each.value if each.kind == "source" else "")) for each in statements)
+    return tuple(dict.fromkeys(names))
+
+
+def _nvcc(draft: Draft, packages: list[Wanted]) -> Iterator[DraftFinding]:
+    brought = draft.image is not None and bool(draft.image.get("devel"))
+    brought = brought or any(each.get("by") == "toolkit" for each in draft.of("cuda"))
+    sources = [each for each in draft.sources if each.cuda == "build"]
+    optional_own = [
+        each for each in draft.statements if each.kind == "local" and each.get("legacy") and _cuda_name(each)
+    ]
+    extensions = [each for each in draft.of("extension") if each.get("cuda")]
+    names = (
+        [each.name for each in packages] + list(_names(sources)) + [each.value for each in extensions + optional_own]
+    )
+    if names and not brought:
+        said = (*_first(sources), *(each.statements[-1] for each in packages), *extensions, *optional_own)
+        yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), said,
+                           "CUDA code is compiled, and no toolkit and compiler are named",
+                           "lets the target say which nvcc; plan refuses where none fits")  # fmt: skip
+
+
+def _cuda_name(statement: Statement) -> bool:
+    return bool(re.search(r"cuda|_ops|/ops|kernel", statement.value)) or "cuda" in statement.text.lower()
+
+
+def _needs_torch(draft: Draft) -> Iterator[DraftFinding]:
+    imports = _trait(draft, "build-imports-torch")
+    if imports and draft.build_backend is None:
+        yield DraftFinding("build-needs-torch", ("this repository",), imports,
+                           "the build imports torch, which an isolated build does not have",
+                           "builds after torch, without isolation")  # fmt: skip
+    isolated = [
+        each
+        for each in _active(draft)
+        if each.needs_torch and each.cuda == "build" and each.install
+        and not any(said.get("no_isolation") or said.get("legacy") for said in each.statements)
+    ]  # fmt: skip
+    if isolated:
+        yield DraftFinding("build-needs-torch", _names(isolated), _first(isolated),
+                           "the build imports torch, which an isolated build does not have",
+                           "builds after torch, without isolation")  # fmt: skip
+
+
+def backend(draft: Draft) -> Iterator[DraftFinding]:
+    """A build backend that no requirement of the build brings."""
+    said = draft.build_backend
+    module = said.get("backend").partition(".")[0].partition(":")[0] if said else ""
+    if said is None or not module or module == "backend":
+        return
+    wanted = {name_of(each).replace("-", "_") for each in said.get("requires").split("\n")}
+    brings = {"poetry": {"poetry"}, "flit_core": {"flit_core"}}.get(module, {module, f"{module}_core"})
+    if not wanted & brings and module != "setuptools":
+        yield DraftFinding("missing-build-backend", (module,), (said,), f"nothing that it requires brings {module}",
+                           "puts the code on sys.path, and builds nothing")  # fmt: skip
+
+
+def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
+    """Commands that do something else than is meant, need root, or change what they must not."""
+    for trait, truth, does in (
+        ("shell-slip", "the command does not do what is meant", "does what is meant"),
+        ("sudo", "root is needed", "leaves it to the machine's owner"),
+        ("curl-to-shell", "a script of today is run as it comes", "leaves it out"),
+        ("security", "a machine is opened", "leaves it out"),
+        ("interactive", "it waits for an answer", "leaves it out"),
+        ("silent-skip", "where it fails nobody learns of it", "builds it, or stops"),
+        ("site-specific", "it is a fact of one site", "leaves it to the target"),
+        ("hard-coded-path", "the path is of one machine", "leaves it out"),
+    ):  # fmt: skip
+        said = _trait(draft, trait)
+        if said:
+            about = tuple(each.get("why") or each.get("path") or each.text for each in said)
+            yield DraftFinding(trait, about, said, said[0].get("why") or truth, does)
+    startup = draft.of("startup")
+    if startup:
+        yield DraftFinding("start-up-file", tuple(each.value for each in startup), startup,
+                           "the environment depends on a start-up file of a shell", "leaves it alone")  # fmt: skip
+    edits = draft.of("edit")
+    opened = [each for each in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", each.text)]
+    if edits or opened:
+        said = (*edits, *opened)
+        yield DraftFinding("edited-by-sed", tuple(each.value for each in said), said,
+                           "files that were installed or cloned are edited", "asks for a patch")  # fmt: skip
+
+
+def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
+    """What is fetched by a moving address, and what stands in other files."""
+    moving = [
+        each
+        for each in draft.of("download")
+        if re.search(r"latest|/(?:master|main)/|get-pip\.py|nightly|install\.sh$", each.value)
+    ]
+    moving += [each for each in draft.of("build", "file", "image") if re.search(r"latest", each.value)]
+    if moving:
+        yield DraftFinding("latest-download", tuple(dict.fromkeys(each.value for each in moving)), tuple(moving),
+                           "what this address gives changes", "leaves it out")  # fmt: skip
+    files = [each for each in draft.of("file") if _UNREAD.search(each.value) and each.get("read") != "yes"]
+    if files:
+        yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(each.value for each in files)), tuple(files),
+                           "packages or commands are in a file that was not given", "asks for it")  # fmt: skip
+    made = draft.of("activate")
+    if made and not draft.of("package", "conda", "source"):
+        yield DraftFinding("env-elsewhere", tuple(each.value for each in made), made,
+                           "the environment is made somewhere else", "drafts a target and no profile")  # fmt: skip
+
+
+def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """Packages that are named twice, that exclude each other, that own the same module, or mean another one."""
+    twice = [each for each in draft.packages if _said_twice(each)]
+    if twice:
+        yield DraftFinding("duplicate", tuple(each.name for each in twice), twice[0].statements,
+                           "one package is named twice", "takes the one with a version")  # fmt: skip
+    differing = [each for each in draft.packages if _contradicted(each)]
+    if differing:
+        said = tuple(statement for each in differing[:1] for statement in each.statements)
+        yield DraftFinding("contradiction", tuple(each.name for each in differing), said,
+                           "two files name two versions of one package", "takes the one that is read last")  # fmt: skip
+    yield from _pinned_cudnn(draft, known)
+    by_name = {each.name: each for each in draft.packages}
+    opencv = [name for name in by_name if re.fullmatch(r"opencv-(?:contrib-)?python(?:-headless)?", name)]
+    if len(opencv) > 1:
+        yield DraftFinding("two-owners", tuple(opencv), tuple(by_name[name].statements[0] for name in opencv),
+                           "both own the module cv2", "takes the first")  # fmt: skip
+    for name in by_name.keys() & known.compat.homonyms.keys():
+        if not by_name[name].conda:
+            truth = f"on the index {name} is {known.compat.homonyms[name][0]}"
+            does = f"asks: {known.compat.homonyms[name][1]} may be meant"
+            yield DraftFinding("package-homonym", (name,), by_name[name].statements, truth, does)
+
+
+def _contradicted(wanted: Wanted) -> bool:
+    wishes = [(said.place.file, _parsed(said)) for said in wanted.statements]
+    versions = {exact_version(wish.specifier) for _, wish in wishes if wish is not None} - {""}
+    return len(versions) > 1 and len({file for file, _ in wishes}) > 1
+
+
+def _said_twice(wanted: Wanted) -> bool:
+    """In one list: in two commands the later one wins, as it is meant."""
+    places = [each for each in wanted.statements if each.via in ("pyproject", "requirements", "setup.py", "setup.cfg")]
+    files = {each.place.file for each in places}
+    texts = {(each.value, each.get("extra")) for each in places}
+    return any(sum(each.place.file == file for each in places) > 1 for file in files) and len(texts) > 1
+
+
+def _parsed(statement: Statement) -> Requirement | None:
+    return requirement(statement.value) if statement.kind == "package" else None
+
+
+def _pinned_cudnn(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    cudnn = next((each for each in draft.packages if re.fullmatch(r"nvidia-cudnn-cu1[0-9]", each.name)), None)
+    if cudnn is None or draft.torch is None or draft.torch.default:
+        return
+    theirs, ours = known.torch_cudnn.get(draft.torch.value, ""), exact_version(cudnn.requirement.specifier)
+    if theirs and ours and theirs != ours:
+        yield DraftFinding("conflict", (cudnn.name,), cudnn.statements,
+                           f"torch {draft.torch.value} wants {cudnn.name}=={theirs}", "takes torch's own")  # fmt: skip
+
+
+def image_rules(draft: Draft) -> Iterator[DraftFinding]:
+    """Lists of architectures, and base images that float."""
+    said = draft.environment.get("TORCH_CUDA_ARCH_LIST")
+    if said is not None and not any(name in said.value.lower() for name in _AMPERE):
+        yield DraftFinding("arch-list", (said.value,), (said,), "GPUs from Ampere on are left out",
+                           "lets the target's GPUs decide")  # fmt: skip
+    image = draft.image
+    if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
+        yield DraftFinding("base-image", (image.value,), (image,), "the image has no tag that stays", "asks for one")
+
+
+_OF_DRAFT = (backend, python_open, conda_rules, unpinned, shell_rules, fetch_rules, image_rules)
+_OF_BOTH = (torch_rules, git_rules, build_rules, together)

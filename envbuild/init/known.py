@@ -1,0 +1,123 @@
+"""What the catalog knows about distributions, modules and torch releases, as drafts ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from envbuild import resources
+from envbuild.catalog.yaml_load import load_yaml
+from envbuild.resolve.compat import Compat
+from envbuild.resolve.compat_read import load_compat
+
+
+class Compiled(NamedTuple):
+    """How a package or repository is built; `wheel`: whether an index has one."""
+
+    cuda: str = ""
+    torch: bool = False
+    wheel: bool = True
+    below: str = ""
+
+
+class Known(NamedTuple):
+    """The tables of `catalog/distributions.yaml`, torch's release days, and the compat data."""
+
+    modules: Mapping[str, str]
+    from_source: Mapping[str, str]
+    vendors: frozenset[str]
+    compiled: Mapping[str, Compiled]
+    want_torch: frozenset[str]
+    moved: Mapping[str, str]
+    torch_days: Mapping[str, date]
+    torch_cudnn: Mapping[str, str]
+    compat: Compat
+
+    def compiled_package(self, requirement: Requirement) -> Compiled | None:
+        """How a package of an index is built, where that is known for what is asked for."""
+        row = self.compiled.get(str(canonicalize_name(requirement.name)))
+        if row is None or not row.below:
+            return row
+        exact = exact_version(requirement.specifier)
+        return row if exact and Version(exact) < Version(row.below) else None
+
+    def compiled_source(self, url: str) -> Compiled | None:
+        """How a repository is built, by its last name."""
+        return self.compiled.get(str(canonicalize_name(PurePosixPath(url).name)))
+
+    def torch_as_of(self, day: date | None, specifier: SpecifierSet | None = None) -> str:
+        """The newest torch release of the catalog on a day; empty where none fits."""
+        fitting = [
+            version
+            for version, released in self.torch_days.items()
+            if (day is None or released <= day) and (specifier is None or specifier.contains(version))
+        ]
+        return max(fitting, key=Version, default="")
+
+    def torch_pythons(self, torch: str) -> tuple[str, ...]:
+        """The Python minors that a torch release has wheels for, the newest first."""
+        release = self.compat.torch.get(torch)
+        tags = release.tags.get("x86_64", ()) if release else ()
+        return tuple(sorted((f"3.{tag[3:]}" for tag in tags if tag[3:].isdigit()), key=_minor, reverse=True))
+
+    @property
+    def oldest_torch(self) -> Version:
+        """The first torch release of the catalog."""
+        return min(map(Version, self.compat.torch))
+
+    @property
+    def newest_torch(self) -> Version:
+        """The last one."""
+        return max(map(Version, self.compat.torch))
+
+
+def _minor(python: str) -> int:
+    return int(python.partition(".")[2])
+
+
+def exact_version(specifier: SpecifierSet) -> str:
+    """The one version that a specifier names; empty where it leaves a choice."""
+    for item in specifier:
+        if item.operator in ("==", "===") and not item.version.endswith(".*"):
+            try:
+                return str(Version(item.version))
+            except InvalidVersion:
+                return ""
+    return ""
+
+
+@cache
+def load_known() -> Known:
+    """Read the catalog once."""
+    data: dict[str, Any] = load_yaml(resources.catalog() / "distributions.yaml")
+    details = load_yaml(resources.catalog() / "compat" / "torch_details.yaml")["releases"]
+    days = {version: date.fromisoformat(str(row["date"])) for version, row in details.items() if row.get("date")}
+    compiled = {
+        name: Compiled(
+            str(row.get("cuda", "")), bool(row.get("torch")), row.get("wheel", True), str(row.get("below", ""))
+        )
+        for name, row in data["compiled"].items()
+    }
+    return Known(
+        modules=data["modules"],
+        from_source=data["from_source"],
+        vendors=frozenset(data["vendors"]),
+        compiled=compiled,
+        want_torch=frozenset(data["want_torch"]),
+        moved=data["moved"],
+        torch_days=days,
+        torch_cudnn={
+            version: str(row["pypi_pin"]["cudnn"])
+            for version, row in details.items()
+            if row.get("pypi_pin", {}).get("cudnn")
+        },
+        compat=load_compat(),
+    )

@@ -1,0 +1,137 @@
+"""Statements become a draft and findings: by rules, the same answer twice, and nothing is invented."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from envbuild.init.draft import Draft, Origin, default_python, make_draft
+from envbuild.init.findings import find
+from envbuild.init.known import load_known
+from envbuild.init.read import read
+
+OWN = Origin("own", "https://git.example.org/lab/own", "0" * 40, date(2022, 6, 1))
+
+
+def draft_of(text: str, path: str = "README.md", origin: Origin = OWN) -> Draft:
+    return make_draft(read(text, path), origin, load_known())
+
+
+def shell(*lines: str) -> Draft:
+    return draft_of("\n".join(lines), "install.sh")
+
+
+def rules(draft: Draft) -> dict[str, tuple[str, ...]]:
+    return {each.rule: each.about for each in find(draft, load_known())}
+
+
+def test_torch_of_an_index_and_of_conda() -> None:
+    pip = shell("pip install torch==1.12.1+cu113 --extra-index-url https://download.pytorch.org/whl/cu113")
+    assert pip.torch is not None and pip.flavour is not None
+    assert (pip.torch.value, pip.flavour.value, pip.python.value) == ("1.12.1", "cu113", "3.8")
+    conda = shell("conda create -n x python=3.8", "conda install pytorch=1.9.1 cudatoolkit=11.1 -c pytorch")
+    assert conda.torch is not None and conda.flavour is not None
+    assert (conda.torch.value, conda.flavour.value, conda.python.value) == ("1.9.1", "cu111", "3.8")
+    assert "conda-torch" in rules(conda)
+
+
+def test_a_torch_that_floats_is_the_newest_of_the_day() -> None:
+    draft = shell("pip install 'torch>=1.8'")
+    assert draft.torch is not None and draft.torch.default
+    assert (draft.torch.value, draft.torch_specifier) == ("1.11.0", ">=1.8")
+    assert rules(draft)["torch-floating"] == ("torch",)
+    again = shell("pip install 'torch>=1.8'")
+    assert find(draft, load_known()) == find(again, load_known())
+
+
+def test_torch_outside_the_catalog_is_never_said_not_to_exist() -> None:
+    assert "torch-below-catalog" in rules(shell("pip install torch==1.6.0"))
+    assert "torch-above-catalog" in rules(shell("pip install torch==9.1.0"))
+    assert "version-missing" not in rules(shell("pip install torch==1.6.0"))
+    assert rules(shell("pip install torch==1.12.1+cu999"))["flavour-missing"] == ("torch 1.12.1+cu999",)
+
+
+@pytest.mark.parametrize(("day", "python"), [("2019-01-01", "3.6"), ("2022-06-01", "3.8"), ("2025-12-01", "3.12")])
+def test_a_python_that_nobody_says_is_the_usual_one_of_the_time(day: str, python: str) -> None:
+    assert default_python(date.fromisoformat(day)) == python
+    draft = draft_of("a==1\n", "requirements.txt", Origin("x", day=date.fromisoformat(day)))
+    assert (draft.python.value, draft.python.default) == (python, True)
+    assert "python-open" in rules(draft)
+
+
+def test_the_later_of_two_commands_wins_and_one_list_says_a_package_once() -> None:
+    draft = shell("pip install a==1", "pip install a==2", "pip install a")
+    wanted = draft.package("a")
+    assert wanted is not None and str(wanted.requirement) == "a==2"
+    assert "duplicate" not in rules(draft)
+    twice = draft_of('[project]\nname = "o"\nversion = "1"\ndependencies = ["a", "a==1"]\n', "pyproject.toml")
+    assert rules(twice)["duplicate"] == ("a",)
+
+
+def test_sources_with_their_refs_flags_and_places() -> None:
+    commit = "a" * 40
+    draft = shell(
+        "git clone https://github.com/NVIDIA/apex && cd apex",
+        f"git checkout {commit}",
+        'pip install --global-option="--cuda_ext" --global-option="--cpp_ext" ./',
+        "cd ..",
+        "pip install git+https://git.example.org/x/loose.git",
+        "git clone -b main https://git.example.org/x/moving",
+    )
+    apex, loose, moving = draft.sources
+    assert (apex.ref, apex.flags, apex.cuda, apex.pinned) == (commit, ("--cuda_ext", "--cpp_ext"), "build", True)
+    assert (loose.install, loose.ref, moving.install) == ("wheel", "", "")
+    found = rules(draft)
+    assert (found["git-unpinned"], found["git-branch"]) == (("loose",), ("moving",))
+    assert found["pip-global-option"] == ("apex",) and "apex" in found["needs-nvcc"]
+
+
+def test_a_devel_image_brings_the_compiler() -> None:
+    text = "FROM nvidia/cuda:11.8.0-devel-ubuntu22.04\nRUN pip install git+https://github.com/NVIDIA/apex@v1\n"
+    draft = draft_of(text, "Dockerfile")
+    assert "needs-nvcc" not in rules(draft) and draft.python.value == "3.10"
+
+
+SLIPS = {
+    "shell-slip": "pip install numpy>=1.2",
+    "sudo": "sudo apt-get install git\npip install a",
+    "curl-to-shell": "curl https://x.example.org/i.sh | sh",
+    "start-up-file": "echo export A=1 >> ~/.bashrc",
+    "edited-by-sed": "sed -i s/a/b/ lib/x.py",
+    "hard-coded-path": "sed -i s/a/b/ /opt/conda/lib/python3.8/site-packages/x.py",
+    "interactive": "huggingface-cli login",
+    "latest-download": "wget https://x.example.org/latest/x.tar",
+    "file-elsewhere": "pip install -r requirements.txt",
+    "legacy-build": "git clone https://git.example.org/x/y && cd y && python setup.py develop",
+    "editable-install": "git clone https://git.example.org/x/y && pip install -e ./y",
+    "conda-personal-channel": "conda install -c somebody gcc-6",
+    "licence-accept": "conda install -c defaults numpy",
+    "conda-pip": "conda install numpy -c conda-forge\npip install scipy",
+    "package-homonym": "pip install apex",
+    "no-wheel": "pip install flash-attn",
+    "two-owners": "pip install opencv-python opencv-python-headless",
+    "arch-list": 'export TORCH_CUDA_ARCH_LIST="7.0;7.5"',
+    "conflict": "pip install torch==2.6.0 nvidia-cudnn-cu12==9.8.0.87",
+    "silent-skip": "bash k2/setup.sh || exit 0",
+    "ssh-clone": "git clone git@git.example.org:a/b.git",
+    "short-sha": "git clone https://git.example.org/a/b && cd b && git checkout abc1234",
+    "repo-moved": "git clone https://github.com/pytorch/fairseq",
+    "torch-absent": "pip install timm==0.6.13",
+}
+
+
+@pytest.mark.parametrize("rule", SLIPS)
+def test_each_rule_finds_its_slip(rule: str) -> None:
+    (finding, *_) = [each for each in find(shell(SLIPS[rule]), load_known()) if each.rule == rule]
+    assert finding.truth and finding.does
+    assert rule == "torch-absent" or finding.statements[0].place.file == "install.sh"
+
+
+def test_a_clean_page_has_no_findings() -> None:
+    draft = draft_of(
+        "FROM nvidia/cuda:11.8.0-devel-ubuntu22.04\nRUN pip install a==1 torch==2.1.0+cu118 "
+        f"git+https://git.example.org/x/y@{'b' * 40}\n",
+        "Dockerfile",
+    )
+    assert rules(draft) == {}
