@@ -1,4 +1,4 @@
-"""What is described: `envbuild stack`, `target` and `patch`, shipped and of files; `init` writes a first target."""
+"""What is described: `envbuild stack`, `target` and `patch`, shipped and of files; `first_target` is for `init`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from envbuild.cli import begin, names
-from envbuild.cli.choose import facts_option, stack_argument
+from envbuild.cli.choose import stack_argument
 from envbuild.cli.output import Ui, columns, common_options, each_checked, named
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
@@ -203,15 +203,8 @@ def target_show(ui: Ui, target: str | None) -> None:
     ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _as_file(redact_data(data))]))
 
 
-@click.command("init")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@facts_option
-@common_options
-def init(ui: Ui, file: Path, facts: str | None) -> None:
-    """Write a first target file FILE, with comments.
-
-    From eight answers at most, or from recorded facts of its nodes. A file that is there is never replaced.
-    """
+def first_target(ui: Ui, file: Path, facts: str | None) -> None:
+    """Write a first target file with comments, from eight answers at most, or from recorded facts of its nodes."""
     from envbuild.catalog import target_file
     from envbuild.catalog.loader import is_template
     from envbuild.catalog.node_facts import load_facts

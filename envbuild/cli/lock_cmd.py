@@ -64,6 +64,8 @@ def lock() -> None:
 def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **flags: Any) -> None:
     """Resolve STACK and write its lock.
 
+    A requirements.txt or pyproject.toml stands for the stack that `init --from` drafts of it, written beside it.
+
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
     changed only in what is run with the environment (variables, imports, smoke items, deviations), or patches of the
     catalog have changed, nothing is resolved.
@@ -80,7 +82,7 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     from envbuild.resolve.compat_read import load_compat
     from envbuild.resolve.profile import findings, refuse, refuse_locked
 
-    loaded = load_stack(stack)
+    loaded = load_stack(_drafted(ui, stack))
     name = pick_profile(loaded, profile)
     path = output or lock_path(loaded, name)
     previous = _previous(ui, path)
@@ -120,6 +122,20 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     rows = [_row(variant) for variant in made.variants]
     data = {"lock": str(path), "changed": changed, "variants": rows, "diff": diff.as_dict() if diff else None}
     ui.result(data, lambda: _created(path, rows, changed=changed, changes=diff.text() if diff and diff.changes else ""))
+
+
+def _drafted(ui: Ui, reference: str) -> str:
+    """A list of packages stands for the stack that `init` drafts of it, beside it; others stand for themselves."""
+    path = Path(reference)
+    if path.suffix not in (".txt", ".toml") or not path.is_file():
+        return reference
+    stack = path.with_suffix(".yaml")
+    if not stack.exists():
+        from envbuild.cli.init_cmd import draft
+
+        result, _ = draft(reference, stack)
+        ui.note(f"drafted {stack}: {len(result.findings)} findings, {len(result.missing)} things not said")
+    return str(stack) if "/" in str(stack) else f"./{stack}"
 
 
 @lock.command("record")

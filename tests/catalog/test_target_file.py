@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from envbuild.catalog import target_file
 from envbuild.catalog.loader import load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
-from envbuild.cli.catalog_cmd import init as command
+from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
 

@@ -105,7 +105,7 @@ def test_an_option_has_one_name_one_meaning_and_a_time_has_its_unit() -> None:
         kind = "flag" if option.is_flag else option.metavar or option.type.name
         choices.setdefault(option.opts[-1], set()).add(kind)
     several = {name: kinds for name, kinds in choices.items() if len(kinds) > 1}
-    assert set(several) <= {"--output", "--only", "--wheelhouse"}, several
+    assert set(several) <= {"--output", "--only", "--wheelhouse", "--from"}, several
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "x"])

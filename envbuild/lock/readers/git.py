@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -107,6 +109,10 @@ class GitReader:
         """Tree hash of a commit, read from the commit itself (`git show` would want the tree's contents)."""
         text = output_of(self.repository(url, commit, part), "cat-file", "commit", commit)
         return text.split("\n", 1)[0].removeprefix("tree ")
+
+    def day(self, url: str, commit: str) -> date | None:
+        """The day of a commit (UTC), as its committer's clock had it."""
+        return commit_day(output_of(self.repository(url, commit, "commit"), "cat-file", "commit", commit))
 
     def tree(self, url: str, commit: str) -> dict[str, tuple[str, str]]:
         """Path to (mode, object id) of everything in a commit."""
@@ -213,6 +219,12 @@ class GitReader:
                 raise EnvbuildError.from_dict(object_missing(url, lost, why).as_dict())
             self._blobs.update(batch)
         return place
+
+
+def commit_day(text: str) -> date | None:
+    """The committer's day (UTC) in the text of a commit object."""
+    match = re.search(r"^committer .*> ([0-9]{1,11}) [+-][0-9]{4}$", text, re.MULTILINE)
+    return datetime.fromtimestamp(int(match[1]), UTC).date() if match else None
 
 
 @contextmanager

@@ -32,6 +32,12 @@ _TAILS = (1 << 16, 1 << 22, 1 << 26)
 
 def of_wheel(url: str) -> Unpacked | None:
     """What a wheel takes at an http(s) or file URL; None where it cannot be asked, for a lock without it is as good."""
+    sizes = members(url)
+    return None if sizes is None else Unpacked.of(sizes)
+
+
+def members(url: str) -> dict[str, int] | None:
+    """The files of a wheel at an http(s) or file URL with their sizes, by its listing alone; None as `of_wheel`."""
     parts = urlsplit(url)
     if not parts.path.endswith(".whl"):
         return None
@@ -43,7 +49,7 @@ def of_wheel(url: str) -> Unpacked | None:
         return None
 
 
-def _remote(url: str) -> Unpacked | None:
+def _remote(url: str) -> dict[str, int] | None:
     for length in _TAILS:
         tail = index_client.tail(url, length, _certificates(), timeout=10)
         if tail is None:
@@ -60,9 +66,9 @@ def _certificates() -> str:
     return pip_config.read(os.environ).cert
 
 
-def _listed(wheel: Path | io.BytesIO) -> Unpacked:
+def _listed(wheel: Path | io.BytesIO) -> dict[str, int]:
     with zipfile.ZipFile(wheel) as archive:
-        return Unpacked.of({member.filename: member.file_size for member in archive.infolist() if not member.is_dir()})
+        return {member.filename: member.file_size for member in archive.infolist() if not member.is_dir()}
 
 
 _ALGORITHMS = ("sha256", "sha384", "sha512")

@@ -1,0 +1,293 @@
+"""An input as a whole: its statements, what its imports add, its own code as a source, and what nothing says."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from envbuild.init.closure import Closed, close
+from envbuild.init.collect import Collected, collect
+from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
+from envbuild.init.findings import DraftFinding, find
+from envbuild.init.imports import Roots, roots, scan
+from envbuild.init.known import Known
+from envbuild.init.readers.requirement import requirement
+from envbuild.init.statement import Statement
+from envbuild.init.tree import Tree
+
+# Frozen lists name what torch brings; with another build of torch these are of the wrong CUDA.
+_BROUGHT = re.compile(r"nvidia-[a-z-]+-cu[0-9]{2}|triton")
+_LEAST_FROZEN = 3
+_NOT_OURS = frozenset(
+    ("tests", "test", "docs", "doc", "examples", "example", "benchmarks", "scripts", "tools", "setup")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What nothing says: the default that is taken, and why that one."""
+
+    what: str
+    default: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProject:
+    """A folder of the input that is installed: its place in the tree, and how."""
+
+    folder: str
+    name: str
+    install: str
+    modules: tuple[str, ...] = ()
+    cuda: bool = False
+    layout: str = ""
+
+    @property
+    def code(self) -> str:
+        """The folder that goes on sys.path, or is built."""
+        return f"{self.folder}/{self.layout}".strip("/") if self.install == "path" else self.folder
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All that `init` learned of one input."""
+
+    draft: Draft
+    findings: tuple[DraftFinding, ...]
+    collected: Collected
+    closed: tuple[Closed, ...]
+    projects: tuple[LocalProject, ...]
+    missing: tuple[Missing, ...]
+    left_out: dict[str, str]
+    compiled: frozenset[str]
+
+    @property
+    def understood(self) -> tuple[int, int]:
+        """Statements that a rule understands, and all."""
+        every = self.draft.statements
+        return sum(each.kind != "unknown" for each in every), len(every)
+
+    def optional(self) -> tuple[Closed, ...]:
+        """Imports that can be done without and have something that brings them."""
+        return tuple(each for each in self.closed if each.wanted is not None and each.imported.firmness != "required")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked of others: the index about guesses, and git about commits."""
+
+    index: Callable[[tuple[Closed, ...], Draft], tuple[Closed, ...]] = lambda closed, _: closed
+    git: Callable[[Draft], Draft] = lambda draft: draft
+
+
+def assemble(tree: Tree, known: Known, ask: Ask | None = None) -> Result:
+    """Read an input and decide; pure but for the files that it reads, and what is asked of others."""
+    ask = ask or Ask()
+    collected = collect(tree)
+    folder = len(tree.files) > 1 or tree.folder is not None
+    draft = make_draft(_own_address(collected.statements, tree), tree.origin, known)
+    closed: tuple[Closed, ...] = ()
+    projects: tuple[LocalProject, ...] = ()
+    if folder:
+        local = roots(tree)
+        built = {each.value for each in collected.statements if each.kind == "extension"}
+        imports = scan(tree, local, built)
+        closed = ask.index(close(imports, draft, known, _lone_folders(tree)), draft)
+        draft = _with_imports(draft, closed)
+        projects = _with_folders(_projects(tree, local, collected, draft), closed)
+        if draft.torch is None and any(each.module == "torch" for each in imports):
+            draft = _with_torch(draft, known)
+        draft = _with_setuptools(draft)
+    draft = ask.git(_distinct(_without_brought(draft), projects))
+    return Result(
+        draft,
+        find(draft, known),
+        collected,
+        closed,
+        projects,
+        _missing(draft),
+        dict(tree.left_out),
+        _compiled(draft, known),
+    )
+
+
+def _compiled(draft: Draft, known: Known) -> frozenset[str]:
+    """Packages that only nvcc can build: the index has no wheel of them, and nobody gave the address of one."""
+    return frozenset(
+        each.name
+        for each in draft.packages
+        if (row := known.compiled_package(each.requirement)) is not None
+        and row.cuda == "build"
+        and not row.wheel
+        and not any(said.get("wheel") for said in each.statements)
+    )
+
+
+def _own_address(statements: Sequence[Statement], tree: Tree) -> list[Statement]:
+    """A clone of the input itself, which a page begins with, is the input: its commit is known."""
+    if len(tree.files) < 2 and tree.folder is None:
+        return list(statements)
+    name = tree.origin.name.lower()
+    own = {
+        each.value
+        for each in statements
+        if each.kind == "source"
+        and (
+            each.value.rpartition("/")[2].lower() == name
+            or (tree.origin.url and same_repository(each.value, tree.origin.url))
+        )
+    }
+    out = []
+    for each in statements:
+        if each.kind == "source" and each.value in own:
+            continue
+        if each.get("source") in own:
+            each = replace(each, options={k: v for k, v in each.options.items() if k != "source"})
+        out.append(each)
+    return out
+
+
+def _with_imports(draft: Draft, closed: Iterable[Closed]) -> Draft:
+    added: dict[str, Wanted] = {}
+    origins: dict[str, Statement] = dict(draft.from_imports)
+    sources: list[DraftSource] = []
+    for each in closed:
+        place = each.imported.place
+        said = Statement("import", each.imported.module, place, f"import {each.imported.module}", "imports")
+        if each.imported.firmness != "required":
+            continue
+        if each.wanted is not None:
+            added[each.wanted.name] = replace(each.wanted, statements=(*each.wanted.statements, said), optional=False)
+            origins[each.wanted.name] = said
+        elif each.source and each.how == "source":
+            name = each.source.rpartition("/")[2].lower()
+            sources.append(DraftSource(each.source, "", name, (said,), install="wheel"))
+    packages = (*draft.packages, *(each for name, each in added.items() if draft.package(name) is None))
+    return replace(draft, packages=packages, sources=(*draft.sources, *sources), from_imports=origins)
+
+
+def _with_torch(draft: Draft, known: Known) -> Draft:
+    torch = newest_torch(known, draft.origin.day, "", ())
+    return replace(draft, torch=torch, flavour=draft.flavour or pypi_flavour(torch, known))
+
+
+def _with_setuptools(draft: Draft) -> Draft:
+    """Environments had setuptools until Python 3.12, and triton and others import it without asking for it."""
+    wish = requirement("setuptools<82")
+    if draft.torch is None or wish is None or draft.package("setuptools") is not None:
+        return draft
+    return replace(draft, packages=(*draft.packages, Wanted(wish, ())))
+
+
+def _without_brought(draft: Draft) -> Draft:
+    brought = [each for each in draft.packages if _BROUGHT.fullmatch(each.name)]
+    if draft.torch is None or sum(each.name.startswith("nvidia-") for each in brought) < _LEAST_FROZEN:
+        return draft
+    return replace(draft, packages=tuple(each for each in draft.packages if each not in brought))
+
+
+def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> tuple[LocalProject, ...]:
+    """The tree's own code: its root, and the nested projects whose modules the rest imports."""
+    names: dict[str, list[str]] = {}
+    for module, folder in local.names.items():
+        if any(path.startswith(_inside(folder, module)) for path in tree.files):
+            names.setdefault(folder, []).append(module)
+    compiled = {each.place.file.rpartition("/")[0] for each in collected.statements if each.value == "compiles-cuda"}
+    out = []
+    for folder in local.folders:
+        has = {path[len(folder) :].lstrip("/") for path in tree.files if path.startswith(folder)}
+        installable = bool({"setup.py", "pyproject.toml"} & has)
+        if folder and not (names.get(folder) and installable):
+            continue
+        modules = tuple(each for each in names.get(folder, ()) if each not in _NOT_OURS)
+        name = (folder.rpartition("/")[2] if folder else draft.origin.name).lower()
+        clean = re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._") or "code"
+        install = "editable" if installable and _packaged(tree, folder) and _asks_its_metadata(tree, folder) else "path"
+        if any(path.endswith(".py") for path in has):
+            layout = _layout(has)
+            out.append(LocalProject(folder, clean, install, modules, folder in compiled, layout))
+    return tuple(out)
+
+
+def _lone_folders(tree: Tree) -> dict[str, str]:
+    """Modules that lie in exactly one folder: scripts that were started there import them by name alone."""
+    places: dict[str, set[str]] = {}
+    for path in tree.files:
+        if match := re.fullmatch(r"(?:(.+)/)?(\w+)(?:/__init__)?\.py", path):
+            places.setdefault(match[2], set()).add(match[1] or "")
+    return {name: folders.pop() for name, folders in places.items() if len(folders) == 1}
+
+
+def _with_folders(projects: tuple[LocalProject, ...], closed: Iterable[Closed]) -> tuple[LocalProject, ...]:
+    """The same with the folders whose modules other folders import by name."""
+    there = {each.code for each in projects}
+    added: dict[str, LocalProject] = {}
+    for each in closed:
+        if each.how == "local" and each.source not in there:
+            name = re.sub(r"[^a-z0-9._-]+", "-", each.source.lower()).strip("-._") or "folder"
+            added[each.source] = LocalProject(each.source, name[:63], "path")
+    used: set[str] = set()
+    return tuple(_renamed(each, used) for each in (*projects, *added.values()))
+
+
+Named = TypeVar("Named", LocalProject, DraftSource)
+
+
+def _renamed(source: Named, used: set[str]) -> Named:
+    """The same under a name that no other has."""
+    numbers = (f"{source.name[:58]}-{number}" for number in itertools.count(2))
+    name = next(each for each in itertools.chain([source.name], numbers) if each not in used)
+    used.add(name)
+    return replace(source, name=name)
+
+
+def _distinct(draft: Draft, projects: Sequence[LocalProject]) -> Draft:
+    used = {each.name for each in projects}
+    return replace(draft, sources=tuple(_renamed(each, used) for each in draft.sources))
+
+
+def _layout(paths: Iterable[str]) -> str:
+    """The folder of a project in which its packages lie, where they are not at its top."""
+    packages = [path.split("/") for path in paths if path.endswith("/__init__.py")]
+    if any(len(parts) == 2 for parts in packages):
+        return ""
+    return next((each for each in ("src", "python") if any(parts[0] == each for parts in packages)), "")
+
+
+def _inside(folder: str, module: str) -> str:
+    return f"{folder}/{module}/__init__.py".lstrip("/")
+
+
+def _asks_its_metadata(tree: Tree, folder: str) -> bool:
+    """Whether code asks for its own version or entry points, which only an installed project has."""
+    inside = [path for path in tree.files if path.endswith("__init__.py") and path.startswith(folder)]
+    texts = (tree.text(path) or "" for path in inside if path.count("/") <= folder.count("/") + 2)
+    return any(re.search(r"importlib[._]metadata|pkg_resources|get_distribution", text) for text in texts)
+
+
+def _packaged(tree: Tree, folder: str) -> bool:
+    """Whether a project says how it is built: a pyproject.toml may hold tools alone."""
+    if f"{folder}/setup.py".lstrip("/") in tree.files:
+        return True
+    text = tree.text(f"{folder}/pyproject.toml".lstrip("/")) or ""
+    return bool(re.search(r"^\[(?:project|tool\.poetry|build-system)\]", text, re.MULTILINE))
+
+
+def _missing(draft: Draft) -> tuple[Missing, ...]:
+    out = []
+    if draft.python.default:
+        out.append(Missing("python", draft.python.value, draft.python.why))
+    if draft.torch is not None and (draft.torch.default or not draft.torch.value):
+        out.append(Missing("torch", draft.torch.value, draft.torch.why))
+    if draft.torch is not None and (draft.flavour is None or draft.flavour.default):
+        flavour = draft.flavour
+        out.append(Missing("flavour", flavour.value if flavour else "", flavour.why if flavour else "nothing names it"))
+    for each in draft.sources:
+        if not each.own and not each.optional and not each.pinned and each.install:
+            moves = f"`{each.ref or 'the default branch'}` moves"
+            out.append(Missing(f"commit of {each.name}", each.commit[:12], moves))
+    return tuple(out)

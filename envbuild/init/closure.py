@@ -1,0 +1,99 @@
+"""Imports that nothing of the draft brings: what closes them, or why they stay open. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from envbuild.init.draft import Draft, Wanted
+from envbuild.init.imports import Import
+from envbuild.init.known import Known
+from envbuild.init.readers.requirement import requirement
+
+# What packages bring along so firmly that their users import it without asking for it.
+_BRINGS = {
+    "torch": ("numpy", "triton", "sympy", "networkx", "filelock", "jinja2", "fsspec"),
+    "transformers": ("numpy", "tokenizers", "safetensors", "huggingface-hub", "pyyaml", "requests", "tqdm", "regex",
+                     "packaging", "filelock"),
+    "setuptools": ("pkg-resources",),
+}  # fmt: skip
+_ALSO = {
+    "cv2": ("opencv-python-headless", "opencv-contrib-python"),
+    "faiss": ("faiss-gpu", "faiss-gpu-cu12"),
+    "lightning": ("pytorch-lightning",),
+    "mmcv": ("mmcv-full", "mmcv-lite"),
+    "onnxruntime": ("onnxruntime-gpu",),
+    "PIL": ("pillow-simd",),
+}
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+# Names of folders that are on nobody's index, or there another thing.
+_NOBODY = frozenset(
+    ("absolute", "relative", "base", "common", "config", "configs", "core", "data", "dataset", "dataloader",
+     "helpers", "layers", "lib", "libs", "loss", "losses", "main", "metrics", "misc", "model", "models", "modules",
+     "net", "network", "networks", "ops", "options", "scripts", "src", "test", "tests", "tool", "tools", "train",
+     "trainer", "util", "utils")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """An import and what is done: `how` is declared, offered, local, table, name, source, vendor or open.
+
+    `source` is a repository, of a local one the folder of the tree that goes on sys.path.
+    """
+
+    imported: Import
+    how: str
+    wanted: Wanted | None = None
+    source: str = ""
+    why: str = ""
+
+
+def distributions(module: str, known: Known) -> tuple[str, ...]:
+    """Distributions that may bring a module, the likeliest first."""
+    named = known.modules.get(module)
+    same = str(canonicalize_name(module))
+    listed = [str(canonicalize_name(named))] if named else [same]
+    return tuple(dict.fromkeys([*listed, *_ALSO.get(module, ()), same, f"py{same}", f"python-{same}"]))
+
+
+def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
+    """What becomes of each import. `folders`: modules that lie in one folder of the tree alone, by name."""
+    there = {each.name for each in draft.packages} | {each.name for each in draft.sources if each.install}
+    there |= {brought for name in tuple(there) for brought in _BRINGS.get(name, ())}
+    if draft.torch is not None:
+        there.add("torch")
+    offered: dict[str, Wanted] = {}
+    for group in draft.extras.values():
+        for each in group:
+            if each.name in known.compat.homonyms:
+                continue
+            before = offered.get(each.name)
+            if before is None or not str(before.requirement.specifier):
+                offered[each.name] = each
+    return tuple(_closed(each, there, offered, folders, known) for each in imports)
+
+
+def _closed(
+    imported: Import, there: Iterable[str], offered: Mapping[str, Wanted], folders: Mapping[str, str], known: Known
+) -> Closed:
+    names = distributions(imported.module, known)
+    if any(name in there for name in names):
+        return Closed(imported, "declared")
+    if imported.module in known.vendors:
+        return Closed(imported, "vendor")
+    for name in names:
+        if name in offered:
+            return Closed(imported, "offered", offered[name])
+    if imported.module in folders and imported.module not in known.modules:
+        return Closed(imported, "local", source=folders[imported.module])
+    if imported.module in known.from_source:
+        return Closed(imported, "source", source=known.from_source[imported.module])
+    wish = requirement(names[0])
+    if wish is None or not _NAME.fullmatch(imported.module) or imported.module in _NOBODY:
+        return Closed(imported, "open")
+    how = "table" if imported.module in known.modules else "name"
+    return Closed(imported, how, Wanted(wish, ()))

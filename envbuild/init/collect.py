@@ -1,0 +1,154 @@
+"""Which files of an input are read, and as what: the way that the page takes, or an offer beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+from envbuild.init.read import read, reader_of
+from envbuild.init.statement import Statement
+from envbuild.init.tree import Tree
+
+_MANIFESTS = frozenset(
+    ("pyproject.toml", "setup.py", "setup.cfg", "requirements", "environment.yml", "Pipfile", "pixi")
+)
+# Requirements files that say by their name what they are for: choices, never summed up.
+_CHOICE = re.compile(
+    r"(?:^|[-_./])(?:dev|test|tests|testing|doc|docs|lint|ci|rocm|amd|cpu|mac|macos|osx|windows|win|npu|ascend|xpu|hpu|tpu|"
+    r"gpu|cuda|optional|extra|extras|all|full|minimal|lock|frozen|notebook|demo|eval|build|train|benchmark|gradio|app|web)"
+    r"(?:[-_./]|[0-9]*\.)",
+    re.IGNORECASE,
+)
+_PAGE = re.compile(
+    r"(?:docs?/)?(?:[\w-]+/)?(?:readme|install|installation|getting[_-]?started|setup|quick[_-]?start)[\w.-]*\.(?:md|rst)",
+    re.IGNORECASE,
+)
+_PASSED = re.compile(r"(?:^|/)(?:tests?|third[_-]?party|3rdparty|vendor|vendored|submodules|external|node_modules)/")
+_DEEPEST = 4
+_MOST = 200
+_BUILT = re.compile(r"^[ \t]*(?:-[ \t]+)?[A-Za-z0-9_.-]+=[^=\s]+=[A-Za-z0-9_.]+$", re.MULTILINE)
+
+
+@dataclass
+class Collected:
+    """Statements of all files that were read; `used` has the format of each, `choices` those that are only offered."""
+
+    statements: list[Statement] = field(default_factory=list)
+    used: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
+
+
+def collect(tree: Tree) -> Collected:
+    """The statements of a file, or of the files of a folder that say something about its environment."""
+    out = Collected()
+    if len(tree.files) == 1 and tree.folder is None and not tree.origin.commit:
+        _whole(tree, tree.files[0], out)
+        return out
+    main, offered = _sorted(tree)
+    for path in main:
+        _whole(tree, path, out)
+    _included(tree, out)
+    own = {name.lower().replace("_", "-") for _, name in projects(out.statements)}
+    for path in offered:
+        if path not in out.used:
+            _offered(tree, path, out)
+    # A project that installs itself from the index is its own tree.
+    out.statements = [each for each in out.statements if not _is_self(each, own)]
+    return out
+
+
+def _whole(tree: Tree, path: str, out: Collected) -> None:
+    text = tree.text(path)
+    if text is None:
+        return
+    known = reader_of(path)
+    out.used[path] = known[0] if known else "text"
+    out.statements += read(text, path)
+
+
+def _offered(tree: Tree, path: str, out: Collected) -> None:
+    """A nested or alternative file: each of its packages stands in an extra of the file's name."""
+    text = tree.text(path)
+    known = reader_of(path)
+    if text is None or known is None:
+        return
+    out.choices[path] = known[0]
+    for each in read(text, path):
+        extra = "locked" if known[0] == "lock" else f"file:{path}"
+        options = dict(each.options) | ({"extra": extra} if each.kind in ("package", "conda", "source") else {})
+        out.statements.append(replace(each, optional=True, options=options))
+
+
+def _sorted(tree: Tree) -> tuple[list[str], list[str]]:
+    main: list[str] = []
+    offered: list[str] = []
+    for path in sorted(tree.files, key=lambda each: (each.count("/"), each)):
+        known = reader_of(path)
+        if known is None or path.count("/") >= _DEEPEST or _PASSED.search(path):
+            continue
+        noun, inside = known[0], "/" in path
+        if noun in _MANIFESTS:
+            is_main = not inside or path.startswith("requirements/")
+            choice = noun in ("requirements", "environment.yml") and (bool(_CHOICE.search(path)) or _frozen(tree, path))
+            (main if is_main and not choice else offered).append(path)
+        elif noun in ("Markdown", "reStructuredText"):
+            if _PAGE.fullmatch(path) and not re.search(r"[_.-](?:zh|cn|ja|jp|ko|fr|de|es|ru)\b", path, re.IGNORECASE):
+                (offered if inside else main).append(path)
+        elif noun in ("Dockerfile", "Apptainer", "workflow", "lock") or _installs(noun, path):
+            offered.append(path)
+    return main, offered[:_MOST]
+
+
+def _installs(noun: str, path: str) -> bool:
+    return noun == "script" and bool(re.search(r"(?:install|setup|env)[\w-]*\.sh$", path))
+
+
+def _frozen(tree: Tree, path: str) -> bool:
+    """Whether a requirements file is what conda exported on one machine."""
+    return len(_BUILT.findall(tree.text(path) or "")) > 3
+
+
+def _included(tree: Tree, out: Collected) -> None:
+    """Files that read ones include, and that are in the tree."""
+    files = set(tree.files)
+    pending = [each for each in out.statements if each.kind == "file" and not each.optional]
+    while pending:
+        statement = pending.pop(0)
+        name = _normal(statement.value)
+        known = reader_of(name)
+        if name not in files or name in out.used or known is None or known[0] == "lock" or _CHOICE.search(name):
+            continue
+        before = len(out.statements)
+        _whole(tree, name, out)
+        pending += [each for each in out.statements[before:] if each.kind == "file"]
+    out.statements = [
+        replace(each, options=dict(each.options) | {"read": "yes"})
+        if each.kind == "file" and _normal(each.value) in out.used.keys() | files
+        else each
+        for each in out.statements
+    ]
+
+
+def _normal(path: str) -> str:
+    parts: list[str] = []
+    for part in PurePosixPath(path).parts:
+        if part == "..":
+            parts[-1:] = []
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _is_self(statement: Statement, own: Iterable[str]) -> bool:
+    name = re.match(r"[A-Za-z0-9._-]+", statement.value)
+    return statement.kind == "package" and name is not None and name[0].lower().replace("_", "-") in own
+
+
+def projects(statements: Iterable[Statement]) -> Iterator[tuple[str, str]]:
+    """Folder and name of each project that a manifest names."""
+    for each in statements:
+        if each.kind == "trait" and each.value == "project":
+            folder = str(PurePosixPath(each.place.file).parent)
+            yield ("" if folder == "." else folder), each.get("name")

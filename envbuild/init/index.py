@@ -1,0 +1,87 @@
+"""Asks the index whether what imports suggest is there, and holds the module that is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from packaging.utils import canonicalize_name
+
+from envbuild.errors import EnvbuildError
+from envbuild.init.closure import Closed
+from envbuild.init.draft import Draft
+from envbuild.lock.packages import Request, resolve
+from envbuild.lock.readers.pylock import Offer
+from envbuild.lock.readers.wheel_record import members
+
+_GUESSED = ("name", "table")
+_PLATFORM = "linux_x86_64"
+_MOST_REFUSALS = 30
+
+
+def confirmed(closed: tuple[Closed, ...], draft: Draft) -> tuple[Closed, ...]:
+    """The same, but `open` with the reason where the index does not bear a guess out; out of its reach, as it is."""
+    guesses = [each for each in closed if each.how in _GUESSED and each.wanted is not None]
+    if not guesses:
+        return closed
+    try:
+        offers, refused = _offers([each.wanted.name for each in guesses if each.wanted], draft)
+    except EnvbuildError as error:
+        if error.code not in ("index-unreachable", "uv-timeout"):
+            raise
+        return tuple(replace(each, why="the index was not asked") if each in guesses else each for each in closed)
+    return tuple(_judged(each, offers, refused) if each in guesses else each for each in closed)
+
+
+def _offers(names: Sequence[str], draft: Draft) -> tuple[Mapping[str, Offer], dict[str, str]]:
+    """What the index has of names on the draft's day, and why it has nothing of others."""
+    wanted, refused = list(dict.fromkeys(names)), dict[str, str]()
+    day = draft.origin.day.isoformat() if draft.origin.day else None
+    for _ in range(_MOST_REFUSALS):
+        request = Request(draft.python.value, _PLATFORM, tuple(wanted), as_of=day, no_deps=True, allow_build=())
+        try:
+            return {str(canonicalize_name(offer.name)): offer for offer in resolve(request)}, refused
+        except EnvbuildError as error:
+            lost = _named(error, wanted)
+            if not lost or error.code in ("index-unreachable", "uv-timeout"):
+                raise
+            why = "the index has a source distribution alone" if error.details.get("packages") else "the index has none"
+            refused |= dict.fromkeys(lost, why)
+            wanted = [name for name in wanted if name not in lost]
+    return {}, refused
+
+
+def _named(error: EnvbuildError, wanted: Sequence[str]) -> list[str]:
+    listed = [str(canonicalize_name(name)) for name in error.details.get("packages", ())]
+    if listed:
+        return [name for name in wanted if name in listed]
+    words = {
+        str(canonicalize_name(word.strip("`,.:;")))
+        for word in f"{error.what} {error.why}".split()
+        if word.strip("`,.:;")
+    }
+    return [name for name in wanted if name in words][:1]
+
+
+def _judged(each: Closed, offers: Mapping[str, Offer], refused: Mapping[str, str]) -> Closed:
+    name = each.wanted.name if each.wanted else ""
+    if name in refused:
+        if "source" in refused[name]:  # its modules cannot be read without building it
+            return replace(each, why=refused[name])
+        return replace(each, how="open", wanted=None, why=f"{name}: {refused[name]}")
+    offer = offers.get(name)
+    if offer is None or each.how == "table":
+        return each
+    for wheel in offer.wheels[:1]:
+        files = members(wheel.url)
+        if files is not None and not _holds(files, each.imported.module):
+            return replace(each, how="open", wanted=None, why=f"the index's {name} has no module of that name")
+    return each
+
+
+def _holds(files: Mapping[str, int], module: str) -> bool:
+    tops = {path.partition("/")[0].partition(".")[0] for path in files if ".dist-info" not in path}
+    inside = {
+        path.split("/")[2].partition(".")[0] for path in files if ".data/purelib/" in path or ".data/platlib/" in path
+    }
+    return module in tops | inside

@@ -1,0 +1,156 @@
+"""The input: a file, a folder or a commit, as names and texts. Links are not followed, sizes and counts are bounded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from envbuild.errors import EnvbuildError
+from envbuild.init.draft import Origin
+from envbuild.init.readers.requirement import git_address
+from envbuild.lock.readers.git import GitReader, commit_day, resolve_ref, run_git
+from envbuild.regular_file import read_file
+
+MOST_FILES = 100_000
+LARGEST = 2_000_000
+_PASSED = frozenset(
+    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".venv", "venv", ".tox",
+     "site-packages", "dist", "build", "_build", ".eggs", ".ipynb_checkpoints", "wandb")
+)  # fmt: skip
+_SAFE = ("-c", "core.fsmonitor=false", "-c", "log.showSignature=false")
+
+
+@dataclass
+class Tree:
+    """Files by their paths, read when asked for; `left_out` says what was not read and why."""
+
+    origin: Origin
+    files: tuple[str, ...]
+    _read: Callable[[str], bytes]
+    folder: Path | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    _texts: dict[str, str | None] = field(default_factory=dict)
+
+    def text(self, path: str) -> str | None:
+        """The text of a file; None, noted under `left_out`, of what is too large, binary or not readable."""
+        if path not in self._texts:
+            self._texts[path] = self._text(path)
+        return self._texts[path]
+
+    def _text(self, path: str) -> str | None:
+        try:
+            data = self._read(path)
+        except OSError as error:
+            self.left_out[path] = (error.strerror or str(error)).lower()
+            return None
+        if b"\0" in data[:8192]:
+            self.left_out[path] = "it is binary"
+            return None
+        return data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def of_file(path: Path) -> Tree:
+    """One file. Raises EnvbuildError `file-unreadable` (exit 2) for one that is too large, binary or not there."""
+    origin = _origin(path.absolute().parent, path.stem)
+
+    def content(_: str) -> bytes:
+        return read_file(path, LARGEST)
+
+    tree = Tree(origin, (path.name,), content)
+    if tree.text(path.name) is None:
+        hint = f"give a text file of at most {LARGEST // 1_000_000} MB"
+        raise EnvbuildError("file-unreadable", f"cannot read {path}", why=tree.left_out[path.name], hint=hint)
+    return tree
+
+
+def of_folder(folder: Path) -> Tree:
+    """A checkout or any folder. Raises EnvbuildError `file-unreadable` (exit 2) for what cannot be listed."""
+    left_out: dict[str, str] = {}
+    files = tuple(sorted(_walk(folder, left_out)))
+    origin = _origin(folder.absolute(), folder.resolve().name)
+
+    def content(path: str) -> bytes:
+        return read_file(folder / path, LARGEST, follow=False)
+
+    return Tree(origin, files, content, folder, left_out)
+
+
+def _walk(folder: Path, left_out: dict[str, str]) -> Iterator[str]:
+    pending, count = [""], 0
+    while pending:
+        inside = pending.pop()
+        try:
+            entries = list(os.scandir(folder / inside))
+        except OSError as error:
+            if not inside:
+                raise EnvbuildError("file-unreadable", f"cannot read {folder}", why=error.strerror or "") from error
+            left_out[inside] = (error.strerror or "").lower()
+            continue
+        for entry in entries:
+            path = f"{inside}/{entry.name}".lstrip("/")
+            if entry.is_symlink():
+                left_out[path] = "it is a link"
+            elif entry.is_dir(follow_symlinks=False):
+                if entry.name not in _PASSED:
+                    pending.append(path)
+            elif entry.is_file(follow_symlinks=False):
+                count += 1
+                if count > MOST_FILES:
+                    left_out["…"] = f"more than {MOST_FILES:,} files"
+                    return
+                yield path
+
+
+def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
+    """A commit of a repository; `ref` is a branch, a tag, a full hash, or empty for the default branch.
+
+    Raises EnvbuildError `init-source` (exit 2) for an address that is none, `commit-missing` (exit 5), and what reading
+    from git raises.
+    """
+    address = git_address(url)
+    if address is None or ref.startswith("-"):
+        raise EnvbuildError(
+            "init-source",
+            "the repository's address or ref is none that git is given",
+            hint="https://HOST/OWNER/NAME, or with @REF: a branch, a tag or a full commit",
+        )
+    commit = ref if re.fullmatch(r"[0-9a-f]{40}", ref) else resolve_ref(address.url, ref or "HEAD")
+    if commit is None:
+        raise EnvbuildError("commit-missing", f"{address.url} has no branch or tag {ref}")
+    listed = reader.tree(address.url, commit)
+    left_out = {path: "it is a link" for path, (mode, _) in listed.items() if mode == "120000"}
+    files = [path for path, (mode, _) in listed.items() if mode.startswith("100") and not _passed(path)]
+    if len(files) > MOST_FILES:
+        left_out["…"] = f"more than {MOST_FILES:,} files"
+    origin = Origin(PurePosixPath(address.url).name, address.url, commit, reader.day(address.url, commit))
+
+    def content(path: str) -> bytes:
+        text = reader.read(address.url, commit, path) or ""
+        if len(text) > LARGEST:
+            raise OSError(f"larger than {LARGEST:,} bytes")
+        return text.encode()
+
+    tree = Tree(origin, tuple(sorted(files)[:MOST_FILES]), content, left_out=left_out)
+    wanted = [path for path in tree.files if path.endswith(".py")]
+    reader.read_all(address.url, commit, wanted)  # in a few fetches, not one a file
+    return tree
+
+
+def _passed(path: str) -> bool:
+    return not _PASSED.isdisjoint(path.split("/")[:-1])
+
+
+def _origin(folder: Path, name: str) -> Origin:
+    """Repository, commit and day of a checkout, by commands of git that run nothing of its configuration."""
+
+    def git(*arguments: str) -> str:
+        done = run_git([*_SAFE, *arguments], cwd=folder)
+        return done.stdout if done.returncode == 0 else ""
+
+    commit = git("rev-parse", "--verify", "HEAD").strip()
+    address = git_address(git("config", "--get", "remote.origin.url").strip()) if commit else None
+    day = commit_day(git("cat-file", "commit", commit)) if commit else None
+    return Origin(PurePosixPath(address.url).name if address else name, address.url if address else "", commit, day)

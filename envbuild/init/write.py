@@ -1,0 +1,265 @@
+"""A draft as the text of a stack file: every value with the line that says it, and what nothing says. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from envbuild.init.assemble import LocalProject, Result
+from envbuild.init.draft import DraftSource, Wanted
+from envbuild.init.findings import DraftFinding
+from envbuild.init.statement import Statement
+from envbuild.model.common import settable
+from envbuild.model.finding import Severity
+from envbuild.node.redact import looks_secret
+from envbuild.text import visible
+
+_SEVERITY: Mapping[str, Severity] = {
+    "unpinned": "unpinned", "git-unpinned": "unpinned", "git-branch": "unpinned", "torch-floating": "unpinned",
+    "python-open": "unpinned", "short-sha": "unpinned", "torch-absent": "unpinned", "flavour-by-default": "unpinned",
+    "conflict": "wrong", "contradiction": "wrong", "shell-slip": "wrong", "flavour-missing": "wrong",
+    "version-missing": "wrong", "package-homonym": "wrong", "pip-global-option": "stale", "legacy-build": "stale",
+    "repo-moved": "stale", "duplicate": "note", "conda-torch": "note", "torch-below-catalog": "note",
+    "torch-above-catalog": "note", "file-elsewhere": "note", "editable-install": "note",
+}  # fmt: skip
+_SCRATCH = re.compile(
+    r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
+)
+_MOST_PLACES = 2
+_FULL = 40
+
+
+def text(result: Result, name: str, beside: Path, folder: Path | None) -> str:
+    """The stack file; `beside` is the folder that it will lie in, `folder` that of the input where it is one."""
+    return "\n".join(_lines(result, name, beside, folder)) + "\n"
+
+
+def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iterator[str]:
+    draft, (known, every) = result.draft, result.understood
+    origin = draft.origin
+    of = f" at {origin.commit[:12]} of {origin.day}" if origin.commit else ""
+    yield f"# Drafted by `envbuild init` from {_safe(origin.url or origin.name)}{of}."
+    yield f"# {known} of {every} statements understood."
+    for path, noun in result.collected.used.items():
+        yield f"# read: {_safe(path)} ({noun})"
+    for path in result.collected.choices:
+        yield f"# offered, not taken as a whole: {_safe(path)}"
+    for path, why in list(result.left_out.items())[:20]:
+        yield f"# left out: {_safe(path)}: {_safe(why)}"
+    yield f"name: {name}"
+    yield f"summary: {_quoted(f'drafted from {origin.url or origin.name}')}"
+    yield "profiles:"
+    yield "  exact:"
+    yield from _python(result)
+    if origin.day is not None:
+        yield f'    as_of: "{origin.day}"  # the day of the commit'
+    yield from _torch(result)
+    yield from _packages(result)
+    yield from _sources(result, beside, folder)
+    yield from _imports(result)
+    yield from _environment(result)
+    yield from _system(result)
+    yield "    runs: imports"
+    yield from _starts(result)
+    yield from _findings(result.findings)
+
+
+def _safe(value: str) -> str:
+    return " ".join(visible(value).split())
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(_safe(value), ensure_ascii=False)
+
+
+def _at(statements: Iterable[Statement]) -> str:
+    places = list(dict.fromkeys(f"{each.place.file}:{each.place.line}" for each in statements))
+    more = f" and {len(places) - _MOST_PLACES} more" if len(places) > _MOST_PLACES else ""
+    return _safe(", ".join(places[:_MOST_PLACES]) + more)
+
+
+def _not_said(result: Result, what: str) -> str:
+    return next((f"# not said: {each.why}" for each in result.missing if each.what == what), "")
+
+
+def _python(result: Result) -> Iterator[str]:
+    python = result.draft.python
+    comment = _not_said(result, "python")
+    if python.statements:
+        said = f"{python.statements[0].text}"
+        comment = f"# {_at(python.statements)}: {_safe(said)}" + (f"; {comment[2:]}" if comment else "")
+    yield f'    python: ["{python.value}"]  {comment}'
+    yield "    interpreters: [present, standalone]"
+
+
+def _torch(result: Result) -> Iterator[str]:
+    torch, flavour = result.draft.torch, result.draft.flavour
+    if torch is None:
+        return
+    said = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
+    open_ = [_not_said(result, "torch"), _not_said(result, "flavour")]
+    comment = "; ".join([said, *(each[2:] for each in open_ if each)])
+    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", torch.value):
+        yield f"    # torch: {_safe(torch.value) or 'not said'}  {comment}"
+        return
+    yield f"    torch: {{version: {torch.value}, flavours: [{flavour.value if flavour else 'cpu'}]}}  {comment}"
+
+
+def _packages(result: Result) -> Iterator[str]:
+    draft = result.draft
+    listed = [each for each in draft.packages if each.name != "torch" and _usable(each)]
+    if any(each.name not in result.compiled for each in listed):
+        yield "    packages:"
+    for each in listed:
+        mark, note = ("# ", "; compiled with nvcc, no wheel on the index") if each.name in result.compiled else ("", "")
+        yield f"      {mark}- {_quoted(each.index_text)}  # {_why(each, result)}{note}"
+    optional = {each.wanted.name: each for each in result.optional() if each.wanted}
+    for name, closed in sorted(optional.items()):
+        if draft.package(name) is None and closed.wanted is not None:
+            kind = {"guarded": "in `try`", "aside": "by tests and examples"}[closed.imported.firmness]
+            yield f"      # - {_quoted(closed.wanted.index_text)}  # optional: imported {kind}, {closed.imported.place}"
+    for closed in result.closed:
+        if closed.how == "vendor":
+            yield f"      # left out: {closed.imported.module}, another vendor's back end ({closed.imported.place})"
+        elif closed.how == "open":
+            why = f"; {closed.why}" if closed.why else ""
+            yield f"      # not said: what brings `import {closed.imported.module}` ({closed.imported.place}){why}"
+    groups = {name: listed for name, listed in draft.extras.items() if not name.startswith("file:")}
+    for name, members in groups.items():
+        yield f"      # {_safe(name)}: {_safe(', '.join(each.index_text for each in members))}"
+
+
+def _usable(wanted: Wanted) -> bool:
+    if wanted.requirement.url:
+        return False
+    try:
+        Requirement(wanted.index_text)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def _why(wanted: Wanted, result: Result) -> str:
+    if not wanted.statements:
+        return "not said: environments had it until Python 3.12, and old packages import it"
+    said = result.draft.from_imports.get(wanted.name)
+    declared = [each for each in wanted.statements if each.kind != "import"]
+    if said is not None:
+        return f"from imports: {_at([said])}" + (f", as {_at(declared)} has it" if declared else "")
+    return _at(wanted.statements) + (" of conda" if wanted.conda else "")
+
+
+def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]:
+    lines: list[str] = []
+    for project in result.projects:
+        lines += _own(project, result, beside, folder)
+    for source in result.draft.sources:
+        if not source.own or not result.projects:
+            lines += _source(source)
+    if any(not line.lstrip().startswith("#") for line in lines):
+        yield "    sources:"
+    yield from lines
+
+
+def _own(project: LocalProject, result: Result, beside: Path, folder: Path | None) -> list[str]:
+    origin = result.draft.origin
+    path = f", path: {_quoted(project.code)}" if project.code else ""
+    if folder is not None:
+        there = os.path.relpath(folder / project.code, beside)
+        there = there if there.startswith(".") else f"./{there}"
+        line = f"{{name: {project.name}, path: {_quoted(there)}, install: {project.install}}}"
+    elif len(origin.commit) == _FULL and origin.url:
+        where = f"git: {_quoted(origin.url)}, commit: {origin.commit}"
+        line = f"{{name: {project.name}, {where}, install: {project.install}{path}}}"
+    else:
+        return []
+    note = "; its CUDA code is not compiled: `build:` does that, with nvcc" if project.cuda else ""
+    return [f"      - {line}  # the input's own code{note}"]
+
+
+def _source(source: DraftSource) -> list[str]:
+    at = _at(source.statements)
+    if not source.install or source.optional:
+        return [f"      # cloned, not installed: {source.url} {source.ref}  ({at})".rstrip()]
+    keys = [f"name: {source.name}", f"git: {_quoted(source.url)}"]
+    commit = source.ref if source.pinned else source.commit
+    keys.append(f"commit: {commit or 'COMMIT'}")
+    if source.ref and not source.pinned:
+        keys.append(f"ref: {_quoted(source.ref)}")
+    keys.append(f"install: {source.install}")
+    keys += [f"path: {_quoted(each)}" for each in source.subdirectories[:1]]
+    build = [f"flags: [{', '.join(map(_quoted, source.flags))}]"] if source.flags else []
+    if build:
+        keys.append(f"build: {{{', '.join(build)}}}")
+    line = f"- {{{', '.join(keys)}}}  # {at}"
+    if source.pinned:
+        return [f"      {line}"]
+    if commit:
+        return [f"      {line}; not said: the commit, this is that of the day"]
+    return [f"      # not said: the commit; `{source.ref or 'the default branch'}` moves", f"      # {line}"]
+
+
+def _imports(result: Result) -> Iterator[str]:
+    own = [module for project in result.projects if not project.cuda for module in project.modules]
+    tested = [each.value for each in result.draft.of("import")]
+    modules = list(dict.fromkeys([*(["torch"] if result.draft.torch else []), *own, *tested]))
+    valid = [each for each in modules if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", each)]
+    if valid:
+        yield f"    imports: [{', '.join(valid)}]"
+
+
+def _environment(result: Result) -> Iterator[str]:
+    kept: list[str] = []
+    for name, said in result.draft.environment.items():
+        value = said.value.partition("=")[2]
+        if _SCRATCH.fullmatch(name) or looks_secret(name) or "$" in value:
+            continue
+        try:
+            settable(name)
+        except ValueError:
+            kept.append(f"      # left out: {name}, which chooses what programs run ({_at([said])})")
+            continue
+        kept.append(f"      {name}: {_quoted(value)}  # {_at([said])}")
+    if any(not line.lstrip().startswith("#") for line in kept):
+        yield "    environment:"
+        yield from kept
+
+
+def _system(result: Result) -> Iterator[str]:
+    names = {each.value: each for each in result.draft.statements if each.kind == "system"}
+    kept = {name: said for name, said in names.items() if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name)}
+    if kept:
+        yield "    system_packages:"
+    for name, said in kept.items():
+        yield f"      - {{name: {_quoted(name)}, why: {_quoted(f'{_at([said])} installs it')}}}"
+
+
+def _starts(result: Result) -> Iterator[str]:
+    for each in [each for each in result.draft.statements if each.kind == "run"][:12]:
+        yield f"    # starts: {_safe(each.text)}  ({_at([each])})"
+
+
+def _findings(findings: Iterable[DraftFinding]) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    lines = []
+    for each in findings:
+        counts[each.rule] = counts.get(each.rule, 0) + 1
+        number = counts[each.rule]
+        said = "; ".join(dict.fromkeys(item.text for item in each.statements[:3])) or "(nothing)"
+        lines += [
+            f"  - id: {each.rule}" + (f"-{number}" if number > 1 else ""),
+            f"    says: {_quoted(said)}",
+            f"    truth: {_quoted(f'{each.truth}: ' + ', '.join(each.about[:12]))}",
+            f"    evidence: {_quoted(_at(each.statements) or 'nothing names it')}",
+            f"    does: {_quoted(each.does)}",
+            f"    severity: {_SEVERITY.get(each.rule, 'trap')}",
+            "    unverified: true",
+        ]
+    if lines:
+        yield "findings:"
+        yield from lines

@@ -1,0 +1,265 @@
+"""A checkout: which files are read as what, what its imports add, what is left out; and the command around it."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envbuild.catalog.loader import load_stack
+from envbuild.cli.entry import main
+from envbuild.errors import EnvbuildError
+from envbuild.init import index, pins, tree
+from envbuild.init.assemble import Ask, Result, assemble
+from envbuild.init.draft import Origin, make_draft
+from envbuild.init.imports import roots, scan
+from envbuild.init.input import opened, split_ref
+from envbuild.init.known import load_known
+from envbuild.init.read import read
+from envbuild.lock.packages import Request
+from envbuild.lock.readers.pylock import Offer
+from tests.support.repositories import git
+
+FILES = {
+    "README.md": "# own\n## Install\n```\ngit clone https://git.example.org/lab/own\ncd own\n"
+    "pip install -r requirements.txt\n"
+    "pip install own\n```\n## Training\n```\npython train.py --epochs 1\n```\n",
+    "requirements.txt": "torch==2.6.0\neinops==0.8.0\n",
+    "requirements-rocm.txt": "torch==2.6.0+rocm6.2\n",
+    "pyproject.toml": '[project]\nname = "own"\nversion = "1"\nrequires-python = ">=3.10"\n'
+    '[project.optional-dependencies]\neval = ["sacrebleu>=2"]\n',
+    "own/__init__.py": "import einops\nimport cv2, torch\nfrom . import ops\nfrom own import ops\n",
+    "own/ops.py": "try:\n    import flash_attn\nexcept ImportError:\n    pass\n"
+    "try:\n    import torch_npu\nexcept ImportError:\n    torch_npu = None\n",
+    "own/late.py": "def score():\n    import sacrebleu\n    import utils_of_nobody\n",
+    "train.py": "import own, helper, kernel_lib\n",
+    "helper.py": "",
+    "kernels/setup.py": "from setuptools import setup\nsetup(name='kernel_lib', install_requires=['ninja'])\n",
+    "kernels/kernel_lib/__init__.py": "",
+    "tests/test_own.py": "import pytest\nimport own\n",
+    "tools/torch/x.py": "",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, text in FILES.items():
+        place = tmp_path / "own" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return tmp_path / "own"
+
+
+def assembled(folder: Path) -> Result:
+    return assemble(tree.of_folder(folder), load_known())
+
+
+def test_imports_are_firm_guarded_or_aside_and_local_ones_are_none(folder: Path) -> None:
+    whole = tree.of_folder(folder)
+    firmness = {each.module: each.firmness for each in scan(whole, roots(whole))}
+    assert firmness == {
+        "cv2": "required", "einops": "required", "torch": "required", "sacrebleu": "required",
+        "utils_of_nobody": "required", "flash_attn": "guarded", "torch_npu": "guarded", "pytest": "aside",
+        "setuptools": "aside",
+    }  # fmt: skip
+
+
+def test_what_the_files_do_not_list_is_closed_by_imports(folder: Path) -> None:
+    result = assembled(folder)
+    assert {each.imported.module: each.how for each in result.closed} == {
+        "cv2": "table", "einops": "declared", "torch": "declared", "sacrebleu": "offered", "utils_of_nobody": "name",
+        "flash_attn": "name", "torch_npu": "vendor", "pytest": "name", "setuptools": "name",
+    }  # fmt: skip
+    names = {each.name: str(each.requirement) for each in result.draft.packages}
+    assert names["sacrebleu"] == "sacrebleu>=2" and names["opencv-python"] == "opencv-python"
+    assert "own" not in names and "pytest" not in names and "torch-npu" not in names
+    assert result.draft.torch is not None and result.draft.torch.value == "2.6.0"
+    assert "requirements-rocm.txt" in result.collected.choices
+    assert [(each.folder, each.install) for each in result.projects] == [("", "path"), ("kernels", "path")]
+
+
+def test_the_tree_itself_is_no_unpinned_source(folder: Path) -> None:
+    result = assembled(folder)
+    assert not any(each.url for each in result.draft.sources)
+    assert "git-unpinned" not in {each.rule for each in result.findings}
+
+
+def test_links_large_and_binary_files_are_left_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "requirements.txt").write_text("evil\n")
+    (folder / "requirements").symlink_to(tmp_path / "secret")
+    (folder / "environment.yml").symlink_to(tmp_path / "secret" / "requirements.txt")
+    (folder / "Dockerfile").write_bytes(b"FROM a\0b\n")
+    (folder / "setup.py").write_text("#" * (tree.LARGEST + 1))
+    result = assembled(folder)
+    assert {"requirements", "environment.yml", "Dockerfile", "setup.py"} <= set(result.left_out)
+    assert "evil" not in {each.name for each in result.draft.packages}
+    monkeypatch.setattr(tree, "MOST_FILES", 3)
+    assert tree.of_folder(folder).left_out["…"] == "more than 3 files"
+
+
+def test_a_single_file_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    for name, data in (("a.md", b"\0"), ("b.md", b"x" * (tree.LARGEST + 1))):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(EnvbuildError) as caught, opened(str(tmp_path / name)):
+            pass
+        assert caught.value.code == "file-unreadable"
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("https://h.example.org/a/b@v1", ("https://h.example.org/a/b", "v1")),
+        ("https://h.example.org/a/b", ("https://h.example.org/a/b", "")),
+        ("https://user@h.example.org/a/b", ("https://user@h.example.org/a/b", "")),
+        ("git@h.example.org:a/b", ("git@h.example.org:a/b", "")),
+        ("git@h.example.org:a/b@main", ("git@h.example.org:a/b", "main")),
+        ("ssh://git@h.example.org/a/b@main", ("ssh://git@h.example.org/a/b", "main")),
+    ],
+)
+def test_the_ref_stands_behind_the_last_at(address: str, parts: tuple[str, str]) -> None:
+    assert split_ref(address) == parts
+
+
+def test_an_option_is_no_address(tmp_path: Path) -> None:
+    for reference in ("https://h.example.org/a/b@--upload-pack=x", str(tmp_path / "nothing")):
+        with pytest.raises(EnvbuildError) as caught, opened(reference):
+            pass
+        assert caught.value.code == "init-source"
+
+
+@pytest.fixture
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(_: Request) -> list[Offer]:
+        raise EnvbuildError("index-unreachable", "no index")
+
+    monkeypatch.setattr(index, "resolve", unreachable)
+
+
+def drafted(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["init", *words, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_draft_is_a_stack_with_the_lines_that_say_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = drafted(capsys, "--from", "own")
+    text = (tmp_path / "own.yaml").read_text()
+    assert answer["path"] == "own.yaml" and answer["understood"]["statements"] > 5
+    assert '- "einops==0.8.0"  # requirements.txt:2' in text
+    assert '- "opencv-python"  # from imports: own/__init__.py:2' in text
+    assert "# left out: torch_npu, another vendor's back end" in text
+    assert "# starts: python train.py --epochs 1  (README.md:11)" in text
+    stack = load_stack("./own.yaml").stack
+    assert [str(each.path) for each in stack.profiles["exact"].working_trees] == ["./own", "./own/kernels"]
+    assert main(["init", "--from", "own"]) == 2  # what is there is never replaced
+    assert "a file of that name is there" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_index")
+def test_hostile_texts_stay_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (
+        "# x\n## Install\n```\npip install 'a==1\"] }\n  evil: &x' b==1 git+https://user:hunter2@h.example.org/a/b\n"
+        "export TOKEN=hunter2\nexport LD_PRELOAD=/evil.so\nexport OK='a\" # b'\npip install $(rm -rf /) ${IFS}\n```\n"
+    )
+    (tmp_path / "README.md").write_text(page)
+    monkeypatch.chdir(tmp_path)
+    drafted(capsys, "x.yaml", "--from", "README.md")
+    text = (tmp_path / "x.yaml").read_text()
+    assert "hunter2" not in text
+    profile = yaml.safe_load(text)["profiles"]["exact"]
+    assert profile["packages"] == ["b==1"]
+    assert profile["environment"] == {"OK": 'a" # b'}
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_job_script_has_no_stack_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.slurm").write_text("#!/bin/bash\n#SBATCH -p x\nsource own/bin/activate\nsrun python train.py\n")
+    assert main(["init", str(tmp_path / "x.yaml"), "--from", str(tmp_path / "train.slurm")]) == 2
+    assert "init-nothing" in capsys.readouterr().err
+    assert not (tmp_path / "x.yaml").exists()
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_repository_by_its_address_and_branch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    config = f'[user]\nname = t\nemail = t@example.org\n[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
+    (tmp_path / ".gitconfig").write_text(config + "[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "own")
+    commit = git(folder, "rev-parse", "HEAD").strip()
+    monkeypatch.chdir(tmp_path)
+    drafted(capsys, "--from", "https://git.example.org/lab/own@main")
+    (own, *_) = load_stack("./own.yaml").stack.profiles["exact"].pinned_sources
+    assert (own.git, own.commit, own.install) == ("https://git.example.org/lab/own", commit, "path")
+
+
+def test_the_index_is_asked_whether_it_has_the_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offers(request: Request) -> list[Offer]:
+        if "utils-of-nobody" in request.requirements:
+            raise EnvbuildError("package-not-found", "the index has no version of utils-of-nobody")
+        return []
+
+    monkeypatch.setattr(index, "resolve", offers)
+    result = assemble(tree.of_folder(folder), load_known(), Ask(index.confirmed))
+    (lost,) = [each for each in result.closed if each.how == "open"]
+    assert (lost.imported.module, lost.why) == ("utils_of_nobody", "utils-of-nobody: the index has none")
+    assert "utils-of-nobody" not in {each.name for each in result.draft.packages}
+
+
+def test_ten_thousand_files_take_seconds(tmp_path: Path) -> None:
+    import time
+
+    for number in range(100):
+        package = tmp_path / f"p{number}"
+        package.mkdir()
+        for each in range(100):
+            (package / f"m{each}.py").write_text("import os\nimport torch\nfrom numpy import array\n" + "x = 1\n" * 50)
+    begin = time.monotonic()
+    assemble(tree.of_folder(tmp_path), load_known())
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.usefixtures("no_index")
+def test_a_folder_of_scripts_goes_on_the_path_where_others_import_from_it(folder: Path) -> None:
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "my_models.py").write_text("")
+    (folder / "tools" / "run.py").write_text("import my_models\n")
+    assert ("scripts", "path") in [(each.folder, each.install) for each in assembled(folder).projects]
+
+
+def test_a_source_without_a_ref_gets_the_commit_of_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    config = (
+        f'[user]\nname = t\nemail = t@example.org\n[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/x/\n'
+    )
+    (tmp_path / ".gitconfig").write_text(config + "[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n")
+    commits = []
+    git(tmp_path / "y", "init", "-q", "-b", "main")
+    for day in ("2022-01-01", "2022-05-01", "2023-01-01"):
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"{day}T12:00:00Z")
+        git(tmp_path / "y", "commit", "-q", "--allow-empty", "-m", day)
+        commits.append(git(tmp_path / "y", "rev-parse", "HEAD"))
+    git(tmp_path / "y", "tag", "v1", commits[0])
+    lines = [f"pip install git+https://git.example.org/x/{name}" for name in ("y", "y2@v1", "gone")]
+    (tmp_path / "y2").symlink_to("y")
+    origin = Origin("own", day=date(2022, 6, 1))
+    drafted = pins.pinned(make_draft(read("\n".join(lines), "install.sh"), origin, load_known()))
+    assert [each.commit for each in drafted.sources] == [commits[1], commits[0], ""]
