@@ -85,13 +85,13 @@ def _closed(
         return Closed(imported, "declared")
     if imported.module in known.vendors:
         return Closed(imported, "vendor")
+    if imported.module in known.from_source:
+        return Closed(imported, "source", source=known.from_source[imported.module])
     for name in names:
         if name in offered:
             return Closed(imported, "offered", offered[name])
     if imported.module in folders and imported.module not in known.modules:
         return Closed(imported, "local", source=folders[imported.module])
-    if imported.module in known.from_source:
-        return Closed(imported, "source", source=known.from_source[imported.module])
     wish = requirement(names[0])
     if wish is None or not _NAME.fullmatch(imported.module) or imported.module in _NOBODY:
         return Closed(imported, "open")

@@ -263,3 +263,12 @@ def test_a_source_without_a_ref_gets_the_commit_of_the_day(tmp_path: Path, monke
     origin = Origin("own", day=date(2022, 6, 1))
     drafted = pins.pinned(make_draft(read("\n".join(lines), "install.sh"), origin, load_known()))
     assert [each.commit for each in drafted.sources] == [commits[1], commits[0], ""]
+
+
+def test_what_is_on_no_index_comes_from_its_repository_whoever_lists_it(folder: Path) -> None:
+    (folder / "own" / "more.py").write_text("import panopticapi\n")
+    (folder / "kernels" / "requirements.txt").write_text("panopticapi\n")
+    result = assembled(folder)
+    (closed,) = [each for each in result.closed if each.imported.module == "panopticapi"]
+    assert (closed.how, closed.source) == ("source", "https://github.com/cocodataset/panopticapi")
+    assert [each.name for each in result.draft.sources] == ["panopticapi"]
