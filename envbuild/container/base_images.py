@@ -28,6 +28,9 @@ Version = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+$")]
 DebianName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")]
 DebianPackages = Annotated[tuple[DebianName, ...], Field(min_length=1)]
 
+# An extended resource of Kubernetes.
+RESOURCE = r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}"
+
 
 class Plain(StrictModel):
     """Images with a Python and without CUDA; `{python}` is the minor version."""
@@ -93,7 +96,7 @@ class Pods(StrictModel):
     memory: Quantity
     disk: Quantity
     shm: Quantity
-    rdma: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")] | None = None
+    rdma: Annotated[str, Field(pattern=f"^{RESOURCE}$")] | None = None
     port: Annotated[int, Field(ge=1024, le=65535)] = 6000
 
 

@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from envbuild.container.base_images import Pods
+from envbuild.container.base_images import RESOURCE, Pods, parse_reference
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.runtime_stage import HOME, USER
 from envbuild.errors import EnvbuildError
 
-_NAME = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _START = """\
 set -eu
 export NNODES={replicas} NODE_RANK="${{HOSTNAME##*-}}"
@@ -35,9 +35,16 @@ exec "$@"
 def manifests(
     recipe: ImageRecipe, pods: Pods, *, image: str, name: str, command: Sequence[str], rdma: str | None = None
 ) -> list[dict[str, Any]]:
-    """The service and the StatefulSet. Raises EnvbuildError `name-unusable` (exit 2) for what cannot be a DNS name."""
-    if not _NAME.match(name):
+    """The service and the StatefulSet.
+
+    Raises EnvbuildError `name-unusable` for what cannot be a DNS name or a resource, `image-reference` (both exit 2).
+    """
+    if not _NAME.fullmatch(name):
         raise EnvbuildError("name-unusable", f"{name!r} cannot name a service", hint="letters, digits and `-`")
+    if rdma is not None and not re.fullmatch(RESOURCE, rdma):
+        hint = "as `kubectl describe node` lists it: rdma/hca_shared_devices_a"
+        raise EnvbuildError("name-unusable", f"{rdma!r} cannot name a resource of Kubernetes", hint=hint)
+    parse_reference(image)
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "envbuild"}
     about = {
         "envbuild.dev/stack": recipe.stack,

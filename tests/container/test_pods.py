@@ -83,6 +83,26 @@ def test_who_pins_memory_for_infiniband_is_root_for_to_others_the_capability_is_
     assert {"name": "HOME", "value": "/home/envbuild"} in container["env"], "the volume, not /root"
 
 
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"rdma": "bad resource!"}, "name-unusable"),
+        ({"rdma": "rdma/hca\n"}, "name-unusable"),
+        ({"rdma": ""}, "name-unusable"),
+        ({"image": " "}, "image-reference"),
+        ({"image": "a b:1"}, "image-reference"),
+        ({"image": ""}, "image-reference"),
+        ({"name": "app\n"}, "name-unusable"),
+    ],
+)
+def test_d111_what_kubernetes_would_refuse_is_refused_here(
+    recipe: ImageRecipe, more: dict[str, str], code: str
+) -> None:
+    with pytest.raises(EnvbuildError) as caught:
+        documents(recipe, **more)
+    assert (caught.value.code, int(caught.value.exit_code), bool(caught.value.hint)) == (code, 2, True)
+
+
 @pytest.mark.parametrize("name", ["", "-a", "a.b", "A", "a" * 64, "1a"])
 def test_a_name_that_dns_does_not_take_is_refused(recipe: ImageRecipe, name: str) -> None:
     with pytest.raises(EnvbuildError) as caught:
