@@ -1,8 +1,12 @@
-"""Asks py-rattler's solver which archives a profile needs; the answer depends on its inputs and on nothing of here."""
+"""Asks py-rattler's solver which archives a profile needs; the answer depends on its inputs and on nothing of here.
+
+Also what archives take on a disk, by the list of files that each has: of a remote one a few ranges are read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from time import monotonic
 from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import rattler
 from pydantic import ValidationError
@@ -22,16 +27,17 @@ from rattler.exceptions import (
     InvalidMatchSpecError,
     SolverError,
 )
+from rattler.package_streaming import PackageArchive
 from rattler.repo_data.multi_source import MultiSource
 
 from envbuild.conda.channels import Place
 from envbuild.conda.virtual import met, name_of
 from envbuild.errors import EnvbuildError, ExitCode
-from envbuild.model.common import mistakes
+from envbuild.model.common import Unpacked, mistakes
 from envbuild.model.conda import CondaPackage
 from envbuild.node.conda.logins import rattler_files, without_login
 from envbuild.node.redact import redact_text
-from envbuild.text import grouped
+from envbuild.text import few, grouped
 
 _Made = TypeVar("_Made")
 
@@ -42,6 +48,9 @@ ALONE: Final = "disabled"
 NEWEST = "9999"
 # Seconds to look for the nearest solution: a list of a whole environment has hundreds of specs.
 PATIENCE = 20.0
+# Archives that are asked at once, and where their lists are.
+_AT_ONCE = 8
+_LIST = "info/paths.json"
 _SAYS = "Cannot solve the request because of: "
 _REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
 _MISSING = re.compile(r"could not find subdir|HTTP status client error \((404|410)")
@@ -95,11 +104,6 @@ def match_spec(text: str) -> MatchSpec:
 
 def _gateway() -> Gateway:
     return _configured(Gateway.from_config)
-
-
-def client() -> Client:
-    """What asks channels, with the certificates, proxies and credentials of the user's rattler configuration."""
-    return _configured(Client.from_config)
 
 
 def _configured(make: Callable[[Config], _Made]) -> _Made:
@@ -372,3 +376,51 @@ def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
         why=why,
         hint="a login page of a proxy looks like this, too; open the address in a browser",
     )
+
+
+def with_sizes(
+    packages: Sequence[CondaPackage], channels: Mapping[str, Sequence[str]], say: Callable[[str], None]
+) -> tuple[CondaPackage, ...]:
+    """The packages with what they take, where it could be read; what a lock says already is kept.
+
+    `channels`: name to base addresses. `say` is told of how many could not be asked, once.
+    """
+    lacking = [each for each in packages if each.unpacked is None and channels.get(each.channel)]
+    if not lacking:
+        return tuple(packages)
+    known = asyncio.run(_measure(lacking, channels))
+    left = [each.name for each in lacking if known[each.sha256] is None]
+    if left:
+        say(f"what conda's {few(left)} takes on a disk could not be read")
+    return tuple(
+        each if each.unpacked else each.model_copy(update={"unpacked": known.get(each.sha256)}) for each in packages
+    )
+
+
+async def _measure(
+    packages: Sequence[CondaPackage], channels: Mapping[str, Sequence[str]]
+) -> dict[str, Unpacked | None]:
+    free, asked = asyncio.Semaphore(_AT_ONCE), _configured(Client.from_config)
+
+    async def one(package: CondaPackage) -> Unpacked | None:
+        async with free:
+            url = f"{channels[package.channel][0]}/{package.subdir}/{package.file}"
+            return await _listed(asked, url)
+
+    found = await asyncio.gather(*map(one, packages))
+    return {package.sha256: each for package, each in zip(packages, found, strict=True)}
+
+
+async def _listed(asked: Client, url: str) -> Unpacked | None:
+    """By the list of files in the archive; None where it has none, or only the whole archive would say it."""
+    parts = urlsplit(url)
+    try:
+        if parts.scheme == "file":
+            archive = await PackageArchive.from_path(unquote(parts.path))
+        else:
+            archive = await PackageArchive.from_url(asked, url, sparse="require")
+        rows = json.loads(await archive.read_file(_LIST) or b"{}").get("paths", [])
+        return Unpacked.of({str(row["_path"]): int(row.get("size_in_bytes") or 0) for row in rows}) if rows else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # An archive that cannot be read, or has another list than it should, is an absent size and no failed lock.
+        return None

@@ -39,8 +39,7 @@ def lock_conda(
     spec = profile.conda
     if spec is None or plan.virtual is None:
         return None
-    from envbuild.conda.sizes import with_sizes  # with these comes rattler
-    from envbuild.conda.solve import Wish, solve
+    from envbuild.conda.solve import Wish, solve, with_sizes  # with it comes rattler
 
     said: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
     said["provides"] = dict(sorted(provides(spec).items()))

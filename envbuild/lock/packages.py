@@ -151,7 +151,9 @@ def _resolved(request: Request) -> list[Offer]:
         # An answer that is already there is what uv prefers: that keeps the versions of the previous lock.
         answer = work / "pylock.lock.toml"
         if request.pins:
-            answer.write_text(_pins_text(request.pins), encoding="utf-8")
+            pinned = [{"name": name, "version": version} for name, version in sorted(request.pins.items())]
+            head = {"lock-version": "1.0", "created-by": "envbuild"}
+            answer.write_text(tomlkit.dumps({**head, "packages": pinned}), encoding="utf-8")
         said = run_uv(
             [
                 *("pip", "compile", str(_project(work, request)), "--format", "pylock.toml"),
@@ -259,11 +261,6 @@ def _project(work: Path, request: Request) -> Path:
     path = work / "pyproject.toml"
     path.write_text(tomlkit.dumps({"project": project, "tool": {"uv": tool}}), encoding="utf-8")
     return path
-
-
-def _pins_text(pins: Mapping[str, str]) -> str:
-    packages = [{"name": name, "version": version} for name, version in sorted(pins.items())]
-    return tomlkit.dumps({"lock-version": "1.0", "created-by": "envbuild", "packages": packages})
 
 
 def sdists(packages: Iterable[LockedPackage]) -> tuple[str, ...]:

@@ -249,8 +249,12 @@ class NodeSteps(NamedTuple):
         return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
 
     def _programs(self) -> dict[str, str | None]:
-        digest = {"uv_sha256": self.tools.uv_sha256} if self.tools.uv_sha256 else {}
-        return {"uv": self.tools.uv} | digest | self._rattler()
+        programs: dict[str, str | None] = {"uv": self.tools.uv}
+        if self.tools.uv_sha256:
+            programs["uv_sha256"] = self.tools.uv_sha256
+        if self.variant.conda is not None:
+            programs |= {"rattler": self.tools.rattler, "rattler_python": self.tools.rattler_python}
+        return programs
 
     def _install(self, why: str) -> Step:
         args: dict[str, Any] = {
@@ -307,11 +311,6 @@ class NodeSteps(NamedTuple):
         )
         specs = patch_specs(self.variant, self.inputs.patches)
         return {"patches": specs, "build": build} if specs else {"build": build}
-
-    def _rattler(self) -> dict[str, str | None]:
-        if self.variant.conda is None:
-            return {}
-        return {"rattler": self.tools.rattler, "rattler_python": self.tools.rattler_python}
 
     def _standing(self) -> str:
         python = f"Python {self.variant.python}"

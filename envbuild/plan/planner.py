@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from envbuild.model.facts import NodeFacts, StampFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan, Plan
-from envbuild.model.resolution import Decision, Resolution
+from envbuild.model.resolution import Resolution
 from envbuild.model.target import Target
 from envbuild.node.probe.inventory import generation
 from envbuild.node.redact import looks_secret
@@ -21,14 +21,12 @@ from envbuild.resolve.variant_checks import bound_variant, platform_of, stamp_of
 from envbuild.text import few
 
 
-class Generations:
+class Generations(NamedTuple):
     """The environments of one lock on the nodes of a run; `again` names the nodes that build theirs again."""
 
-    def __init__(self, lock: Lock, facts: Mapping[str, NodeFacts], again: Collection[str]) -> None:
-        """Plain data."""
-        self._lock = lock
-        self._facts = facts
-        self._again = again
+    lock: Lock
+    facts: Mapping[str, NodeFacts]
+    again: Collection[str]
 
     def folder(self, facts: NodeFacts, digest: str, stamp: StampFacts | None) -> str:
         """The folder of a node's environment with that digest; `stamp` is the finished one that it has (`stamp_of`).
@@ -37,15 +35,15 @@ class Generations:
         it on by its path. A node that has none takes the generation of the others. Nothing is built where `current`
         leads.
         """
-        plain = environment_path(facts.prefix.path, self._lock.stack, self._lock.profile, digest)
-        if facts.node in self._again:
-            nodes = (self._facts[node] for node in self._again if node in self._facts)
-            stamps = (each for node in nodes for each in stamps_of(node, self._lock, digest))
+        plain = environment_path(facts.prefix.path, self.lock.stack, self.lock.profile, digest)
+        if facts.node in self.again:
+            nodes = (self.facts[node] for node in self.again if node in self.facts)
+            stamps = (each for node in nodes for each in stamps_of(node, self.lock, digest))
             number = 1 + max((each.generation for each in stamps), default=0)
         elif stamp is not None:
             return generation(plain, stamp.generation)
         else:
-            used = (stamp_of(node, self._lock, digest) for node in self._facts.values())
+            used = (stamp_of(node, self.lock, digest) for node in self.facts.values())
             number = max((each.generation for each in used if each is not None), default=1)
         in_use = {posixpath.basename(each.path) for each in facts.environments if each.current}
         while posixpath.basename(generation(plain, number)) in in_use:
@@ -58,11 +56,23 @@ def make_plan(
 ) -> Plan:
     """Steps for every node that a variant was chosen for, which has its tools; errors say why others have none."""
     chosen, generations = ChosenVariants(lock), Generations(lock, facts, inputs.repair)
-    nodes = tuple(
-        _node_plan(facts[node], resolution, target, lock, inputs, chosen, generations)
-        for node, resolution in resolutions.items()
-        if not resolution.refused and node in facts
-    )
+
+    def planned(node: NodeFacts, resolution: Resolution) -> NodePlan:
+        variant, plain = chosen.with_plain(resolution, node)
+        stamp = stamp_of(node, lock, variant.digest)
+        folder = generations.folder(node, variant.digest, stamp)
+        steps = NodeSteps(node, target, lock, variant, plain, chosen.cost(variant, node), inputs, resolution, folder)
+        return NodePlan(
+            node=node.node,
+            environment=folder,
+            variant_digest=variant.digest,
+            python=steps.interpreter,
+            steps=steps.steps(stamp),
+            resolution=resolution,
+        )
+
+    able = ((facts[node], each) for node, each in resolutions.items() if not each.refused and node in facts)
+    nodes = tuple(planned(node, resolution) for node, resolution in able)
     warnings = plan_warnings(nodes, target, facts, resolutions)
     return Plan(stack=lock.stack, profile=lock.profile, target=target.name, nodes=nodes, warnings=warnings)
 
@@ -102,29 +112,6 @@ class ChosenVariants:
         return self._costs[key]
 
 
-def _node_plan(
-    facts: NodeFacts,
-    resolution: Resolution,
-    target: Target,
-    lock: Lock,
-    inputs: Inputs,
-    chosen: ChosenVariants,
-    generations: Generations,
-) -> NodePlan:
-    variant, plain = chosen.with_plain(resolution, facts)
-    stamp = stamp_of(facts, lock, variant.digest)
-    environment = generations.folder(facts, variant.digest, stamp)
-    node = NodeSteps(facts, target, lock, variant, plain, chosen.cost(variant, facts), inputs, resolution, environment)
-    return NodePlan(
-        node=facts.node,
-        environment=environment,
-        variant_digest=variant.digest,
-        python=node.interpreter,
-        steps=node.steps(stamp),
-        resolution=resolution,
-    )
-
-
 def plan_warnings(
     nodes: Iterable[NodePlan],
     target: Target,
@@ -143,7 +130,8 @@ def plan_warnings(
         for item in node.resolution.decisions:
             if item.verdict in ("warn", "patch"):
                 group = heavy if item.rule == "cuda-without-gpu" else said
-                group.setdefault(_worded(item), []).append(node.node)
+                instead = f"; instead: {item.instead}" if item.instead else ""
+                group.setdefault(f"{item.what} ({item.rule}){instead}", []).append(node.node)
     for name, value in facts.items():
         for text in (*value.warnings, *unexpected(value, target)):
             said.setdefault(text, []).append(name)
@@ -161,7 +149,3 @@ def _in_clear(target: Target) -> str:
         f"{', '.join(names)} of the target's variables look{'s' * (len(names) == 1)} like a secret: values go in clear "
         "into activate.sh, the stamp and the modulefile, where everybody who can read the prefix can read them"
     )
-
-
-def _worded(item: Decision) -> str:
-    return f"{item.what} ({item.rule})" + (f"; instead: {item.instead}" if item.instead else "")

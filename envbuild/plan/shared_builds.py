@@ -94,8 +94,10 @@ def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[l
     able: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
     bare: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
     for node in nodes:
-        base, tools = _base(node, facts[node.node]), tools_of(node, facts[node.node])
-        if can_build(node, facts[node.node]):
+        there = facts[node.node]
+        tools = tools_of(node, there)
+        base: tuple[str, ...] = (node.variant_digest, there.os.arch, there.libc.kind, there.libc.version)
+        if can_build(node, there):
             able.setdefault((base, tools), []).append(node)
         else:
             # Of a node without nvcc, the compilers have to be those of the builder; see `why_not_for` of the build key.
@@ -112,10 +114,6 @@ def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[l
 def can_build(node: NodePlan, facts: NodeFacts) -> bool:
     """The node has what it takes to compile: compilers, and nvcc where CUDA code is compiled."""
     return node.resolution.wheels_from is None and bool(tools_of(node, facts))
-
-
-def _base(node: NodePlan, facts: NodeFacts) -> tuple[str, ...]:
-    return (node.variant_digest, facts.os.arch, facts.libc.kind, facts.libc.version)
 
 
 def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:

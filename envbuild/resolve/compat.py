@@ -34,13 +34,10 @@ class ApexHistory(NamedTuple):
         """Whether a commit is one of the history that was read."""
         return commit[:_DIGITS] in self.places
 
-    def has_flag(self, commit: str, flag: str) -> bool:
-        """Whether setup.py takes a flag (`cuda_ext`) at a known commit."""
-        return _within(self.places[commit[:_DIGITS]], self.flags.get(flag, ()))
-
     def flags_at(self, commit: str) -> tuple[str, ...]:
-        """The flags that setup.py takes at a known commit."""
-        return tuple(flag for flag in self.flags if self.has_flag(commit, flag))
+        """The flags (`cuda_ext`) that setup.py takes at a known commit."""
+        place = self.places[commit[:_DIGITS]]
+        return tuple(flag for flag, ranges in self.flags.items() if _within(place, ranges))
 
     def raises_at(self, commit: str) -> bool:
         """Whether setup.py stops at another CUDA minor version at a known commit."""

@@ -67,6 +67,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
     torch_note = _note(torch, "torch.yaml#releases")
     gpu_note = _note(gpus, "gpus.yaml#models")
     image_note = _note(data["images"], "images.yaml#images")
+    library_note = _note(packages["libstdcxx"], "packages.yaml#libstdcxx")
     return Compat(
         torch={v: _release(v, row, torch_note) for v, row in torch["releases"].items()},
         torch_note=torch_note,
@@ -90,7 +91,10 @@ def _build(data: Mapping[str, Any]) -> Compat:
         ),
         source_traits=_words(packages["traits"]["sources"]),
         patched_traits=_words(packages["traits"]["patches"]),
-        libstdcxx=tuple(_loads(row, packages["libstdcxx"]) for row in packages["libstdcxx"]["packages"]),
+        libstdcxx=tuple(
+            Loads(Requirement(row["has"]), library_note.but(row.get("unverified")))
+            for row in packages["libstdcxx"]["packages"]
+        ),
         homonyms={n: (row["is"], row["meant"]) for n, row in packages["homonyms"]["names"].items()},
         homonym_note=_note(packages["homonyms"], "packages.yaml#homonyms"),
         apex=apex_history(data["apex"]),
@@ -103,10 +107,6 @@ def _note(row: Mapping[str, Any], where: str, default: Mapping[str, Any] | None 
     both = {**(default or {}), **row}
     source = f"compat/{where}: {short(str(both['source']))}"
     return Note(source, short(str(both["verified"])), firm=not row.get("unverified", False))
-
-
-def _loads(row: Mapping[str, Any], table: Mapping[str, Any]) -> Loads:
-    return Loads(Requirement(row["has"]), _note(table, "packages.yaml#libstdcxx").but(row.get("unverified")))
 
 
 def _release(version: str, row: Mapping[str, Any], note: Note) -> TorchRelease:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.conda.sizes import with_sizes
+from envbuild.conda.solve import with_sizes
 from envbuild.model.common import Unpacked
 from envbuild.model.conda import CondaPackage
 from tests.support.conda import Channel, Package
