@@ -47,7 +47,7 @@ def list_command(ui: Ui, count: int) -> None:
 
 @run.command("show")
 @click.argument("run_id", metavar="RUN", default="last", shell_complete=names.runs)
-@click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends; its exit code is the answer.")
+@click.option("--follow", is_flag=True, help="Show what it does until it ends; its exit code is the answer.")
 @progress_option
 @common_options
 def show(ui: Ui, run_id: str, *, follow: bool) -> int:
