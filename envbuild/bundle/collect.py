@@ -174,7 +174,9 @@ class Collector:
             found = _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
             if found is None and self.fetch:
                 self._say(f"{package.name} {package.version}")
-                found = _downloaded(package, file, place(file, self.cache), config)
+                other = here.local(f"{folder}/{file.file}")
+                wrong = [_wrong_hash(file, f"{other} has another sha256 than the lock")] if other else []
+                found = _downloaded(package, file, place(file, self.cache), config, wrong)
             if found is not None:
                 yield piece(f"{folder}/{file.file}", found, what, file.sha256)
 
@@ -274,8 +276,13 @@ def _fetch(package: CondaPackage, bases: Sequence[str], path: Path) -> None:
     raise failure
 
 
-def _downloaded(package: LockedPackage, file: ArtifactFile, path: Path, config: pip_config.PipConfig) -> Path:
-    """The file from the first page that names it; its sha256 decides, so any index is as good as another."""
+def _downloaded(
+    package: LockedPackage, file: ArtifactFile, path: Path, config: pip_config.PipConfig, wrong: list[EnvbuildError]
+) -> Path:
+    """The file from the first page that names it; its sha256 decides, so any index is as good as another.
+
+    `wrong`: what a folder has under its name, the error where no page has the file.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     failures = [
         EnvbuildError(
@@ -283,7 +290,8 @@ def _downloaded(package: LockedPackage, file: ArtifactFile, path: Path, config: 
             f"no index has {file.file}",
             why=f"of {package.name} {package.version}, which the lock names",
             hint="check pip's index and find-links (`pip config list`)",
-        )
+        ),
+        *wrong,
     ]
     for page in _pages(package, config):
         try:
