@@ -15,7 +15,7 @@ from envbuild.resolve.artifacts import Platform, fitting_file
 from envbuild.text import few, size
 
 # What is there besides packages: the virtual environment itself, what uv notes of a package and its programs in `bin`,
-# and the hashes of files in files.json (measured; docs/benchmarks.md).
+# and the hashes of files in files.json (measured; benchmarks/README.md).
 VENV = Unpacked(bytes=250_000, inodes=45)
 PACKAGE = Unpacked(bytes=12_288, inodes=3)
 STAMP_BYTES_PER_INODE = 160
