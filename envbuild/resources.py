@@ -47,6 +47,23 @@ def node_package() -> Path:
     return _PACKAGE / "node"
 
 
+def own_commit() -> str:
+    """The commit that this envbuild was installed from (PEP 610), or that of its checkout; else empty."""
+    import json
+    import subprocess
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        record = json.loads(distribution("envbuild").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        record = {}
+    commit = str(record.get("vcs_info", {}).get("commit_id", ""))
+    if not commit and (_PACKAGE.parent / ".git").exists():
+        argv = ["git", "-C", str(_PACKAGE.parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    return commit if len(commit) == 40 else ""
+
+
 def program(name: str) -> Path | None:
     """A program of this interpreter's environment, else the one on PATH; None where neither has it."""
     import shutil

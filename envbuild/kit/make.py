@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from envbuild import __version__
+from envbuild import REPOSITORY, __version__
 from envbuild.catalog.loader import list_stacks, load_stack, manifest_digest
 from envbuild.errors import EnvbuildError
 from envbuild.kit.manifest import NAME, REPORT, Manifest, listed, parse, render
@@ -30,6 +30,7 @@ from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
 from envbuild.report.verdict import all_checks
 from envbuild.report.view import View
+from envbuild.resources import own_commit
 from envbuild.text import plural
 
 README = "README.md"
@@ -71,8 +72,10 @@ def stack_name(evidence: Evidence) -> str:
 def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -> bytes:
     """The text; `own`: whether the kit has the file of a stack that envbuild does not ship."""
     view = shown(evidence)
+    install = f"uv tool install --python 3.12 git+{REPOSITORY}{'@' * bool(manifest.commit)}{manifest.commit}"
     return template("kit.md.j2").render(
-        view=view, kit=manifest, signed=signed, lock_name=lock_name(evidence), kick=KICK, run=commands(view),
+        view=view, kit=manifest, install=install, signed=signed, lock_name=lock_name(evidence), kick=KICK,
+        run=commands(view),
         own=stack_name(evidence) if own else "", rows=rows(view), shipped=evidence.stack in list_stacks(),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
@@ -167,7 +170,7 @@ def make_kit(
     own = _own(evidence, parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence)), stack)
     if not own and evidence.stack not in list_stacks():
         left.append(f"{stack_name(evidence)} is not in the kit: --stack FILE names the stack's file")
-    manifest = Manifest(envbuild=__version__, form="published" if publish else "full")
+    manifest = Manifest(envbuild=__version__, commit=own_commit(), form="published" if publish else "full")
     files |= own
     files[README] = readme(manifest, evidence, signed=report.envelope is not None, own=bool(own))
     files[NAME] = render(manifest.model_copy(update={"files": listed(files)}))

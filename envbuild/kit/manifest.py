@@ -44,10 +44,11 @@ class KitFile(StrictModel):
 
 
 class Manifest(StrictModel):
-    """`form`: `published` with the public fields of the report only."""
+    """`form`: `published` with the public fields of the report only. `commit`: of the envbuild that made it."""
 
     schema_version: Literal["2.0"] = "2.0"
     envbuild: Text
+    commit: Annotated[str, Field(pattern=r"^([0-9a-f]{40})?$")] = ""
     form: Literal["published", "full"]
     files: Annotated[tuple[KitFile, ...], Field(max_length=MOST_FILES)] = ()
 

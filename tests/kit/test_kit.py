@@ -115,7 +115,8 @@ def test_the_first_command_of_the_readme_verifies_the_kit(
 
 def test_every_command_of_a_kit_is_there_with_its_options(made: Path) -> None:
     text = (made / "README.md").read_text().replace("timeout 30m ", "").replace("\\`", "`")
-    blocks = re.findall(r"```sh\n(.*?)\n```", text)
+    install, *blocks = re.findall(r"```sh\n(.*?)\n```", text)
+    assert install.startswith("uv tool install --python 3.12 git+https://github.com/OWNER/envbuild")
     found = [*blocks, *(each[1] for each in COMMAND.finditer(text))]
     assert len(blocks) == 3
     assert len(found) > 5
@@ -405,7 +406,7 @@ def test_a_manifest_of_a_newer_schema_says_so(kit: Path) -> None:
 
 def test_a_kit_of_another_envbuild_names_the_texts_that_this_one_makes_otherwise(kit: Path) -> None:
     other_version(kit)
-    swap(kit / "README.md", f"with envbuild {__version__},".encode(), b"with envbuild 9.9,")
+    swap(kit / "README.md", f"the envbuild {__version__} that".encode(), b"the envbuild 9.9 that")
     relist(kit)
     assert problems(kit) == []
     assert "envbuild 9.9" not in unchecked(kit)
