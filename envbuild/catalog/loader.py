@@ -79,7 +79,7 @@ def load_stack(ref: str) -> LoadedStack:
     """
     path = _find(ref, "stack", Path())
     document = read_yaml(path)
-    _need_mapping(document, "stack")
+    _need_kind(document, "stack")
     data = as_stack(document, path) if is_environment(document.data) else document.data
     learn(data)
     return LoadedStack(ref, validated(Stack, data, document), path, shipped=not is_path(ref))
@@ -227,10 +227,14 @@ def _is_there(path: Path) -> bool:
         return error.errno != errno.ENAMETOOLONG
 
 
-def _need_mapping(document: YamlDocument, noun: str) -> None:
+def _need_kind(document: YamlDocument, noun: str) -> None:
     if not isinstance(document.data, dict):
         problem = "the file is empty" if document.data is None else "is not a mapping of keys"
         raise refuse("manifest-invalid", document.name, 1, 1, problem, f"a {noun} begins with `name:`")
+    other = "stack" if "profiles" in document.data else "target" if {"extends", "hosts"} & set(document.data) else noun
+    if other != noun:
+        hint = f"envbuild {other} check {document.name}"
+        raise refuse("manifest-invalid", document.name, 1, 1, f"is a {other} file, not a {noun} file", hint)
 
 
 def _chain(path: Path) -> list[YamlDocument]:
@@ -244,7 +248,7 @@ def _chain(path: Path) -> list[YamlDocument]:
             raise _extends_error(documents[-1], problem)
         seen.add(real)
         document = read_yaml(path)
-        _need_mapping(document, "target")
+        _need_kind(document, "target")
         documents.append(document)
         parent = document.data.get("extends")
         if parent is None:

@@ -133,6 +133,8 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
         shown = ""
     elif kind == "string_type" and isinstance(value, int | float):
         hint = f"put {field} in quotes (without them 3.10 is the number 3.1)"
+    elif kind == "tuple_type" and isinstance(value, str | int | float):
+        hint = f'write {path[-1]}: ["{show_value(value).strip(chr(34))}"]'
     elif kind == "literal_error":
         hint = did_you_mean(str(value), _literals(item))
     # What a check of ours says is a sentence of its own; what a type says begins with "must".

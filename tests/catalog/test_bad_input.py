@@ -78,6 +78,27 @@ def test_a_bad_manifest_exits_2_with_its_code(case: str, tmp_path: Path, capsys:
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize(("noun", "other", "text"), [
+    ("stack", "target", "name: x\nextends: ssh\nhosts: [gpu01]\n"),
+    ("target", "stack", GOOD),
+])  # fmt: skip
+def test_a_file_of_the_other_kind_is_named_with_the_command_for_it(
+    noun: str, other: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    assert main([noun, "show", str(path)]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert f"is a {other} file, not a {noun} file" in err
+    assert f"hint: envbuild {other} check {path}" in err
+
+
+def test_a_single_value_for_a_list_is_told_how_to_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.yaml").write_bytes(changed('["3.11"]', "3.11"))
+    assert main(["stack", "show", str(tmp_path / "my.yaml")]) == ExitCode.USAGE
+    assert 'hint: write python: ["3.11"]' in capsys.readouterr().err
+
+
 def test_a_file_of_100_megabytes_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my.yaml"
     with path.open("wb") as stream:
