@@ -25,7 +25,7 @@ OWN = """
     provision.gpu_use provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
     provision.run.durations provision.run.journal provision.run.progress_events provision.run.run_dir
     provision.survey.implicit regular_file report.recheck.contents report.render resolve.compat_read
-    transport.processes transport.ssh_errors
+    resources transport.processes transport.ssh_errors
 """
 
 
