@@ -269,7 +269,7 @@ def _as_file(data: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value without what nobody has said in it."""
+    """A value without its empty parts."""
     if not isinstance(value, dict):
         return [_plain(item) for item in value] if isinstance(value, list) else value
     said = {key: _plain(item) for key, item in value.items()}

@@ -383,7 +383,7 @@ def with_sizes(
 ) -> tuple[CondaPackage, ...]:
     """The packages with what they take, where it could be read; what a lock says already is kept.
 
-    `channels`: name to base addresses. `say` is told of how many could not be asked, once.
+    `channels`: name to base addresses. `say` gets one line with how many could not be reached.
     """
     lacking = [each for each in packages if each.unpacked is None and channels.get(each.channel)]
     if not lacking:

@@ -192,7 +192,7 @@ def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         yield DraftFinding("git-branch", _names(moving), _first(moving), "a branch moves", "pins the commit of the day")
     short = [each for each in sources if _SHORT.fullmatch(each.ref) and not each.ref.isdigit()]
     if short:
-        yield DraftFinding("short-sha", _names(short), _first(short), "a prefix is no whole name of a commit",
+        yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",
                            "asks for the whole one")  # fmt: skip
     secure = [each for each in sources if any(said.get("ssh") for said in each.statements)]
     if secure:

@@ -1,4 +1,4 @@
-"""A statement: one thing that a file says about an environment, with the place where it says so."""
+"""A statement: one thing that a file says about an environment, with file, line and column."""
 
 from __future__ import annotations
 

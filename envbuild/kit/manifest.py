@@ -108,7 +108,7 @@ def is_kit(path: Path) -> bool:
     if path.is_dir():
         inside = os.path.lexists(path / REPORT / "evidence.json") and not os.path.lexists(path / "evidence.json")
         return inside or os.path.lexists(path / NAME)
-    return path.suffix == ".tgz" or ".tar" in path.suffixes  # a packed one is told that it is none
+    return path.suffix == ".tgz" or ".tar" in path.suffixes  # a compressed file gets its own error
 
 
 @contextmanager

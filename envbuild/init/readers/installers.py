@@ -144,7 +144,7 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def _flags(parts: Words) -> str:
-    """What a build is told, each flag once."""
+    """The options of a build, each flag once."""
     values = parts.values("--global-option", "--install-option", "--config-settings", "--config-setting", "-C")
     plain = [value.partition("=")[2] if value.startswith("--build-option=") else value for value in values]
     return " ".join(dict.fromkeys(plain))

@@ -105,7 +105,7 @@ def _inline(shell: Shell, sections: _Sections, token: Token, line: int) -> Itera
 
 
 def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterator[Statement]:
-    """A command inside a sentence is an offer where the sentence says so, and starts nothing."""
+    """A command inside a sentence; optional if the sentence says so."""
     offered = bool(
         re.search(
             r"\b(optional|if you|alternatively|for large|to run|you can|might|instead)\b", sentence, re.IGNORECASE

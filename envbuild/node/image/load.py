@@ -236,7 +236,7 @@ def _remove(path: str) -> None:
 def _unpacking(args: Json, prefix: str) -> Iterator[tuple[str, dict[str, str | None]]]:
     """A folder in `tmp` of the target, else in `<prefix>/tmp`, removed in the end; and the variables that lead there.
 
-    enroot unpacks there only where `tmp` says so: it needs what file systems of networks may not have (overlays,
+    enroot unpacks there only if `tmp` is set: it needs what network file systems may not have (overlays,
     extended attributes), and keeps to TMPDIR. Raises NodeError `not-writable`, `disk-full` (exit 7, 75).
     """
     top = _new(args.get("tmp") or os.path.join(prefix, "tmp"))
