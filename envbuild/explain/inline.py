@@ -37,17 +37,6 @@ def code_html(text: str, marks: Sequence[Mark]) -> str:
     return _written(text, [_Piece(0, len(text))], marks)
 
 
-def codes_html(text: str) -> str:
-    """A sentence of a finding: only its `code` is markup."""
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        return escape(text, quote=False)
-    return "".join(
-        f"<code>{escape(part, quote=False)}</code>" if n % 2 else escape(part, quote=False)
-        for n, part in enumerate(parts)
-    )
-
-
 def inline_html(text: str, marks: Sequence[Mark]) -> str:
     """A statement, heading or item."""
     return _written(text, _pieces(text), marks)

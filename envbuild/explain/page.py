@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.explain.annotate import TONES, Annotated, AnnotatedRow, Row, annotate
-from envbuild.explain.inline import code_html, codes_html, inline_html
+from envbuild.explain.inline import code_html, inline_html
 from envbuild.explain.view import Explained, Explanation
 from envbuild.model.finding import Finding
-from envbuild.report.render import style
+from envbuild.report.render import codes, style
 
 # How every page begins: with what forbids all that follows to run, to load, or to send anything.
 HEAD = """<!doctype html>
@@ -106,9 +106,8 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
     explained = {item.finding.id: item for item in explanation.findings}
     rows = _rows(annotated, explained)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["trusted"] = Markup
-    # Both filters only mark as markup what inline.py has escaped.
-    environment.filters["codes"] = lambda text: Markup(codes_html(text))  # noqa: S704
+    environment.filters["trusted"] = Markup  # what inline.py has escaped
+    environment.filters["codes"] = codes
     template = environment.from_string((_HERE / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         e=explanation,
@@ -122,9 +121,19 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
         nothing_found=annotated.count("green"),
         severities=[(word, sign, name) for name, (word, sign) in _WORDS.items()],
         results=_result_counts(explanation),
+        commands=_commands(explanation),
         style=style(),
         head=HEAD,
     )
+
+
+def _commands(explanation: Explanation) -> list[str]:
+    """What takes the place of the document, from a plan to a kit for reviewers."""
+    profile = "" if explanation.profile == explanation.stack.default_profile else f" --profile {explanation.profile}"
+    where = f"{explanation.stack.name}{profile} -t TARGET"
+    bench = [f"envbuild bench {where}"] if explanation.contents.runs == "benchmark" else []
+    made = [f"envbuild {verb} {where}" for verb in ("plan", "provision", "smoke")]
+    return [*made, *bench, "envbuild report kit -o KIT"]
 
 
 def _rows(annotated: Annotated, explained: dict[str, Explained]) -> list[PageRow]:

@@ -142,6 +142,7 @@ def _line(rows: Sequence[tuple[str, Metric]], y: float) -> list[Shape]:
     asked = f", floor {_ends(floors)}" if floors else ""
     shapes: list[Shape] = [Label(0, y + 13, name)]
     shapes.append(Label(0, y + 29, _short(f"{_ends(medians)} {unit}{asked}", 48), "quiet"))
+    shapes.append(Label(100, y + 13, f"0 to {number(most)} {unit}", "quiet", "end"))
     shapes.append(Bar(0, y + 35, 100, 14, "track"))
     left, right = _share(least, most), _share(max(m.greatest for m in metrics), most)
     shapes.append(Bar(left, y + 38, max(0.3, round(right - left, 2)), 8, "range"))

@@ -41,6 +41,16 @@ def breakable(name: object) -> Markup:
     return Markup(_JOINTS.sub(r"\1<wbr>", str(escape(name))))  # noqa: S704
 
 
+def codes(sentence: object) -> Markup:
+    """A sentence as HTML in which only `code` between backticks is markup."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(part) for part in str(sentence).split("`")]
+    if len(parts) % 2 == 0:
+        return escape(sentence)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
+
+
 def unbroken(figure: str) -> str:
     """A figure that a narrow column breaks neither at `=` nor before `%`."""
     return figure.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
@@ -215,7 +225,7 @@ def _templates() -> jinja2.Environment:
     ):
         templates.filters[function.__name__] = function
     templates.filters["names"] = equality.names
-    templates.filters.update(hosts=fold_hosts, breakable=breakable, unbroken=unbroken)
+    templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes, unbroken=unbroken)
     templates.filters.update(md=markdown_text, code=markdown_code, block=markdown_block, details=view.details)
     templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
     return templates

@@ -230,7 +230,7 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class Outlier:
-    """A figure of a node, or of one GPU of it, and the spread on the usual node of its class; `off` is its distance."""
+    """A figure of a node or of one of its GPUs, and the spread on the median node of its class; `off`: how far off."""
 
     node: str
     what: str
@@ -255,7 +255,7 @@ class Outliers:
 
 
 def outliers(nodes: Sequence[NodeEvidence], classes: Sequence[NodeClass]) -> Outliers | None:
-    """Compare each node with the usual one of its class; None where no three nodes of a class measured the same."""
+    """Compare each node with the median one of its class; None where no three nodes of a class measured the same."""
     by_name = {node.node: node for node in nodes}
     found, compared, seen = list[Outlier](), set[str](), set[str]()
     for each in classes:

@@ -94,7 +94,7 @@ def test_every_finding_is_on_the_page_once_and_linked_from_its_place(make_stack:
 
 def test_the_outcome_of_a_check_is_beside_its_finding(make_stack: Make) -> None:
     stack = make_stack({"id": "a", "anchor": "x", "check": {"kind": "zero-stage-refused", "stage": 2}})
-    assert "1 check<" in page(stack)
+    assert "1 check, not run<" in page(stack)
     holds = CheckResult("a", "zero-stage-refused", "asks `this`", "holds", "so it is")
     html = page(stack, (holds,))
     assert "checked, still so" in html

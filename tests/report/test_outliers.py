@@ -43,7 +43,7 @@ def test_a_node_outside_the_spread_of_the_usual_node_of_its_class_is_one_on_eith
 def test_within_the_spread_there_is_none_and_the_page_says_so() -> None:
     run = rates(100, 97, 103)
     assert found(run).found == ()
-    assert "None: 1 figure on 3 nodes within" in shown(render_html(run))
+    assert "None. 1 figure on 3 nodes" in shown(render_html(run))
 
 
 def test_two_nodes_one_repeat_or_other_hardware_are_compared_with_nothing() -> None:

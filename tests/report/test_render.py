@@ -560,3 +560,13 @@ def test_a_verdict_is_said_once_beside_its_claim() -> None:
     for page in (render_html(run), render_markdown(run)):
         assert "not comparable: the GPU that it ran on is not known; in the log" in page
         assert "not comparable: not comparable" not in page
+
+
+def test_a_failed_report_says_what_to_do_before_anything_else_and_whether_it_is_signed() -> None:
+    """The remedy stands below the headline; a figure without claim or floor is no row under Claims."""
+    error = {"code": "drift", "what": "1 file differs", "hint": "`envbuild provision --repair` builds it again"}
+    page = render_html(evidence(node(status="failed", exit=1, error=error, checks=checks())))
+    head = page[: page.index("</header>")]
+    assert "What to do:</strong> <code>envbuild provision --repair</code> builds it again" in head
+    assert "<dt>Signature</dt><dd>none</dd>" in head
+    assert 'id="claims"' not in page

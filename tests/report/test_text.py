@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.report import sources, tables
-from envbuild.report.render import markdown_block, markdown_code, markdown_text
+from envbuild.report.render import codes, markdown_block, markdown_code, markdown_text
 from envbuild.text import visible
 
 
@@ -32,6 +32,11 @@ def test_hidden_characters_are_written_out(text: str, shown: str) -> None:
 @given(st.text())
 def test_nothing_hidden_is_left(text: str) -> None:
     assert not any(unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in visible(text))
+
+
+def test_only_code_between_backticks_is_markup_in_a_sentence() -> None:
+    assert codes("rm `a*` *b* <") == "rm <code>a*</code> *b* &lt;"
+    assert codes("one ` tick <") == "one ` tick &lt;"
 
 
 @pytest.mark.parametrize(
