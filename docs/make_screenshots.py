@@ -58,7 +58,7 @@ def annotated() -> str:
         text, page = Path(scratch, "document.md"), Path(scratch, "page.html")
         text.write_text(DOCUMENT, encoding="utf-8")
         command = [sys.executable, "-m", "envbuild", "explain", "megatron-alpa", "--quiet", "--other-text"]
-        subprocess.run([*command, "--document", str(text), "--html", str(page)], check=True, capture_output=True)
+        subprocess.run([*command, "--document", str(text), "--output", str(page)], check=True, capture_output=True)
         return page.read_text(encoding="utf-8")
 
 

@@ -63,6 +63,15 @@ def markdown_text(value: object) -> str:
     return text.replace("://", "&#58;//").replace("www.", "www&#46;") or "–"
 
 
+def markdown_sentence(value: object) -> str:
+    """`value` as inline Markdown in which only `code` between backticks is markup."""
+    parts = str(value).split("`")
+    if len(parts) % 2 == 0:
+        return markdown_text(value)
+    spans = [(markdown_code if n % 2 else markdown_text)(part) for n, part in enumerate(parts) if part]
+    return "".join(spans) or "–"
+
+
 def markdown_code(value: object) -> str:
     """`value` as a Markdown code span that cannot be left from inside, also in a table cell."""
     text = visible(str(value))
@@ -226,6 +235,7 @@ def _templates() -> jinja2.Environment:
         templates.filters[function.__name__] = function
     templates.filters["names"] = equality.names
     templates.filters.update(hosts=fold_hosts, breakable=breakable, codes=codes, unbroken=unbroken)
-    templates.filters.update(md=markdown_text, code=markdown_code, block=markdown_block, details=view.details)
+    templates.filters.update(md=markdown_text, sentence=markdown_sentence, code=markdown_code, block=markdown_block)
+    templates.filters["details"] = view.details
     templates.globals.update(marks=view.MARKS, node_marks=view.NODE_MARKS)
     return templates

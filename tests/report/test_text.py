@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.report import sources, tables
-from envbuild.report.render import codes, markdown_block, markdown_code, markdown_text
+from envbuild.report.render import codes, markdown_block, markdown_code, markdown_sentence, markdown_text
 from envbuild.text import visible
 
 
@@ -37,6 +37,8 @@ def test_nothing_hidden_is_left(text: str) -> None:
 def test_only_code_between_backticks_is_markup_in_a_sentence() -> None:
     assert codes("rm `a*` *b* <") == "rm <code>a*</code> *b* &lt;"
     assert codes("one ` tick <") == "one ` tick &lt;"
+    assert markdown_sentence("`rm *` or *b* <") == "`rm *` or \\*b\\* &lt;"
+    assert markdown_sentence("one ` tick") == "one \\` tick"
 
 
 @pytest.mark.parametrize(
