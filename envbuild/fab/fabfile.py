@@ -94,7 +94,7 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
                 _write(Path(to) / node / f"{path.rsplit('/', 1)[-1]}.stamp.json", each["stamp"])
                 wanted.setdefault(path, []).append(node)
 
-    codes = _each(place, "envs", lambda node: {"node": node}, keep)
+    codes = _each(place, "verify", lambda _: {"tell": "environments"}, keep)
     for path, nodes in wanted.items():
         name = path.rsplit("/", 1)[-1]
 
@@ -103,7 +103,8 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
 
         prefix = path.rsplit("/", 2)[0]
         some = place.model_copy(update={"hosts": tuple(nodes), "prefix": prefix})
-        codes += _each(some, "files", lambda _, path=path: {"environment": path}, put)  # type: ignore[misc]
+        asked = {"tell": "files", "environment": path}
+        codes += _each(some, "verify", lambda _, asked=asked: asked, put)  # type: ignore[misc]
     found = sum(len(nodes) for nodes in wanted.values())
     _say(f"{plural(found, 'environment')} in use; their stamps are in {to}")
     _end(codes)

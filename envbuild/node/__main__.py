@@ -9,11 +9,10 @@ from envbuild.node.protocol import Exit, Interrupted, Json, NodeError
 
 # Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
 CONNECTION = "ENVBUILD_CONNECTION"
-# Verbs that a node's older Python runs as well; what they import keeps to the syntax of 3.6.
-_OF_ANY_PYTHON = ("probe", "doctor")
+# Verbs that say what is wrong with a prefix, and that a node's older Python runs as well: what they import keeps to the
+# syntax of 3.6.
+_OF_ANY_NODE = ("probe", "doctor")
 _LEAST = (3, 8)
-# They say what is wrong with a prefix; an image has no user yet while it is built.
-_OF_ANY_PREFIX = ("probe", "doctor", "image")
 
 
 def _on_signal(number: int, _frame: object) -> None:
@@ -31,7 +30,7 @@ def _on_signal(number: int, _frame: object) -> None:
 def _dispatch(verb: str) -> "tuple[bool, Json]":
     if verb not in verbs.VERBS:
         raise NodeError("request-invalid", "the node program has no verb `%s`" % verb[:80], hint=", ".join(verbs.VERBS))
-    if sys.version_info < _LEAST and verb not in _OF_ANY_PYTHON:
+    if sys.version_info < _LEAST and verb not in _OF_ANY_NODE:
         raise NodeError(
             "node-without-python",
             "this node has no Python 3.8 or newer, which `%s` needs" % verb,
@@ -41,7 +40,7 @@ def _dispatch(verb: str) -> "tuple[bool, Json]":
     request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")
     protocol.log.path = path if isinstance(path, str) and path.startswith("/") else None
-    if verb not in _OF_ANY_PREFIX:
+    if verb not in _OF_ANY_NODE:
         trust.refuse_prefix(request["prefix"])
     if "progress" not in request["args"]:
         return verbs.run(verb, request)

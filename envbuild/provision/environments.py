@@ -161,7 +161,7 @@ def environments(
     """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: `node/shared/look.py`)."""
     answers = contact(
         expand_hosts(target.hosts),
-        lambda node: node_request("envs", target.prefix, {"node": node, "detailed": detailed}),
+        lambda _: node_request("verify", target.prefix, {"tell": "environments", "detailed": detailed}),
         target.connection,
         run=run,
     )

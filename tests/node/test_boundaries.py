@@ -11,7 +11,7 @@ import pytest
 
 from envbuild import resources
 from envbuild.node import verbs
-from envbuild.node.__main__ import _OF_ANY_PYTHON
+from envbuild.node.__main__ import _OF_ANY_NODE
 from tests.node.pythons import require_python
 
 FILES = sorted(resources.node_package().rglob("*.py"))
@@ -50,7 +50,7 @@ def _of_old_pythons() -> set[Path]:
     newer = _module("envbuild.node.env.verify")  # `facts` looks at environments from Python 3.8 on
     left = {
         "envbuild.node.__main__",
-        *(f"envbuild.node.{verbs.VERBS[verb]}".rpartition(".")[0] for verb in _OF_ANY_PYTHON),
+        *(f"envbuild.node.{verbs.VERBS[verb]}".rpartition(".")[0] for verb in _OF_ANY_NODE),
     }
     while left:
         path = _module(left.pop())

@@ -1,7 +1,4 @@
-"""The verbs that look at a prefix or at a folder that nodes share, and write nothing there.
-
-`verify`: of an environment, or of the bundle in such a folder. `envs`: which environments there are.
-"""
+"""`verify`: look at a prefix or at a folder that nodes share, and write nothing there."""
 
 from __future__ import annotations
 
@@ -14,6 +11,15 @@ from envbuild.node.env import published, remove, stamp
 from envbuild.node.env import verify as env_verify
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, NodeError
+
+
+def run(request: Json) -> tuple[bool, Json]:
+    """What `args.tell` names: `checks` (`verify`, the default), `environments` (`envs`) or `files` (`stamp.files`)."""
+    tell = str(request["args"].get("tell", "checks"))
+    answers = {"checks": verify, "environments": envs, "files": stamp.files}
+    if tell not in answers:
+        raise NodeError("request-invalid", f"`verify` tells nothing of {tell[:80]!r}", hint=", ".join(answers))
+    return answers[tell](request)
 
 
 def verify(request: Json) -> tuple[bool, Json]:

@@ -72,7 +72,10 @@ class FileLists:
         # <prefix>/envs/<environment>: what the node itself made of the target's prefix.
         requests = {
             node.node: node_request(
-                "files", str(node.environment).rsplit("/", 2)[0], {"environment": node.environment}, self._run.id
+                "verify",
+                str(node.environment).rsplit("/", 2)[0],
+                {"tell": "files", "environment": node.environment},
+                self._run.id,
             )
             for node in nodes
         }

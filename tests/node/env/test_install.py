@@ -85,7 +85,8 @@ def test_a_second_install_and_activate_change_nothing(node: Node) -> None:
 def test_an_unrecorded_hash_is_refused(node: Node) -> None:
     package = make_wheel(node.wheels)
     package["files"][0].update(sha256="unrecorded", reason="the index is gone")
-    assert node.fails(make_variant([package]), "hash-unrecorded", 5).why == "the index is gone"
+    error = node.fails(make_variant([package]), "hash-unrecorded", 5)
+    assert error.why == "the index is gone" and "`envbuild lock record demo`" in error.hint
 
 
 @pytest.mark.parametrize("member", ["alpha-1.0.dist-info/METADATA", "alpha/__init__.py"])
@@ -220,11 +221,11 @@ def test_a_half_built_environment_is_removed_and_built_again(node: Node) -> None
     half = node.environment(variant)
     (half / "lib").mkdir(parents=True)
     (half / "left-behind").write_text("x")
-    listed = look.envs(node.request("envs"))[1]["environments"]
+    listed = look.run(node.request("verify", tell="environments"))[1]["environments"]
     assert [(each["path"], each["stamp"]) for each in listed] == [(str(half), None)]
     node.build(variant)
     assert not (half / "left-behind").exists()
-    listed = look.envs(node.request("envs"))[1]["environments"]
+    listed = look.run(node.request("verify", tell="environments"))[1]["environments"]
     assert [(each["current"], each["stack"]) for each in listed] == [(True, "demo")]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from envbuild.node import merkle
-from envbuild.node.env import stamp
 from envbuild.node.protocol import NodeError
+from envbuild.node.shared import look
 from tests.node.env_support import MINOR, Node, make_variant, make_wheel, site
 
 FILES = {"alpha/__init__.py": b"VALUE = 1\n", "alpha/data.bin": bytes(range(256)), "alpha/tool.sh": b"#!/bin/sh\n"}
@@ -166,7 +166,7 @@ def test_no_stamp_a_link_elsewhere_and_nothing_at_all(node: Node, built: Path) -
 
 
 def test_the_files_of_a_stamp_are_told_as_the_list_that_gives_its_root(node: Node, built: Path) -> None:
-    changed, told = stamp.files(node.request("files", environment=str(built)))
+    changed, told = look.run(node.request("verify", tell="files", environment=str(built)))
     stamped = json.loads((built / ".envbuild" / "files.json").read_text())
     assert not changed
     assert told["root"] == json.loads((built / ".envbuild" / "stamp.json").read_text())["root"]
@@ -174,5 +174,5 @@ def test_the_files_of_a_stamp_are_told_as_the_list_that_gives_its_root(node: Nod
     assert (files, merkle.root_of(files)) == (stamped, told["root"])
     (built / ".envbuild" / "stamp.json").unlink()
     with pytest.raises(NodeError, match="no stamp") as caught:
-        stamp.files(node.request("files", environment=str(built)))
+        look.run(node.request("verify", tell="files", environment=str(built)))
     assert caught.value.code == "environment-unstamped"
