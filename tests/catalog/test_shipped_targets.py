@@ -120,6 +120,7 @@ def test_what_cannot_be_provisioned_is_refused_before_anything_else(
 @pytest.mark.parametrize("name", ["local", *STACKS])
 def test_what_can_be_provisioned_is_not_refused(name: str) -> None:
     assert unsupported(shipped(name)) == {}
+    assert "privilege: none" in unsupported(shipped(name).model_copy(update={"privilege": "sudo"})).values()
 
 
 def test_an_image_may_be_asked_though_not_built() -> None:

@@ -10,11 +10,11 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from envbuild.node import lease, paths, protocol
-from envbuild.node.env import user_files
+from envbuild.node.env import published, user_files
 from envbuild.node.probe import inventory
 from envbuild.node.protocol import Json, argument
 from envbuild.node.read_text import names
@@ -55,15 +55,24 @@ def run(request: Json) -> tuple[bool, Json]:
 
 def _places(prefix: str, args: Json) -> list[Place]:
     cache = protocol.expand_prefix(args["cache"]) if args.get("cache") else ""
-    left = "|".join(re.escape(os.path.basename(path)) for path in inventory.leftovers(prefix))
+    left = _any_of(inventory.leftovers(prefix))
+    requests = [published.read(prefix, stack) for stack in published.stacks(prefix)]
+    bundles = [bundle["file"] for args in requests if args and (bundle := published.bundle(args))]
+    needed = _any_of(map(os.path.dirname, bundles))
     return [
         Place("leftovers", paths.envs_dir(prefix), left, remove=functools.partial(user_files.discard, prefix)),
         Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
-        Place("delivered", os.path.join(prefix, "store"), r"[0-9a-f]{12}(\.trash-\d+)?"),
+        Place("bundles", os.path.join(prefix, "store"), needed, note="jobs install environments from them"),
+        Place("delivered", os.path.join(prefix, "store"), rf"(?!({needed})$)[0-9a-f]{{12}}(\.trash-\d+)?"),
         Place("temporary", os.path.join(prefix, "tmp")),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),
     ]
+
+
+def _any_of(found: Iterable[str]) -> str:
+    """A regular expression for the names of these paths; of none it matches the empty name, which no entry has."""
+    return "|".join(re.escape(os.path.basename(path)) for path in found)
 
 
 def tidy(places: list[Place], keep_days: float, dry_run: bool) -> Json:

@@ -91,7 +91,7 @@ def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
     if found is not None:
         return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
     stands_on = foundation.of(job.request, job.environment)
-    packages.check_recorded(job.locked)
+    packages.check_recorded(job.locked, job.args["stack"])
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
     own = os.path.join(job.prefix, "tmp")
     _sweep(own)

@@ -35,7 +35,7 @@ class Group(NamedTuple):
     urls: list[str]
 
 
-def check_recorded(packages: list[Json]) -> None:
+def check_recorded(packages: list[Json], stack: str) -> None:
     """Raise NodeError `hash-unrecorded` (exit 5) when the lock has no hash for any file of a package."""
     for package in packages:
         if all(each["sha256"] == UNRECORDED for each in package["files"]):
@@ -44,7 +44,7 @@ def check_recorded(packages: list[Json]) -> None:
                 "hash-unrecorded",
                 f"the lock lacks a hash of {package['name']} {package['version']}",
                 why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
-                hint="`envbuild lock record STACK` records it, on a machine that reaches its index",
+                hint=f"`envbuild lock record {stack}` records it, on a machine that reaches its index",
             )
 
 

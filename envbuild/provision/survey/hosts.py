@@ -218,6 +218,8 @@ def unsupported(target: Target, *, only_ask: bool = False, jobs: bool = True, sc
         missing[f"hosts named by {named}"] = "hosts: [...]"
     if only_ask:
         return missing
+    if target.privilege == "sudo":
+        missing["privilege: sudo (envbuild installs no system packages)"] = "privilege: none"
     if target.engine == "container":
         missing.update(_images(target, script=script))
     return missing

@@ -36,7 +36,7 @@ class Published:
         self.node, self.shared = node, node.top / "shared"
         files = {"alpha/__init__.py": b"def main():\n    print(1)\n", "alpha/data": b"data"}
         self.variant = make_variant([make_wheel(node.wheels, files=files, scripts={"alpha": "alpha:main"})])
-        self.bundle = self.shared / "store" / "0" / "bundle.tar"
+        self.bundle = self.shared / "store" / ("0" * 12) / "bundle.tar"
         digest = bundle_of(node.wheels, self.bundle)
         artifacts = {"bundle": {"file": str(self.bundle), "digest": digest}, "sources": {}}
         request = node.install_request(self.variant, artifacts=artifacts)["args"]

@@ -9,11 +9,13 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from envbuild.node.env import foundation, install, published, stamp
+from envbuild.node.env import caches, foundation, install, published, stamp
 from envbuild.node.protocol import NodeError
+from tests.node.env.test_caches import aged
 from tests.node.env_support import Node, site
 from tests.node.shared.published import Published
 
@@ -145,3 +147,19 @@ def test_a_staged_interpreter_is_copied_to_where_it_belongs_once(tmp_path: Path)
     foundation.bring_staged(str(prefix), "/usr/bin/python3", str(staged))
     foundation.bring_staged(str(prefix), str(prefix / "tools" / "other" / "python3"), str(staged))
     assert os.listdir(prefix / "tools") == ["python-abc"]
+
+
+def test_a_bundle_that_jobs_install_from_is_never_cleaned_however_old_it_is(shared: Published) -> None:
+    aged(shared.shared, 40)
+
+    def clean() -> dict[str, Any]:
+        args = {"dry_run": False, "wait": 30}
+        return caches.run({"verb": "cache", "run": "r", "prefix": str(shared.shared), "args": args})[1]
+
+    (row,) = clean()["places"]
+    assert (row["kind"], row["items"], row["note"]) == ("bundles", 1, "jobs install environments from them")
+    shared.wipe()
+    assert shared.ensure()[0]
+    (shared.shared / "ensure" / "demo.json").unlink()
+    aged(shared.shared, 40)
+    assert clean()["removed"] == [str(shared.bundle.parent)]
