@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from envbuild.model.finding import Finding, Severity
+from envbuild.init.known import exact_version
+from envbuild.init.readers.shell import Shell
+from envbuild.init.statement import Statement
+from envbuild.model.finding import Finding, Severity, requirement
 
 RowKind = Literal["heading", "prose", "item", "label", "command", "comment"]
 
@@ -177,6 +180,12 @@ class Annotated:
     left_out: tuple[tuple[int, Finding], ...]
     unplaced: tuple[tuple[int, Finding], ...]
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All of them, those by rule too."""
+        rows = (pair for row in self.rows for pair in row.findings)
+        return tuple(finding for _, finding in (*rows, *self.left_out, *self.unplaced))
+
     def count(self, tone: Tone) -> int:
         """Statements and commands of a tone."""
         return sum(1 for row in self.rows if row.tone == tone)
@@ -198,18 +207,23 @@ def gravest(tones: Sequence[Tone]) -> Tone:
 
 
 def annotate(text: str, findings: Sequence[Finding]) -> Annotated:
-    """Place every finding at its anchors. An anchor belongs to the first row that it is found in."""
+    """Place every finding at its anchors, and what a rule finds at rows that no finding speaks of.
+
+    An anchor belongs to the row of its first place in the text, or of the finding's `nth`.
+    """
     rows = parse(text)
     first: list[_Place] = []
     also: list[_Place] = []
     rest: dict[bool, list[Finding]] = {True: [], False: []}
     for finding in findings:
-        place = _place(text, rows, finding, finding.anchor) if finding.anchor else None
+        place = _place(text, rows, finding, finding.anchor, finding.nth) if finding.anchor else None
         if place is None:
             rest[finding.anchor is None].append(finding)
             continue
         first.append(place)
         also += [found for anchor in finding.also if (found := _place(text, rows, finding, anchor))]
+    taken = {place.row for place in (*first, *also)}
+    first += [_Place(n, rows[n].start, rows[n].text, f) for n, f in _unpinned(rows).items() if n not in taken]
     first.sort(key=lambda place: (place.row, place.at))
     order = [*(place.finding for place in first), *rest[True], *rest[False]]
     numbers = {finding.id: n for n, finding in enumerate(order, 1)}
@@ -232,10 +246,57 @@ def annotate(text: str, findings: Sequence[Finding]) -> Annotated:
     )
 
 
-def _place(text: str, rows: Sequence[Row], finding: Finding, anchor: str) -> _Place | None:
-    at = text.find(anchor)
-    index = next((n for n, row in enumerate(rows) if at >= 0 and row.start <= at < row.end), None)
+def _place(text: str, rows: Sequence[Row], finding: Finding, anchor: str, nth: int = 1) -> _Place | None:
+    at = -1
+    for _ in range(nth):
+        at = text.find(anchor, at + 1)
+        if at < 0:
+            return None
+    index = next((n for n, row in enumerate(rows) if row.start <= at < row.end), None)
     return None if index is None else _Place(index, at, anchor, finding)
+
+
+_DOCKERFILE = re.compile(r"RUN\s+")
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+
+
+def _unpinned(rows: Sequence[Row]) -> dict[int, Finding]:
+    """By row what its command installs without a version or commit, as `init` reads commands."""
+    shell = Shell("document")
+    said = [(n, each) for n, row in enumerate(rows) if row.kind == "command"
+            for each in shell.read(_DOCKERFILE.sub("", row.text, count=1))]  # fmt: skip
+    pinned = {each.get("source") for _, each in said if each.kind == "checkout" and _COMMIT.fullmatch(each.value)}
+    names: dict[int, list[str]] = {}
+    for n, statement in said:
+        if name := _open_name(statement, pinned):
+            names.setdefault(n, []).append(name)
+    return {
+        n: Finding(
+            id=f"unpinned-{n}",
+            says=rows[n].text,
+            truth=f"No version or commit is named of {', '.join(open_names)}: what is installed changes with the day.",
+            evidence="the command, found by rule",
+            does="installs the versions and commits of the lock",
+            severity="unpinned",
+            unverified=True,
+        )
+        for n, open_names in names.items()
+    }
+
+
+def _open_name(statement: Statement, pinned: Set[str]) -> str:
+    """What an install leaves open; empty where it is pinned, or is no install."""
+    if statement.kind == "package":
+        package = requirement(statement.value)
+        return "" if package.url or exact_version(package.specifier) else package.name
+    if statement.kind == "conda":
+        return "" if statement.get("version") else statement.get("name")
+    if statement.kind == "source":
+        return "" if statement.value in pinned or _COMMIT.fullmatch(statement.get("ref")) else statement.value
+    if statement.kind == "local":
+        source = statement.get("source")
+        return "" if source in pinned else source
+    return statement.value if statement.kind == "system" else ""
 
 
 def _tone(row: Row, places: Sequence[_Place]) -> Tone:

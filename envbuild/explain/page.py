@@ -117,10 +117,10 @@ def render_page(explanation: Explanation, text: str, doubt: str = "") -> str:
         left_out=_cards(annotated.left_out, explained),
         unplaced=_cards(annotated.unplaced, explained),
         doubt=doubt,
-        findings=Counter(TONES[item.finding.severity] for item in explanation.findings),
+        findings=Counter(TONES[finding.severity] for finding in annotated.findings),
         nothing_found=annotated.count("green"),
         severities=[(word, sign, name) for name, (word, sign) in _WORDS.items()],
-        results=_result_counts(explanation),
+        results=_result_counts(explanation, annotated),
         commands=_commands(explanation),
         style=style(),
         head=HEAD,
@@ -199,12 +199,12 @@ def _cards(findings: tuple[tuple[int, Finding], ...], explained: dict[str, Expla
     )
 
 
-def _result_counts(explanation: Explanation) -> dict[str, Any]:
+def _result_counts(explanation: Explanation, annotated: Annotated) -> dict[str, Any]:
     results = explanation.results()
     return {
         "all": len(results),
         "holds": sum(1 for r in results if r.outcome == "holds"),
         "broken": sum(1 for r in results if r.outcome == "broken"),
         "not_run": sum(1 for r in results if r.outcome == "not-run"),
-        "unverified": sum(1 for item in explanation.findings if item.finding.unverified),
+        "unverified": sum(finding.unverified for finding in annotated.findings),
     }

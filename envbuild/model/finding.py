@@ -242,9 +242,10 @@ def _one_is_a_list(value: Any) -> Any:
 class Finding(StrictModel):
     """A statement of a document that is wrong, stale or unpinned, and what envbuild does instead.
 
-    `anchor` is an exact piece of one line of the document (none for what the document leaves out), `also` are further
-    places that say the same, `replacement` is what to type instead of the anchored command, `check` one check or a list
-    of which all must hold. A finding without a check says `unverified: true`.
+    `anchor` is an exact piece of one line of the document (none for what the document leaves out), `nth` says which of
+    its places where it is there more than once, `also` are further places that say the same, `replacement` is what to
+    type instead of the anchored command, `check` one check or a list of which all must hold. A finding without a check
+    says `unverified: true`.
     """
 
     id: Name
@@ -254,6 +255,7 @@ class Finding(StrictModel):
     does: str
     severity: Severity
     anchor: Text | None = None
+    nth: Annotated[int, Field(ge=1, le=100)] = 1
     also: tuple[Text, ...] = ()
     replacement: str | None = None
     check: Annotated[
@@ -265,6 +267,6 @@ class Finding(StrictModel):
     def _is_checked_or_says_not(self) -> Self:
         if bool(self.check) == self.unverified:
             raise ValueError("a finding has either a `check` or `unverified: true`")
-        if self.also and self.anchor is None:
-            raise ValueError("`also` needs an `anchor`")
+        if (self.also or self.nth > 1) and self.anchor is None:
+            raise ValueError("`also` and `nth` need an `anchor`")
         return self

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from envbuild.catalog.loader import load_stack
 from envbuild.explain.annotate import annotate, gravest
 from envbuild.model.stack import Stack
 
@@ -74,6 +81,64 @@ def test_anchors_that_overlap_share_one_mark(make_stack: Make) -> None:
     [mark] = row.marks
     assert row.row.text[mark.start : mark.end] == "git clone x"
     assert (mark.tone, mark.numbers) == ("red", ((1, "amber"), (2, "red")))
+
+
+INSTALLS = """## One
+```bash
+$ git clone https://git.example.org/one.git
+$ cd one
+$ pip install -e .
+$ cd ..
+$ git clone https://git.example.org/two.git
+$ cd two
+$ git checkout 0123456789abcdef0123456789abcdef01234567
+$ pip install -e .
+$ pip3 install ninja "six==1.17.0"
+$ python -m pip install six==1.17.0
+$ pip install -r requirements.txt
+$ conda install -y cmake
+$ conda create -y -n x python=3.9
+$ pip install "git+https://git.example.org/three"
+$ sudo apt-get install -y libopenmpi-dev
+```
+```dockerfile
+RUN pip install deepspeed
+```
+"""
+
+
+def test_d85_an_anchor_that_is_there_twice_belongs_to_its_nth_place(make_stack: Make) -> None:
+    annotated = annotate(INSTALLS, make_stack({"anchor": "$ pip install -e .", "nth": 2, "severity": "wrong"}).findings)
+    assert [row.tone for row in annotated.rows if row.row.text == "$ pip install -e ."] == ["amber", "red"]
+    assert annotate(INSTALLS, make_stack({"anchor": "$ pip install -e .", "nth": 3}).findings).unplaced
+    with pytest.raises(ValidationError, match="need an `anchor`"):
+        make_stack({"nth": 2})
+
+
+def test_d85_an_install_without_a_version_is_found_by_rule_in_any_document(make_stack: Make) -> None:
+    annotated = annotate(INSTALLS, make_stack({"anchor": "pip install deepspeed", "severity": "note"}).findings)
+    found = {row.row.text: finding.truth for row in annotated.rows for _, finding in row.findings}
+    assert {text: re.search("of (.*):", truth)[1] for text, truth in found.items() if truth != "t"} == {  # type: ignore[index]
+        "$ git clone https://git.example.org/one.git": "https://git.example.org/one",
+        "$ pip install -e .": "https://git.example.org/one",
+        '$ pip3 install ninja "six==1.17.0"': "ninja",
+        "$ conda install -y cmake": "cmake",
+        '$ pip install "git+https://git.example.org/three"': "https://git.example.org/three",
+        "$ sudo apt-get install -y libopenmpi-dev": "libopenmpi-dev",
+    }
+    assert all(number == n for n, number in enumerate((n for row in annotated.rows for n, _ in row.findings), 1))
+    assert {row.tone for row in annotated.rows if row.row.text == "RUN pip install deepspeed"} == {"green"}
+
+
+@given(st.lists(st.sampled_from(["```sh", "```", "pip install ", "git clone ", "'", '"', "\\", "$(", "x", "\n", "@"])))
+def test_d85_no_text_is_refused_by_the_rule(words: list[str]) -> None:
+    annotate("".join(words), ())
+
+
+def test_d85_what_the_opt_document_installs_twice_has_its_own_finding() -> None:
+    findings = {each.id: each for each in load_stack("opt-175b").stack.findings}
+    assert (findings["opt-megatron-flags"].anchor, findings["opt-megatron-flags"].nth) == ("$ pip install -e .", 1)
+    assert (findings["opt-sklearn"].anchor, findings["opt-sklearn"].nth) == ("$ pip install -e .", 2)
 
 
 def test_the_gravest_of_nothing_is_plain() -> None:

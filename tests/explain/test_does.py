@@ -45,3 +45,9 @@ def test_d81_every_patch_that_a_finding_names_is_there() -> None:
     for _stack, finding in FINDINGS:
         for name in re.findall(r"\bpatch(?:es)? `?([a-z0-9]+(?:-[a-z0-9]+)+)", finding.does):
             assert load_patch(name).name == name
+
+
+def test_w9_what_is_called_wrong_has_a_check() -> None:
+    assert [each.id for _, each in FINDINGS if each.severity == "wrong" and each.unverified] == []
+    match = next(each for _, each in FINDINGS if each.id == "opt-match-nvcc")
+    assert (match.severity, len(match.check)) == ("trap", 2)
