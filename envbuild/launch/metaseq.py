@@ -145,7 +145,7 @@ def make(order: Order) -> Launch:
         commands=(command,),
         defaults=taken,
         deviations=order.deviations(*_DEVIATIONS),
-        notes=(*_notes(given, submit, prefix), *_not_taken(step)),
+        notes=_notes(given, submit, prefix),
     )
 
 
@@ -244,58 +244,75 @@ def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
         return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least)
 
     step = share(order.place.nodes, order.place.gpus_per_node)
-    for what, why in _refusals(step):
-        require(False, what, why=why, hint=_nearest(step, share, most=1 if order.place.direct else _MOST_NODES))
+    if any(_refusals(step)):
+        fit = _nearest(step, share, most=1 if order.place.direct else _MOST_NODES)
+        what, why = next(_refusals(step, fit))
+        require(False, what, why=why, hint=_words_for(fit, step, share))
     return step
 
 
-def _refusals(step: _Step) -> Iterator[tuple[str, str]]:
-    """What is wrong with these GPUs and this step, and why."""
+def _refusals(step: _Step, fit: _Step | None = None) -> Iterator[tuple[str, str]]:
+    """What is wrong with these GPUs and this step, and why; `fit` is the nearest place where nothing is."""
     model, gpus = step.model, step.nodes * step.per_node
     if step.per_node == 1 and step.nodes > 1:
         yield "opt-baselines wants two GPUs a node at least", ""
     if gpus % step.parallel:
         yield f"{model.name} wants a multiple of {step.parallel} GPUs, and {gpus} are there", ""
     if step.nodes < step.least:
+        softmax = f"; the pinned softmax wants {fit.nodes} (finding opt-few-gpus)" if fit else ""
+        needed = f"{fit.nodes} nodes of {fit.per_node}" if fit else f"{step.least} nodes of {step.per_node}"
         yield (
-            f"{model.name} needs {step.least} nodes of {step.per_node} GPUs, and {step.nodes} are there",
-            "the memory model of the stack (finding opt-175b-nodes); arithmetic, not measured; "
-            "the softmax may want more (finding opt-few-gpus)",
+            f"{model.name} needs {needed} GPUs, and {step.nodes} of {step.per_node} are there",
+            f"the memory model of the stack wants {step.least} nodes (finding opt-175b-nodes); arithmetic, not measured"
+            + softmax,
         )
-    # What opt_baselines.py lets become 0, and on one node what the softmax takes in no parts; on several see notes.
+    # What opt_baselines.py lets become 0, and what the softmax takes: on one node in parts, on several in one.
     if not step.sequences:
         yield (
             f"{model.name} on {gpus} GPUs leaves each rank a batch of 0",
             f"{model.batch_tokens} tokens a step / {step.copies} copies / {model.sequence} tokens a sequence",
         )
-    elif step.nodes == 1 and not step.parts:
+    elif not step.parts or (step.nodes > 1 and step.parts > 1):
         heads = model.heads // step.parallel
+        times = step.sequences * heads * (model.sequence or 1) ** 2 / _SCORES
+        many = f"these are {times:.1f} times the scores that it counts in 32 bits"
+        odd = f"it wants a multiple of {_BLOCK} of sequences x {heads} heads"
+        taken = (
+            "no part of which is one that the softmax takes" if step.nodes == 1 else "which the softmax does not take"
+        )
         yield (
-            f"{model.name} on {gpus} GPUs leaves each rank {step.sequences} sequences, "
-            "no part of which is one that the softmax takes",
-            f"it wants a multiple of {_BLOCK} of sequences x {heads} heads (finding opt-few-gpus)",
+            f"{model.name} on {gpus} GPUs leaves each rank {step.sequences} sequences, {taken}",
+            f"{many if times > 1 and step.nodes > 1 else odd} (finding opt-few-gpus)",
         )
 
 
-def _nearest(asked: _Step, share: Callable[[int, int], _Step], most: int) -> str:
-    """Words of the command line for a place that is neither refused nor told to crash: the next that is smaller, on one
-    node as many of its GPUs as can be; only where there is none, more nodes, `most` of them.
+def _nearest(asked: _Step, share: Callable[[int, int], _Step], most: int) -> _Step | None:
+    """The nearest place that is not refused: the next that is smaller, on one node as many of its GPUs as can be; only
+    where there is none, more nodes, `most` of them.
     """
-    model, nodes, gpus, parallel = asked.model, asked.nodes, asked.per_node, asked.model.model_parallel or 1
-    usable = range(gpus - gpus % parallel, 0, -parallel) if gpus >= parallel else (gpus,)
-    most = min((model.batch_tokens or 0) // (model.sequence or 1) * parallel // usable[0], most)
+    model, nodes = asked.model, asked.nodes
+    usable = _usable(asked)
+    most = min((model.batch_tokens or 0) // (model.sequence or 1) * (model.model_parallel or 1) // usable[0], most)
     places = (
         *((n, usable[0]) for n in range(min(nodes, most), 0, -1)),
         *((1, n) for n in usable),
         *((n, usable[0]) for n in range(nodes + 1, most + 1)),
     )
-    steps = (share(*each) for each in places)
-    fits = (step for step in steps if not any(_refusals(step)) and (step.nodes == 1 or not _not_taken(step)))
-    step = next(fits, None)
-    if step is None:
+    return next((step for step in (share(*place) for place in places) if not any(_refusals(step))), None)
+
+
+def _usable(asked: _Step) -> range | tuple[int]:
+    """Numbers of a node's GPUs that share the model, the most first."""
+    gpus, parallel = asked.per_node, asked.model.model_parallel or 1
+    return range(gpus - gpus % parallel, 0, -parallel) if gpus >= parallel else (gpus,)
+
+
+def _words_for(fit: _Step | None, asked: _Step, share: Callable[[int, int], _Step]) -> str:
+    """Words of the command line for a place that fits."""
+    if fit is None:
         return "nodes of more GPUs, or a smaller model"
-    smaller = ("a smaller model",) if share(1, usable[0]).least > 1 else ()
-    changed = (("--nodes", step.nodes, nodes), ("--gpus-per-node", step.per_node, gpus))
+    smaller = ("a smaller model",) if share(1, _usable(asked)[0]).least > 1 else ()
+    changed = (("--nodes", fit.nodes, asked.nodes), ("--gpus-per-node", fit.per_node, asked.per_node))
     return ", or ".join((" ".join(f"{name} {now}" for name, now, was in changed if now != was), *smaller))
 
 
@@ -329,16 +346,3 @@ def _notes(given: MetaseqParameters, submit: str, prefix: str) -> tuple[str, ...
     if submit != "local":
         notes.append(f"a run whose log is there already is skipped without an error: another prefix than {prefix} then")
     return tuple(notes)
-
-
-def _not_taken(step: _Step) -> tuple[str, ...]:
-    """A note where the batch of a rank, which opt-baselines has in one part, is none that the kernel takes."""
-    if step.parts == 1:
-        return ()
-    model = step.model
-    heads = model.heads // step.parallel
-    times = step.sequences * heads * (model.sequence or 1) ** 2 / _SCORES
-    many = f"are {times:.1f} times the scores that the pinned softmax counts in 32 bits"
-    odd = f"x {heads} heads are no multiple of {_BLOCK}, as the pinned softmax wants"
-    why = many if times > 1 else odd
-    return (f"{step.sequences} sequences a rank {why}: expect a crash or wrong figures (finding opt-few-gpus)",)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from envbuild.cli.launch_cmd import absolute, asked_of, launch
+from envbuild.cli.launch_cmd import absolute, asked_of, bench, launch
 from envbuild.errors import EnvbuildError
 from envbuild.launch.request import Place
 
@@ -57,6 +57,19 @@ def test_an_image_brings_its_own_programs(capsys: pytest.CaptureFixture[str]) ->
     assert "--container-image nvcr.io/nvidia/pytorch:22.02-py3" in out
     # Where lines are broken depends on the folder that the test runs in.
     assert " deepspeed /" in " ".join(out.replace("\\\n", " ").split())
+
+
+def test_d87_bench_prints_what_a_trial_runs_and_runs_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["opt-175b", "-t", "local", "--profile", "ported-cu130", "--gpus-per-node", "8", "--dry-run"]
+    assert bench.main(args=words, standalone_mode=False) == 0
+    out = capsys.readouterr().out
+    assert "/bin/opt-baselines --model-size 125m --benchmark" in out and f"cd {tmp_path}/bench" in out
+    assert bench.main(args=[*words, "--json"], standalone_mode=False) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == "words/s"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_parameters_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
