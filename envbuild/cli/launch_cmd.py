@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from envbuild.model.launch import Launch
     from envbuild.model.stack import Stack
     from envbuild.provision.jobs.launch import Asked
+    from envbuild.provision.run.findings import Prepared
 
 _LONGEST = 999_999.0 * 3600
 environment_option = click.option(
@@ -322,6 +323,7 @@ def asked_of(values: dict[str, str], flags: dict[str, Any]) -> Asked:
     "--log", "logs", multiple=True, metavar="FILE", type=click.Path(exists=True, dir_okay=False),
     help="Read the log of a run that was made elsewhere; nothing is run. Repeatable.",
 )  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print what a trial runs, and run nothing; needs no GPU.")
 @common_options
 def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     """Run STACK's own command, and compare its figure with the document's.
@@ -338,6 +340,8 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     kind = "local" if logs else prepared.target.connection.kind
     if kind == "local":
         flags["output"] = absolute(flags["output"] or "bench")
+    if flags["dry_run"]:
+        return _trial_as_text(ui, prepared, flags)
     asked = Asked(
         asked_of(launch_settings(flags["settings"]), flags),
         None if kind == "job" else launch_place(prepared.stack.name, flags),
@@ -348,6 +352,26 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
         # Nobody would read what an interrupted job goes on to print.
         settings = replace(settings_of(config), cancel_job=True)
         return show_evidence(ui, *bench(prepared, settings, progress, asked))
+
+
+def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
+    """What a trial of `bench` runs: the file of its job, or its commands."""
+    from envbuild.launch.recipes import launch
+    from envbuild.launch.shell import render
+    from envbuild.provision.jobs.launch import make_job
+    from envbuild.provision.own_run import measured_by
+
+    measured, values = measured_by(prepared), launch_settings(flags["settings"])
+    if prepared.target.connection.kind == "job":
+        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked_of(values, flags))
+        text = site.scheduler.render(job)
+    else:
+        place = launch_place(prepared.stack.name, flags)
+        made = launch(prepared.stack, prepared.profile, values, place)
+        text = render(made, f"{place.environment}/.envbuild/activate.sh")
+    data = {"launch": made.to_json_dict(), "script": text, "metric": measured.metric, "unit": measured.unit}
+    ui.result(data, lambda: comments_fitted(text, sys.stdout), verbatim=True)
+    return 0
 
 
 @click.command("data")

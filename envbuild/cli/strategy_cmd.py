@@ -124,6 +124,12 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
             early = sum(each.early for each in best)
             lines += ["", f"{early} of {len(best)} published best cases on this GPU are among the first three:"]
             lines += [_said(each) for each in best]
+            errors = [each.error for each in best if each.error is not None]
+            if errors:
+                lines.append(
+                    f"the estimates are {min(errors):+.0%} to {max(errors):+.0%} of what was published: cases "
+                    "nearer to each other than that are not told apart, so try several"
+                )
         if tried:
             early = sum(each.early for each in tried)
             what = f"no best case is published for {found.model} on {found.gpus} GPUs (unverified)"
@@ -193,14 +199,16 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _said(each: Placed) -> str:
     place = "does not fit by the estimate" if each.place is None else f"place {each.place}"
-    return f"  {each.model} on {each.case.gpus}: {each.case}: {place}"
+    figures = f", {each.estimated:.1f} TFLOP/s estimated and {each.tflops:g} published" if each.tflops else ""
+    return f"  {each.model} on {each.case.gpus}: {each.case}: {place}{figures}"
 
 
 def _row(each: Placed) -> dict[str, object]:
     case = each.case
     return {
         "model": each.model, "gpus": case.gpus, "dp": case.dp, "tmp": case.tmp, "pp": case.pp,
-        "microbatches": case.microbatches, "place": each.place,
+        "microbatches": case.microbatches, "place": each.place, "estimated_tflops": round(each.estimated, 1),
+        "published_tflops": each.tflops,
     }  # fmt: skip
 
 

@@ -248,16 +248,26 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A published case and its place in our order, from 1 (None: it does not fit by the estimate)."""
+    """A published case and its place in our order, from 1 (None: it does not fit by the estimate).
+
+    `estimated` and, where the document has a figure, `tflops`: TFLOP/s per GPU.
+    """
 
     model: str
     case: Case
     place: int | None
+    estimated: float
+    tflops: float | None = None
 
     @property
     def early(self) -> bool:
         """Whether it is among the first three."""
         return self.place is not None and self.place <= FIRST
+
+    @property
+    def error(self) -> float | None:
+        """By what part of the published figure the estimate is too high."""
+        return self.estimated / self.tflops - 1 if self.tflops else None
 
 
 def problem(
@@ -335,7 +345,7 @@ def machine_of(gpu: Gpu, gpus_per_node: int, network: float) -> Machine:
 def published(found: Problem) -> list[Placed]:
     """Every best case that the document published for this GPU, each in the order for its own model and GPUs."""
     cases = [case for case in found.reference.cases if case.best and case.gpu == found.machine.gpu]
-    return [_placed(found, case.model, _case(case)) for case in cases]
+    return [_placed(found, case.model, _case(case), case.tflops) for case in cases]
 
 
 def listed(found: Problem) -> list[Placed]:
@@ -345,10 +355,12 @@ def listed(found: Problem) -> list[Placed]:
     return [_placed(found, found.model, Case(*row)) for row in rows if row[0] == found.global_batch]
 
 
-def _placed(found: Problem, model: str, case: Case) -> Placed:
-    ranked = rank(shape_of(found.reference, model), found.machine, case.gpus, case.global_batch)
+def _placed(found: Problem, model: str, case: Case, figure: float | None = None) -> Placed:
+    shape = shape_of(found.reference, model)
+    ranked = rank(shape, found.machine, case.gpus, case.global_batch)
     fitting = [each.case for each in ranked if each.fits(found.machine)]
-    return Placed(model, case, fitting.index(case) + 1 if case in fitting else None)
+    place = fitting.index(case) + 1 if case in fitting else None
+    return Placed(model, case, place, tflops(shape, case, found.machine), figure)
 
 
 def _case(case: BenchmarkCase) -> Case:

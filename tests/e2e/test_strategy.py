@@ -121,6 +121,7 @@ def test_a_dry_run_ranks_and_runs_nothing(built: World) -> None:
     assert (sorted(built.runs.iterdir()) if built.runs.exists() else []) == before
     shown = built.good("strategy", *ARGS[:-1], "V100-SXM2-16GB", "--dry-run").out
     assert "1 of 1 published best cases on this GPU are among the first three:" in shown
+    assert "TFLOP/s estimated and" in shown and "of what was published" in shown
 
 
 @pytest.mark.parametrize(

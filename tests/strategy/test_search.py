@@ -152,6 +152,13 @@ def test_four_of_five_published_best_cases_are_among_our_first_three() -> None:
     assert sum(each.early for each in placed) == 4
 
 
+def test_d87_the_error_of_the_estimates_is_known_where_figures_are_published() -> None:
+    errors = {each.model: each.error for each in published(searched(V100, 8))}
+    assert errors["2.6B"] == pytest.approx(46.9 / 50.44 - 1, abs=0.005)
+    assert all(error is not None and -0.2 < error < 0 for error in errors.values())
+    assert all(each.error is None for each in listed(searched(V100, 64)))
+
+
 def test_for_64_gpus_nothing_is_published_as_best_and_the_two_candidates_are_placed() -> None:
     found = searched(V100, 64)
     assert (found.model, found.global_batch, found.best) == ("39B", 1024, None)
