@@ -1,7 +1,8 @@
 """Scores drafts of setup pages against what a careful reader derives: `python -m benchmarks.init_pages EXPECTED PAGES`.
 
 EXPECTED is a YAML list of pages with `expected`, `findings_must`, `findings_may`, `findings_must_not`; PAGES a folder
-with `<id>/<file>` for each. Prints one line a page and the sums; `-v` what is missing and what is too much.
+with `<id>/<file>` for each that has no `text`. Prints one line a page and the sums; `-v` what is missing and what is
+too much.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from envbuild.init.readers.requirement import conda_spec
 
 
 def draft_of(page: dict[str, Any], folder: Path) -> Draft:
-    file = next((folder / page["id"]).iterdir())
+    text = page.get("text") or next((folder / page["id"]).iterdir()).read_text(errors="replace")
     origin = Origin(page["id"], f"https://github.com/{page['repo']}", page["commit"], date.fromisoformat(page["date"]))
-    return make_draft(read(file.read_text(errors="replace"), page["path"]), origin, load_known())
+    return make_draft(read(text, page["path"]), origin, load_known())
 
 
 def facts(page: dict[str, Any], draft: Draft) -> Iterator[tuple[str, bool]]:
@@ -155,7 +156,7 @@ def score(page: dict[str, Any], folder: Path, *, verbose: bool) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("expected", type=Path)
-    parser.add_argument("pages", type=Path)
+    parser.add_argument("pages", type=Path, nargs="?", default=Path())
     parser.add_argument("-v", "--verbose", action="store_true")
     given = parser.parse_args()
     pages = yaml.safe_load(given.expected.read_text())["pages"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import PurePosixPath
 
@@ -24,14 +24,11 @@ _PYTHONS = (
     (date(2022, 10, 24), 11), (date(2023, 10, 2), 12), (date(2024, 10, 7), 13), (date(2025, 10, 7), 14),
 )  # fmt: skip
 _BEHIND = 2
-_CONDA_ONLY = frozenset(
-    ("python", "pip", "cudatoolkit", "pytorch-cuda", "cuda", "cuda-toolkit", "cuda-nvcc", "cudatoolkit-dev", "cudnn",
-     "mkl", "ffmpeg", "gcc", "gxx", "gcc_linux-64", "gxx_linux-64", "openmpi", "mpich", "libgcc", "git", "nccl")
-)  # fmt: skip
 _CONDA_NAMES = {**DISTRIBUTIONS, "opencv": "opencv-python", "pytables": "tables", "faiss-gpu": "faiss-gpu-cu12"}
 _CUDA_OF = re.compile(r"cu([0-9]{2,3})")
 _TORCH_INDEX = re.compile(r"pytorch\.org/whl/(?:nightly/|test/)?(cu[0-9]{2,3}|cpu)\b")
 _KERNELS = re.compile(r"cuda|kernel|(?:^|[/_])ops\b|extension", re.IGNORECASE)
+_INSTALLS = frozenset(("package", "conda", "source", "local", "file"))
 FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -141,15 +138,25 @@ class Draft:
 def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) -> Draft:
     """The draft that the statements of one input make, in their order."""
     every = tuple(statements)
+    if not any(each.kind in _INSTALLS and not each.optional for each in every):
+        # Where nothing but asides installs something, the asides are what there is.
+        ways = [replace(each, optional=bool(each.get("extra") or each.get("alternative"))) for each in every]
+        every = tuple(ways) if any(each.kind in _INSTALLS and not each.optional for each in ways) else every
     taken = [each for each in every if not each.optional]
-    # Where nothing but asides installs something, the asides are what there is.
-    packages = _packages(taken)
+    packages = _packages(taken, known)
     torch_wanted = next((each for each in packages if each.name == "torch"), None)
-    flavour = _flavour(taken, torch_wanted)
     torch, specifier = _torch(taken, torch_wanted, known, origin.day, packages)
-    if torch is not None and flavour is None:
-        flavour = pypi_flavour(torch, known)
-    python, pythons = _python(taken, torch.value if torch else "", known, origin.day)
+    flavour = _flavour(taken, torch_wanted)
+    if torch is not None:
+        flavour = flavour or _of_prose(taken, torch, known) or pypi_flavour(torch, known)
+        flavour = _nearest(flavour, torch.value, known)
+    ways = [each for each in every if each.get("alternative")]
+    python, pythons = _python(
+        taken if any(each.kind == "python" for each in taken) else [*taken, *ways],
+        torch.value if torch else "",
+        known,
+        origin.day,
+    )
     return Draft(
         origin=origin,
         python=python,
@@ -161,31 +168,33 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
         conda=tuple(each for each in taken if each.kind == "conda"),
         sources=_sources(every, origin, known),
         environment={each.value.partition("=")[0]: each for each in taken if each.kind == "environment"},
-        extras=_extras(every),
+        extras=_extras(every, known),
         statements=every,
         build_backend=next((each for each in taken if each.value == "build-backend"), None),
     )
 
 
-def _wish(statement: Statement) -> Requirement | None:
+def _wish(statement: Statement, known: Known) -> Requirement | None:
     if statement.kind == "package":
         return requirement(statement.value)
-    if statement.kind == "conda" and statement.get("name") not in _CONDA_ONLY:
+    if statement.kind == "conda" and statement.get("name") not in known.conda_only:
         name = _CONDA_NAMES.get(statement.get("name"), statement.get("name"))
-        if re.match(r"_|lib|gcc|gxx|nvidia/", name):
+        if re.match(r"_|lib(?!rosa)|gcc|gxx|nvidia/|cuda-", name):
             return None
         return requirement(f"{name}{statement.get('version')}")
     return None
 
 
-def _packages(statements: Sequence[Statement]) -> tuple[Wanted, ...]:
+def _packages(statements: Sequence[Statement], known: Known) -> tuple[Wanted, ...]:
     """One entry a name: the last exact version wins, as it does for installers that run one after another."""
     found: dict[str, Wanted] = {}
     for statement in statements:
-        wish = _wish(statement)
+        wish = _wish(statement, known)
         if wish is None or (wish.marker is not None and not wish.marker.evaluate({"sys_platform": "linux"})):
             continue
         name = str(canonicalize_name(wish.name))
+        if name in known.other_systems:
+            continue
         before = found.get(name)
         spoken = (*before.statements, statement) if before else (statement,)
         if (
@@ -199,13 +208,13 @@ def _packages(statements: Sequence[Statement]) -> tuple[Wanted, ...]:
     return tuple(found.values())
 
 
-def _extras(statements: Iterable[Statement]) -> dict[str, tuple[Wanted, ...]]:
+def _extras(statements: Iterable[Statement], known: Known) -> dict[str, tuple[Wanted, ...]]:
     groups: dict[str, list[Statement]] = {}
     for statement in statements:
         extra = statement.get("extra")
         if extra and extra != "locked" and statement.kind == "package":
             groups.setdefault(extra, []).append(statement)
-    return {name: _packages(listed) for name, listed in groups.items()}
+    return {name: _packages(listed, known) for name, listed in groups.items()}
 
 
 def _specifier(text: str) -> SpecifierSet | None:
@@ -229,6 +238,9 @@ def _torch(
         if tested:
             return Choice(_full(tested.value[2:]), (*wanted.statements, tested)), str(wanted.requirement.specifier)
         said = str(wanted.requirement.specifier)
+        for each in packages:
+            if brought := _torch_of(each, known, said):
+                return replace(brought, statements=(*wanted.statements, *brought.statements)), said
         return newest_torch(known, day, said, wanted.statements), said
     exactly = next((each for each in prose if each.value.startswith("==")), None)
     if exactly:
@@ -239,9 +251,22 @@ def _torch(
         tag = image.value.rpartition(":")[2].partition("-")[0]
         row = known.compat.images.get(tag)
         return Choice(row.torch if row else "", (image,), why="the base image brings it"), ""
+    for each in packages:
+        if brought := _torch_of(each, known, ""):
+            return brought, ""
     if any(each.name in known.want_torch for each in packages):
         return newest_torch(known, day, "", ()), ""
     return None, ""
+
+
+def _torch_of(wanted: Wanted, known: Known, said: str) -> Choice | None:
+    """The release in a range that a package with an exact version is built for: xformers, vllm, torchvision."""
+    version = known.torch_of(wanted.requirement)
+    within = f"=={version}" if version.count(".") == 2 else f"=={version}.*"
+    choice = newest_torch(known, None, f"{said},{within}".strip(","), wanted.statements) if version else None
+    if choice is None or not choice.value:
+        return None
+    return replace(choice, default=False, why=f"{wanted.index_text} is built for it")
 
 
 def _full(version: str) -> str:
@@ -276,6 +301,34 @@ def _flavour(statements: Sequence[Statement], wanted: Wanted | None) -> Choice |
         if each.kind == "package" and (match := _CUDA_OF.search(each.get("local"))) and len(match[1]) == 3:
             return Choice(match[0], (each,), default=True, why="the wheel beside it is for that")
     return None
+
+
+def _of_prose(statements: Sequence[Statement], torch: Choice, known: Known) -> Choice | None:
+    """The flavour of the CUDA that a page was tested with, where it does not leave the choice to a command."""
+    release = known.compat.torch.get(torch.value)
+    said = [each for each in torch.statements if each.via == "prose"]
+    local = next((each for each in said if each.get("local")), None)
+    if local is not None:
+        return Choice(local.get("local"), (local,))
+    for each in statements:
+        if said and release and each.kind == "cuda" and each.via == "prose" and each.value[:1].isdigit():
+            flavour = "cu" + "".join(each.value.split(".")[:2])
+            if flavour in release.builds:
+                return Choice(flavour, (each,))
+    return None
+
+
+def _nearest(flavour: Choice | None, torch: str, known: Known) -> Choice | None:
+    """A flavour that the release has not gives way to the newest one of its CUDA major that is not newer."""
+    release = known.compat.torch.get(torch)
+    wanted = _CUDA_OF.fullmatch(flavour.value) if flavour else None
+    if flavour is None or release is None or wanted is None or flavour.value in release.builds:
+        return flavour
+    numbers = sorted(int(match[1]) for build in release.builds if (match := _CUDA_OF.fullmatch(build)))
+    same = [number for number in numbers if number // 10 == int(wanted[1]) // 10 and number <= int(wanted[1])]
+    if not same:
+        return flavour
+    return replace(flavour, value=f"cu{same[-1]}", why=f"torch {torch} has no {flavour.value}")
 
 
 def pypi_flavour(torch: Choice, known: Known) -> Choice | None:

@@ -20,6 +20,12 @@ _CHANNELS = frozenset(
     ("pytorch", "nvidia", "conda-forge", "defaults", "anaconda", "main", "xformers", "pyg", "dglteam", "bioconda",
      "huggingface", "rapidsai", "fvcore", "iopath", "pytorch3d", "intel", "msys2")
 )  # fmt: skip
+# Places with wheels of compiled packages for one torch and CUDA.
+_BUILDS = re.compile(r"openmmlab\.com|pyg\.org|pytorch-geometric\.com|/releases/|\.whl")
+_OF_TORCH = re.compile(r"torch-?([0-9]+\.[0-9]+)")
+_WITHDRAWN = re.compile(r"nvidia/cuda:[0-9]+\.[0-9]+-")
+_ENDED = re.compile(r"ubuntu(?:14|16|18)\.04|centos[678]")
+_INSTALLING = ("package", "conda", "source", "local", "file", "build")
 _AMPERE = ("8.0", "8.6", "ampere", "9.0", "hopper")
 _UNREAD = re.compile(r"\.(?:sh|txt|ya?ml|toml|in|cfg)$|^\$|^requirements")
 
@@ -134,10 +140,11 @@ def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
             yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
                                f"no CUDA flavour is named: the default index has {flavour.value}",
                                f"takes {flavour.value}")  # fmt: skip
-    elif flavour.value.startswith("cu") and flavour.value not in release.builds:
+    elif flavour.why or (flavour.value.startswith("cu") and flavour.value not in release.builds):
         builds = ", ".join(sorted(release.builds))
-        yield DraftFinding("flavour-missing", (f"torch {version}+{flavour.value}",), flavour.statements,
-                           f"torch {version} has {builds}", "takes the nearest one")  # fmt: skip
+        said = flavour.why.rpartition(" ")[2] or flavour.value
+        yield DraftFinding("flavour-missing", (f"torch {version}+{said}",), flavour.statements,
+                           f"torch {version} has {builds}", f"takes {flavour.value}")  # fmt: skip
 
 
 def conda_rules(draft: Draft) -> Iterator[DraftFinding]:
@@ -169,7 +176,9 @@ def unpinned(draft: Draft) -> Iterator[DraftFinding]:
     loose = [
         each
         for each in draft.packages
-        if each.statements and not exact_version(each.requirement.specifier) and not each.requirement.url
+        if each.statements
+        and not exact_version(each.requirement.specifier)
+        and not (each.requirement.url or each.statements[-1].get("address"))
     ]
     if loose:
         yield DraftFinding("unpinned", tuple(each.name for each in loose), tuple(each.statements[-1] for each in loose),
@@ -182,7 +191,8 @@ def _as_of(draft: Draft) -> str:
 
 def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Sources by nothing, by a moving name, by a short hash, over ssh, or by an old address."""
-    sources = [each for each in _active(draft) if _cloned(each)]
+    ways = [each for each in draft.sources if each.optional and each.statements[0].get("alternative")]
+    sources = [each for each in (*_active(draft), *ways) if _cloned(each)]
     bare = [each for each in sources if not each.ref]
     if bare:
         truth = "what is cloned is whatever the default branch has that day"
@@ -213,14 +223,20 @@ def _first(sources: Iterable[DraftSource]) -> tuple[Statement, ...]:
 
 def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     """Compiled code: without a wheel, without a compiler, without torch, or in a way that is gone."""
-    exact = [each for each in draft.packages if not any(said.get("wheel") for said in each.statements)]
+    exact = [each for each in draft.packages if not _has_wheel(each)]
     compiled = [(each, row) for each in exact if (row := known.compiled_package(each.requirement)) is not None]
     without = [each for each, row in compiled if not row.wheel]
     if without:
         yield DraftFinding("no-wheel", tuple(each.name for each in without), tuple(e.statements[-1] for e in without),
                            "the index has a source distribution alone: it is compiled when it is installed",
                            "asks for `--allow-build`, or takes a source")  # fmt: skip
-    yield from _nvcc(draft, [each for each, row in compiled if row.cuda == "build" and not row.wheel])
+    python = "" if draft.python.default else draft.python.value
+    early = [each for each in exact if known.has_no_wheel(each.requirement, python)]
+    if early:
+        yield DraftFinding("no-wheel", tuple(each.name for each in early), tuple(e.statements[-1] for e in early),
+                           f"these releases are older than Python {python}, and have no wheel for it",
+                           "asks for another Python or newer releases")  # fmt: skip
+    yield from _nvcc(draft, known, [each for each, row in compiled if row.cuda == "build" and not row.wheel])
     yield from _needs_torch(draft)
     legacy = [each for each in draft.statements if each.get("legacy")]
     if legacy and draft.build_backend is None:
@@ -237,6 +253,13 @@ def build_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
                            "what runs is whatever the folder holds at that time", "pins its commit")  # fmt: skip
 
 
+def _has_wheel(wanted: Wanted) -> bool:
+    """Whether somebody gave a wheel, or a place that has wheels for one torch; conda has its own builds."""
+    return wanted.conda or any(
+        said.get("wheel") or _BUILDS.search(said.get("find_links")) for said in wanted.statements
+    )
+
+
 def _last(url: str) -> str:
     return url.rpartition("/")[2] or "this repository"
 
@@ -246,12 +269,14 @@ def _places(statements: Iterable[Statement]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _nvcc(draft: Draft, packages: list[Wanted]) -> Iterator[DraftFinding]:
+def _nvcc(draft: Draft, known: Known, packages: list[Wanted]) -> Iterator[DraftFinding]:
     brought = draft.image is not None and bool(draft.image.get("devel"))
     brought = brought or any(each.get("by") == "toolkit" for each in draft.of("cuda"))
     sources = [each for each in draft.sources if each.cuda == "build"]
     optional_own = [
-        each for each in draft.statements if each.kind == "local" and each.get("legacy") and _cuda_name(each)
+        each
+        for each in draft.statements
+        if each.kind == "local" and ((each.get("legacy") and _cuda_name(each)) or _compiled_folder(each, known))
     ]
     extensions = [each for each in draft.of("extension") if each.get("cuda")]
     names = (
@@ -262,6 +287,12 @@ def _nvcc(draft: Draft, packages: list[Wanted]) -> Iterator[DraftFinding]:
         yield DraftFinding("needs-nvcc", tuple(dict.fromkeys(names)), said,
                            "CUDA code is compiled, and no toolkit and compiler are named",
                            "lets the target say which nvcc; plan refuses where none fits")  # fmt: skip
+
+
+def _compiled_folder(statement: Statement, known: Known) -> bool:
+    """Whether a folder that is installed has the name of a repository that compiles CUDA: a submodule."""
+    row = known.compiled_source(statement.value.rstrip("/")) if not statement.optional else None
+    return row is not None and row.cuda == "build"
 
 
 def _cuda_name(statement: Statement) -> bool:
@@ -310,6 +341,7 @@ def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
         ("silent-skip", "where it fails nobody learns of it", "builds it, or stops"),
         ("site-specific", "it is a fact of one site", "leaves it to the target"),
         ("hard-coded-path", "the path is of one machine", "leaves it out"),
+        ("rank-slip", "every rank gets the same value", "gives each rank its own"),
     ):  # fmt: skip
         said = _trait(draft, trait)
         if said:
@@ -343,7 +375,7 @@ def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
         yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(each.value for each in files)), tuple(files),
                            "packages or commands are in a file that was not given", "asks for it")  # fmt: skip
     made = draft.of("activate")
-    if made and not draft.of("package", "conda", "source"):
+    if made and not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
         yield DraftFinding("env-elsewhere", tuple(each.value for each in made), made,
                            "the environment is made somewhere else", "drafts a target and no profile")  # fmt: skip
 
@@ -360,6 +392,11 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         yield DraftFinding("contradiction", tuple(each.name for each in differing), said,
                            "two files name two versions of one package", "takes the one that is read last")  # fmt: skip
     yield from _pinned_cudnn(draft, known)
+    yield from _other_torch(draft, known)
+    foreign = [each for each in draft.of("package", "conda") if _name(each) in known.other_systems]
+    if foreign:
+        yield DraftFinding("platform-mismatch", tuple(map(_name, foreign)), tuple(foreign),
+                           "the list was frozen on another operating system", "leaves them out")  # fmt: skip
     by_name = {each.name: each for each in draft.packages}
     opencv = [name for name in by_name if re.fullmatch(r"opencv-(?:contrib-)?python(?:-headless)?", name)]
     if len(opencv) > 1:
@@ -370,6 +407,30 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
             truth = f"on the index {name} is {known.compat.homonyms[name][0]}"
             does = f"asks: {known.compat.homonyms[name][1]} may be meant"
             yield DraftFinding("package-homonym", (name,), by_name[name].statements, truth, does)
+
+
+def _name(statement: Statement) -> str:
+    return statement.get("name") or name_of(statement.value)
+
+
+def _other_torch(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """Packages and wheels that are built for another torch, or another Python, than the one that is asked for."""
+    torch, python = draft.torch, "" if draft.python.default else draft.python.value
+    ours = torch.value if torch and not torch.default and not torch.why else ""
+    for each in draft.packages if ours else ():
+        theirs = known.torch_of(each.requirement)
+        for said in each.statements:
+            if match := _OF_TORCH.search(f"{said.get('local')} {said.get('find_links')}"):
+                theirs = match[1]
+        if theirs and theirs.split(".")[:2] != ours.split(".")[:2]:
+            said_of = (*each.statements, *(torch.statements if torch else ()))
+            yield DraftFinding("conflict", (each.name, "torch"), said_of,
+                               f"{each.index_text} is built for torch {theirs}, and torch is {ours}",
+                               "keeps both: locking refuses them and says which one to change")  # fmt: skip
+    wheels = [each for each in draft.of("python") if each.get("inferred") == "wheel" and python not in each.value]
+    if python and wheels:
+        yield DraftFinding("conflict", ("python",), (*draft.python.statements, *wheels),
+                           f"a wheel is for another Python than {python}", "keeps the Python that is said")  # fmt: skip
 
 
 def _contradicted(wanted: Wanted) -> bool:
@@ -409,7 +470,25 @@ def image_rules(draft: Draft) -> Iterator[DraftFinding]:
     image = draft.image
     if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
         yield DraftFinding("base-image", (image.value,), (image,), "the image has no tag that stays", "asks for one")
+    elif image is not None and (_WITHDRAWN.search(image.value) or _ENDED.search(image.value)):
+        truth = "tags of CUDA without a patch number were withdrawn" if _WITHDRAWN.search(image.value) else ""
+        truth = truth or "its operating system is past the end of its support"
+        yield DraftFinding("base-image", (image.value,), (image,), truth, "needs no image")
+
+
+def stale_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
+    """Services, repositories and files that are gone or were replaced, and ways that the page offers beside one."""
+    for pattern, truth in known.gone.items():
+        said = [each for each in draft.statements if not each.optional and re.search(pattern, each.text)]
+        said = list({each.place.line: each for each in said if each.kind != "run"}.values())
+        if said:
+            yield DraftFinding("stale-service", (truth,), tuple(said), truth, "takes nothing from it")
+    ways = [each for each in draft.statements if each.get("alternative") and each.kind in _INSTALLING]
+    if ways:
+        about = tuple(dict.fromkeys(each.value for each in ways))
+        yield DraftFinding("alternatives", about, tuple({each.place.line: each for each in ways}.values()),
+                           "the page offers several ways", "takes the first")  # fmt: skip
 
 
 _OF_DRAFT = (backend, python_open, conda_rules, unpinned, shell_rules, fetch_rules, image_rules)
-_OF_BOTH = (torch_rules, git_rules, build_rules, together)
+_OF_BOTH = (torch_rules, git_rules, build_rules, together, stale_rules)

@@ -18,6 +18,8 @@ from envbuild.catalog.yaml_load import load_yaml
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat
 
+_TORCHVISION_OF_2 = 15
+
 
 class Compiled(NamedTuple):
     """How a package or repository is built; `wheel`: whether an index has one."""
@@ -39,6 +41,11 @@ class Known(NamedTuple):
     moved: Mapping[str, str]
     torch_days: Mapping[str, date]
     torch_cudnn: Mapping[str, str]
+    built_for: Mapping[str, Mapping[str, str]]
+    conda_only: frozenset[str]
+    other_systems: frozenset[str]
+    gone: Mapping[str, str]
+    first_wheels: Mapping[str, Mapping[str, str]]
     compat: Compat
 
     def compiled_package(self, requirement: Requirement) -> Compiled | None:
@@ -52,6 +59,25 @@ class Known(NamedTuple):
     def compiled_source(self, url: str) -> Compiled | None:
         """How a repository is built, by its last name."""
         return self.compiled.get(str(canonicalize_name(PurePosixPath(url).name)))
+
+    def torch_of(self, requirement: Requirement) -> str:
+        """The torch release (`2.6.0`, or `2.6`) that an exact version of a package is built for; empty if unknown."""
+        name, exact = str(canonicalize_name(requirement.name)), exact_version(requirement.specifier)
+        listed = self.built_for.get(name, {}).get(exact, "")
+        if listed or name not in ("torchvision", "torchaudio") or not exact:
+            return listed
+        version = Version(exact)
+        if name == "torchaudio":
+            return f"{version.major or 1}.{version.minor}"
+        # torchvision 0.N goes with torch 1.(N-1), and from 0.15 on with 2.(N-15).
+        first = _TORCHVISION_OF_2
+        return f"1.{version.minor - 1}" if version.minor < first else f"2.{version.minor - first}"
+
+    def has_no_wheel(self, requirement: Requirement, python: str) -> bool:
+        """Whether the exact version of a package is older than its first wheel for a Python."""
+        exact = exact_version(requirement.specifier)
+        first = self.first_wheels.get(str(canonicalize_name(requirement.name)), {}).get(python)
+        return bool(first and exact and Version(exact) < Version(first))
 
     def torch_as_of(self, day: date | None, specifier: SpecifierSet | None = None) -> str:
         """The newest torch release of the catalog on a day; empty where none fits."""
@@ -119,5 +145,10 @@ def load_known() -> Known:
             for version, row in details.items()
             if row.get("pypi_pin", {}).get("cudnn")
         },
+        built_for=data["built_for"],
+        conda_only=frozenset(data["conda_only"]),
+        other_systems=frozenset(data["other_systems"]),
+        gone=data["gone"],
+        first_wheels=data["first_wheels"],
         compat=load_compat(),
     )

@@ -25,7 +25,8 @@ _SEVERITY: Mapping[str, Severity] = {
     "conflict": "wrong", "contradiction": "wrong", "shell-slip": "wrong", "flavour-missing": "wrong",
     "version-missing": "wrong", "package-homonym": "wrong", "pip-global-option": "stale", "legacy-build": "stale",
     "repo-moved": "stale", "duplicate": "note", "conda-torch": "note", "torch-below-catalog": "note",
-    "torch-above-catalog": "note", "file-elsewhere": "note", "editable-install": "note",
+    "torch-above-catalog": "note", "alternatives": "note", "stale-service": "stale",
+    "file-elsewhere": "note", "editable-install": "note",
 }  # fmt: skip
 _SCRATCH = re.compile(
     r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
@@ -223,6 +224,9 @@ def _environment(result: Result) -> Iterator[str]:
             settable(name)
         except ValueError:
             kept.append(f"      # left out: {name}, which chooses what programs run ({_at([said])})")
+            continue
+        if re.match(r"/(?!usr|opt|tmp|dev)\w", value):
+            kept.append(f"      # left out: {name}, a path of one machine ({_at([said])})")
             continue
         kept.append(f"      {name}: {_quoted(value)}  # {_at([said])}")
     if any(not line.lstrip().startswith("#") for line in kept):

@@ -198,7 +198,7 @@ def test_a_job_script_says_its_scheduler_and_no_package() -> None:
         "--partition=big", "cuda/12.4", "12.4", "~/.bashrc", "own",
     ]  # fmt: skip
     assert said(text, "train.slurm", "package") == []
-    assert said(text, "train.slurm", "trait") == ["site-specific", "site-specific"]
+    assert said(text, "train.slurm", "trait") == ["site-specific"] * 3  # partition, module, port
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def _aside(line: str) -> bool:
 
 def dockerfile(text: str, file: str) -> Iterator[Statement]:
     """A Dockerfile: the shell of its RUN lines, its variables, its base images and the files that it copies."""
-    shell = Shell(file)
+    shell = Shell(file, image=True)
     stages: dict[str, str] = {}
     for item in _instructions(text):
         place = Place(file, item.line, item.column)
@@ -82,9 +82,8 @@ def dockerfile(text: str, file: str) -> Iterator[Statement]:
             yield from shell.read(*_run(item))
         elif item.name in ("COPY", "ADD"):
             for word in item.rest.split()[:-1]:
-                if re.search(r"require|environment|\.ya?ml$|\.toml$|\.sh$|setup\.py$", word) and not word.startswith(
-                    "-"
-                ):
+                # A script that is copied says nothing yet; where a RUN calls it, that command does.
+                if re.search(r"(?<!-)\b(?:require|env(?:ironment)?\b.*\.ya?ml$)|\.toml$|setup\.py$", word):
                     yield Statement("file", word, place, shown, "dockerfile", options={"by": item.name})
 
 
@@ -173,11 +172,15 @@ def apptainer(text: str, file: str) -> Iterator[Statement]:
 
 def script(text: str, file: str) -> Iterator[Statement]:
     """A shell script, with its options of Slurm or PBS."""
+    batch = False
     for number, line in enumerate(text.splitlines(), 1):
         if match := re.match(r"#(SBATCH|PBS)\s+(.*?)(?:\s+#.*)?$", line):
+            batch = True
             kind = "slurm" if match[1] == "SBATCH" else "pbs"
             yield Statement("scheduler", match[2], Place(file, number), quoted(line), kind)
-            if re.match(r"(?:--partition|-p|--account|-A|-q)\b", match[2]):
+            if re.match(
+                r"(?:--partition|-p|--account|-A|-q|--qos|--constraint|-C|--reservation|-l filesystems)\b", match[2]
+            ):
                 options = {"why": f"`{match[2]}` is a name of one cluster"}
                 yield Statement("trait", "site-specific", Place(file, number), quoted(line), kind, options=options)
-    yield from Shell(file).read(text)
+    yield from Shell(file, batch=batch).read(text)

@@ -85,7 +85,7 @@ def pip(shell: Place, words: list[str], command: Command) -> Iterator[Statement]
         if words[1:2] == ["venv"]:
             yield from _uv_venv(shell, words)
         elif words[1:2] == ["sync"]:
-            yield shell.make("file", "uv.lock", by="uv sync")
+            yield shell.make("file", "pyproject.toml", by="-r", source=shell.where[0])
         words = words[2:] if words[1:2] == ["pip"] else words[1:]
     else:
         words = words[1:]
@@ -207,6 +207,7 @@ def conda(shell: Place, words: list[str]) -> Iterator[Statement]:
     if not verbs:
         return
     if verbs[0] == "activate":
+        yield from (shell.make("activate", name) for name in verbs[1:2])
         return
     first = words.index("install") if "install" in words else words.index("create") if "create" in words else 0
     parts = taken_apart(words[first + 1 :] if first else words[1:], _CONDA_VALUED)

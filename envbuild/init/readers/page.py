@@ -7,25 +7,36 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from envbuild.init.readers import prose
+from envbuild.init.readers import images, manifests, prose
 from envbuild.init.readers.shell import Shell
-from envbuild.init.statement import Place, Statement
+from envbuild.init.statement import Place, Statement, quoted
 
 if TYPE_CHECKING:
     from docutils import nodes
     from markdown_it.token import Token
 
 _SHELL = frozenset(
-    ("", "bash", "sh", "shell", "console", "zsh", "shell-session", "bat", "terminal", "text", "none", "cmd")
+    ("bash", "bashs", "sh", "shell", "shellscript", "console", "zsh", "shell-session", "bat", "terminal")
+)
+# Blocks of these languages are often commands all the same; then their first line is one.
+_PERHAPS = frozenset(
+    ("", "text", "txt", "none", "cmd", "plain", "plaintext", "python", "py", "python3", "code", "pycon")
+)
+_STARTS = re.compile(
+    r"\s*(?:[$>%!]\s*)?(?:[A-Z_]+=\S+\s+)*(?:sudo|pip3?|python3?|conda|mamba|micromamba|uv|git|apt-get|apt|export|wget|curl|"
+    r"sh|bash|source|cd|pushd|mkdir|make|module|ml|poetry|pipenv|pdm|pixi|hatch|docker|singularity|apptainer|torchrun|"
+    r"accelerate|deepspeed|srun|sbatch|qsub|spack|brew|echo|CUDA_\w+=\S*)\s+\S"
 )
 _COMMAND = re.compile(
-    r"\s*(?:\$\s*|!|sudo\s+)?(?:python3?\s+-m\s+)?(?:pip3?|conda|mamba|uv|git|apt-get|apt|export|python3?|wget|sh|bash)\s+\S"
+    r"\s*(?:\$\s*|!|sudo\s+)?(?:python3?\s+-m\s+)?(?:pip3?|conda|mamba|mim|uv|git|apt-get|apt|export|python3?|wget|sh|bash|"
+    r"(?:huggingface-cli|wandb|hf)(?=\s+(?:auth\s+)?login))\s+\S"
 )
+_LISTED = re.compile(r"(?:[A-Za-z][\w.-]*(?:\[[\w,-]+\])?\s*(?:==|>=|~=|<=)\s*[0-9][\w.*+!]*[ \t]*(?:#.*)?(?:\n|$))+")
 # Sections that speak of other systems, other ways or other times.
 _ASIDE = re.compile(
     r"\b(mac ?os|osx|windows|wsl|docker|container|rocm|amd|ascend|npu|tpu|cpu[- ]only|jetson|colab|faq|trouble|"
     r"known issue|develop|contribut|deprecat|older|previous|legacy|alternative|optional|unit tests?|testing|"
-    r"changelog|news|citation|acknowledg|licen[cs]e|demo)",
+    r"changelog|news|citation|acknowledg|licen[cs]e|demo|option (?:[2-9]|b)\b|method (?:[2-9]|b)\b)",
     re.IGNORECASE,
 )
 _SETUP = re.compile(
@@ -39,10 +50,17 @@ class _Sections:
 
     def __init__(self) -> None:
         self.levels: list[tuple[int, str]] = []
+        self.lead = ""  # the paragraph that stands last
 
     def enter(self, level: int, title: str) -> None:
         """A heading."""
         self.levels = [(depth, text) for depth, text in self.levels if depth < level] + [(level, title)]
+        self.lead = ""
+
+    @property
+    def is_alternative(self) -> bool:
+        """Whether the sentence before a block offers it instead of another one."""
+        return bool(re.match(r"\W*(?:or|alternatively|otherwise|instead)\b", self.lead, re.IGNORECASE))
 
     @property
     def optional(self) -> bool:
@@ -66,11 +84,15 @@ def _languages(info: str) -> str:
 
 def markdown(text: str, file: str) -> Iterator[Statement]:
     """The statements of a Markdown page; HTML in it is passed over."""
+    yield from _one_way(_markdown(text, file))
+
+
+def _markdown(text: str, file: str) -> Iterator[Statement]:
     from markdown_it import MarkdownIt
 
-    sections, shell = _Sections(), Shell(file)
+    sections, shell = _Sections(), Shell(file, session=True)
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
-    heading = 0
+    heading, cells, header = 0, list[str](), list[str]()
     for token in tokens:
         line = (token.map[0] if token.map else 0) + 1
         if token.type == "heading_open":
@@ -79,17 +101,76 @@ def markdown(text: str, file: str) -> Iterator[Statement]:
             sections.enter(heading, token.content)
             heading = 0
         elif token.type in ("fence", "code_block"):
-            yield from _block(shell, sections, token, line)
+            first = line + (token.type == "fence")
+            language = _languages(token.info) if token.type == "fence" else ""
+            yield from _block(shell, sections, token.content, language, first, 5 if token.type == "code_block" else 1)
+        elif token.type == "thead_open":
+            header, cells = [], []
+        elif token.type == "tr_open":
+            cells, row = [], line
+        elif token.type == "thead_close":
+            header = cells
+        elif token.type == "tr_close" and sections.setup:
+            yield from _facts(sections, _row(header, cells), file, row)
         elif token.type == "inline":
+            cells.append(token.content)
+            sections.lead = token.content
             yield from _inline(shell, sections, token, line)
 
 
-def _block(shell: Shell, sections: _Sections, token: Token, line: int) -> Iterator[Statement]:
-    if token.type == "fence" and _languages(token.info) not in _SHELL:
-        return
-    column = 5 if token.type == "code_block" else 1
-    shell.optional = sections.optional
-    yield from shell.read(token.content, line + (token.type == "fence"), column)
+def _row(header: list[str], cells: list[str]) -> str:
+    """A row of a table as running text: `| CUDA | 11.8 |`, or `11.8` below `CUDA`."""
+    if not cells or re.search(r"[A-Za-z]{3}", cells[0]):
+        return " ".join(cells)
+    return ", ".join(f"{name} {cell}" for name, cell in zip(header, cells, strict=False))
+
+
+def _block(
+    shell: Shell, sections: _Sections, text: str, language: str, line: int, column: int = 1
+) -> Iterator[Statement]:
+    """A block of code: commands, or a file that the page shows."""
+    shell.optional = sections.optional or sections.is_alternative
+    first = next((each for each in text.splitlines() if each.strip() and not each.lstrip().startswith("#")), "")
+    if re.match(r"FROM \S+", first):
+        yield from _shown(images.dockerfile(text, shell.file), line, optional=sections.optional)
+    elif re.search(r"^dependencies:", text, re.MULTILINE):
+        yield from _shown(manifests.environment_yml(text, shell.file), line, optional=shell.optional)
+    elif language in _SHELL or (language in _PERHAPS and _STARTS.match(first)):
+        other = {"alternative": "way"} if sections.is_alternative and not sections.optional else {}
+        yield from (replace(each, options=dict(each.options) | other) for each in shell.read(text, line, column))
+    elif language in ("yaml", "yml"):
+        for number, shown in enumerate(text.splitlines()):
+            if match := re.match(r"[\s-]*(?:\w*image|image\w*):\s*[\"']?([\w./-]+:[\w.-]+)", shown, re.IGNORECASE):
+                yield from images.image_facts(match[1], Place(shell.file, line + number), quoted(shown.strip()))
+    elif language in _PERHAPS and sections.setup and _LISTED.fullmatch(text.strip()):
+        yield from _shown(manifests.requirements(text, shell.file), line, optional=shell.optional)
+
+
+def _shown(statements: Iterator[Statement], line: int, *, optional: bool) -> Iterator[Statement]:
+    """Statements of a file that stands in a block of a page which begins at `line`."""
+    for each in statements:
+        place = replace(each.place, line=each.place.line + line - 1)
+        yield replace(each, place=place, optional=each.optional or optional)
+
+
+def _one_way(statements: Iterator[Statement]) -> Iterator[Statement]:
+    """Of several commands that install torch at differing versions or flavours a page means one; it is the first."""
+    listed = list(statements)
+    torch: dict[int, str] = {}
+    for each in listed:
+        if not each.optional and each.kind in ("package", "conda") and re.match(r"(?:py)?torch[=<>~]=?", each.value):
+            torch.setdefault(each.place.line, each.text)
+    ways = {line: text for line, text in torch.items() if text != next(iter(torch.values()), "")}
+    for each in listed:
+        if each.place.line in ways and not each.optional and each.via != "prose":
+            yield replace(each, optional=True, options=dict(each.options) | {"alternative": "torch"})
+        else:
+            yield each
+
+
+def _facts(sections: _Sections, text: str, file: str, line: int) -> Iterator[Statement]:
+    for statement in prose.facts(text, file, line):
+        yield replace(statement, optional=statement.optional or sections.optional)
 
 
 def _inline(shell: Shell, sections: _Sections, token: Token, line: int) -> Iterator[Statement]:
@@ -100,8 +181,9 @@ def _inline(shell: Shell, sections: _Sections, token: Token, line: int) -> Itera
         if child.type == "code_inline" and _COMMAND.match(child.content):
             yield from _of_sentence(shell, child.content, here, token.content)
     if sections.setup or re.search(r"tested|requires?\b|required", token.content, re.IGNORECASE):
-        for statement in prose.facts(token.content, shell.file, line):
-            yield replace(statement, optional=statement.optional or sections.optional)
+        yield from _facts(sections, token.content, shell.file, line)
+    if sections.setup and not sections.optional:
+        yield from prose.packages(token.content, shell.file, line)
 
 
 def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterator[Statement]:
@@ -112,7 +194,7 @@ def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterat
         )
     )
     for statement in shell.read(command, line):
-        if statement.kind not in ("run", "unknown", "trait") or statement.value == "shell-slip":
+        if statement.kind not in ("run", "unknown", "trait") or statement.value in ("shell-slip", "interactive"):
             place = Place(shell.file, statement.place.line)
             extra = {"offered": "yes"} if offered else {}
             yield replace(statement, place=place, options=dict(statement.options) | extra)
@@ -120,6 +202,10 @@ def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterat
 
 def restructured(text: str, file: str) -> Iterator[Statement]:
     """The statements of a reStructuredText page; nothing is included from other files."""
+    yield from _one_way(_restructured(text, file))
+
+
+def _restructured(text: str, file: str) -> Iterator[Statement]:
     import docutils.core
     import docutils.nodes as kinds
 
@@ -128,23 +214,26 @@ def restructured(text: str, file: str) -> Iterator[Statement]:
         "_disable_config": True, "line_length_limit": 20_000, "warning_stream": False,
     }  # fmt: skip
     document = docutils.core.publish_doctree(text, settings_overrides=settings)
-    sections, shell = _Sections(), Shell(file)
+    sections, shell = _Sections(), Shell(file, session=True)
     for node in document.findall():
         line = _line(node)
         if isinstance(node, kinds.title):
             sections.enter(_depth(node), node.astext())
         elif isinstance(node, kinds.literal_block):
-            languages = [name for name in node.get("classes", ()) if name != "code"]
-            if all(name in _SHELL for name in languages):
-                shell.optional = sections.optional
-                lines = node.rawsource.count("\n") if languages == [] else node.astext().count("\n")
-                yield from shell.read(node.astext(), max(1, line - lines))
+            language = next((name for name in node.get("classes", ()) if name != "code"), "")
+            lines = node.astext().count("\n") if language else node.rawsource.count("\n")
+            yield from _block(shell, sections, node.astext(), language, max(1, line - lines))
         elif isinstance(node, kinds.literal) and _COMMAND.match(node.astext()):
             shell.optional = sections.optional
             yield from _of_sentence(shell, node.astext(), line, node.parent.astext() if node.parent else "")
-        elif isinstance(node, kinds.paragraph) and sections.setup:
-            for statement in prose.facts(node.astext(), file, line):
-                yield replace(statement, optional=statement.optional or sections.optional)
+        elif isinstance(node, kinds.row) and sections.setup:
+            yield from _facts(sections, " ".join(entry.astext() for entry in node.children), file, line)
+        elif isinstance(node, kinds.paragraph):
+            sections.lead = node.astext()
+            if sections.setup:
+                yield from _facts(sections, node.astext(), file, line)
+                if not sections.optional:
+                    yield from prose.packages(node.astext(), file, line)
 
 
 def _line(node: nodes.Node) -> int:

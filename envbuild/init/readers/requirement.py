@@ -71,7 +71,7 @@ def is_git(text: str) -> bool:
 
 def is_local(text: str) -> bool:
     """Whether a word of pip names a file or folder."""
-    return bool(_LOCAL.match(text))
+    return bool(_LOCAL.match(text)) or bool(re.fullmatch(r"[\w.-]+(?:/[\w.-]+)+/?(?:\[[\w,. -]*\])?", text))
 
 
 def requirement(text: str) -> Requirement | None:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import ClassVar
 
 from envbuild.init.readers.installers import conda, pip
-from envbuild.init.readers.requirement import GitAddress, git_address
+from envbuild.init.readers.requirement import GitAddress, git_address, requirement
 from envbuild.init.readers.words import Command, commands, plain, without_prompts
 from envbuild.init.statement import Kind, Place, Statement, quoted, without_credentials
 
@@ -25,14 +24,19 @@ _STRUCTURE = frozenset(
      "scontrol", "ulimit", "touch", "df", "du", "ps", "kill", "jupyter", "tensorboard", "vim", "nano", "code")
 )  # fmt: skip
 _SYSTEM = frozenset(("apt-get", "apt", "aptitude", "yum", "dnf", "apk", "zypper", "brew", "pacman"))
+_MANAGERS = frozenset(("poetry", "pipenv", "pdm", "pixi", "hatch"))
 _SCRIPTS = frozenset(("sh", "bash", "zsh"))
-_LAUNCHERS = frozenset(("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "horovodrun", "ray"))
+_LAUNCHERS = frozenset(
+    ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "horovodrun", "ray", "sbatch", "qsub")
+)
 _PYTHON = re.compile(r"(?:\$\{?\w*\}?/?)?(?:[\w./~-]*/)?python(?:3(?:\.[0-9]+)?)?$")
 _IMPORT = re.compile(r"(?:^|;|\n)\s*(?:import\s+([\w.]+(?:\s*,\s*[\w.]+)*)|from\s+([\w.]+)\s+import)")
 _STARTUP = re.compile(r"(?:^|/)\.(?:bashrc|bash_profile|profile|zshrc|bash_login)$")
 _ABSOLUTE = re.compile(
     r"/(?:home|fsx|scratch|data|mnt|work|workspace|gpfs|lustre|projects?|share|root|opt|usr/local/lib|raid)\b/?\S*"
 )
+_OF_A_SITE = re.compile(r"/(?!usr|bin|etc|dev|tmp|proc|sys|var|lib|opt|run|path|your|the/)[\w.-]+/[\w.-]+\S*")
+_RANK = re.compile(r"(?<!\\)\$\{?(?:SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")
 _PORT = re.compile(r"[A-Z_]*PORT")
 _IMAGE = re.compile(r"[a-z0-9.-]+(?::[0-9]+)?(?:/[\w.-]+)+(?::[\w.-]+)?")
 
@@ -46,6 +50,9 @@ class Shell:
 
     file: str
     optional: bool = False
+    session: bool = False  # a page shows it, with prompts and what was printed
+    image: bool = False  # its folders are those of an image that it makes
+    batch: bool = False  # a scheduler runs it once for all ranks
     variables: dict[str, str] = field(default_factory=dict)
     clones: dict[str, str] = field(default_factory=dict)  # folder to address
     wheels: dict[str, str] = field(default_factory=dict)  # name of a file to its address
@@ -59,9 +66,12 @@ class Shell:
     def read(self, text: str, line: int = 1, column: int = 1) -> Iterator[Statement]:
         """The statements of commands that begin at `line` and `column` of the file."""
         previous = ""
-        for command in commands(without_prompts(text)):
+        for command in commands(without_prompts(text) if self.session else text):
             self._line, self._text = line + command.line - 1, quoted(command.text)
             self._column = column + command.column - 1
+            if self.batch and any(_RANK.search(word) for word in command.words if not word.startswith("'")):
+                why = "the batch shell expands the rank once, so every rank gets the same one"
+                yield self.make("trait", "rank-slip", why=why)
             yield from self.command(command)
             yield from self._operators(command, previous)
             previous = command.words[0]
@@ -87,8 +97,7 @@ class Shell:
         if not words:
             self.variables.update({name: value for name, value in assigned if "$" not in value})
             for name, value in assigned:
-                if _PORT.fullmatch(name) and value.isdigit():
-                    yield self.make("trait", "site-specific", why=f"a fixed port, {name}={value}")
+                yield from self._assigned(name, value)
             return
         if words[0] in ("sudo", "doas"):
             self._via = "sudo"
@@ -96,10 +105,20 @@ class Shell:
             words = [word for word in words[1:] if not word.startswith("-")]
         if not words:
             return
+        builds = any(word in ("install", "wheel", "build_ext", "develop", "bdist_wheel") for word in words)
         for name, value in assigned:
-            if name.isupper() and name != "IFS" and not re.search(r"[$\n]", value):
+            if builds and name.isupper() and not re.search(r"[$\n]", value):
                 yield self.make("environment", f"{name}={value}", scope="command")
         yield from self._program(words, command)
+
+    def _assigned(self, name: str, value: str) -> Iterator[Statement]:
+        """What a variable of a script says about the machine that it was written on."""
+        if self.session or self.image:
+            return
+        if _PORT.fullmatch(name) and value.isdigit():
+            yield self.make("trait", "site-specific", why=f"a fixed port, {name}={value}")
+        if _OF_A_SITE.fullmatch(value):
+            yield self.make("trait", "hard-coded-path", path=value)
 
     def _program(self, words: list[str], command: Command) -> Iterator[Statement]:
         program, words = _unwrapped(words)
@@ -108,17 +127,10 @@ class Shell:
         elif program in ("pip", "uv"):
             self._via = self._via or "pip"
             yield from pip(self, words, command)
-        elif program in ("conda", "mamba", "micromamba"):
-            self._via = "conda"
-            yield from conda(self, words)
-        elif program in _SYSTEM:
-            yield from self._system(words)
         elif _PYTHON.match(program):
             yield from self._python(words)
         elif program in _SCRIPTS and len(words) > 1:
             yield from self._script(words)
-        elif program in _LAUNCHERS:
-            yield self.make("run", quoted(" ".join(words)), program=program)
         elif re.match(r"\.{0,2}/[\w./-]+\.sh$", program):
             yield from self._script(["sh", *words])
         elif program not in _STRUCTURE and re.match(r"[A-Za-z0-9_./][A-Za-z0-9_./-]*$", program):
@@ -197,7 +209,10 @@ class Shell:
     def enter(self, target: str) -> Iterator[Statement]:
         """Another folder; a clone is known by its name, whatever its case."""
         source, inside = self.where
-        for part in PurePosixPath(target).parts if target else ():
+        parts = PurePosixPath(target).parts if target else ()
+        if target.startswith("/") and not any(part.lower() in self.clones for part in parts):
+            parts = ("/",)
+        for part in parts:
             if part == "..":
                 source, inside = (source, inside.rpartition("/")[0]) if inside else ("", "")
             elif part == "/" or part.startswith(("~", "$")):
@@ -210,7 +225,7 @@ class Shell:
             elif part != ".":
                 inside = f"{inside}/{part}".strip("/")
         self.where, self.used = (source, inside), True
-        if _ABSOLUTE.fullmatch(target):
+        if _ABSOLUTE.fullmatch(target) and not self.image:
             yield self.make("trait", "hard-coded-path", path=target)
 
     def _export(self, words: list[str]) -> Iterator[Statement]:
@@ -221,6 +236,7 @@ class Shell:
                     continue
                 self.variables[name] = value
                 yield self.make("environment", f"{name}={value}")
+                yield from self._assigned(name, value)
 
     def _system(self, words: list[str]) -> Iterator[Statement]:
         if "install" in words or "add" in words:
@@ -251,6 +267,7 @@ class Shell:
         if words[1:2] in (["load"], ["add"]):
             for word in words[2:]:
                 yield self.make("module", word)
+                yield self.make("trait", "site-specific", why=f"module {word} is there at one site")
                 if match := re.match(r"cuda(?:toolkit)?[/-]([0-9]+\.[0-9]+)", word, re.IGNORECASE):
                     yield self.make("cuda", match[1], by="module")
                 if match := re.match(r"python/(3\.[0-9]+)", word, re.IGNORECASE):
@@ -260,8 +277,11 @@ class Shell:
         target = words[1] if len(words) > 1 else ""
         if _STARTUP.search(target):
             yield self.make("startup", target)
-        elif target.endswith("/bin/activate"):
-            yield self.make("activate", target.removesuffix("/bin/activate"))
+        elif target == "activate" or target.endswith("/bin/activate"):
+            named = words[2] if len(words) > 2 else target.removesuffix("activate").removesuffix("/bin/")
+            yield self.make("activate", named)
+        elif target and self.batch:
+            yield self.make("activate", target)
         elif target:
             yield self.make("file", target, by="source")
         if _ABSOLUTE.fullmatch(target):
@@ -287,6 +307,38 @@ class Shell:
             if "--privileged" in words:
                 yield self.make("trait", "security", why="a privileged container")
 
+    def _container(self, words: list[str]) -> Iterator[Statement]:
+        """A run in an image of Apptainer: the environment is the image's."""
+        if words[1:2] in (["exec"], ["run"], ["shell"], ["pull"], ["build"]):
+            for word in words[2:]:
+                if match := re.match(r"(?:docker|oras|library)://(\S+)", word):
+                    yield replace(self.make("image", match[1], by="apptainer"), optional=True)
+                if words[1] not in ("pull", "build") and (word.endswith(".sif") or match):
+                    yield self.make("activate", match[1] if match else word)
+                    return
+
+    def _conda(self, words: list[str]) -> Iterator[Statement]:
+        self._via = "conda"
+        yield from conda(self, words)
+
+    def _launch(self, words: list[str]) -> Iterator[Statement]:
+        yield self.make("run", quoted(" ".join(words)), program=words[0])
+        for word in words:
+            if match := re.match(r"--container-image=(?:docker://)?([\w.#/:-]+)", word):
+                yield replace(self.make("image", match[1].replace("#", "/"), by=words[0]), optional=True)
+                yield self.make("activate", match[1])
+
+    def _managed(self, words: list[str]) -> Iterator[Statement]:
+        """poetry, pipenv, pdm, pixi and hatch: what they install stands in their manifest, or behind `add`."""
+        manifest = {"pipenv": "Pipfile", "pixi": "pixi.toml"}.get(words[0], "pyproject.toml")
+        verb, names = words[1] if len(words) > 1 else "", [word for word in words[2:] if not word.startswith("-")]
+        if verb in ("install", "sync", "shell") and not (words[0] == "pipenv" and names):
+            yield self.make("file", manifest, by="-r", source=self.where[0])
+        elif verb in ("add", "install"):
+            for name in names:
+                kind: Kind = "package" if requirement(name) is not None else "unknown"
+                yield self.make(kind, name if kind == "package" else words[0])
+
     def _script(self, words: list[str]) -> Iterator[Statement]:
         if "-c" in words:
             inner = words[words.index("-c") + 1 : words.index("-c") + 2]
@@ -301,7 +353,9 @@ class Shell:
             folder = str(PurePosixPath(self.where[1], PurePosixPath(script).parent))
             yield self.make("build", folder, source=self.where[0], by=script)
             yield self.make("file", script, by=words[0])
-        elif re.search(r"train|finetune|pretrain|run|eval|infer|demo|test|launch", script):
+        elif re.search(r"Miniconda|Anaconda|Miniforge|Mambaforge|Micromamba", script, re.IGNORECASE):
+            yield self.make("download", script, program=words[0])
+        elif re.search(r"train|finetune|(?:\b|_)(?:run|eval|infer|demo|test|launch)", script):
             yield self.make("run", quoted(" ".join(words)), program="sh")
         else:
             yield self.make("file", script, by=words[0])
@@ -325,14 +379,14 @@ class Shell:
     def _setup_py(self, arguments: list[str], folder: str) -> Iterator[Statement]:
         verbs = [word for word in arguments if word in ("install", "develop", "build", "build_ext", "bdist_wheel")]
         inside = str(PurePosixPath(self.where[1], folder))
-        if verbs:
+        if verbs and not {"install", "develop"} & set(verbs):
+            yield self.make("build", inside, source=self.where[0], by=f"setup.py {verbs[-1]}")
+        elif verbs:
             yield self.make(
                 "local", inside, source=self.where[0], legacy=verbs[-1],
                 editable="yes" if "develop" in verbs else "",
                 flags=" ".join(word for word in arguments if word.startswith("--") and "=" not in word),
             )  # fmt: skip
-
-    _TABLE: ClassVar[dict[str, Callable[[Shell, list[str]], Iterator[Statement]]]] = {}
 
 
 _LOOKS_AT: dict[str, Callable[[Shell, list[str]], Iterator[Statement]]] = {
@@ -355,7 +409,14 @@ _LOOKS_AT: dict[str, Callable[[Shell, list[str]], Iterator[Statement]]] = {
     "make": Shell._build,
     "cmake": Shell._build,
     "ninja": Shell._build,
+    **dict.fromkeys(("conda", "mamba", "micromamba"), Shell._conda),
+    **dict.fromkeys(_SYSTEM, Shell._system),
+    **dict.fromkeys(_MANAGERS, Shell._managed),
+    **dict.fromkeys(_LAUNCHERS, Shell._launch),
     "docker": Shell._docker,
+    "nvidia-docker": Shell._docker,
+    "apptainer": Shell._container,
+    "singularity": Shell._container,
 }
 
 
@@ -366,8 +427,10 @@ def _unwrapped(words: list[str]) -> tuple[str, list[str]]:
         return "pip", ["pip", *words[1:]]
     if _PYTHON.match(words[0]) and words[1:3] == ["-m", "pip"]:
         return "pip", ["pip", *words[3:]]
+    if program == "mim" and words[1:2] == ["install"]:
+        return "pip", ["pip", *words[1:], "-f", "https://download.openmmlab.com"]
     if program == "conda" and words[1:2] == ["run"] and "pip" in words:
         return "pip", words[words.index("pip") :]
-    if program in ("poetry", "pipenv", "pdm") and words[1:2] == ["run"] and len(words) > 2:
+    if program in ("poetry", "pipenv", "pdm", "pixi", "hatch", "uv") and words[1:2] == ["run"] and len(words) > 2:
         return _unwrapped(words[2:])
     return program, [program, *words[1:]]

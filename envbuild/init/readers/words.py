@@ -23,7 +23,11 @@ _TOKEN = re.compile(
 )
 _PIECE = re.compile(r"""'([^']*+)'|"((?:\\.|[^"\\])*+)"|\\(.)|([^'"\\]+)""", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}]*))?\})")
-_PROMPT = re.compile(r"^[ \t]*(?:\([\w.-]+\)[ \t]*)?(?:\$|%(?=[ ])|>(?=[ ])|!)[ \t]*(?=[A-Za-z./])")
+# `$PROGRAM` is a variable, unless it is glued to a program that pages install with.
+_PROMPT = re.compile(
+    r"^[ \t]*(?:\([\w.-]+\)[ \t]*)?"
+    r"(?:\$(?=[ \t]|(?:pip3?|conda|python3?|git|sudo|cd)\b)|%(?=[ ])|>(?=[ ])|!)[ \t]*(?=[A-Za-z./])"
+)
 
 
 @dataclass(frozen=True, slots=True)
