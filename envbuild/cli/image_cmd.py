@@ -11,7 +11,7 @@ from envbuild.cli import names
 from envbuild.cli.choose import options, output_option, profile_option, stack_argument, target_name, variant_option
 from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
-from envbuild.errors import EnvbuildError, ExitCode, writing
+from envbuild.errors import ExitCode, writing
 
 if TYPE_CHECKING:
     from envbuild.container.builders import Builder
@@ -235,29 +235,100 @@ def _verified(found: dict[str, Any]) -> str:
 @click.argument("stack", shell_complete=names.stacks)
 @recipe_options
 @click.option("--image", "reference", required=True, metavar="IMAGE", help="The image, where the cluster can pull it.")
-@click.option("--name", metavar="NAME", help="Name of the service and the pods (default: the stack's).")
+@click.option("--name", metavar="NAME", help="Name of the run, its service and pods (default: the stack's).")
+@click.option(
+    "--kind", type=click.Choice(["job", "jobset", "pytorchjob"]), help="A Job of Kubernetes, or of an operator."
+)
+@click.option("--namespace", metavar="NAME", help="Namespace (default: that of kubectl).")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    help="Number of pods, each on its own node (default: the document's, else 1).",
+)
+@click.option(
+    "--gpus-per-node", "gpus", type=click.IntRange(min=0), help="GPUs of a pod (default: the document's or target's)."
+)
+@click.option(
+    "--gpu-product", metavar="LABEL", help="Label nvidia.com/gpu.product of the nodes (default: of the target's GPU)."
+)
+@click.option("--cpus", type=click.IntRange(min=1), help="CPUs of a pod.")
+@click.option("--memory", metavar="SIZE", help="Memory of a pod, with /dev/shm: 200Gi.")
 @click.option("--rdma", metavar="RESOURCE", help="The cluster's resource of an InfiniBand device.")
+@click.option("--home", metavar="CLAIM", help="Volume claim for home and results, which exists (default: a new one).")
+@click.option("--data", metavar="CLAIM", help="Volume claim for /data, which exists (default: a new one).")
+@click.option("--node-selector", multiple=True, metavar="KEY=VALUE", help="Label that nodes must have. Repeatable.")
+@click.option(
+    "--toleration", "tolerations", multiple=True, metavar="KEY[=VALUE][:EFFECT]", help="Taint to tolerate. Repeatable."
+)
+@click.option("--pull-secret", metavar="NAME", help="Secret with the login of the image's registry.")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable, as NCCL_DEBUG=INFO. Repeatable."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A parameter of the stack's run. Repeatable."
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @common_options
-def pods(
-    ui: Ui, /, stack: str, reference: str, name: str | None, rdma: str | None, command: tuple[str, ...], **flags: Any
-) -> None:
-    """Print the pods of STACK for Kubernetes.
+def pods(ui: Ui, /, stack: str, command: tuple[str, ...], settings: tuple[str, ...], **flags: Any) -> None:
+    """Print STACK's own run as pods of Kubernetes. No cluster has run them.
 
-    Each runs COMMAND (after `--`) once the master's port answers. COMMAND sees NODE_RANK, NNODES, GPUS_PER_NODE,
-    MASTER_ADDR and MASTER_PORT; without one the pods wait for you.
+    Or COMMAND (after `--`). Each pod starts it once the master's port answers, with NODE_RANK, NNODES, GPUS_PER_NODE,
+    MASTER_ADDR and MASTER_PORT.
     """
+    from envbuild.catalog.loader import load_stack
+    from envbuild.cli.launch_cmd import launch_settings
     from envbuild.container import pods as made
     from envbuild.container.base_images import load_containers
+    from envbuild.container.select import image_target
+    from envbuild.launch.recipes import launch
+    from envbuild.launch.request import Place
 
-    recipe = _recipe(stack, flags)
-    known = load_containers().stacks.get(recipe.stack)
-    if known is None or known.pods is None:
-        with_pods = [each for each, about in load_containers().stacks.items() if about.pods is not None]
-        raise EnvbuildError(
-            "pods-unknown", f"the document of {recipe.stack} runs in no pods", hint=f"there are pods of {with_pods[0]}"
+    if command and settings:
+        raise click.UsageError("--set is for the stack's own run: leave it out with COMMAND")
+    recipe, known = _recipe(stack, flags), load_containers().stacks.get(stack)
+    expects = image_target(flags["target"], known).expects
+    document = known.pods if known else None
+    gpus = flags["gpus"] if flags["gpus"] is not None else expects.gpus_per_node
+    if gpus is None and document is None and recipe.variant.flavour != "cpu":
+        raise click.UsageError("--gpus-per-node is needed: the target does not say it")
+    own = (
+        "kind",
+        "namespace",
+        "nodes",
+        "gpu_product",
+        "cpus",
+        "memory",
+        "rdma",
+        "home",
+        "data",
+        "node_selector",
+        "tolerations",
+        "pull_secret",
+    )
+    request = made.pod_request(
+        document,
+        image=flags["reference"],
+        name=recipe.stack if flags["name"] is None else flags["name"],
+        gpus=gpus,
+        gpu_names=made.gpu_names(expects.gpu),
+        environment=launch_settings(flags["environment"], "--env"),
+        **{name: flags[name] for name in own},
+    )
+    run = None
+    if not command:
+        place = Place(
+            nodes=request.nodes,
+            gpus_per_node=max(request.gpus, 1),
+            environment=recipe.environment,
+            direct=True,
+            output=request.output,
+            master=request.master,
+            port=request.port,
+            job=request.name,
+            data=made.DATA,
         )
-    argv = command or ("sleep", "infinity")
-    documents = made.manifests(recipe, known.pods, image=reference, name=name or recipe.stack, command=argv, rdma=rdma)
-    text = made.render(documents, recipe)
+        run = launch(load_stack(stack).stack, recipe.profile, launch_settings(settings), place)
+        command = made.launch_words(run, request.output)
+    documents = made.manifests(recipe, request, command)
+    text = made.render(documents, recipe, run)
     ui.result({"ok": True, "documents": documents, "text": text}, lambda: text, verbatim=True)

@@ -113,15 +113,15 @@ def _refuse_together(flags: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --submit")
 
 
-def launch_settings(texts: tuple[str, ...]) -> dict[str, str]:
+def launch_settings(texts: tuple[str, ...], option: str = "--set") -> dict[str, str]:
     """What `--set KEY=VALUE` gives. Raises click.UsageError."""
     out: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key:
-            raise click.UsageError(f"--set takes KEY=VALUE, not {text!r}")
+            raise click.UsageError(f"{option} takes KEY=VALUE, not {text!r}")
         if key in out:
-            raise click.UsageError(f"--set {key} is given twice")
+            raise click.UsageError(f"{option} {key} is given twice")
         out[key] = value
     return out
 

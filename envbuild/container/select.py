@@ -14,6 +14,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.agreement import refuse_edited
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
+from envbuild.model.target import Target
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.request import named_variant
 
@@ -57,7 +58,7 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     # The shipped choice of a variant is one of its own profile.
     usual = known if known is not None and known.profile == lock.profile else None
     digests = {**read_digests(), **read_digests(found.path.with_name("images.toml"))}
-    target = load_target(choice.target or (known.target if known else "local"), template=True).target
+    target = image_target(choice.target, known)
     variant = _variant(lock, choice.variant or (usual.variant if usual else None))
     if variant.outside:
         raise EnvbuildError(
@@ -69,6 +70,11 @@ def recipe_for(choice: Choice) -> ImageRecipe:
     place = find_place(variant, containers, _about(known, usual), choice.given)
     given = ImageInputs(lock, variant, target, place, containers.prefix, load_compat())
     return make_recipe(given, digests)
+
+
+def image_target(asked: str | None, known: StackImage | None) -> Target:
+    """The target of an image: asked for, else what the catalog says. Raises what reading it raises."""
+    return load_target(asked or (known.target if known else "local"), template=True).target
 
 
 def _about(known: StackImage | None, usual: StackImage | None) -> StackImage | None:

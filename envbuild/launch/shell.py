@@ -45,7 +45,7 @@ def render(launch: Launch, activate: str | None = None) -> str:
 
     `activate` is a file that is read first, in every shell that runs a command.
     """
-    lines = [*_head(launch), ""]
+    lines = [*head(launch), ""]
     for file in launch.files:
         lines += [*file_lines(file), ""]
     many = len(launch.commands) > 1
@@ -55,7 +55,8 @@ def render(launch: Launch, activate: str | None = None) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _head(launch: Launch) -> Iterator[str]:
+def head(launch: Launch) -> Iterator[str]:
+    """What was decided, as comments."""
     yield comment(
         f"{launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
     )

@@ -1,4 +1,4 @@
-"""Pods: valid for Kubernetes, with what the document says, and a start that waits for the master."""
+"""Pods: valid for Kubernetes, with what document, target and user say, and a start that waits for the master."""
 
 from __future__ import annotations
 
@@ -16,116 +16,211 @@ import yaml
 from click.testing import CliRunner
 
 from envbuild.cli.verbs import cli
-from envbuild.container.base_images import load_containers
-from envbuild.container.pods import manifests
-from envbuild.container.recipe import ImageRecipe
-from envbuild.container.select import Choice, recipe_for
-from envbuild.errors import EnvbuildError
+from envbuild.container.pods import KINDS, gpu_names
 from tests.support.patience import PATIENCE
 
 IMAGE = "registry.example.org/team/megatronapp:1"
+COMMAND = ("--", "python", "train.py")
+OPTIONS = (
+    "--namespace", "team-a", "--node-selector", "pool=gpu", "--toleration", "dedicated=train:NoExecute",
+    "--pull-secret", "login", "--env", "NCCL_DEBUG=$(HOME) $$", "--home", "my-home", "--data", "corpus.v1",
+    "--cpus", "8", "--memory", "64Gi",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def recipe() -> ImageRecipe:
-    return recipe_for(Choice("megatronapp"))
+def documents(*words: str, stack: str = "megatronapp", image: str = IMAGE) -> list[dict[str, Any]]:
+    """What `image pods` prints."""
+    done = CliRunner().invoke(cli, ["image", "pods", stack, "--image", image, *words])
+    assert done.exit_code == 0, done.output
+    assert "No cluster has run this" in done.output and "&id" not in done.output
+    return list(yaml.safe_load_all(done.output))
 
 
-def documents(recipe: ImageRecipe, *, plain: bool = False, **more: Any) -> list[dict[str, Any]]:
-    """Those of the stack; `plain`: without InfiniBand."""
-    pods = load_containers().stacks["megatronapp"].pods
-    assert pods is not None
-    pods = pods.model_copy(update={"rdma": None}) if plain else pods
-    given = {"image": IMAGE, "name": "megatronapp", "command": ["python", "train.py"], **more}
-    return manifests(recipe, pods, **given)
+def templates(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod templates of a run."""
+    spec = run["spec"]
+    if run["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    return [each["template"] for each in spec.get("pytorchReplicaSpecs", {"": spec}).values()]
 
 
-@pytest.mark.parametrize("version", ["1.28", "1.31"])
-def test_kubernetes_takes_them(recipe: ImageRecipe, version: str) -> None:
+def pod(*words: str, **more: str) -> dict[str, Any]:
+    """The pods of the run."""
+    return dict(templates(documents(*words, **more)[-1])[0]["spec"])
+
+
+def filled(text: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of a word of a command, or of a variable."""
+    return re.sub(
+        r"\$(\$|\(([^)]*)\))", lambda m: "$" if m[1] == "$" else variables.get(m[2], m[0]), text
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["1.32", "1.34", "1.37"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_d111_kubernetes_takes_them(version: str, kind: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    for document in documents(recipe):
-        validate.validate(document, version, strict=True)
+    for words in ((), (*OPTIONS, "--nodes", "4"), COMMAND, ("--nodes", "1")):
+        *before, run = documents("--kind", kind, *words)
+        for document in [*before, *([run] if kind == "job" else [])]:
+            validate.validate(document, version, strict=True)
+        for template in templates(run):
+            validate.validate({"apiVersion": "v1", "kind": "Pod", **template}, version, strict=True)
 
 
-def test_they_have_what_the_document_says(recipe: ImageRecipe) -> None:
-    service, stateful = documents(recipe)
-    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
-    spec = stateful["spec"]
-    assert (spec["replicas"], spec["serviceName"], spec["podManagementPolicy"]) == (2, "megatronapp", "Parallel")
-    pod = spec["template"]["spec"]
-    (container,) = pod["containers"]
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ("megatron-alpa", ("--gpus-per-node", "8", "--nodes", "2")),
+        ("megatron-deepspeed-slurm", ("--nodes", "2")),
+        ("megatron-deepspeed-alcf", ()),
+        ("opt-175b", ("--set", "model_size=125m")),
+        ("torch-smoke", COMMAND),
+    ],
+)
+def test_d111_any_stack_runs_as_an_indexed_job_once(stack: str, words: tuple[str, ...]) -> None:
+    home, data, service, job = documents(*words, stack=stack)
+    assert [home["kind"], data["kind"], service["kind"], job["kind"]] == [
+        *["PersistentVolumeClaim"] * 2,
+        "Service",
+        "Job",
+    ]
+    nodes = int(words[words.index("--nodes") + 1]) if "--nodes" in words else 1
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", nodes, nodes)
+    assert (spec["backoffLimit"], spec["template"]["spec"]["restartPolicy"]) == (0, "Never")
+    assert (
+        service["spec"]["clusterIP"] == "None" and spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    )
+
+
+def test_d111_without_a_command_the_stacks_own_run_is_started() -> None:
+    (container,) = pod("--set", "tensor_parallel=1")["containers"]
+    shell, option, script = (filled(word, {}) for word in container["args"])
+    assert (shell, option) == ("bash", "-c") and "pretrain_gpt.py" in script and "megatronapp-0.megatronapp" in script
+    assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0
+    assert 'case "$NODE_RANK" in' in script
+
+
+def test_they_have_what_the_document_says() -> None:
+    *_, service, job = documents()
+    assert service["spec"]["publishNotReadyAddresses"] and job["spec"]["completions"] == 2
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
     assert container["resources"]["limits"] == {
         "cpu": "16", "memory": "200Gi", "ephemeral-storage": "100G", "nvidia.com/gpu": "4",
         "rdma/hca_shared_devices_a": "1",
     }  # fmt: skip
     assert container["resources"]["requests"] == container["resources"]["limits"]
-    shm, home = pod["volumes"]
-    assert shm == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
-    assert home["emptyDir"] == {"sizeLimit": "100G"}
-    (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert spec["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-GeForce-RTX-4090"}, "d87"
+    (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert rule["topologyKey"] == "kubernetes.io/hostname"
-    other = documents(recipe, rdma="example.org/ib")[1]["spec"]["template"]["spec"]["containers"][0]
-    assert "example.org/ib" in other["resources"]["limits"]
+    assert "example.org/ib" in pod("--rdma", "example.org/ib")["containers"][0]["resources"]["limits"]
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_who_pins_memory_for_infiniband_is_root_for_to_others_the_capability_is_nothing(
-    recipe: ImageRecipe, plain: bool
-) -> None:
+def test_d111_what_is_asked_for_is_there() -> None:
+    service, job = documents(*OPTIONS)
+    assert service["metadata"]["namespace"] == job["metadata"]["namespace"] == "team-a"
+    spec = job["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert spec["nodeSelector"]["pool"] == "gpu" and spec["imagePullSecrets"] == [{"name": "login"}]
+    taint = {"key": "dedicated", "operator": "Equal", "value": "train", "effect": "NoExecute"}
+    assert taint in spec["tolerations"] and spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    claims = {each["name"]: each["persistentVolumeClaim"]["claimName"] for each in spec["volumes"][1:]}
+    assert claims == {"home": "my-home", "data": "corpus.v1"}
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    assert filled(variables["NCCL_DEBUG"], variables) == "$(HOME) $$", "as it was given"
+    assert variables["NCCL_IB_DISABLE"] == "0" and variables["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert container["resources"]["limits"]["memory"] == "64Gi"
+
+
+def test_d87_the_model_of_the_gpu_is_the_targets(tmp_path: Path) -> None:
+    product, words = "nvidia.com/gpu.product", ("--gpus-per-node", "8", *COMMAND)
+    assert pod(*words, stack="opt-175b")["nodeSelector"] == {product: "NVIDIA-A100-SXM4-80GB"}
+    assert pod("--gpu-product", "NVIDIA-L4", *words, stack="opt-175b")["nodeSelector"] == {product: "NVIDIA-L4"}
+    assert gpu_names("V100-SXM2-16GB") == ("Tesla V100-SXM2-16GB",) and gpu_names("MI300X") == gpu_names(None) == ()
+    lab = tmp_path / "lab.yaml"
+    lab.write_text("{name: lab, extends: local, expects: {gpu: H100, gpus_per_node: 8}}")
+    spec = pod("-t", str(lab), *COMMAND, stack="megatron-alpa")
+    term = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == [
+        {
+            "matchExpressions": [
+                {"key": product, "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"]}
+            ]
+        }
+    ]
+
+
+@pytest.mark.parametrize("rdma", [True, False])
+def test_who_pins_memory_for_infiniband_is_root_for_to_others_the_capability_is_nothing(rdma: bool) -> None:
     """Linux takes it from every program that another user starts; Kubernetes sets no ambient ones, and no limits."""
-    pod = documents(recipe, plain=plain)[1]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+    spec = pod() if rdma else pod("--gpus-per-node", "8", *COMMAND, stack="opt-175b")
+    (container,) = spec["containers"]
     added = container["securityContext"]["capabilities"].get("add", [])
-    assert (added, pod["securityContext"]["runAsUser"]) == (([], 10001) if plain else (["IPC_LOCK"], 0))
-    assert pod["securityContext"].get("runAsNonRoot", False) is plain
+    assert (added, spec["securityContext"]["runAsUser"]) == ((["IPC_LOCK"], 0) if rdma else ([], 10001))
+    assert spec["securityContext"].get("runAsNonRoot", False) is not rdma
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
     assert not container["securityContext"]["allowPrivilegeEscalation"]
     assert {"name": "HOME", "value": "/home/envbuild"} in container["env"], "the volume, not /root"
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
+    ("words", "code"),
     [
-        ({"rdma": "bad resource!"}, "name-unusable"),
-        ({"rdma": "rdma/hca\n"}, "name-unusable"),
-        ({"rdma": ""}, "name-unusable"),
-        ({"image": " "}, "image-reference"),
-        ({"image": "a b:1"}, "image-reference"),
-        ({"image": ""}, "image-reference"),
-        ({"name": "app\n"}, "name-unusable"),
+        *(
+            ((option, value), "name-unusable")
+            for option, values in {
+                "--rdma": ("bad resource!", "rdma/hca\n", ""),
+                "--name": ("app\n", "", "-a", "a.b", "A", "a" * 50, "1a"),
+                "--namespace": ("a.b", "", "A"),
+                "--nodes": ("1001",),
+                "--gpus-per-node": ("65",),
+                "--gpu-product": ("a b", ""),
+                "--memory": ("lots", "1Gi\n"),
+                "--home": ("/data", "..", ""),
+                "--data": ("a_b",),
+                "--pull-secret": ("a\nb: c",),
+                "--node-selector": ("pool", "=x", "pool=a b"),
+                "--toleration": ("", "a:Sometimes"),
+                "--env": ("LD_PRELOAD=/x.so", "WANDB_API_KEY=abc", "NCCL_DEBUG=a\x1bb", "1A=b"),
+            }.items()
+            for value in values
+        ),
+        (("--kind", "pytorchjob", "--set", "no_such=1"), "launch-parameter"),
+        (("--env", "A"), "usage"),
+        (("--set", "a=b", *COMMAND), "usage"),
     ],
 )
-def test_d111_what_kubernetes_would_refuse_is_refused_here(
-    recipe: ImageRecipe, more: dict[str, str], code: str
-) -> None:
-    with pytest.raises(EnvbuildError) as caught:
-        documents(recipe, **more)
-    assert (caught.value.code, int(caught.value.exit_code), bool(caught.value.hint)) == (code, 2, True)
+def test_d111_what_kubernetes_would_refuse_is_refused_here(words: tuple[str, ...], code: str) -> None:
+    done = CliRunner().invoke(cli, ["image", "pods", "megatronapp", "--image", IMAGE, *words], standalone_mode=False)
+    assert (getattr(done.exception, "code", "usage"), getattr(done.exception, "exit_code", None)) == (code, 2)
 
 
-@pytest.mark.parametrize("name", ["", "-a", "a.b", "A", "a" * 64, "1a"])
-def test_a_name_that_dns_does_not_take_is_refused(recipe: ImageRecipe, name: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
-        documents(recipe, name=name)
-    assert caught.value.code == "name-unusable"
+@pytest.mark.parametrize("image", [" ", "a b:1", ""])
+def test_d111_an_image_that_is_none_is_refused(image: str) -> None:
+    done = CliRunner().invoke(cli, ["image", "pods", "megatronapp", "--image", image], standalone_mode=False)
+    assert getattr(done.exception, "code", None) == "image-reference"
 
 
-def test_the_printed_text_is_what_was_made(recipe: ImageRecipe) -> None:
-    done = CliRunner().invoke(cli, ["image", "pods", "megatronapp", "--image", IMAGE, "--", "python", "train.py"])
-    assert done.exit_code == 0 or done.return_value == 0
-    assert list(yaml.safe_load_all(done.output)) == documents(recipe)
-    assert "&id" not in done.output and "        set -eu\n" in re.sub(r"(?m)^ +", "        ", done.output)
+@pytest.mark.parametrize("stack", ["opt-175b", "megatron-deepspeed-alcf"])
+def test_d111_one_command_for_several_nodes_is_refused(stack: str) -> None:
+    done = CliRunner().invoke(cli, ["image", "pods", stack, "--image", IMAGE, "--nodes", "2"], standalone_mode=False)
+    assert getattr(done.exception, "code", None) == "launch-does-not-fit"
 
 
-def test_a_worker_starts_when_the_masters_port_answers(recipe: ImageRecipe, tmp_path: Path) -> None:
-    script = documents(recipe)[1]["spec"]["template"]["spec"]["containers"][0]["command"][2]
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_worker_starts_when_the_masters_port_answers(kind: str, tmp_path: Path) -> None:
+    (container,) = templates(documents("--kind", kind, *COMMAND)[-1])[-1]["spec"]["containers"]
+    script = filled(container["command"][2], {})
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-        script = script.replace("MASTER_ADDR=megatronapp-0.megatronapp", "MASTER_ADDR=127.0.0.1")
+        script = re.sub(r"MASTER_ADDR=megatronapp-[a-z0-9.-]+", "MASTER_ADDR=127.0.0.1", script)
         script = script.replace("MASTER_PORT=6000", f"MASTER_PORT={port}").replace("sleep 2", "sleep 0.2")
         (tmp_path / "python").symlink_to(sys.executable)
-        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTNAME": "megatronapp-1"}
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", KINDS[kind].rank: "1"}
         argv = ["sh", "-c", script, "megatronapp", "sh", "-c", 'echo "$NODE_RANK $NNODES $MASTER_ADDR"']
         worker = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -134,6 +229,6 @@ def test_a_worker_starts_when_the_masters_port_answers(recipe: ImageRecipe, tmp_
         threading.Thread(target=server.accept, daemon=True).start()
         out, _ = worker.communicate(timeout=PATIENCE)
         assert out == "1 2 127.0.0.1\n"
-    env["HOSTNAME"] = "megatronapp-0"
+    env[KINDS[kind].rank] = "0"
     master = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert master.stdout == "0 2 127.0.0.1\n"

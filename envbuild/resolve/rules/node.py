@@ -19,7 +19,7 @@ def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
     """In what the node differs from the hardware that the target says it has."""
     expects, out = target.expects, []
     if expects.gpu is not None:
-        others = sorted({gpu.name for gpu in facts.gpus if not _is_model(expects.gpu, gpu.name)})
+        others = sorted({gpu.name for gpu in facts.gpus if not is_model(expects.gpu, gpu.name)})
         if others or not facts.gpus:
             out.append(f"the target expects {expects.gpu} and the node has {', '.join(others) or 'no GPU'}")
     there = physical_gpus(facts)
@@ -31,7 +31,7 @@ def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
 
 
 @cache
-def _is_model(expected: str, name: str) -> bool:
+def is_model(expected: str, name: str) -> bool:
     """`H200-SXM-141GB` is `NVIDIA H200`: words that the printed name does not have at all cannot contradict it."""
     wanted, printed = (re.split(r"[\s-]+", text.lower()) for text in (expected, name))
     memory = [word for word in printed if re.fullmatch(r"[0-9]+gb", word)]
