@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -130,9 +130,29 @@ def test_d85_an_install_without_a_version_is_found_by_rule_in_any_document(make_
     assert {row.tone for row in annotated.rows if row.row.text == "RUN pip install deepspeed"} == {"green"}
 
 
-@given(st.lists(st.sampled_from(["```sh", "```", "pip install ", "git clone ", "'", '"', "\\", "$(", "x", "\n", "@"])))
-def test_d85_no_text_is_refused_by_the_rule(words: list[str]) -> None:
-    annotate("".join(words), ())
+WORDS = [
+    "pip install",
+    "git clone",
+    "git checkout x",
+    "-C",
+    "-b",
+    "-c",
+    "conda create",
+    "'",
+    '"',
+    "\\",
+    "$(",
+    "x",
+    "\n",
+    "@",
+]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=8))
+@example(["git clone"])
+@example(["git checkout x", "-C"])
+def test_d85_no_command_is_refused_by_the_rule(words: list[str]) -> None:
+    annotate(f"```sh\n{' '.join(words)}\n```", ())
 
 
 def test_d85_what_the_opt_document_installs_twice_has_its_own_finding() -> None:

@@ -163,7 +163,7 @@ class Shell:
         if verbs[0] == "clone":
             yield from self._clone(words[words.index("clone") + 1 :])
         elif verbs[0] in ("checkout", "switch", "reset") and len(verbs) > 1 and "--" not in words:
-            at = words.index("-C") + 1 if "-C" in words else 0
+            at = words.index("-C") + 1 if "-C" in words[:-1] else 0
             source = self.clones.get(words[at].lower(), "") if at else self.where[0]
             ref = next((word for word in verbs[1:] if word != (words[at] if at else "")), "")
             if "-b" not in words and ref:
@@ -175,7 +175,7 @@ class Shell:
 
     def _clone(self, words: list[str]) -> Iterator[Statement]:
         ref, positional, skip = "", list[str](), False
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        for word, following in zip(words, [*words, ""][1:], strict=True):
             if skip:
                 skip = False
             elif word in ("-b", "--branch"):
