@@ -44,7 +44,7 @@ _PROBE = (
 )
 # uv's change list, as `uv pip install --dry-run` prints it: ` + name==version`, ` - name==version`.
 _CHANGE = re.compile(r"^ ([-+~]) (\S+?)==(\S+)", re.MULTILINE)
-YOUNG = timedelta(days=365)
+YOUNG = timedelta(days=90)  # after a year too many are old acquaintances under a new name
 # uv's warning, with the reason where the index states one.
 _YANKED = re.compile(r'^warning: `([^`=]+)==[^`]+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 
@@ -331,10 +331,10 @@ def offered_files(
 
 
 def newcomers(offers: Sequence[Offer], request: Request, before: Container[str]) -> Iterator[str]:
-    """A sentence for each offer that is not `before`, that the request does not name, and whose project is young.
+    """A sentence about the offers that are not `before`, that the request does not name, and whose project is young.
 
     Anybody can register a name that another package then pulls in. The upload time of a version says little (old
-    projects release every week), so the index is asked once more, as it was a year before: what it had not then is
+    projects release every week), so the index is asked once more, as it was `YOUNG` before: what it had not then is
     young. An index that states no upload times cannot be asked; nothing is said then.
     """
     asked = {package_name(text) for text in request.requirements}
@@ -344,10 +344,12 @@ def newcomers(offers: Sequence[Offer], request: Request, before: Container[str])
     times = {name: [each.uploaded.date() for each in group if each.uploaded] for name, group in files.items()}
     uploads = {name: min(dates) for name, dates in times.items() if dates}
     fresh = [name for name, uploaded in uploads.items() if today - uploaded < YOUNG]
-    for name in _missing(fresh, replace(request, as_of=(today - YOUNG).isoformat(), pins={}, constraints=())):
+    young = _missing(fresh, replace(request, as_of=(today - YOUNG).isoformat(), pins={}, constraints=()))
+    if young:
+        listed = ", ".join(f"{name} {unknown[name].version} ({uploads[name]})" for name in young)
         yield (
-            f"{name} {unknown[name].version} is new in this lock, not named by the stack, and its project is young "
-            f"(uploaded {uploads[name]}): look at what it is and who wants it before you install it"
+            f"new in this lock, not named by the stack, and of projects younger than {YOUNG.days} days: {listed}; "
+            "look at what these are before you install them"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -208,19 +209,21 @@ def dated(tmp_path: Path, home: Path) -> Iterator[Callable[..., None]]:
         yield put
 
 
-def test_d54_a_young_project_that_nobody_named_is_said_when_it_is_locked_first(
+def test_d54_d99_a_young_project_that_nobody_named_is_said_when_it_is_locked_first(
     supply: MakeSupply, dated: Callable[..., None]
 ) -> None:
-    dated("logger", {"1.0": 900}, ("unheard", "steady", "aged"))
+    dated("logger", {"1.0": 900}, ("unheard", "unseen", "steady", "aged", "ordinary"))
     dated("unheard", {"0.0.1b1": 30})
+    dated("unseen", {"1.0": 3})
+    dated("ordinary", {"1.0": 200})
     dated("steady", {"1.0": 2000, "9.0": 3})
     dated("aged", {"1.0": 800})
     dated("youngster", {"1.0": 20})
     said: list[str] = []
     lock = locked(supply(), [], said, packages=["logger", "youngster"])
-    assert set(versions(lock)) == {"logger", "unheard", "steady", "aged", "youngster"}
+    assert set(versions(lock)) == {"logger", "unheard", "unseen", "steady", "aged", "youngster", "ordinary"}
     (sentence,) = said
-    assert sentence.startswith("unheard 0.0.1b1 is new in this lock, not named by the stack, and its project is young")
+    assert re.search(r"younger than 90 days: unheard 0\.0\.1b1 \(\S+\), unseen 1\.0 \(\S+\); ", sentence)
     again: list[str] = []
     stack = Stack.from_plain(
         {
