@@ -155,7 +155,7 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
 )  # fmt: skip
 @_publish
 @_key
-@click.option("-s", "--stack", metavar="STACK", help="Its stack, where that is a file of yours.")
+@click.option("-s", "--stack", metavar="STACK", help="The file of your own stack (default: what the run kept of it).")
 @common_options
 def kit(
     ui: Ui, run: str, output: Path | None, publish: bool | None, key: Path | None, stack: str | None

@@ -21,11 +21,11 @@ from envbuild.lock.files import parse_lock
 from envbuild.model.evidence import Check, Evidence
 from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
-from envbuild.regular_file import read_manifest
+from envbuild.regular_file import MAX_BYTES, read_manifest
 from envbuild.report.claimed import SAME
 from envbuild.report.equality import sentence
 from envbuild.report.publish import copy_report, require_holding, sign_report
-from envbuild.report.recheck.opened import open_report
+from envbuild.report.recheck.opened import open_report, read_attachment
 from envbuild.report.render import shown, template, write_new
 from envbuild.report.sections import Claim
 from envbuild.report.verdict import all_checks
@@ -167,7 +167,7 @@ def make_kit(
         report = open_report(folder)
     evidence = report.evidence
     files[lock_name(evidence)] = _lock(files, evidence)
-    own = _own(evidence, parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence)), stack)
+    own = _own(path, evidence, parse_lock(files[lock_name(evidence)].decode(), lock_name(evidence)), stack)
     if not own and evidence.stack not in list_stacks():
         left.append(f"{stack_name(evidence)} is not in the kit: --stack FILE names the stack's file")
     manifest = Manifest(envbuild=__version__, commit=own_commit(), form="published" if publish else "full")
@@ -192,16 +192,21 @@ def _lock(files: Mapping[str, bytes], evidence: Evidence) -> bytes:
     return data
 
 
-def _own(evidence: Evidence, lock: Lock, stack: str | None) -> dict[str, bytes]:
-    """The file of a stack that envbuild does not ship, as it is."""
-    loaded = load_stack(stack) if stack is not None else None
-    if loaded is not None and not is_stack_of(loaded.stack, evidence, lock):
+def _own(path: Path, evidence: Evidence, lock: Lock, stack: str | None) -> dict[str, bytes]:
+    """The file of a stack that envbuild does not ship, as it is: the one that is named, else what the run has kept."""
+    if stack is None:
+        report = open_report(path)
+        item = next((each for each in report.evidence.attachments if each.kind == "stack"), None)
+        data = read_attachment(report.folder, item.path, MAX_BYTES) if item is not None else None
+        return {} if data is None else {stack_name(evidence): data}
+    loaded = load_stack(stack)
+    if not is_stack_of(loaded.stack, evidence, lock):
         raise EnvbuildError(
             "kit-stack-differs",
             f"{loaded.ref} is not the stack that the report's lock was made from",
-            hint="give the file of that time with --stack",
+            hint="without --stack, the kit has the file that the run kept; or give the file of that time",
         )
-    return {stack_name(evidence): read_manifest(loaded.path)} if loaded is not None and not loaded.shipped else {}
+    return {} if loaded.shipped else {stack_name(evidence): read_manifest(loaded.path)}
 
 
 def is_stack_of(stack: Stack, evidence: Evidence, lock: Lock) -> bool:

@@ -262,7 +262,7 @@ class Attachment(StrictModel):
     or the Merkle root that a list of files gives.
     """
 
-    kind: Public[Literal["lock", "profile", "variant", "files", "plan", "journal"]]
+    kind: Public[Literal["lock", "profile", "stack", "variant", "files", "plan", "journal"]]
     path: Public[RelPath]
     sha256: Public[Sha256]
     bytes: Public[Annotated[int, Field(ge=0)]]
@@ -270,8 +270,11 @@ class Attachment(StrictModel):
 
     @property
     def is_public(self) -> bool:
-        """Whether it goes with a published report: it tells contents, no places and no nodes."""
-        return self.kind not in ("plan", "journal")
+        """Whether it goes with a published report: it tells contents, no places and no nodes.
+
+        The file of a stack of one's own, with what its author wrote into it, goes into a kit alone.
+        """
+        return self.kind not in ("plan", "journal", "stack")
 
 
 def attachment(kind: str, path: str, data: bytes, of: str | None) -> Attachment:

@@ -38,7 +38,7 @@ def test_lock_variant_profile_plan_and_file_list_lie_beside_the_evidence_with_di
     told = json.loads((run / "evidence.json").read_text())
     (node,) = told["nodes"]
     kept = {each["kind"]: each for each in told["attachments"]}
-    assert set(kept) == {"lock", "profile", "variant", "files", "plan", "journal"}
+    assert set(kept) == {"lock", "profile", "stack", "variant", "files", "plan", "journal"}
     data = {kind: (run / each["path"]).read_bytes()[: each["bytes"]] for kind, each in kept.items()}
     assert {kind: hashlib.sha256(content).hexdigest() for kind, content in data.items()} == {
         kind: each["sha256"] for kind, each in kept.items()
@@ -61,7 +61,7 @@ def test_a_run_that_did_nothing_asks_for_no_files_and_a_deep_verify_has_them(sha
     (node,) = json.loads((first(shared) / "evidence.json").read_text())["nodes"]
     shared.good("provision", "--stack", "tiny.yaml", "--target", "local")
     kinds = {each["kind"] for each in json.loads((newest(shared) / "evidence.json").read_text())["attachments"]}
-    assert kinds == {"lock", "profile", "variant", "plan", "journal"}
+    assert kinds == {"lock", "profile", "stack", "variant", "plan", "journal"}
     told = shared.good("verify", "--stack", "tiny.yaml", "--target", "local", "--json").json
     (files,) = [each for each in told["attachments"] if each["kind"] == "files"]
     assert files["of"] == node["root"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from envbuild import __version__
-from envbuild.catalog.loader import manifest_text
+from envbuild.catalog.loader import is_path, load_stack, manifest_text
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import (
@@ -32,6 +33,7 @@ from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, read_journal, utc_now
 from envbuild.provision.run.run_dir import RunDir
+from envbuild.regular_file import read_manifest
 from envbuild.report.equality import equality_of
 from envbuild.report.render import write_report
 from envbuild.report.tables import steps
@@ -125,6 +127,11 @@ def _contents(
     if hashlib.sha256(lock).hexdigest() == prepared.lock_digest:
         yield "lock", "lock.toml", lock, None
     yield "profile", "profile.json", manifest_text(prepared.stack, prepared.profile), None
+    if is_path(prepared.reference):
+        with suppress(EnvbuildError):  # it may be gone, or another one since this run began
+            loaded = load_stack(prepared.reference)
+            if loaded.stack == prepared.stack:
+                yield "stack", "stack.yaml", read_manifest(loaded.path), None
     for each in variants:
         yield "variant", f"variant-{each.digest[:12]}.json", canonical_json(each.to_json_dict()), each.digest
     for digest, files in lists.items():
