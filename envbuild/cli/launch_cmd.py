@@ -80,9 +80,11 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     """Print the commands that start STACK; --run and --submit start it."""
     from envbuild.catalog.loader import load_stack
     from envbuild.launch.recipes import launch as make
+    from envbuild.launch.recipes import launch_data
     from envbuild.launch.shell import render
 
     loaded = load_stack(stack)
+    launch_data(loaded.stack)
     if flags["parameters"]:
         return _parameters(ui, loaded.stack)
     _refuse_together(flags)
@@ -207,14 +209,14 @@ def _of_rank(made: Launch, rank: int | None) -> Launch:
 
 
 def _parameters(ui: Ui, stack: Any) -> int:
-    from envbuild.launch.recipes import RECIPES, launch_data
+    from envbuild.launch.recipes import launch_data, parameters_of
 
     _, data = launch_data(stack)
     rows = [
         {"name": field.alias or name, "default": data.defaults.get(field.alias or name), "what": field.description}
-        for name, field in RECIPES[data.recipe].parameters.model_fields.items()
+        for name, field in parameters_of(data).model_fields.items()
     ]
-    width = max(len(str(row["name"])) for row in rows)
+    width = max((len(str(row["name"])) for row in rows), default=0)
 
     def human() -> str:
         return "\n".join(
@@ -331,10 +333,13 @@ def bench(ui: Ui, /, trials: int, logs: tuple[str, ...], **flags: Any) -> int:
     Here, over SSH, or each run as a job. Exit 1 when a run fails or tells no figure, 6 when it is below the claim on
     the GPUs that the claim is about. An interrupt ends the job too.
     """
+    from envbuild.catalog.loader import load_stack
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.bench import Asked, bench
+    from envbuild.provision.own_run import measured_by
 
     config = configured(flags)
+    measured_by(load_stack(flags["stack"]).stack)
     profile = profile_to_run(flags, "bench", read=bool(logs))
     prepared = prepared_of(ui, {**flags, "profile": profile}, config, locked=False, jobs=True, ahead=False)
     kind = "local" if logs else prepared.target.connection.kind

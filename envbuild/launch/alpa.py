@@ -8,7 +8,7 @@ from pydantic import Field
 
 from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Endpoint, Launch
+from envbuild.model.launch import Default, Launch
 from envbuild.model.reference import BenchmarkCase, ModelSize, Reference
 
 PORT = 41000
@@ -73,15 +73,9 @@ def make(order: Order) -> Launch:
         "case": case.literal(),
         "results": given.results or f"{place.output}/{RESULTS}",
     }
-    commands = tuple(
-        Command(
-            node=rank,
-            argv=(place.program("python3"), *fill(order.data.arguments, {**values, "rank": rank})),
-            environment=dict(order.data.environment),
-            directory=order.directory(),
-            wait_for=Endpoint(address=address, port=port) if rank else None,
-        )
-        for rank in range(place.nodes)
+    python = place.program("python3")
+    commands = order.of_nodes(
+        lambda rank: (python, *fill(order.data.arguments, {**values, "rank": rank})), order.data.environment, PORT
     )
     return order.launch(
         case.model.name,

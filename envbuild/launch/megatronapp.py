@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from envbuild.launch.request import Count, Order, Parameters, Value, fill, model_row, read, require, require_shape
 from envbuild.model.common import Text
-from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch
+from envbuild.model.launch import Command, Default, Deviation, Launch
 from envbuild.model.reference import ModelSize
 
 PORT = 6000
@@ -72,7 +72,7 @@ def make(order: Order) -> Launch:
             "micro-batch": given.micro_batch,
             "microbatches": microbatches,
         },
-        commands=tuple(_command(order, given, values, rank) for rank in range(place.nodes)),
+        commands=_commands(order, given, values),
         defaults=(*taken, *computed),
         deviations=_deviations(order, given.pipeline_parallel),
         notes=_notes(order, given, data),
@@ -88,26 +88,19 @@ def _chunks_default(order: Order, stages: int) -> Default:
     return Default(name="model_chunks", value=chunks, why=f"what {where} starts")
 
 
-def _command(order: Order, given: AppParameters, values: dict[str, Value], rank: int) -> Command:
+def _commands(order: Order, given: AppParameters, values: dict[str, Value]) -> tuple[Command, ...]:
     place = order.place
-    address, port = place.rendezvous(PORT)
     environment = {**order.data.environment, "MEGATRONAPP_GPUS_PER_NODE": str(place.gpus_per_node)}
     if place.nodes > 1 and given.addresses:
         environment["MEGATRONAPP_NODE_ADDRESSES"] = given.addresses
     if place.job:
         environment["MEGATRONAPP_JOB"] = place.job
-    return Command(
-        node=rank,
-        argv=(
-            *place.torchrun(),
-            *fill(order.data.before["torchrun"], {**values, "rank": rank}),
-            "pretrain_gpt.py",
-            *fill(order.data.arguments, values),
-        ),
-        environment=environment,
-        directory=order.directory(),
-        wait_for=Endpoint(address=address, port=port) if rank else None,
-    )
+
+    def argv(rank: int) -> tuple[str, ...]:
+        before = fill(order.data.before["torchrun"], {**values, "rank": rank})
+        return (*place.torchrun(), *before, "pretrain_gpt.py", *fill(order.data.arguments, values))
+
+    return order.of_nodes(argv, environment, PORT)
 
 
 def _bounds(order: Order, given: AppParameters, model: ModelSize, chunks: int) -> tuple[int, int]:

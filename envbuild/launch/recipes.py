@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envbuild.errors import EnvbuildError
-from envbuild.launch import alcf, alpa, megatronapp, metaseq, slurm
+from envbuild.launch import alcf, alpa, command, megatronapp, metaseq, slurm
 from envbuild.launch.request import Order, Parameters, Place, fill
 from envbuild.model.launch import Command, Launch, LaunchData, RecipeName
 from envbuild.model.reference import Reference
@@ -28,6 +28,7 @@ class Recipe:
 
 
 RECIPES: dict[RecipeName, Recipe] = {
+    "command": Recipe(Parameters, command.make),
     "alpa": Recipe(alpa.AlpaParameters, alpa.make),
     "mpi-deepspeed": Recipe(alcf.AlcfParameters, alcf.make),
     "megatronapp": Recipe(megatronapp.AppParameters, megatronapp.make),
@@ -36,14 +37,21 @@ RECIPES: dict[RecipeName, Recipe] = {
 }
 
 
+def parameters_of(data: LaunchData) -> type[Parameters]:
+    """What `--set` takes."""
+    return command.parameters(data) if data.recipe == "command" else RECIPES[data.recipe].parameters
+
+
 def launch_data(stack: Stack) -> tuple[Reference, LaunchData]:
     """The tables and words of a stack. Raises EnvbuildError `no-recipe` where it has none."""
     reference = stack.reference
     if reference is None or reference.launch is None:
         raise EnvbuildError(
             "no-recipe",
-            f"the stack {stack.name} has no launch recipe",
-            hint="its file has none under `reference: launch:`; `envbuild smoke` runs its smoke benchmarks",
+            f"the stack {stack.name} does not say what its own run is",
+            why="its file has no `reference: launch:`",
+            hint="add `reference: {launch: {source: NAME, arguments: [python3, train.py]}}`, NAME of a source with a "
+            "tree; `envbuild smoke` runs its smoke benchmarks",
         )
     return reference, reference.launch
 

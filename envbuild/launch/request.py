@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, StrictModel, Text
-from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchData, Words
+from envbuild.model.launch import Command, Default, Deviation, Endpoint, Launch, LaunchData, Words
 from envbuild.model.reference import Bench, ModelSize, Reference
 from envbuild.node.smoke.training_log import cut_short, losses, not_finite, runs
 from envbuild.node.smoke.training_log import read as read_log
@@ -68,9 +68,9 @@ class Place(StrictModel):
         """torchrun as its module: where torch is the base's, the environment has no script of that name."""
         return (self.program("python3"), "-m", "torch.distributed.run")
 
-    def source(self, name: str, folder: str | None = None) -> str:
-        """The folder of a source that was installed as a path or editable."""
-        return f"{self.environment}/src/{name}" + (f"/{folder}" if folder else "")
+    def source(self, name: str | None, folder: str | None = None) -> str:
+        """The folder of a source that was installed as a path or editable; of none, where the run writes."""
+        return (f"{self.environment}/src/{name}" if name else self.output) + (f"/{folder}" if folder else "")
 
     def rendezvous(self, port: int) -> tuple[str, int]:
         """Address and port where the nodes meet; one meets itself. Raises `launch-parameter` without an address."""
@@ -339,6 +339,22 @@ class Order:
         wanted = (Requirement(text) for text in self.profile.packages)
         pins = (Version(pin.version) for each in wanted if each.name == "deepspeed" for pin in each.specifier)
         return any(pin >= Version(release) for pin in pins)
+
+    def of_nodes(
+        self, argv: Callable[[int], tuple[str, ...]], environment: Mapping[str, str], port: int | None
+    ) -> tuple[Command, ...]:
+        """One command a node, by its rank; those above 0 wait for the `port` of the first node, where one is given."""
+        address, number = self.place.rendezvous(port or 1)
+        return tuple(
+            Command(
+                node=rank,
+                argv=argv(rank),
+                environment=dict(environment),
+                directory=self.directory(),
+                wait_for=Endpoint(address=address, port=number) if rank and port else None,
+            )
+            for rank in range(self.place.nodes)
+        )
 
     def launch(self, model: str, commands: tuple[Command, ...], **more: Any) -> Launch:
         """What is started at this place; `more`: the fields of a launch that the recipe decides."""

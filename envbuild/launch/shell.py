@@ -32,12 +32,6 @@ _PORTS = (61001, 61002, 61013, 61024)
 # What a piece of `bounded` says when it is ended.
 LATE = "envbuild: ended at its deadline"
 _GRACE = 10  # seconds between SIGTERM and SIGKILL
-# Words that stand for what the job fills in while the commands are made; nothing else looks like them.
-_MASTER, _JOB = "first-node-of-the-job", "number-of-the-job"
-_PORTS = (61001, 61002, 61013, 61024)
-# What a piece of `bounded` says when it is ended.
-LATE = "envbuild: ended at its deadline"
-_GRACE = 10  # seconds between SIGTERM and SIGKILL
 
 
 def render(launch: Launch, activate: str | None = None) -> str:
@@ -60,7 +54,8 @@ def head(launch: Launch) -> Iterator[str]:
     yield comment(
         f"{launch.stack}, profile {launch.profile}: {launch.model} on {launch.nodes} x {launch.gpus_per_node} GPUs"
     )
-    yield comment(", ".join(f"{name} {value}" for name, value in launch.degrees.items()))
+    if launch.degrees:
+        yield comment(", ".join(f"{name} {value}" for name, value in launch.degrees.items()))
     for default in launch.defaults:
         yield comment(f"not said: {default.name}={default.value}" + (f" ({default.why})" if default.why else ""))
     for deviation in launch.deviations:

@@ -4,11 +4,30 @@ import json
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from envbuild.model.common import AbsPath, Count, EnvName, Name, Port, RelPath, StrictModel, Text
+from envbuild.node.smoke.training_log import FORMATS, LOSS, is_pattern, pattern_names
 
 _FILLED = frozenset({"ranks", "tensor", "data", "batch", "work"})  # node/smoke/step.py: values_for
+
+# What `{name}` in the words of the recipe `command` may be, besides its own parameters.
+PLACE_WORDS = frozenset(
+    ("nodes", "gpus_per_node", "gpus", "rank", "address", "port", "output", "data", "environment", "source", "job",
+     "hostfile")
+)  # fmt: skip
+_NAME = re.compile(r"\{([a-z0-9_]+)\}")
+
+
+def _log_format(value: str) -> str:
+    if not is_pattern(value) and value not in FORMATS:
+        raise ValueError(f"neither a pattern with a {{figure}} nor one of the formats {', '.join(FORMATS)}")
+    pattern_names(value)
+    return value
+
+
+LogFormat = Annotated[Text, AfterValidator(_log_format)]
+"""A known format of a training log, or a pattern of its lines: `step {step} ... loss {loss}, {tokens} tokens/s`."""
 
 
 class Step(StrictModel):
@@ -27,11 +46,14 @@ class Step(StrictModel):
     environment: dict[EnvName, Text] = {}
     files: dict[Name, dict[str, JsonValue]] = {}
     data: Literal["gpt2"] | None = None
-    log: Literal["megatron", "deepspeed", "metaseq"]
+    log: LogFormat
     steps: Annotated[int, Field(ge=2, le=1000)]
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
+        names = pattern_names(self.log)
+        if self.log not in LOSS and not {"step", "loss"} <= set(names):
+            raise ValueError(f"`log` needs {{step}} and {{loss}}, or is one of {', '.join(sorted(LOSS))}")
         text = json.dumps([self.arguments, self.files])
         unknown = sorted(set(re.findall(r"\{([a-z_]+)\}", text)) - _FILLED)
         if unknown:
@@ -39,7 +61,7 @@ class Step(StrictModel):
         return self
 
 
-RecipeName = Literal["alpa", "mpi-deepspeed", "megatronapp", "metaseq", "slurm-deepspeed"]
+RecipeName = Literal["command", "alpa", "mpi-deepspeed", "megatronapp", "metaseq", "slurm-deepspeed"]
 
 
 class Words(StrictModel):
@@ -52,19 +74,45 @@ class Words(StrictModel):
 class LaunchData(StrictModel):
     """What the recipe of a stack works from. `{name}` in a word is filled with a value that the recipe computes.
 
-    `source` is the source whose folder (or `folder` below it) is the working directory; `defaults` are the values of
-    parameters that nobody gives, as the document's own scripts have them; `before` are the words in front of the
-    program, by launcher; `configs` are JSON files that the program reads, by name.
+    `command`, the recipe of any stack, fills in a parameter, all of which are in `defaults`, or a word of the place
+    (`PLACE_WORDS`). With `{rank}` each node has a command of its own; without it one command starts all nodes.
+
+    `source` is the source whose folder (or `folder` below it) is the working directory, else the output folder is;
+    `defaults` are the values of parameters that nobody gives, as the document's own scripts have them; `before` are the
+    words in front of the program, by launcher; `configs` are JSON files that the program reads, by name.
     """
 
-    recipe: RecipeName
-    source: Name
+    recipe: RecipeName = "command"
+    source: Name | None = None
     folder: RelPath | None = None
     defaults: dict[Text, Text] = {}
     before: dict[Name, tuple[Text | Words, ...]] = {}
     arguments: tuple[Text | Words, ...] = ()
     environment: dict[EnvName, Text] = {}
     configs: dict[Name, dict[str, JsonValue]] = {}
+
+    @model_validator(mode="after")
+    def _fields_fit_the_recipe(self) -> Self:
+        if self.recipe != "command":
+            if self.source is None:
+                raise ValueError(f"the recipe {self.recipe} needs `source`")
+            return self
+        if self.before or self.configs or not self.arguments or (self.folder and not self.source):
+            raise ValueError("a command has its `arguments`, no `before` and no `configs`; a `folder` is of a `source`")
+        taken = sorted(PLACE_WORDS & self.defaults.keys())
+        if taken:
+            raise ValueError(f"{{{taken[0]}}} is filled in by envbuild: give the parameter another name")
+        unknown = sorted(self.names() - PLACE_WORDS - self.defaults.keys())
+        if unknown:
+            known = ", ".join(sorted(PLACE_WORDS))
+            raise ValueError(f"{{{unknown[0]}}} is neither a parameter in `defaults` nor one of {known}")
+        return self
+
+    def names(self) -> set[str]:
+        """The names that its arguments are filled with."""
+        groups = [each for each in self.arguments if isinstance(each, Words)]
+        words = [*(each for each in self.arguments if isinstance(each, str)), *(w for g in groups for w in g.words)]
+        return {name for word in words for name in _NAME.findall(word)} | {group.when for group in groups}
 
 
 class Endpoint(StrictModel):

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from envbuild.model.common import Count, EnvName, Name, Sha256, StrictModel, Text, WebUrl
-from envbuild.model.launch import LaunchData
+from envbuild.model.launch import LaunchData, LogFormat
+from envbuild.node.smoke.training_log import is_pattern, pattern_names
 
 
 class ModelSize(StrictModel):
@@ -79,18 +80,24 @@ class Figure(StrictModel):
 
 
 class Bench(StrictModel):
-    """How the document's own run is measured: `metric` is the name of a figure in log lines of the format `log`.
+    """How the stack's own run is measured: `metric` is the name of a figure in log lines of the format `log`.
 
     The first `warmup` lines of a run are left out, and `least` must be left. `figure`: the claim, where it is no case.
     """
 
-    log: Literal["alpa", "deepspeed", "megatron", "metaseq"]
+    log: LogFormat
     metric: Text
     unit: Text
     lower_is_better: bool = False
     warmup: Annotated[int, Field(ge=0, le=10000)] = 0
     least: Count = 1
     figure: Name | None = None
+
+    @model_validator(mode="after")
+    def _the_log_has_the_figure(self) -> Self:
+        if is_pattern(self.log) and self.metric not in pattern_names(self.log):
+            raise ValueError(f"`log` has no {{{self.metric}}}, the figure that `metric` names")
+        return self
 
 
 class LaunchVariable(StrictModel):

@@ -201,8 +201,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
     Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
     and `way` do.
     """
-    told, reference = measured_by(prepared), prepared.stack.reference
-    assert reference is not None  # noqa: S101 - it says how it is measured
+    reference, told = measured_by(prepared.stack)
     if asked.place is not None:
         # A wrong parameter is told before anybody is asked.
         launch(prepared.stack, prepared.profile, asked.run.values, asked.place.model_copy(update={"master": "first"}))

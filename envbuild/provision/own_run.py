@@ -16,13 +16,15 @@ from pathlib import Path
 
 from envbuild.errors import EnvbuildError, writing
 from envbuild.hostlist import expand_hosts
+from envbuild.launch.recipes import launch_data
 from envbuild.launch.request import Place
 from envbuild.launch.shell import steps_of
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.launch import Launch
 from envbuild.model.lock import Variant
-from envbuild.model.reference import Bench
+from envbuild.model.reference import Bench, Reference
+from envbuild.model.stack import Stack
 from envbuild.model.target import Connection
 from envbuild.node import proc
 from envbuild.node.paths import read_json
@@ -35,7 +37,6 @@ from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
 from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched, watched_there
 from envbuild.provision.run.context import Question, Work
-from envbuild.provision.run.findings import Prepared
 from envbuild.provision.survey.ask import ask
 from envbuild.resolve import health
 from envbuild.resolve.request import physical_gpus, visible_gpus
@@ -133,16 +134,18 @@ class OwnRun:
         return gpu_use.below(self.output)
 
 
-def measured_by(prepared: Prepared) -> Bench:
+def measured_by(stack: Stack) -> tuple[Reference, Bench]:
     """How the stack's own run is measured. Raises EnvbuildError `no-recipe` (exit 2) where it does not say."""
-    reference = prepared.stack.reference
-    if reference is None or reference.bench is None:
+    reference, _ = launch_data(stack)
+    if reference.bench is None:
         raise EnvbuildError(
             "no-recipe",
-            f"the stack {prepared.stack.name} does not say how its own run is measured",
-            hint="its file needs `reference: bench:` with the log's format, the figure's name and its unit",
+            f"the stack {stack.name} does not say how its own run is measured",
+            why="its file has no `reference: bench:`",
+            hint='add `bench: {log: "step {step} ... {tokens} tokens/s", metric: tokens, unit: tokens/s}` to its '
+            "`reference:`, with a line as its run prints it",
         )
-    return reference.bench
+    return reference, reference.bench
 
 
 def of_trial(work: Work, place: Place, number: int) -> Place:

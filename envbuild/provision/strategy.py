@@ -133,7 +133,7 @@ def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked)
 
     Raises EnvbuildError `no-recipe` as `bench` does, and what `asked.problem` raises.
     """
-    told = measured_by(prepared)
+    _, told = measured_by(prepared.stack)
     with one_run(CHECK, settings, watch, **about(prepared)) as run:
         work = Work(prepared, settings, run.run, run.journal)
         refuse_without_gpus(work, asked.place.gpus_per_node)

@@ -262,3 +262,41 @@ def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
     path.write_text(yaml.safe_dump(yaml.safe_load((built.work / "timed.yaml").read_text()) | {"reference": bare}))
     (built.work / "bare.lock.toml").write_text((built.work / "timed.lock.toml").read_text())
     assert built.run("bench", "./bare.yaml", *ARGS[1:]).code == "no-recipe"
+
+
+OWN = {
+    "figures": [{"name": "speed", "value": 1000, "unit": "tokens/s", "where": "README", "source": "own", "gpus": 1,
+                 "gpu": "H100-SXM5-80GB"}],
+    "launch": {"source": "mine", "arguments": ["python3", "train.py", "--steps={steps}"], "defaults": {"steps": "3"}},
+    "bench": {"log": "step {step} ... loss {loss}, {speed} tokens/s", "metric": "speed", "unit": "tokens/s",
+              "warmup": 1, "figure": "speed"},
+}  # fmt: skip
+TRAIN = """
+import sys
+for step in range(int(sys.argv[1].partition("=")[2])):
+    print(f"step {step} of many: loss {4 - step}.5, {1000 + step:,} tokens/s", flush=True)
+"""
+
+
+def test_d99_any_stack_file_has_launch_bench_and_a_claim_in_its_kit(world: World) -> None:
+    (world.work / "mine").mkdir()
+    (world.work / "mine/train.py").write_text(TRAIN)
+    path = world.stack("mine", [], sources=[{"name": "mine", "path": "./mine"}])
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": OWN}))
+    world.lock(path)
+    world.built(stack="./mine.yaml")
+    here = ("./mine.yaml", "--target", "local", "--gpus-per-node", "1")
+    assert "--steps=5" in world.good("launch", *here, "--set", "steps=5").out
+    done = world.run("bench", *here, "--set", "steps=5", "--json")
+    assert done.rc == 0, done.err
+    check = done.node["checks"][-1]
+    assert check["details"]["values"] == [1001, 1002, 1003, 1004]
+    assert check["details"]["losses"] == [4.5, 3.5, 2.5, 1.5, 0.5]
+    assert check["comparison"]["claim"] == 1000
+    then = path.read_text()
+    path.write_text(then.replace("summary:", "summary: New,"))
+    world.good("report", "kit", done.json["run"], "--output", "kit")
+    assert (world.work / "kit/mine.yaml").read_text() == then, "the kit of a run has the stack of its day"
+    rows = (world.work / "kit/README.md").read_text()
+    assert "envbuild bench mine --profile exact` | 1,000 tokens/s" in rows
+    world.good("report", "verify", "kit")

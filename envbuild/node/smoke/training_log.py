@@ -1,8 +1,9 @@
 """What training scripts print, read line by line: pure functions, one format for each kind of script.
 
 `megatron`: the iteration lines of Megatron-LM, both Megatron-DeepSpeeds and MegatronAPP. `deepspeed`: the engine's
-lines with `samples/sec`. `metaseq`: rows of `train_inner`. `alpa`: rows of the artifact's table of results. What a
-launcher puts in front of a line (`srun -l`, `mpiexec -l`, torchrun) is passed over.
+lines with `samples/sec`. `metaseq`: rows of `train_inner`. `alpa`: rows of the artifact's table of results. Any other
+script: a pattern of its lines, such as `step {step} ... loss {loss}, {tokens} tokens/s`, where `{name}` is a number and
+`...` any text. What a launcher puts in front of a line (`srun -l`, `mpiexec -l`, torchrun) is passed over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from functools import lru_cache
+from typing import List, Match, NamedTuple, Pattern
 
 from envbuild.node.read_text import number
 
@@ -32,6 +34,13 @@ _ALPA = "{'tflops': "
 _ITEM = re.compile(rf"'([a-z_]+)': (?:np\.float[0-9]+\()?({_NUMBER})\)?", re.IGNORECASE)
 
 
+# A number of a pattern, `1,234` too; bounded, so that a line costs its length.
+_FIGURE = (
+    r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,9}(?:\.[0-9]{0,30})?|[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
+    r"(?:[eE][-+]?[0-9]{1,4})?(?![0-9])|[-+]?(?:nan|infinity|inf)"
+)
+_PLACE = re.compile(r"\{([a-z][a-z0-9_]{0,60})\}")
+_PIECE = re.compile(_PLACE.pattern + r"|(\s+)|[^{\s]+")
 # What srun, torchrun's `--tee` and torch put before a rank's line.
 _RANK = re.compile(r"(?:[0-9]+: )?(?:\[default[0-9]+\]:)?(?:\[rank[0-9]+\]: )?")
 
@@ -45,8 +54,54 @@ class Record(NamedTuple):
 
 def read_line(form: str, line: str) -> Record | None:
     """The record in a line of a format; None where the line is none. Raises KeyError for an unknown format."""
-    reader = _READERS[form]
-    return reader(_COLOUR.sub("", line)) if len(line) <= _LONGEST else None
+    if len(line) > _LONGEST:
+        return None
+    line = _COLOUR.sub("", line)
+    return _of_pattern(form, line) if is_pattern(form) else _READERS[form](line)
+
+
+def is_pattern(form: str) -> bool:
+    """Whether it is a pattern of lines rather than the name of a format."""
+    return "{" in form
+
+
+def pattern_names(form: str) -> list[str]:
+    """The figures of a pattern. Raises ValueError for one that is ambiguous or malformed."""
+    names = _PLACE.findall(form)
+    rest = _PLACE.sub("\0", form)
+    if "{" in rest or "}" in rest:
+        raise ValueError("a figure is a name in braces, of lower-case letters, digits and underscores: {tokens_per_s}")
+    if re.search(r"\0(?:\.\.\.)?\0", rest):
+        raise ValueError("two figures have no text between them")
+    if len(set(names)) != len(names):
+        raise ValueError("two figures have the same name")
+    return names
+
+
+@lru_cache(maxsize=None)
+def _segments(form: str) -> List[Pattern[str]]:
+    """What is searched for one after the other."""
+
+    def piece(match: Match[str]) -> str:
+        name, gap = match.groups()
+        return f"(?P<{name}>{_FIGURE})" if name else r"\s{1,80}" if gap else re.escape(match.group())
+
+    texts = [_PIECE.sub(piece, part.strip()) for part in form.split("...")]
+    # A number is found whole, not from its midst.
+    return [re.compile(r"(?<![0-9.,])" * text.startswith("(?P") + text, re.IGNORECASE) for text in texts]
+
+
+def _of_pattern(form: str, line: str) -> Record | None:
+    values: dict[str, float] = {}
+    end = 0
+    for segment in _segments(form):
+        match = segment.search(line, end)
+        if match is None:
+            return None
+        end = match.end()
+        values.update((name, float(value.replace(",", ""))) for name, value in match.groupdict().items())
+    step = values.get("step", 0.0)
+    return Record(int(step), values) if math.isfinite(step) else None
 
 
 def read(form: str, text: str) -> list[Record]:
@@ -75,12 +130,13 @@ def without_ignored(lines: Iterable[str]) -> list[str]:
 def losses(form: str, texts: Iterable[str]) -> list[tuple[int, float]]:
     """(step, loss) in order of steps, from what all ranks printed; a step that was skipped has no loss and no place."""
     found: dict[int, float] = {}
+    loss = "loss" if is_pattern(form) else LOSS.get(form)
     for text in texts:
         for record in read(form, text):
             if not math.isfinite(found.get(record.step, 0.0)):
                 continue  # what another rank, or a second run, has at that step does not mend it
-            if LOSS.get(form) in record.values:
-                found[record.step] = record.values[LOSS[form]]
+            if loss in record.values:
+                found[record.step] = record.values[loss]
             elif record.values.get(_NOT_FINITE):
                 found[record.step] = math.nan
     return sorted(found.items())
