@@ -366,7 +366,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
     from envbuild.provision.jobs.launch import make_job
     from envbuild.provision.own_run import measured_by
 
-    measured, values = measured_by(prepared), launch_settings(flags["settings"])
+    (_, measured), values = measured_by(prepared.stack), launch_settings(flags["settings"])
     if prepared.target.connection.kind == "job":
         site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked_of(values, flags))
         text = site.scheduler.render(job)
