@@ -31,7 +31,7 @@ from envbuild.lock.readers.pylock import (
     uv_platform,
     with_sizes,
 )
-from envbuild.lock.readers.uvtool import build_not_allowed, run_uv
+from envbuild.lock.readers.uvtool import build_not_allowed, no_solution, run_uv
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
 from envbuild.model.stack import Base
@@ -96,6 +96,11 @@ def resolve(request: Request) -> list[Offer]:
     try:
         return _with_releases(request, _resolved(request))
     except EnvbuildError as error:
+        if error.exit_code != ExitCode.REFUSED:
+            raise
+        bound = _in_the_way(request, error)
+        if bound is not None:
+            raise no_solution(error.why, bound) from None
         if error.code != "build-not-allowed":
             raise
         names = _without_wheel(request, error.details["packages"])
@@ -121,6 +126,29 @@ def _with_releases(request: Request, offers: list[Offer]) -> list[Offer]:
         if error.code == "build-not-allowed" and set(error.details["packages"]) & set(early):
             raise
         return offers
+
+
+def _in_the_way(request: Request, error: EnvbuildError) -> str | None:
+    """The requirement or constraint without whose bounds all is there with wheels; uv's words may name another cause.
+
+    uv tells what it tried last: a release of long ago without a wheel, or one that needs what is gone.
+    """
+    named = set(error.details.get("packages", ()))
+    texts = dict.fromkeys((*request.requirements, *request.constraints))
+    bounds = [text for text in texts if requirement(text).specifier and package_name(text) not in named]
+
+    def fits(loosened: Sequence[str]) -> bool:
+        def loose(text: str) -> str:
+            return str(requirement(text).name) if text in loosened else text
+
+        asked, bounded = tuple(map(loose, request.requirements)), tuple(map(loose, request.constraints))
+        try:
+            offers = _resolved(replace(request, requirements=asked, constraints=bounded, pins={}))
+        except EnvbuildError:
+            return False
+        return named <= {offer.name for offer in offers}
+
+    return next((text for text in bounds if fits([text])), None) if bounds and fits(bounds) else None
 
 
 def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:

@@ -160,3 +160,26 @@ def test_d90_a_version_before_a_release_is_taken_only_where_somebody_asks_for_it
 
     assert locked("packages: ['speed==0.3.1.dev5']") == {"speed": "0.3.1.dev5"}
     assert locked("packages: [beta]") == {"beta": "1.0b2"}, "there is no release at all"
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("needs", "why"), [("oldbar", "an old release without a wheel"), ("gone", "an old release that needs what is gone")]
+)
+def test_d91_requirements_that_contradict_each_other_are_told_whatever_uv_tried_last(
+    tmp_path: Path, needs: str, why: str
+) -> None:
+    ran, links = tmp_path / "ran", tmp_path / "links"
+    if needs == "oldbar":
+        make_sdist(links, ran, "sets", "2.2")
+    else:
+        make_wheel(links, "sets", "1.0", requires=("gone",))
+    make_wheel(links, "sets", "2.0", requires=("bar>=4",))
+    make_wheel(links, "bar", "2.0")
+    make_wheel(links, "bar", "4.0")
+    error = refused(create, stack(tmp_path, "packages: ['sets<3', 'bar<3']"), "--find-links", str(links))
+    assert (error.code, error.exit_code) == ("resolution-failed", ExitCode.REFUSED), why
+    assert "`bar<3`" in error.what and "`bar<3`" in error.hint and not ran.exists()
+    create.main(
+        args=[stack(tmp_path, "packages: ['sets<3', bar]"), "--find-links", str(links)], standalone_mode=False
+    )  # as the hint says

@@ -101,11 +101,18 @@ def _failure(said: str) -> EnvbuildError:
             hint="check the name, and the index: a login page instead of a list of files looks like this, too",
             exit_code=ExitCode.REFUSED,
         )
+    return no_solution(why)
+
+
+def no_solution(why: str, bound: str = "") -> EnvbuildError:
+    """The error of requirements that contradict each other; `bound`: the one without which they do not."""
     return EnvbuildError(
         "resolution-failed",
-        "no set of packages fits the requirements",
+        f"no set of packages fits the requirements{f' with `{bound}`' * bool(bound)}",
         why=why,
-        hint="loosen a requirement or a constraint, or choose another `as_of`",
+        hint=f"loosen `{bound}`: all other requirements fit together"
+        if bound
+        else "loosen a requirement or a constraint, or choose another `as_of`",
     )
 
 
