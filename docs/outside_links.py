@@ -24,6 +24,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if not path.exists():
             raise FileNotFoundError(f"{page.file.src_uri}: {link[2]}")
         name = path.relative_to(top.parent)
-        return f"`{name}`" if link[1].strip("`") in (name.stem, str(name)) else f"{link[1]} in `{name}`"
+        return (
+            f"`{name}`"
+            if name.name.startswith(link[1].strip("`")) or link[1] == str(name)
+            else f"{link[1]} in `{name}`"
+        )
 
     return _LINK.sub(with_its_file, markdown)
