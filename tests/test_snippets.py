@@ -53,7 +53,7 @@ ROOMS = {
     "images": (r"(image (build|verify)|bundle create) .*torch-smoke", "test_snippets_shipped.py"),
     "nodes": (r"--target T$", "fleet/test_containers.py"),
     "document": (r"--output opt\.html", "test_snippets_shipped.py"),
-    "opt": (r"my-azure\.yaml", "slurm/test_snippets.py"),
+    "opt": (r"(?<!init )my-azure\.yaml", "slurm/test_snippets.py"),
     "gpus": (
         r"h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
         r"data megatron-deepspeed-slurm",
@@ -67,7 +67,7 @@ FILLED = {
     "KEY": "key",
     "TARGET": "lab.yaml",
     "STACK": "./my.yaml",
-    "init cluster.yaml": "init new.yaml --facts azure-nd96",  # asks nothing
+    "init my-azure.yaml": "init new.yaml --facts azure-nd96",  # asks nothing
 }
 
 

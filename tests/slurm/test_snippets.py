@@ -73,7 +73,7 @@ def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(cluster: Cluster, tmp_
     target = yaml.safe_load(block) | {"prefix": str(world.prefix)}
     (world.work / "my-azure.yaml").write_text(yaml.safe_dump(target))
     jobs = []
-    for _, command, code in of("opt"):
+    for command, code in dict.fromkeys((command, code) for _, command, code in of("opt")):
         done = run(world, command, before=machine.before)
         assert wrong(command, code, done) == ""
         jobs += [job["name"] for job in world.submitted()]
