@@ -109,6 +109,7 @@ say python "$python"
 if [ -n "$python" ]; then
   # printf is part of the shell and writes to a pipe: a here-document of bash would need room in /tmp
   printf '%s\n%s\n' '@PYZ@' '@REQUEST@' | @FOLLOW@ "$python" -I -S -c '@LOADER@' '@VERB@'
-  say exit $?
+  code=$?
+  say exit $code
 fi
 printf '%s\n' "@END@"

@@ -1,4 +1,4 @@
-"""What the nodes of a job left in its folder: answers, logs, and how a step ended that has no answer."""
+"""Ask the nodes of a job: what runs on each of them, and what they left in its folder."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import json
 import posixpath
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.protocol import Exit
 from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
 from envbuild.provision.run.context import Run, Work
-from envbuild.provision.run.progress_events import TAIL
+from envbuild.provision.run.journal import EventKind
+from envbuild.provision.run.progress_events import TAIL, followed
 from envbuild.schedule.cluster import Runner
-from envbuild.schedule.job import Failure, JobStep, hint_for, job_error
+from envbuild.schedule.job import Failure, Job, JobState, JobStep, hint_for, job_error
 from envbuild.text import how_it_ended
 
-Requests = Mapping[str, dict[str, Any]]
-# The answer appears under its name when it is whole. A verb that fails stops neither the job nor the next verb.
-_CODE = (
-    'n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; mkdir -p -- "$d" && '
-    '/bin/sh "$1/requests/$2.sh" > "$d/$2.new" 2> "$d/$2.log" </dev/null; mv -f -- "$d/$2.new" "$d/$2.out"'
-)
-# Ends the job where a node did not answer all of the verbs well.
-_WELL = (
-    "n=$(uname -n); d=$1/asked/${SLURMD_NODENAME:-${n%%.*}}; shift; "
-    'for verb; do grep -q "^exit=0$" "$d/$verb.out" || exit 1; done'
-)
+# Of a verb whose request only a step before it writes (`ensure`), there is none yet.
+Requests = Mapping[str, dict[str, Any] | None]
+ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the nodes of the job `name` are asked: `requests` by verb, all nodes one before the next.
+    """What the nodes of the job `name` are asked: `requests` by verb, each node one after the other.
 
     `folder`: `jobs/<run>` below what login host and nodes share. `before`: what the job does first; `once`: what then
-    only its first node is asked, where there is an answer; `after`: what all are asked that answered the rest well.
+    only its first node is asked, or the `builder`; `after`: what all are asked once all have answered the rest well.
+
+    `program`: Python and node program below the folder that is shared. They tell what they do meanwhile, and the first
+    verb that goes wrong is the last. Without it, each node looks for a Python, as in a first contact, and goes on.
     """
 
     name: str
@@ -51,70 +51,133 @@ class Asked:
     before: Sequence[JobStep] = ()
     once: Requests = field(default_factory=dict)
     after: Requests = field(default_factory=dict)
+    program: tuple[str, str] | None = None
+    builder: str | None = None
 
     def steps(self) -> Iterator[JobStep]:
         """What the job does."""
-
-        def argv(code: str, *verbs: str) -> tuple[str, ...]:
-            return ("/bin/sh", "-c", code, self.name, self.folder, *verbs)
-
+        goes_on = () if self.program or self.after else ("-k",)
+        run = ("/bin/sh", f"{self.folder}/run.sh", *goes_on, self.folder)
         yield from self.before
-        yield from (JobStep(argv=argv(_CODE, verb), each="once") for verb in self.once)
-        yield from (JobStep(argv=argv(_CODE, verb)) for verb in self.requests)
+        if self.once:
+            yield JobStep(argv=(*run, *self.once), each="once")
+        yield JobStep(argv=(*run, *self.requests))
         if self.after:
-            yield JobStep(argv=argv(_WELL, *self.requests))
-            yield from (JobStep(argv=argv(_CODE, verb)) for verb in self.after)
+            yield JobStep(argv=(*run, *self.after))
+
+    def files(self, nonce: str) -> dict[str, bytes]:
+        """What lies in the folder: `job_run.sh`, and how each verb is run."""
+        found = {"run.sh": Path(__file__).with_name("job_run.sh").read_bytes()}
+        # Nodes without a Python of their own have one where tools were staged.
+        top, pyz = posixpath.dirname(posixpath.dirname(self.folder)), node_pyz()
+        for verb, request in {**self.once, **self.requests, **self.after}.items():
+            place = f"requests/{verb}"
+            if self.program is None:
+                text = f'{build_script(request or {}, pyz, nonce, top)}exit "${{code:-0}}"\n'
+            else:
+                text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
+            if self.program and request is not None:
+                told = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
+                found[f"{place}.json"] = json.dumps(told, allow_nan=False).encode()
+            found[f"{place}.sh"] = text.encode()
+        return found
 
 
 def ask_in_job(work: Work | Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
     """One job of `limit` seconds at most; every node of it has an answer to every verb, or an error that says why not.
 
-    Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and `prefix-not-shared`
-    (exit 7).
+    What is asked `once` has an answer of the node that was asked alone, and what comes `after` only where all went
+    well before. Raises EnvbuildError as submitting and waiting do, `job-…` where no node answered anything, and
+    `prefix-not-shared` (exit 7).
     """
+    runner, scheduler, folder = site.runner, site.scheduler, asked.folder
     nonce = secrets.token_hex(16)
-    pyz = node_pyz()
-    # Nodes without a Python of their own have one where tools were staged.
-    folder = asked.folder
-    top = posixpath.dirname(posixpath.dirname(folder))
-    every = {**asked.once, **asked.requests, **asked.after}
-    scripts = {verb: build_script(told, pyz, nonce, top).encode() for verb, told in every.items()}
-    place(site.runner, folder, {f"requests/{verb}.sh": text for verb, text in scripts.items()})
-    job = site.job(asked.name, list(asked.steps()), folder, limit)
-    number, state = run_to_end(work, site, job)
-    raw = collect(site.runner, posixpath.join(folder, "asked"), ".out")
+    place(runner, folder, asked.files(nonce))
+    job = site.job(asked.name, list(asked.steps()), folder, limit, builder=asked.builder)
+    number, state = _followed(work, site, job) if asked.program else run_to_end(work, site, job)
+    attempt = last_attempt(runner, folder, scheduler.attempt(state))
+    raw = collect(runner, attempt, ".json")
+    failed = None if state.good else job_error(number, state, scheduler.logs(job, number, 4096))
     if not raw:
-        last = site.scheduler.logs(job, number, 4096)
+        error = first_death(failed, state.nodes, runner, attempt) if failed else not_shared(folder, number)
         finish(work, site, job, number, state, good=False)
-        raise not_shared(folder, number) if state.good else job_error(number, state, last)
-    failed = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
+        raise error
 
     def answers_of(node: str, verbs: Iterable[str]) -> dict[str, ContactResult]:
-        got = raw.get(node, {})
-        return {verb: _answer(node, got.get(verb), nonce, failed) for verb in verbs}
+        read = parse_output if asked.program is None else plain
+        return {verb: _answer(node, raw.get(node, {}).get(verb), nonce, failed, read) for verb in verbs}
 
     found = {node: answers_of(node, asked.requests) for node in sorted({*raw, *state.nodes})}
-    if all(each.exit == 0 for got in found.values() for each in got.values()):
+    if all(each.exit == 0 for answers in found.values() for each in answers.values()):
         for node, answers in found.items():
             answers |= answers_of(node, asked.after)
     for node, got in raw.items():
         found[node] |= answers_of(node, [verb for verb in asked.once if verb in got])
+    if failed is not None:
+        _tell_phases(found, failed, runner, attempt)
     good = all(answer.error is None for answers in found.values() for answer in answers.values())
     finish(work, site, job, number, state, good=good)
     return found
 
 
-def _answer(node: str, data: bytes | None, nonce: str, failed: EnvbuildError | None) -> ContactResult:
+def _followed(work: Work | Run, site: JobSite, job: Job) -> tuple[str, JobState]:
+    """`run_to_end`; what its nodes do is asked for and told while it runs, and not while it waits in the queue."""
+    runs = threading.Event()
+
+    def ask() -> str:
+        return progress_of(site.runner, job.output) if runs.is_set() else ""
+
+    with followed({job.output: ask}, _teller(work), ASK_SECONDS):
+        return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())
+
+
+def _teller(work: Work | Run) -> Callable[[str, Mapping[str, Any]], None]:
+    """Tells what a node of a job does; nobody else says that it begins a step."""
+    steps: dict[str, str] = {}
+
+    def tell(_: str, told: Mapping[str, Any]) -> None:
+        node, step = told.get("host", ""), told.get("step", "")
+        if steps.get(node) != step:
+            steps[node] = step
+            work.journal.tell(EventKind.STEP_STARTED, node=node, step=step)
+        work.journal.now(node, told)
+
+    return tell
+
+
+def _answer(
+    node: str, data: bytes | None, nonce: str, failed: EnvbuildError | None,
+    read: Callable[[bytes, str, str], ContactResult] = parse_output,
+) -> ContactResult:  # fmt: skip
     if data is None:
         return ContactResult.failed(node, failed or EnvbuildError(
-            "node-silent", f"{node} was in the job and said nothing", hint="the log of the job has more",
+            "node-silent", f"{node} was in the job and did not finish", hint="the log of the job has more",
             details={"node": node},
         ))  # fmt: skip
     try:
-        return parse_output(data, nonce, node)
+        return read(data, nonce, node)
     except EnvbuildError as error:
         # What ended the job has cut off the answer, too.
         return ContactResult.failed(node, failed if failed and error.code == "contact-failed" else error)
+
+
+def plain(data: bytes, _: str, node: str) -> ContactResult:
+    """The answer of the node program without a first contact; one that cannot be read is an error of its node alone."""
+    try:
+        response = json.loads(data)
+    except (ValueError, RecursionError):
+        response = None
+    if not isinstance(response, dict) or not isinstance(response.get("ok"), bool):
+        error = EnvbuildError(
+            "answer-unreadable",
+            f"{node}: what it answered cannot be read",
+            why=f"it is empty, no JSON, or larger than {FILE_LIMIT >> 20} MiB",
+            hint="look at it in the job's folder; the log there may say more",
+        )
+        response = {"ok": False, "changed": False, "error": error.as_dict()}
+    result = response.get("result") or {}
+    good = response["ok"] and result.get("ok", True)
+    return ContactResult(node, {}, (), response, int(result.get("exit", Exit.OK if good else Exit.CHECK_FAILED)))
 
 
 def not_shared(folder: str, number: str) -> EnvbuildError:
@@ -127,7 +190,6 @@ def not_shared(folder: str, number: str) -> EnvbuildError:
     )
 
 
-Answers = dict[str, dict[str, dict[str, Any]]]
 # Bytes: of one file, and of all that one exchange brings (in base64 a third more, see `schedule/runner.py`).
 FILE_LIMIT = 8 << 20
 EXCHANGE_LIMIT = 8 << 20
@@ -202,40 +264,26 @@ def last_attempt(runner: Runner, folder: str, told: int) -> str:
     return posixpath.join(folder, f"answers-{max(told, *map(int, there), 0)}")
 
 
-def read_answers(runner: Runner, folder: str) -> Answers:
-    """The answers of the node program by node and verb; one that cannot be read is an error of its node alone."""
-    return {
-        node: {verb: read_json(data) or _unreadable(node, verb) for verb, data in verbs.items()}
-        for node, verbs in collect(runner, folder, ".json").items()
-    }
-
-
-def read_json(data: bytes) -> dict[str, Any] | None:
-    """A response of the node program; None for anything else."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("ok"), bool) else None
-
-
-def _unreadable(node: str, verb: str) -> dict[str, Any]:
-    error = EnvbuildError(
-        "answer-unreadable",
-        f"{node}: the answer to `{verb}` cannot be read",
-        why=f"it is empty, no JSON, or larger than {FILE_LIMIT >> 20} MiB",
-        hint="look at it in the job's folder; the log there may say more",
+def _tell_phases(
+    found: Mapping[str, dict[str, ContactResult]], failed: EnvbuildError, runner: Runner, folder: str
+) -> None:
+    """Put into the answers that a failed job owes, as errors, in which verb their nodes were and how it ended."""
+    owed = {node: [verb for verb, each in answers.items() if each.error is failed] for node, answers in found.items()}
+    errors = (
+        phases(failed, [node for node, verbs in owed.items() if verbs], runner, folder) if any(owed.values()) else {}
     )
-    return {"ok": False, "changed": False, "error": error.as_dict()}
+    for node, error in errors.items():
+        found[node].update(dict.fromkeys(owed[node], ContactResult.failed(node, error)))
 
 
-def tell_phases(errors: dict[str, EnvbuildError], failed: EnvbuildError, runner: Runner, folder: str) -> None:
-    """Say in `errors` of the nodes that did not finish, for the job `failed`, in which verb they were and how it ended.
+def phases(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: str) -> dict[str, EnvbuildError]:
+    """By node the error of the job `failed`, with the verb that it did not finish, and how that ended.
 
     What a node has begun and not ended has no final name yet; see job_run.sh, which also writes how it died.
     """
     began, died, logs = (collect(runner, folder, ending) for ending in (".new", ".died", ".log"))
-    for node in [node for node, error in errors.items() if error is failed]:
+    errors = {}
+    for node in nodes:
         verb = next(iter(began.get(node, {})), "")
         how, memory = _how_it_died(died.get(node, {}).get(verb, b""))
         where = f"in `{verb}`{how and f', which {how}'}" if verb else "between two steps"
@@ -248,12 +296,12 @@ def tell_phases(errors: dict[str, EnvbuildError], failed: EnvbuildError, runner:
             exit_code=failed.exit_code,
             details={**failed.details, "node": node, "verb": verb},
         )
+    return errors
 
 
 def first_death(failed: EnvbuildError, nodes: Iterable[str], runner: Runner, folder: str) -> EnvbuildError:
     """Of a job that left no answer: the error of the first node that had begun something, else `failed`."""
-    errors = dict.fromkeys(nodes, failed)
-    tell_phases(errors, failed, runner, folder)
+    errors = phases(failed, nodes, runner, folder)
     return next((error for error in errors.values() if error.details.get("verb")), failed)
 
 

@@ -1,10 +1,15 @@
 #!/bin/sh
-# Runs the node program on this node of a job, once a verb: job_run.sh FOLDER PYTHON NODE-PROGRAM VERB...
-# Requests lie in FOLDER/requests. An answer has its final name in FOLDER/answers-<attempt>/<node> only when it is whole:
-# one line of JSON. Of a step that died before, VERB.new stays, and VERB.died has its exit code and how many processes
+# Runs verbs on this node of a job, up to the first that goes wrong, or all (-k): job_run.sh [-k] FOLDER VERB...
+# FOLDER/requests/VERB.sh is how. An answer has its final name in FOLDER/answers-<attempt>/<node> only when it is whole:
+# it ends with a line. Of a verb that died before, VERB.new stays, and VERB.died has its exit code and how many processes
 # of this job the kernel has killed meanwhile because memory ran out.
-folder=$1 python=$2 program=$3
-shift 3
+all=
+if [ "$1" = -k ]; then
+  all=yes
+  shift
+fi
+folder=$1
+shift
 host=$(uname -n)
 ENVBUILD_NODE=${SLURMD_NODENAME:-${host%%.*}}
 export ENVBUILD_NODE
@@ -27,7 +32,7 @@ for verb; do
   # The node that built has tested already.
   [ -e "$answers/$verb.json" ] && continue
   before=$(kills)
-  "$python" "$program" "$verb" < "$folder/requests/$verb.json" > "$answers/$verb.new" 2>> "$answers/stderr.log"
+  /bin/sh "$folder/requests/$verb.sh" > "$answers/$verb.new" 2>> "$answers/stderr.log" < /dev/null
   code=$?
   if [ -s "$answers/$verb.new" ] && [ -z "$(tail -c 1 -- "$answers/$verb.new")" ]; then
     mv -f -- "$answers/$verb.new" "$answers/$verb.json"
@@ -35,5 +40,5 @@ for verb; do
     echo "$code $(($(kills) - before))" > "$answers/$verb.died"
     [ "$code" != 0 ] || code=70
   fi
-  [ "$code" = 0 ] || exit "$code"
+  [ "$code" = 0 ] || [ "$all" ] || exit "$code"
 done

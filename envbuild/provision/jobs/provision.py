@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
-import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from envbuild.errors import EnvbuildError, ExitCode
@@ -15,39 +12,25 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.sharing import builder_of, other_steps, pinned
-from envbuild.provision.contact.first_contact import node_request
+from envbuild.provision.contact.first_contact import ContactResult, node_request
 from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.environments import Environments, asked_evidence, stage
 from envbuild.provision.fleet.multi_node_smoke import gpus_of, gpus_of_stamp, job_request, note_floors
 from envbuild.provision.fleet.sharing import not_built
-from envbuild.provision.jobs.answers import (
-    PROGRESS,
-    Answers,
-    Asked,
-    ask_in_job,
-    first_death,
-    last_attempt,
-    not_shared,
-    progress_of,
-    read_answers,
-    tell_phases,
-)
+from envbuild.provision.jobs.answers import Asked, Requests, ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step, is_local, published
-from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
+from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.jobs.stage import stage as stage_on_login
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.run.context import Outcome, Question, Work
-from envbuild.provision.run.evidence import first_error
-from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.progress_events import followed
+from envbuild.provision.run.evidence import all_well, first_error
 from envbuild.provision.survey.ask import decide, probe_args
 from envbuild.provision.survey.in_use import current_of
-from envbuild.schedule.job import Job, JobState, JobStep, job_error
+from envbuild.schedule.job import JobStep
 
-BUILD = ("install", "smoke", "activate")
 LEAST_LIMIT = 1800
 SMOKE_LIMIT = 3600
-ASK_SECONDS = 5.0
+Answers = Mapping[str, Mapping[str, ContactResult]]
 
 
 def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
@@ -57,31 +40,18 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     """
     builder = builder_of(plan)
     folder = posixpath.join(work.survey.facts[builder.node].stage_prefix, "jobs", work.run.id)
-    work.tools[builder.node] = _with_common_python(builder, work)
+    work.tools[builder.node] = tools = _with_common_python(builder, work)
+    once, requests = _requests(builder, work, folder)
     variant, facts = work.survey.variants[builder.node], work.survey.facts[builder.node]
     gpus = gpus_of(variant, facts, work.prepared.target)
     meeting = job_request(work, variant, builder.environment, gpus, site.nodes)
-    place(site.runner, folder, _requests(builder, work, folder, meeting))
-    steps = _steps(builder, work, folder, meets=bool(meeting))
-    job = site.job("envbuild-provision", steps, folder, limit_of(plan, site), builder=pinned(plan))
-    number, state = _followed(work, site, job, folder)
-    attempt = last_attempt(site.runner, folder, site.scheduler.attempt(state))
-    answers = read_answers(site.runner, attempt)
-    if not answers and not state.good:
-        last = site.scheduler.logs(job, number, 4096)
-        error = first_death(job_error(number, state, last), state.nodes, site.runner, attempt)
-        finish(work, site, job, number, state, good=False)
-        raise error
-    if not answers:
-        raise not_shared(folder, number)
-    failed = None if state.good else job_error(number, state, site.scheduler.logs(job, number, 4096))
-    made, outcome = _outcome(plan, builder, answers, state, failed, work)
-    if meeting:
-        _add_unmet(outcome, answers, failed)
+    asked = Asked(
+        "envbuild-provision", folder, requests, once=once, after=meeting, program=(tools.python, tools.pyz),
+        builder=pinned(plan),
+    )  # fmt: skip
+    answers = ask_in_job(work, site, asked, limit_of(plan, site))
+    made, outcome = _outcome(plan, builder, answers, work)
     note_floors(work, outcome)
-    if failed is not None and failed in outcome.errors.values():
-        tell_phases(outcome.errors, failed, site.runner, attempt)
-    finish(work, site, job, number, state, good=not outcome.errors)
     known = facts_file(work.prepared.target, site.login)
     if outcome.errors:
         # What was known of the nodes may be what led here.
@@ -89,31 +59,6 @@ def execute_jobs(plan: Plan, work: Work, site: JobSite) -> tuple[Plan, Outcome]:
     else:
         write_facts(known, {node: work.survey.facts[node] for node in answers})
     return made, outcome
-
-
-def _followed(work: Work, site: JobSite, job: Job, folder: str) -> tuple[str, JobState]:
-    """`run_to_end`; what its nodes do is asked for and told while it runs, and not while it waits in the queue."""
-    runs = threading.Event()
-
-    def ask() -> str:
-        return progress_of(site.runner, folder) if runs.is_set() else ""
-
-    with followed({folder: ask}, _teller(work), ASK_SECONDS):
-        return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())
-
-
-def _teller(work: Work) -> Callable[[str, Mapping[str, Any]], None]:
-    """Tells what a node of a job does; nobody else says that it begins a step."""
-    steps: dict[str, str] = {}
-
-    def tell(_: str, told: Mapping[str, Any]) -> None:
-        node, step = told.get("host", ""), told.get("step", "")
-        if steps.get(node) != step:
-            steps[node] = step
-            work.journal.tell(EventKind.STEP_STARTED, node=node, step=step)
-        work.journal.now(node, told)
-
-    return tell
 
 
 def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
@@ -127,45 +72,25 @@ def _with_common_python(builder: NodePlan, work: Work) -> NodeTools:
     return tools
 
 
-def _requests(builder: NodePlan, work: Work, folder: str, meeting: dict[str, dict[str, Any]]) -> dict[str, bytes]:
-    """The files of the job's folder: one request a verb, and the script that runs them."""
-    prefix = work.survey.facts[builder.node].prefix.path
-    requests = meeting | {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
+def _requests(builder: NodePlan, work: Work, folder: str) -> tuple[Requests, Requests]:
+    """What the node that builds is asked, then all nodes, by verb."""
+    target, prefix = work.prepared.target, work.survey.facts[builder.node].prefix.path
+    planned = {str(step.request["verb"]): step.request for step in builder.steps if step.request is not None}
     variant = work.survey.variants[builder.node].to_json_dict()
     checked = {"stack": work.prepared.stack.name, "environment": builder.environment, "variant": variant, "deep": False}
-    requests["verify"] = node_request("verify", prefix, checked, work.run.id)
-    requests["probe"] = node_request("probe", prefix, probe_args(work.prepared), work.run.id)
-    if is_local(work.prepared.target) and "install" in requests:
-        told = requests["activate"]
-        args = {**told["args"], "publish": published(builder, work, folder)}
-        requests["activate"] = {**told, "args": args}
-    script = Path(__file__).with_name("job_run.sh").read_bytes()
-    return {
-        "run.sh": script,
-        **{
-            f"requests/{verb}.json": json.dumps(
-                {**told, "args": {"progress": f"{folder}/{PROGRESS}", **told["args"]}}, allow_nan=False
-            ).encode()
-            for verb, told in requests.items()
-        },
+    tested: dict[str, dict[str, Any] | None] = {
+        "probe": node_request("probe", prefix, probe_args(work.prepared), work.run.id),
+        **{verb: request for verb, request in planned.items() if verb == "smoke"},
+        "verify": node_request("verify", prefix, checked, work.run.id),
     }
-
-
-def _steps(builder: NodePlan, work: Work, folder: str, *, meets: bool) -> list[JobStep]:
-    tools = work.tools[builder.node]
-    run = ("/bin/sh", f"{folder}/run.sh", folder, tools.python, tools.pyz)
-    asked = {str(step.request["verb"]) for step in builder.steps if step.request is not None}
-    built = tuple(verb for verb in BUILD if verb in asked)
-    tested = tuple(verb for verb in ("probe", "smoke", "verify") if verb != "smoke" or "smoke" in asked)
-    together = [JobStep(argv=(*run, "meet"))] if meets else []
-    if not is_local(work.prepared.target):
-        return [JobStep(argv=(*run, *built), each="once"), JobStep(argv=(*run, *tested)), *together]
+    if not is_local(target):
+        return planned, tested
+    if "install" in planned:
+        activate = planned["activate"]
+        args = {**activate["args"], "publish": published(builder, work, folder)}
+        planned["activate"] = {**activate, "args": args}
     # `activate` writes the request of `ensure`, which finds nothing to do on the node that built.
-    return [
-        JobStep(argv=(*run, *built), each="once"),
-        JobStep(argv=(*run, "ensure", *tested)),
-        *together,
-    ]
+    return planned, {"ensure": None, **tested}
 
 
 def job_script(plan: Plan, target: Target, text: str) -> str:
@@ -182,28 +107,30 @@ def limit_of(plan: Plan, site: JobSite) -> int:
     return site.limit(max(LEAST_LIMIT, round(4 * estimated / 60) * 60))
 
 
-def _outcome(
-    plan: Plan, builder: NodePlan, answers: Answers, state: JobState, failed: EnvbuildError | None, work: Work
-) -> tuple[Plan, Outcome]:
+def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:
     """Plan and outcome by the nodes that the job really had."""
     outcome = Outcome()
-    built_on = next((node for node, verbs in answers.items() if "activate" in verbs or "install" in verbs), None)
+    said = {
+        node: {verb: each.response for verb, each in verbs.items() if each.response} for node, verbs in answers.items()
+    }
+    built_on = next((node for node, verbs in said.items() if "activate" in verbs or "install" in verbs), None)
     tests = other_steps(builder, built_on or "the first node", local=is_local(work.prepared.target))
     survey, nodes = work.survey, []
     planned, resolution = survey.facts[builder.node], builder.resolution
     variant, tools = survey.variants[builder.node], work.tools[builder.node]
-    names = sorted({*answers, *state.nodes})
-    survey.facts = {node: _facts(node, answers.get(node, {}), planned) for node in names}
+    survey.facts = {node: _facts(node, verbs, planned) for node, verbs in said.items()}
     survey.errors, survey.resolutions, survey.variants, work.tools = {}, {}, {}, {}
-    decide(work.prepared, survey, names)
-    for node in names:
-        verbs = {verb: answer for verb, answer in answers.get(node, {}).items() if verb != "probe"}
+    decide(work.prepared, survey, answers)
+    for node, verbs in said.items():
+        probed = verbs.pop("probe", None)
         outcome.responses[node] = verbs
         error = first_error(verbs.values())
-        if error is None and "probe" in answers.get(node, {}):
+        if error is None and probed is not None:
             error = _misfit(work, node, builder.variant_digest)
-        if error is None and "verify" not in verbs and all(_well(answer) for answer in verbs.values()):
-            error = _silent(node, built_on, answers, failed)
+        if error is None and all_well(verbs):
+            owed = (answers[node][verb].error for verb in ("verify", "meet") if verb in answers[node])
+            unsaid = next(filter(None, owed), None)
+            error = unsaid and (_not_built(node, built_on, said) or unsaid)
         if error is not None:
             outcome.errors[node] = error
         survey.variants[node], work.tools[node] = variant, tools
@@ -213,24 +140,12 @@ def _outcome(
     return plan.model_copy(update={"nodes": tuple(nodes)}), outcome
 
 
-def _add_unmet(outcome: Outcome, answers: Answers, failed: EnvbuildError | None) -> None:
-    """An error for nodes that were to meet, for all were well, and that did not finish it."""
-    if all("verify" in verbs and _well(verbs["verify"]) for verbs in answers.values()):
-        for node, verbs in answers.items():
-            if node not in outcome.errors and "meet" not in verbs:
-                outcome.errors[node] = _silent(node, None, answers, failed)
-
-
 def _facts(node: str, verbs: Mapping[str, Any], planned: NodeFacts) -> NodeFacts:
     """The node's own; where it said nothing, those of the node that the plan was made for, under its name."""
     probe = verbs.get("probe") or {}
     if not probe.get("ok"):
         return planned.model_copy(update={"node": node, "hostname": node})
     return NodeFacts.from_plain(probe["result"]).model_copy(update={"node": node, "shared": planned.shared})
-
-
-def _well(answer: Mapping[str, Any]) -> bool:
-    return bool(answer.get("ok")) and bool((answer.get("result") or {}).get("ok", True))
 
 
 def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
@@ -247,18 +162,13 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
     )
 
 
-def _silent(node: str, built_on: str | None, answers: Answers, failed: EnvbuildError | None) -> EnvbuildError:
-    """Why a node has not tested: the builder failed, or the job ended before."""
-    if built_on and node != built_on and not all(_well(answer) for answer in answers[built_on].values()):
-        what, hint = f"the smoke test of {built_on} failed", "the report has its checks"
-        tested = EnvbuildError("smoke-failed", what, hint=hint, exit_code=ExitCode.CHECK_FAILED)
-        return not_built(node, built_on, first_error(answers[built_on].values()) or tested)
-    if failed is not None:
-        return failed
-    return EnvbuildError(
-        "node-silent", f"{node} was in the job and did not finish", hint="the log of the job has more",
-        details={"node": node},
-    )  # fmt: skip
+def _not_built(node: str, built_on: str | None, said: Mapping[str, Mapping[str, Any]]) -> EnvbuildError | None:
+    """Why a node has not tested where the one that built for it failed."""
+    if built_on in (None, node) or all_well(said[built_on]):
+        return None
+    what, hint = f"the smoke test of {built_on} failed", "the report has its checks"
+    tested = EnvbuildError("smoke-failed", what, hint=hint, exit_code=ExitCode.CHECK_FAILED)
+    return not_built(node, built_on, first_error(said[built_on].values()) or tested)
 
 
 class InJobs(Environments):
@@ -299,11 +209,11 @@ class InJobs(Environments):
         environment, variant, stamp = current
         args = {"stack": prepared.stack.name, "environment": environment, **question.args(variant, stamp)}
         requests = {question.verb: node_request(question.verb, prepared.target.prefix, args, work.run.id)}
-        requests |= job_request(work, variant, environment, gpus_of_stamp(variant, stamp), site.nodes)
+        meeting = job_request(work, variant, environment, gpus_of_stamp(variant, stamp), site.nodes)
         folder = posixpath.join(facts.prefix.path, "jobs", work.run.id)
         with work.phase("smoke", "testing through a job"):
             first = ensure_step(prepared.target, facts.prefix.path, prepared.stack.name)
-            asked = Asked("envbuild-smoke", folder, requests, before=first)
+            asked = Asked("envbuild-smoke", folder, requests, before=first, after=meeting)
             answers = ask_in_job(work, site, asked, site.limit(SMOKE_LIMIT))
         for node, verbs in answers.items():
             for verb, answer in verbs.items():

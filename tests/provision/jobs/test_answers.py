@@ -14,8 +14,9 @@ import pytest
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
+from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.jobs import answers as job_answers
-from envbuild.provision.jobs.answers import collect, first_death, last_attempt, read_answers, read_json, tell_phases
+from envbuild.provision.jobs.answers import Asked, _tell_phases, collect, first_death, last_attempt, plain
 from envbuild.provision.jobs.site import place
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobState, Phase, job_error
@@ -51,20 +52,26 @@ def test_a_requeued_job_that_slurm_has_forgotten_is_read_from_its_last_run(
 
 
 def test_only_an_answer_of_the_node_program_is_one() -> None:
-    assert read_json(b'{"ok": true, "result": {}}') == {"ok": True, "result": {}}
+    read = plain(b'{"ok": true, "result": {}}', "", "n1")
+    assert (read.response, read.exit) == ({"ok": True, "result": {}}, 0)
+    assert plain(b'{"ok": true, "result": {"ok": false}}', "", "n1").exit == 1
     for data in (b"", b"[]", b'{"ok": 1}', b"\xff", b"[" * 100000):
-        assert read_json(data) is None
+        error = plain(data, "", "n1").failure
+        assert error is not None and error.code == "answer-unreadable" and error.what.startswith("n1: ")
 
 
 REPEATS = 'cat; echo; [ "$1" != bad ] || exit 4\n'
 
 
-def run_script(folder: Path, *verbs: str, node: str = "n1", code: str = REPEATS) -> int:
-    """job_run.sh with a node program in sh."""
+def run_script(folder: Path, *words: str, node: str = "n1", code: str = REPEATS) -> int:
+    """job_run.sh with a node program in sh, as a job calls it; `words`: its options and verbs."""
     program = folder / "program"
     program.write_text(code)
+    options, verbs = [word for word in words if word == "-k"], [word for word in words if word != "-k"]
+    asked = Asked("a", str(folder), dict.fromkeys(verbs), program=("/bin/sh", str(program)))
+    place(Here(), str(folder), asked.files(""))
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": node}
-    argv = ["/bin/sh", str(RUN), str(folder), "/bin/sh", str(program), *verbs]
+    argv = ["/bin/sh", str(folder / "run.sh"), *options, str(folder), *verbs]
     return subprocess.run(argv, env=env, capture_output=True, check=False).returncode
 
 
@@ -83,6 +90,8 @@ def test_each_verb_leaves_a_whole_answer_and_the_first_that_fails_is_the_last(tm
     assert (answers / "good.json").read_text() == '{"ok": true, "verb": "good"}\n'
     assert run_script(tmp_path, "never", node="n2") == 0
     assert (tmp_path / "answers-0" / "n2" / "never.json").exists()
+    assert run_script(tmp_path, "-k", "good", "bad", "never", node="n3") == 0
+    assert (tmp_path / "answers-0" / "n3" / "never.json").exists(), "all are asked"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +112,14 @@ def test_d40_an_answer_that_is_cut_off_is_none_and_the_step_is_told_with_how_it_
     text = f'if [ "$1" = smoke ]; then {code}; else {REPEATS}fi\n'
     assert run_script(tmp_path, "probe", "smoke", code=text) == rc
     folder = str(tmp_path / "answers-0")
-    assert {node: list(verbs) for node, verbs in read_answers(Here(), folder).items()} == {"n1": ["probe"]}
-    errors = {"n1": FAILED, "n2": EnvbuildError("other", "of another kind")}
-    tell_phases(errors, FAILED, Here(), folder)
-    assert errors["n2"].code == "other"
-    assert f"n1 was in `smoke`, {told}" in errors["n1"].what
-    assert (errors["n1"].code, errors["n1"].exit_code, errors["n1"].details["verb"]) == ("job-failed", 9, "smoke")
+    assert {node: list(verbs) for node, verbs in collect(Here(), folder, ".json").items()} == {"n1": ["probe"]}
+    other = ContactResult.failed("n2", EnvbuildError("other", "of another kind"))
+    found = {"n1": {"smoke": ContactResult.failed("n1", FAILED)}, "n2": {"smoke": other}}
+    _tell_phases(found, FAILED, Here(), folder)
+    assert found["n2"]["smoke"] is other
+    error = found["n1"]["smoke"].error
+    assert error is not None and f"n1 was in `smoke`, {told}" in error.what
+    assert (error.code, error.exit_code, error.details["verb"]) == ("job-failed", 9, "smoke")
 
 
 @pytest.fixture
@@ -128,9 +139,8 @@ def limited() -> Iterator[Path]:
 
 def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: Path, limited: Path) -> None:
     (tmp_path / "requests").mkdir()
-    (tmp_path / "requests" / "install.json").write_text("{}")
-    (tmp_path / "program").write_text('exec python3 -c "x = bytearray(300 << 20)"\n')
-    argv = ["/bin/sh", str(RUN), str(tmp_path), "/bin/sh", str(tmp_path / "program"), "install"]
+    (tmp_path / "requests" / "install.sh").write_text('exec python3 -c "x = bytearray(300 << 20)"\n')
+    argv = ["/bin/sh", str(RUN), str(tmp_path), "install"]
     inside = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(limited / "cgroup.procs"), *argv]
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
     assert subprocess.run(inside, env=env, capture_output=True).returncode == 137
@@ -170,8 +180,8 @@ def test_d46_one_answer_that_is_too_large_is_the_error_of_its_node_alone(
     for node, size in (("n1", 10), ("n2", 100_001), ("n3", 10)):
         (tmp_path / node).mkdir()
         (tmp_path / node / "smoke.json").write_text(json.dumps({"ok": True, "result": {"text": "x" * size}}))
-    found = read_answers(Here(), str(tmp_path))
-    assert [found[node]["smoke"]["ok"] for node in ("n1", "n2", "n3")] == [True, False, True]
-    error = found["n2"]["smoke"]["error"]
-    assert (error["code"], error["exit"]) == ("answer-unreadable", ExitCode.UNREACHABLE)
-    assert "n2" in error["what"] and "MiB" in error["why"]
+    found = {node: plain(verbs["smoke"], "", node) for node, verbs in collect(Here(), str(tmp_path), ".json").items()}
+    assert [found[node].exit for node in ("n1", "n2", "n3")] == [0, 1, 0]
+    error = found["n2"].failure
+    assert error is not None and (error.code, error.exit_code) == ("answer-unreadable", ExitCode.UNREACHABLE)
+    assert "n2" in error.what and "MiB" in error.why
