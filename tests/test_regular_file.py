@@ -20,9 +20,9 @@ TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
 OWN = """
     cli.env_cmd container.build container.builders container.fetch_stages explain.page explain.source kit.make
-    lock.packages lock.readers.wheel_record lock.sources provision.ansible.direct provision.bench
+    lock.packages lock.readers.wheel_record lock.sources provision.ansible.steps provision.bench
     provision.contact.first_contact provision.contact.payload provision.contact.toolchain provision.contact.wheel_stores
-    provision.gpu_use provision.images.obtain provision.jobs.launch provision.jobs.provision provision.run.conclude
+    provision.gpu_use provision.images.obtain provision.jobs.answers provision.jobs.launch provision.run.conclude
     provision.run.durations provision.run.journal provision.run.progress_events provision.run.run_dir
     provision.survey.implicit regular_file report.recheck.contents report.render resolve.compat_read
     resources transport.processes transport.ssh_errors

@@ -311,7 +311,7 @@ def target_of(ui: Ui, flags: dict[str, Any], *, jobs: bool | Callable[[Target], 
 
 def prefix_target(ui: Ui, flags: dict[str, Any]) -> Target:
     """The target of a verb about what lies under its prefix: a shared one can be seen without a job."""
-    from envbuild.schedule.cluster import as_login
+    from envbuild.model.target import as_login
 
     return as_login(target_of(ui, flags, jobs=lambda target: target.placement == "shared"))
 

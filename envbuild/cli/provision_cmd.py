@@ -297,8 +297,8 @@ def verify(ui: Ui, /, quick: bool, since: str | None, deadline: float | None, **
     """
     from envbuild.cli.progress import RunProgress
     from envbuild.container.run_options import runs_in_jobs_alone
+    from envbuild.model.target import as_login
     from envbuild.provision import provision
-    from envbuild.schedule.cluster import as_login
 
     prepared, settings = _prepared(ui, flags, ahead=deadline is None)
     # The files of a shared prefix can be read on the login host, without a job; pyxis starts images in jobs alone.

@@ -12,9 +12,8 @@ from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import Target
+from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.schedule.cluster import as_login
 
 DEADLINE = 30.0
 

@@ -155,9 +155,9 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     from envbuild.cli.output import Ui
     from envbuild.config import load_config
     from envbuild.errors import EnvbuildError
+    from envbuild.model.target import as_login
     from envbuild.provision.run.findings import Narrowing
     from envbuild.provision.survey.hosts import reach
-    from envbuild.schedule.cluster import as_login
 
     narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())
     try:

@@ -375,3 +375,26 @@ class Target(StrictModel):
         if self.placement == "image" and self.engine != "container":
             raise ValueError("placement: image needs engine: container")
         return self
+
+
+def login_connection(target: Target) -> Connection | None:
+    """How the login host of a target is reached; None when jobs are submitted from this machine."""
+    login = target.connection.login
+    if login is None:
+        return None
+    named = {"user": login.user or target.connection.user, "port": login.port or target.connection.port}
+    return target.connection.model_copy(update={"kind": "ssh", "login": None, **named})
+
+
+def as_login(target: Target) -> Target:
+    """Of a target whose nodes share a prefix and are reached through jobs: the login host, which sees that prefix.
+
+    Where each node has a disk of its own, its prefix is the folder that they share. Any other target as it is.
+    """
+    if target.connection.kind != "job":
+        return target
+    login = target.connection.login
+    connection = login_connection(target) or Connection(kind="local")
+    seen = target.shared if target.placement == "node-local" and target.shared else target.prefix
+    hosts = ("localhost" if login is None else login.host,)
+    return target.model_copy(update={"connection": connection, "hosts": hosts, "prefix": seen})

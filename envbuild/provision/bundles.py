@@ -16,7 +16,7 @@ from envbuild.bundle.files import Contents, unpack, write_bundle
 from envbuild.lock.variants import hash_unrecorded
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
-from envbuild.plan.shared_builds import keys_of
+from envbuild.plan.sharing import keys_of
 from envbuild.provision.contact.toolchain import bootstrap_python, standalone_python
 from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
 from envbuild.provision.deliver import glibc_of

@@ -25,7 +25,7 @@ from envbuild.model.launch import Launch
 from envbuild.model.lock import Variant
 from envbuild.model.reference import Bench, Reference
 from envbuild.model.stack import Stack
-from envbuild.model.target import Connection
+from envbuild.model.target import Connection, as_login
 from envbuild.node import proc
 from envbuild.node.paths import read_json
 from envbuild.node.redact import redactor
@@ -40,7 +40,6 @@ from envbuild.provision.run.context import Question, Work
 from envbuild.provision.survey.ask import ask
 from envbuild.resolve import health
 from envbuild.resolve.request import physical_gpus, visible_gpus
-from envbuild.schedule.cluster import as_login
 from envbuild.text import few, last_lines, number, plural
 from envbuild.transport import ssh
 from envbuild.transport.processes import end_marked, end_orphans, find_marked, marker_value

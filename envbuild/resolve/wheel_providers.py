@@ -1,7 +1,7 @@
 """Nodes that lack nvcc or a compiler, beside nodes of the same kind that have them: whose wheels they get. Pure.
 
 What such a node gets is what the rules choose for it with the other's nvcc, if the other one gets the same variant.
-How the wheels come to it is a matter of the plan (`plan/sharing.py`, `plan/shared_builds.py`).
+How the wheels come to it is a matter of the plan (`plan/sharing.py`).
 """
 
 from __future__ import annotations

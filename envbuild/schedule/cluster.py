@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.target import Connection, Target
+from envbuild.model.target import Connection, Target, login_connection
 from envbuild.node import proc
 from envbuild.node.proc import Finished
 from envbuild.node.read_text import integer
@@ -103,27 +103,6 @@ def submit_host(target: Target) -> Runner:
     connection = login_connection(target)
     login = target.connection.login
     return Here() if connection is None or login is None else Login(login.host, connection)
-
-
-def as_login(target: Target) -> Target:
-    """Of a target whose nodes share a prefix and are reached through jobs: the login host, which sees that prefix.
-
-    Where each node has a disk of its own, its prefix is the folder that they share. Any other target as it is.
-    """
-    if target.connection.kind != "job":
-        return target
-    connection = login_connection(target) or Connection(kind="local")
-    seen = target.shared if target.placement == "node-local" and target.shared else target.prefix
-    return target.model_copy(update={"connection": connection, "hosts": (submit_host(target).host,), "prefix": seen})
-
-
-def login_connection(target: Target) -> Connection | None:
-    """How the login host of a target is reached; None when jobs are submitted from this machine."""
-    login = target.connection.login
-    if login is None:
-        return None
-    named = {"user": login.user or target.connection.user, "port": login.port or target.connection.port}
-    return target.connection.model_copy(update={"kind": "ssh", "login": None, **named})
 
 
 class Scheduler(ABC):

@@ -9,8 +9,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
-from envbuild.plan.shared_builds import left_alone
-from envbuild.plan.sharing import Sharing, spread
+from envbuild.plan.sharing import Sharing, left_alone, spread
 from tests.plan.test_planner import FakeTool, planned
 from tests.plan.test_shared_builds import lock_with, machine
 from tests.resolve.builders import compat, resolve_fleet, target

@@ -10,7 +10,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.plan import BuildClass, Plan
 from envbuild.plan.node_steps import environment_path
 from envbuild.plan.planner import ChosenVariants
-from envbuild.plan.shared_builds import compiled_wheels, install_args, keys_of, left_alone, share_builds, without
+from envbuild.plan.sharing import compiled_wheels, install_args, keys_of, left_alone, share_builds, without
 from tests.plan.test_planner import planned
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target
 from tests.resolve.test_engine import stamped

@@ -9,6 +9,7 @@ import os
 import posixpath
 import re
 
+from envbuild.node.conda import meta
 from envbuild.node.protocol import Json, NodeError
 
 _OURS = ("conda-meta", ".envbuild", "__clobbers__")
@@ -66,11 +67,6 @@ def _clobber(path: str, one: str, other: str, why: str = "their contents differ"
     )
 
 
-def label(package: Json) -> str:
-    """A package as it is named to people: name, version and build."""
-    return f"{package['name']} {package['version']} {package['build']}"
-
-
 def unsafe(package: Json, member: str, why: str) -> NodeError:
     """The error `conda-package-unsafe` (exit 5) about a member of an archive."""
     return NodeError(
@@ -99,7 +95,7 @@ def plan(packages: list[Json], told: Json, python: str, environment: str) -> Lay
             entry = _ENTRY.match(str(line))
             if entry is None:
                 raise unsafe(package, str(line), "which is no entry point")
-            found.add(label(package), "bin/" + entry.group(1), "")
+            found.add(meta.label(package), "bin/" + entry.group(1), "")
     found.check_folders()
     return found
 
@@ -123,7 +119,7 @@ def _check_identity(package: Json, index: Json) -> None:
             raise NodeError(
                 "record-mismatch",
                 f"{package['file']} says that its {key} is {str(index[key])[:100]}",
-                why=f"the lock asks for {label(package)} of {package['subdir']}",
+                why=f"the lock asks for {meta.label(package)} of {package['subdir']}",
                 hint="do not use this channel or mirror",
             )
 
@@ -179,12 +175,12 @@ def _add_paths(found: Layout, package: Json, said: Json, site: str, environment:
             most = len(str(row["prefix_placeholder"]))
             raise NodeError(
                 "conda-prefix-too-long",
-                f"the path of the environment is too long for {label(package)}",
+                f"the path of the environment is too long for {meta.label(package)}",
                 why=f"{environment} has {room} bytes, its files have room for {most}",
                 hint="choose a shorter prefix (--prefix)",
             )
         place = _installed(path, site)
-        found.add(label(package), place, str(row.get("sha256") or ""))
+        found.add(meta.label(package), place, str(row.get("sha256") or ""))
         script = _SCRIPT.match(place)
         if script is not None:
             found.scripts[package["name"]] = place

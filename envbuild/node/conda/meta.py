@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from envbuild.node import paths, read_text
-from envbuild.node.conda.layout import label
 from envbuild.node.packages import installed
 from envbuild.node.protocol import Json
 
@@ -33,6 +32,11 @@ _PLACE_AND_TIME = ("url", "extracted_package_dir", "package_tarball_full_path", 
 _DIST = re.compile(r"\Alib/python[^/]+/site-packages/([^/]+?)(?:-[^/]*)?\.(?:dist|egg)-info(?:/|\Z)")
 _TRAMPOLINE = re.compile(rb"\A#!/bin/sh\n'''exec' \"(.+?)\"( .*?)? \"\$0\" \"\$@\" #'''\n")
 _ENV = re.compile(rb"\A#!/usr/bin/env ")
+
+
+def label(package: Json) -> str:
+    """A package as it is named to people: name, version and build."""
+    return f"{package['name']} {package['version']} {package['build']}"
 
 
 def names(environment: str) -> list[str]:

@@ -118,14 +118,14 @@ def _run_script(package: dict[str, Any], script: str, environment: str) -> None:
     env = {"PREFIX": environment, "PKG_NAME": package["name"], "PKG_VERSION": package["version"]}
     env.update(PKG_BUILDNUM=package["build"].rpartition("_")[2], CONDA_PREFIX=environment, LC_ALL="C.UTF-8")
     env.update(PATH=f"{environment}/bin:{_SYSTEM_PATH}", HOME=environment)
-    log(f"running {script} of {layout.label(package)}")
+    log(f"running {script} of {meta.label(package)}")
     argv = [activation.shell(), os.path.join(environment, script)]
     done = proc.run(argv, timeout=_SCRIPT_DEADLINE, env=env, cwd=environment)
     paths.remove_tree(os.path.join(environment, ".messages.txt"))
     if not done.ok:
         raise NodeError(
             "conda-script-failed",
-            f"{script} of {layout.label(package)} failed",
+            f"{script} of {meta.label(package)} failed",
             why=redact.redact_text(done.err or done.out).strip()[-1500:],
             hint="take the package out of `link_scripts` if it works without its script",
             changed=True,

@@ -19,8 +19,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection
 from envbuild.node.paths import says_full
 from envbuild.node.redact import redact_data
-from envbuild.provision.ansible.direct import run_here
-from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, tmp_folder
+from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, run_here, tmp_folder
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.contact.payload import Tool, read_answer, write_payload
 from envbuild.provision.contact.toolchain import NodeTools

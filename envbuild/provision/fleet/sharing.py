@@ -27,7 +27,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.plan import BuildClass, Plan, SpreadClass
 from envbuild.node import proc
-from envbuild.plan.shared_builds import install_args, keys_of, stamp_of_environment
+from envbuild.plan.sharing import install_args, keys_of, stamp_of_environment
 from envbuild.plan.source_builds import lacks_tools, store_folder
 from envbuild.provision.ansible.play import run_hosts
 from envbuild.provision.ansible.steps import NodeHost

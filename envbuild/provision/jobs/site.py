@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
-from envbuild.model.target import Connection, Target
+from envbuild.model.target import Connection, Target, login_connection
 from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run, Work
 from envbuild.provision.run.journal import EventKind
-from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, login_connection, submit_host
+from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, submit_host
 from envbuild.schedule.job import Job, JobState, Pool, Step, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.script import log_name, status_name

@@ -19,7 +19,7 @@ import platformdirs
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.target import Target
+from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
@@ -29,7 +29,6 @@ from envbuild.provision.run.findings import Survey
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken, told_facts
 from envbuild.provision.survey.in_use import can_keep, kept
-from envbuild.schedule.cluster import as_login
 
 
 def facts_file(target: Target, login: str) -> Path:

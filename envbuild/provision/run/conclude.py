@@ -27,7 +27,7 @@ from envbuild.model.evidence import (
     unpack,
 )
 from envbuild.model.lock import Variant, canonical_json
-from envbuild.model.target import Target
+from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Work
@@ -38,7 +38,6 @@ from envbuild.report.equality import equality_of
 from envbuild.report.render import write_report
 from envbuild.report.tables import steps
 from envbuild.resolve.artifacts import built
-from envbuild.schedule.cluster import as_login
 
 
 class FileLists:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from envbuild.errors import EnvbuildError
-from envbuild.provision.ansible.direct import run_here
-from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent
+from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, run_here
 from tests.support.patience import alive, text_of
 
 

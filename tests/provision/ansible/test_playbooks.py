@@ -10,8 +10,8 @@ import yaml
 
 from envbuild import resources
 from envbuild.node.__main__ import CONNECTION
-from envbuild.provision.ansible.direct import SENTENCES, STEPS
 from envbuild.provision.ansible.inventory import IMAGE_VERBS, VERBS
+from envbuild.provision.ansible.steps import SENTENCES, STEPS
 
 ROLES = resources.playbooks() / "roles"
 

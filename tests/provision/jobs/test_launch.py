@@ -14,7 +14,7 @@ import pytest
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node.proc import Finished
 from envbuild.provision.gpu_use import Taken
-from envbuild.provision.jobs import launch, provision
+from envbuild.provision.jobs import answers, launch
 from envbuild.provision.jobs.launch import Asked, _Follow, make_jobs
 from envbuild.provision.jobs.site import JobSite
 from envbuild.provision.run.context import Settings, one_run
@@ -80,17 +80,17 @@ def test_nodes_of_a_job_are_asked_what_they_do_while_it_runs_and_not_while_it_wa
     def to_end(*_: object, on_state: Callable[[JobState], None]) -> tuple[str, JobState]:
         for phase in (Phase.PENDING, Phase.RUNNING, Phase.PENDING, Phase.DONE):
             on_state(JobState(phase))
-            told.append(asks["/folder"]())
+            told.append(asks[str(tmp_path)]())
         return "7", JobState(Phase.DONE)
 
     def followed(ask: dict[str, Callable[[], str]], *_: object) -> nullcontext[None]:
         asks.update(ask)
         return nullcontext()
 
-    monkeypatch.setattr(provision, "run_to_end", to_end)
-    monkeypatch.setattr(provision, "followed", followed)
-    monkeypatch.setattr(provision, "progress_of", lambda *_: "asked")
+    monkeypatch.setattr(answers, "run_to_end", to_end)
+    monkeypatch.setattr(answers, "followed", followed)
+    monkeypatch.setattr(answers, "progress_of", lambda *_: "asked")
     job = Job(name="x", steps=(JobStep(argv=("true",)),), output=str(tmp_path))
     work: Any = None
-    assert provision._followed(work, site({"idle": 1}), job, "/folder")[0] == "7"
+    assert answers._followed(work, site({"idle": 1}), job)[0] == "7"
     assert told == ["", "asked", "", "asked"]
