@@ -73,7 +73,8 @@ class Asked:
         for verb, request in {**self.once, **self.requests, **self.after}.items():
             place = f"requests/{verb}"
             if self.program is None:
-                text = f'{build_script(request or {}, pyz, nonce, top)}exit "${{code:-0}}"\n'
+                # Where there is no Python, no verb has gone well.
+                text = f'{build_script(request or {}, pyz, nonce, top)}exit "${{code:-1}}"\n'
             else:
                 text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
             if self.program and request is not None:

@@ -19,7 +19,7 @@ import pytest
 from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
-from envbuild.provision.ansible import direct
+from envbuild.provision.ansible import steps
 from envbuild.provision.ansible.adapter import find_program, run_playbook
 from envbuild.provision.ansible.inventory import Inventory
 from envbuild.provision.ansible.steps import MARKER, Limits, NodeHost, StepsResult, TaskEvent
@@ -74,8 +74,8 @@ def _run(
     if way == "direct":
         (host,) = inventory.hosts
         # On this machine the package itself is called; its place is taken by the script as well.
-        with mock.patch.object(direct, "call_here", lambda python, verb: [python, host.pyz, verb]):
-            return direct.run_here(name, host, on_event=told, limits=limits)
+        with mock.patch.object(steps, "call_here", lambda python, verb: [python, host.pyz, verb]):
+            return steps.run_here(name, host, on_event=told, limits=limits)
     return run_playbook(name, inventory, run_dir=tmp_path, on_event=told, forks=4, limits=limits)
 
 
