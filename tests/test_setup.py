@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import executable
+
 SETUP = Path(__file__).parent.parent / ".ci" / "setup"
 # Makes .venv with itself as python and beside it a uv that works until setup has waited three times.
 PYTHON = """#!/bin/sh
@@ -24,9 +26,7 @@ SLEEP = '#!/bin/sh\necho "$1" >>"$WAITED"\nexec /bin/sleep 0.05\n'
 def setup(top: Path, python: str, **more: str) -> subprocess.CompletedProcess[str]:
     """What `.ci/setup` says where this stands for python3.13."""
     for name, text in (("python3.13", python), ("git", "#!/bin/sh\n"), ("sleep", SLEEP)):
-        (top / "bin" / name).parent.mkdir(exist_ok=True)
-        (top / "bin" / name).write_text(text)
-        (top / "bin" / name).chmod(0o755)
+        executable(top / "bin" / name, text)
     (top / ".ci").mkdir()
     shutil.copy(SETUP, top / ".ci")
     env = {"PATH": f"{top}/bin:/usr/bin:/bin", **more}

@@ -28,6 +28,7 @@ from tests.e2e.world import DEADLINE, MINOR, Done, World
 from tests.node.wheel_support import filled
 from tests.report.sealed import Sealed
 from tests.support.conda import Channel, fill
+from tests.support.programs import executable
 from tests.trace import support as trace
 from tests.transport.sshd import Server, make_key
 from tests.transport.sshd import user as user_name
@@ -225,10 +226,7 @@ def test_an_environment_yml_as_the_pages_have_it(user: World, conda_python: Path
 def test_hosts_by_the_names_of_the_pages(world: World) -> None:
     servers = {name: _server(world, number, name) for number, name in enumerate(("gpu01", "gpu02", "gpu07"), start=2)}
     try:
-        ssh = world.top / "bin" / "ssh"
-        ssh.parent.mkdir()
-        ssh.write_text(SSH.format(top=world.top, ssh=shutil.which("ssh")))
-        ssh.chmod(0o755)
+        ssh = executable(world.top / "bin" / "ssh", SSH.format(top=world.top, ssh=shutil.which("ssh")))
         world.env["PATH"] = f"{ssh.parent}:{world.env['PATH']}"
         del world.env["ENVBUILD_PREFIX"]
         world.wheel()

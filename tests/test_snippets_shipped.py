@@ -18,6 +18,7 @@ from envbuild.lock.files import read_lock
 from envbuild.node.smoke import training_data
 from tests.container.storage import BASE, Storage, storage_in
 from tests.e2e.world import Done, World
+from tests.support.programs import executable
 from tests.support.repositories import git
 from tests.support.small_stacks import Machine, Shelf
 from tests.support.wheels import write_wheel
@@ -117,10 +118,10 @@ def _built_as_with_docker(world: World, shelf: Shelf) -> None:
     (world.top / "uv.toml").write_text("[pip]\nno-index = true\n")
     options = [f"--secret=id={name},src={world.top / name}" for name in ("pip.conf", "uv.toml")]
     options += ["--isolation", "chroot", f"--build-context=wheelhouse={world.top / 'house'}"]
-    docker = world.top / "docker" / "docker"
-    docker.parent.mkdir()
-    docker.write_text(f'#!/bin/sh\n[ "$1" = build ] || exit 2\nshift\nexec buildah bud {shlex.join(options)} "$@"\n')
-    docker.chmod(0o755)
+    docker = executable(
+        world.top / "docker" / "docker",
+        f'#!/bin/sh\n[ "$1" = build ] || exit 2\nshift\nexec buildah bud {shlex.join(options)} "$@"\n',
+    )
     (line,) = shown("images-in-ci.md", "docker ")
     done = run(world, f"PATH={docker.parent}:$PATH; {line}")
     assert done.rc == 0, done.err

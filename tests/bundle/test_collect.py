@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from envbuild.bundle.collect import Collector, Piece, wanted
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.model.lock import ArtifactFile, LockedPackage, LockedSource, LockedSubmodule, Variant
 from envbuild.node import git_source
 from envbuild.plan.source_builds import delivered
 from tests.node.env_support import redirect_git
 from tests.support.certificates import certificate
+from tests.support.fails import fails
 from tests.support.repositories import git, make_repository
 from tests.support.served import served
 from tests.support.wheels import sha256, write_wheel
@@ -131,17 +132,15 @@ def test_what_pips_configuration_names_beside_indexes_is_used(
 def test_other_bytes_under_the_same_name_are_refused(tmp_path: Path, links: Path) -> None:
     file = _wheel(links, "alpha")
     _wheel(links, "alpha", text="x = 2\n")
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("hash-mismatch", ExitCode.INTEGRITY):
         _collect(_variant((_package("alpha", file),)), tmp_path / "cache")
-    assert (caught.value.code, caught.value.exit_code) == ("hash-mismatch", ExitCode.INTEGRITY)
     assert not list((tmp_path / "cache").rglob("*.whl"))
 
 
 def test_a_package_that_is_nowhere_is_named(tmp_path: Path, links: Path) -> None:
     file = ArtifactFile(file="gamma-1.0-py3-none-any.whl", sha256="1" * 64)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("package-not-found", ExitCode.BUILD_FAILED) as caught:
         _collect(_variant((_package("gamma", file),)), tmp_path / "cache")
-    assert (caught.value.code, caught.value.exit_code) == ("package-not-found", ExitCode.BUILD_FAILED)
     assert "gamma" in caught.value.what
 
 
@@ -152,9 +151,8 @@ def test_what_cannot_be_delivered_is_refused_before_anything_is_fetched(tmp_path
         (_variant((_package("a", unrecorded),)), "hash-unrecorded"),
         (_variant((_package("a", unfit),)), "delivery-unfit"),
     ):
-        with pytest.raises(EnvbuildError) as caught:
+        with fails(code):
             _collect(variant, tmp_path / "cache")
-        assert caught.value.code == code
     assert not (tmp_path / "cache").exists()
 
 
@@ -223,9 +221,8 @@ def test_whatever_a_mirror_has_beside_the_commit_the_bundle_has_equal_bytes(
 
 def test_a_source_with_another_tree_is_refused_and_not_kept(tmp_path: Path, source: LockedSource) -> None:
     wrong = source.model_copy(update={"tree": "3" * 40})
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("tree-mismatch", ExitCode.INTEGRITY):
         _collect(_variant(sources=(wrong,)), tmp_path / "cache")
-    assert (caught.value.code, caught.value.exit_code) == ("tree-mismatch", ExitCode.INTEGRITY)
     assert not list((tmp_path / "cache").rglob("*.bundle"))
 
 
@@ -260,8 +257,7 @@ def test_a_mirror_with_a_certificate_that_pips_configuration_names_is_trusted(
     variant = _variant((_package("alpha", _wheel(links, "alpha")),))
     with served(tmp_path, cert=str(tmp_path / "server.pem")) as address:
         monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple")
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("tls-failed", 4):
             _collect(variant, tmp_path / "cache")
-        assert (caught.value.code, caught.value.exit_code) == ("tls-failed", 4)
         monkeypatch.setenv("PIP_CERT", str(tmp_path / "ca.pem"))
         assert len(_collect(variant, tmp_path / "cache")) == 1

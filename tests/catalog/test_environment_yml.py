@@ -7,6 +7,7 @@ import pytest
 from envbuild.catalog.loader import load_stack
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError, ExitCode
+from tests.support.fails import fails
 
 GOOD = """\
 name: My Env
@@ -85,18 +86,16 @@ def test_the_python_is_read_from_its_spec(tmp_path: Path, text: str) -> None:
 def test_what_cannot_be_locked_is_refused_with_its_line(
     tmp_path: Path, dependencies: str, line: int, word: str
 ) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("environment-yml", ExitCode.USAGE) as caught:
         load_stack(write(tmp_path, f"channels: [conda-forge]\ndependencies: {dependencies}\n"))
-    assert (caught.value.code, caught.value.exit_code) == ("environment-yml", ExitCode.USAGE)
     assert caught.value.details["line"] == line
     assert word in caught.value.what
 
 
 @pytest.mark.parametrize("channels", ["", "channels: []\n", "channels: [Bad/Label]\n"])
 def test_without_a_channel_anaconda_s_own_are_not_taken_silently(tmp_path: Path, channels: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("environment-yml"):
         load_stack(write(tmp_path, f"{channels}dependencies: [python=3.9]\n"))
-    assert caught.value.code == "environment-yml"
 
 
 def test_a_variable_that_chooses_code_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.toolchain import load_toolchain
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.transport.download import download
+from tests.support.fails import fails
 
 MINE = """\
 pythons:
@@ -61,10 +62,8 @@ def test_a_users_file_of_the_same_shape_replaces_the_shipped_one(tmp_path: Path)
     ("version", "arch", "libc"), [("3.7", "x86_64", "gnu"), ("3.11", "ppc64le", "gnu"), ("3.11", "x86_64", "musl")]
 )
 def test_an_interpreter_that_is_not_to_be_had_is_refused(version: str, arch: str, libc: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("interpreter-missing", ExitCode.REFUSED):
         load_toolchain().find_python(version, arch, libc)
-    assert caught.value.code == "interpreter-missing"
-    assert caught.value.exit_code == ExitCode.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,8 @@ def test_an_interpreter_that_is_not_to_be_had_is_refused(version: str, arch: str
 def test_a_bad_toolchain_file_is_a_coded_error(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "toolchain.yaml"
     path.write_text(MINE.format(digest="ab" * 32).replace(old, new))
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("manifest-invalid") as caught:
         load_toolchain(path)
-    assert caught.value.code == "manifest-invalid"
     assert str(path) in caught.value.why
 
 

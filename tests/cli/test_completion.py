@@ -13,6 +13,7 @@ import pytest
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 from envbuild.cli.verbs import COMMANDS
 from tests.e2e.world import World
+from tests.support.programs import executable
 
 
 def offered(world: World, line: str) -> list[str]:
@@ -88,10 +89,7 @@ def test_a_shell_with_the_script_offers_a_name_at_its_tab_key(world: World, shel
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not there (apt-get install {shell})")
     script = world.good("completion", shell).out
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "envbuild"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m envbuild "$@"\n')
-    command.chmod(0o755)
+    executable(tmp_path / "bin" / "envbuild", f'#!/bin/sh\nexec {sys.executable} -m envbuild "$@"\n')
     env = {**world.env, "PATH": f"{tmp_path}/bin{os.pathsep}{world.env['PATH']}"}
     typed = f"{script}\n{ASK[shell]}\n"
     done = subprocess.run([shell], input=typed, env=env, cwd=world.work, capture_output=True, text=True)

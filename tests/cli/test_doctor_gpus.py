@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from envbuild.cli.doctor_cmd import doctor
+from tests.support.programs import executable
 
 
 @pytest.mark.parametrize(
@@ -23,8 +24,7 @@ from envbuild.cli.doctor_cmd import doctor
 def test_d58_doctor_of_this_machine_names_a_broken_driver_and_a_lost_gpu(
     script: str, says: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     shown = " ".join(CliRunner().invoke(doctor, []).output.split())
     line = shown[shown.index("warning gpus") :]

@@ -19,6 +19,7 @@ from envbuild.cli.env_cmd import _table
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
 from envbuild.provision.survey.in_use import of_stack
 from tests.e2e.world import World
+from tests.support.programs import executable
 
 
 def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,13 +182,6 @@ def test_an_old_name_and_what_other_tools_call_it_name_the_command(
     words = command.split(" --")[0].split()
     assert main([*words, "--help"]) == 0
     assert f"envbuild {' '.join(words)}" in capsys.readouterr().out
-
-
-def executable(path: Path) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
 
 
 def alone(world: World, *programs: str, **env: str) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from envbuild.conda.channels import CondaConfig, addresses, places, read_config
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaChannel, CondaSpec
+from tests.support.fails import fails
 
 
 def spec(*names: str, **fields: object) -> CondaSpec:
@@ -83,9 +84,8 @@ def test_addresses_for_other_machines_hold_no_credentials() -> None:
 
 @pytest.mark.parametrize("name", ["defaults", "main", "anaconda", "r", "msys2"])
 def test_anaconda_s_own_channels_are_refused_with_the_reason_unless_allowed(name: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("conda-defaults-refused", ExitCode.REFUSED) as caught:
         places(spec("conda-forge", name), CondaConfig())
-    assert (caught.value.code, caught.value.exit_code) == ("conda-defaults-refused", ExitCode.REFUSED)
     assert "licence" in caught.value.why
     assert [each.name for each in places(spec(name, allow_defaults=True), CondaConfig())] == [name]
 
@@ -113,7 +113,6 @@ def test_a_configuration_that_is_none_is_refused_by_its_file(
     home: dict[str, str], name: str, text: str, code: str
 ) -> None:
     write(home, name, text)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code) as caught:
         read_config(home)
-    assert caught.value.code == code
     assert name in caught.value.what

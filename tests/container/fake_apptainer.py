@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.programs import executable
+
 PROGRAM = r"""#!/usr/bin/python3
 import glob, hashlib, json, os, re, shutil, subprocess, sys, tarfile, tempfile, time
 
@@ -146,6 +148,5 @@ def write_programs(folder: Path, run: str) -> Path:
     """`apptainer` in `folder`; `run` is the text of the program for everything else. While `hold` is there it waits."""
     folder.mkdir(exist_ok=True)
     for name, text in (("apptainer", PROGRAM), ("apptainer-run", run)):
-        (folder / name).write_text(text.format(top=folder))
-        (folder / name).chmod(0o755)
+        executable(folder / name, text.format(top=folder))
     return folder

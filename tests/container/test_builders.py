@@ -31,6 +31,8 @@ from envbuild.container.builders import (
 from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.plan.source_builds import bundle_name
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 BUILD = Build(
     Path("/c"), Path("/c/D"), "localhost/x:1", contexts={"wheelhouse": Path("/w")}, secrets={"netrc": Path("/s")},
@@ -106,13 +108,10 @@ def test_what_was_built_is_said_with_how_it_is_compared(
 
 def test_without_a_builder_it_is_said_what_each_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("image-no-builder", 7) as caught:
         find_builder()
-    assert (caught.value.code, caught.value.exit_code) == ("image-no-builder", 7)
     assert all(name in caught.value.hint and name in caught.value.why for name in ("buildah", "podman", "docker"))
-    docker = tmp_path / "docker"
-    docker.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
-    docker.chmod(0o755)
+    docker = executable(tmp_path / "docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
     with pytest.raises(EnvbuildError) as caught:
         find_builder()
     assert "its daemon does not answer (Cannot connect to the Docker daemon)" in caught.value.why
@@ -129,14 +128,12 @@ def test_a_builder_that_does_not_know_what_builds_use_is_passed_over(
         "buildah": "--secret --iidfile", "podman": "--secret --build-context --iidfile", "docker": "--target",
     }  # fmt: skip
     for name, text in helps.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, f"#!/bin/sh\necho '{text}'\n")
     assert find_builder(builds=True).name == "podman"
     assert find_builder().name == "buildah", "it can still look into images"
     for name, lacks in {"buildah": "--build-context", "docker": "--build-context, --secret, --iidfile"}.items():
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("image-no-builder", 7) as caught:
             find_builder(name, builds=True)
-        assert (caught.value.code, caught.value.exit_code) == ("image-no-builder", 7)
         assert caught.value.why == f"{name} is too old, or without BuildKit: its `build` has no {lacks}"
         assert "docker: its daemon, and BuildKit (23.0 or newer)" in caught.value.hint
 
@@ -320,9 +317,8 @@ def test_a_bundle_is_checked_before_a_build_sees_a_file_of_it(own: Path, form: s
     data = changed.read_bytes().replace(b"git compares", b"git compareZ")
     changed.unlink()
     changed.write_bytes(data)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("bundle-damaged"):
         fill_wheelhouse(OPT, [own / form], own / "other")
-    assert caught.value.code == "bundle-damaged"
     assert _files(own / "other") == []
 
 
@@ -333,14 +329,13 @@ def test_buildah_mounts_an_image_to_read_where_its_user_may(
     """`buildah mount` of who is not root fails outside of `buildah unshare`."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "x").write_text("x")
-    program = tmp_path / "buildah"
-    program.write_text(
+    program = executable(
+        tmp_path / "buildah",
         '#!/bin/sh\ncase "$1" in\n'
         "from) echo c-1 ;;\n"
         f"mount) echo {tmp_path}/files; exit {0 if root else 125} ;;\n"
-        f'unshare) [ "$2 $3" = "--mount FOLDER=c-1" ] || exit 9; shift 3; FOLDER={tmp_path}/files exec "$@" ;;\nesac\n'
+        f'unshare) [ "$2 $3" = "--mount FOLDER=c-1" ] || exit 9; shift 3; FOLDER={tmp_path}/files exec "$@" ;;\nesac\n',
     )
-    program.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
     with (
         Buildah("buildah", str(program)).exported("x:1") as stream_of_tar,

@@ -12,8 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from envbuild.container.run_options import CALLER, NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
-from envbuild.errors import EnvbuildError
 from envbuild.model.target import ContainerSettings
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 WORKS = {"works": True, "version": "4.3.1"}
 
@@ -104,9 +105,8 @@ def test_pyxis_is_one_process_of_a_step_on_this_node_with_nothing_of_the_home_fo
 
 def test_pyxis_needs_enroot_and_a_slurm_that_knows_it() -> None:
     def why(**runtimes: Any) -> str:
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("container-no-runtime", 7) as caught:
             choose("gpu01", ContainerSettings(runtime="pyxis"), ContainerFacts(runtimes))
-        assert (caught.value.code, caught.value.exit_code) == ("container-no-runtime", 7)
         assert "plugstack.conf" in caught.value.hint
         return caught.value.why
 
@@ -124,9 +124,8 @@ def test_the_first_runtime_that_works_is_taken() -> None:
 
 def test_no_runtime_says_what_is_wrong_with_each_and_what_each_needs() -> None:
     facts = ContainerFacts({"docker": {"works": False, "why": "permission denied while trying to connect"}})
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("container-no-runtime", 7) as caught:
         choose("gpu01", ContainerSettings(), facts)
-    assert (caught.value.code, caught.value.exit_code) == ("container-no-runtime", 7)
     assert "engine container: no" in caught.value.what
     assert "podman is not there; docker does not work: permission denied" in caught.value.why
     assert "subordinate ids" in caught.value.hint
@@ -134,9 +133,8 @@ def test_no_runtime_says_what_is_wrong_with_each_and_what_each_needs() -> None:
 
 def test_podman_without_cdi_cannot_give_gpus() -> None:
     facts = _facts("podman", gpus=1)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("container-no-gpu-access") as caught:
         choose("gpu01", ContainerSettings(runtime="podman"), facts)
-    assert caught.value.code == "container-no-gpu-access"
     assert "nvidia-ctk cdi generate" in caught.value.hint
     assert "--device" not in _command("podman", facts, gpus="none")
 
@@ -150,9 +148,8 @@ def test_a_user_who_may_not_raise_limits_is_told() -> None:
 
 @pytest.mark.parametrize("setting", [{"shm_size": "16g"}, {"ipc": "private"}, {"devices": ["/dev/gdrdrv"]}])
 def test_what_apptainer_cannot_do_is_refused_and_not_left_out(setting: dict[str, Any]) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("container-option", 7):
         _command("apptainer", **setting)
-    assert (caught.value.code, caught.value.exit_code) == ("container-option", 7)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +177,7 @@ def test_settings_that_mean_nothing_or_something_else_are_refused(wrong: dict[st
 
 
 def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
-    program = tmp_path / "podman it's"
-    program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "podman it's", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
     path = tmp_path / "tiny"
     path.write_text(launcher("tiny", [str(program), "run", "--interactive", "id"]))
     done = subprocess.run(["sh", str(path), "a b", "$(id)", "*"], capture_output=True, text=True, check=True)
@@ -195,9 +190,7 @@ def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_launcher_is_of_who_calls_it_and_of_the_gpus_given_to_them(tmp_path: Path) -> None:
-    program = tmp_path / "docker"
-    program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "docker", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
     path = tmp_path / "tiny"
     path.write_text(launcher("tiny", [str(program), "run", f"--user={CALLER}", "id"]))
 
@@ -219,9 +212,9 @@ def test_the_launcher_of_a_file_asks_for_no_terminal() -> None:
 
 
 def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_job(tmp_path: Path) -> None:
-    program = tmp_path / "srun it's"
-    program.write_text('#!/bin/sh\nfor each; do printf "[%s]" "$each"; done; printf "%s" "${SLURM_LABELIO-}"\n')
-    program.chmod(0o755)
+    program = executable(
+        tmp_path / "srun it's", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done; printf "%s" "${SLURM_LABELIO-}"\n'
+    )
     path = tmp_path / "tiny"
     path.write_text(
         launcher("tiny", [str(program), "--overlap", "--nodelist", NODE, "--container-image", "/p/x y.sqsh"])

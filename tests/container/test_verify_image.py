@@ -11,6 +11,7 @@ from envbuild.container.select import locked_stack
 from envbuild.container.verify_image import Inspected, inspect_image, smoke_image, verify_image
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
+from tests.support.fails import fails
 
 VARIANT = next(each for each in locked_stack("torch-smoke").lock.variants if each.base.kind == "none")
 LABELS = {
@@ -39,9 +40,8 @@ def image(builder: Silent) -> Inspected:
 @pytest.mark.parametrize("rc", [0, 1])
 def test_an_image_whose_containers_say_nothing_is_not_called_verified(rc: int) -> None:
     silent = Silent(rc)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("image-does-not-run", 1) as caught:
         verify_image(cast(Builder, silent), image(silent))
-    assert (caught.value.code, caught.value.exit_code) == ("image-does-not-run", 1)
     assert caught.value.why == "no such file" and "by hand" in caught.value.hint
 
 
@@ -57,9 +57,8 @@ def test_an_image_is_compared_with_the_lock_that_its_labels_name(
     labels: dict[str, str], code: str, exit_code: int
 ) -> None:
     assert image(Silent(0)).variant == VARIANT
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code, exit_code):
         image(Silent(0, **labels))
-    assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
 
 
 @pytest.mark.parametrize(("rc", "why"), [(-9, "was killed (signal 9"), (125, "ended without an answer (exit 125)")])

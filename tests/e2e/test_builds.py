@@ -16,6 +16,7 @@ from tests.e2e.killing import descendants
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.forge import BROKEN, FILES, LOGGED, PATCH, need_compiler
 from tests.support.patience import until
+from tests.support.programs import executable
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +25,7 @@ pytestmark = pytest.mark.slow
 def forge(world: World) -> Path:
     """The file into which a `cc` on PATH writes what it compiles."""
     log, programs = world.top / "compiled", world.top / "programs"
-    programs.mkdir()
-    (programs / "cc").write_text(LOGGED.format(log=log, compiler=need_compiler()))
-    (programs / "cc").chmod(0o755)
+    executable(programs / "cc", LOGGED.format(log=log, compiler=need_compiler()))
     world.env |= {"PATH": f"{programs}:{world.env['PATH']}", "CCACHE_DISABLE": "1"}
     return log
 

@@ -19,6 +19,7 @@ from envbuild.regular_file import sha256_of
 from tests.e2e.world import MINOR, PYTHON, Done, World, snapshot
 from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
 from tests.support.conda import Channel, fill
+from tests.support.programs import executable
 
 
 @cache
@@ -87,9 +88,7 @@ def test_equal_locks_give_equal_bundles_and_the_folder_is_as_good_as_the_file(wo
 @pytest.mark.slow
 def test_a_lost_repository_a_patch_and_a_compiled_wheel_come_out_of_the_bundle(world: World) -> None:
     log, programs = world.top / "compiled", world.top / "programs"
-    programs.mkdir()
-    (programs / "cc").write_text(LOGGED.format(log=log, compiler=need_compiler()))
-    (programs / "cc").chmod(0o755)
+    executable(programs / "cc", LOGGED.format(log=log, compiler=need_compiler()))
     world.env |= {"PATH": f"{programs}:{world.env['PATH']}", "CCACHE_DISABLE": "1"}
     build = {"kind": "wheel", "extensions": ["quick._fast"]}
     pin = {**world.repository("quick", FILES), "ref": "main", "patches": [PATCH], "build": build}

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.test_builds import locked
 from tests.e2e.world import World, lines_until
 from tests.node.forge import need_compiler
+from tests.support.programs import executable
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +25,9 @@ def gate(world: World) -> Path:
     fifo, programs = world.top / "gate", world.top / "programs"
     programs.mkdir()
     os.mkfifo(fifo)
-    (programs / "cc").write_text(
-        f'#!/bin/sh\ncase "$*" in *fast.c*) read line < {fifo} ;; esac\nexec {need_compiler()} "$@"\n'
+    executable(
+        programs / "cc", f'#!/bin/sh\ncase "$*" in *fast.c*) read line < {fifo} ;; esac\nexec {need_compiler()} "$@"\n'
     )
-    (programs / "cc").chmod(0o755)
     world.env |= {"PATH": f"{programs}:{world.env['PATH']}", "CCACHE_DISABLE": "1"}
     locked(world)
     return fifo

@@ -10,6 +10,7 @@ import yaml
 from tests.e2e.test_bench import LAUNCHER, REFERENCE
 from tests.e2e.world import World
 from tests.support.patience import with_deadline
+from tests.support.programs import executable
 
 # What this "machine" gives: more with larger microbatches, less with more stages, and no more than it has memory for.
 CASE = """
@@ -142,8 +143,7 @@ def test_memory_is_measured_by_torch_and_by_nvidia_smi_and_stands_beside_the_est
 ) -> None:
     tool = tmp_path / "nvidia-smi"
     rows = "printf '512, Disabled, 0, 345, 70.10\\n30720, Disabled, 47, 1980, 310.02\\n'"
-    tool.write_text(f'#!/bin/sh\ncase "$*" in *-lms*) {rows} ; sleep 60 ;; *) exit 9 ;; esac\n')
-    tool.chmod(0o755)
+    executable(tool, f'#!/bin/sh\ncase "$*" in *-lms*) {rows} ; sleep 60 ;; *) exit 9 ;; esac\n')
     path = f"{tmp_path}:{built.env['PATH']}"
     done = built.run("strategy", *ARGS, "--json", env={"PATH": path, "LARGEST": "64"})
     assert done.rc == 0, done.err

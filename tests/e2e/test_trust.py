@@ -16,10 +16,11 @@ from envbuild.config import find_project_file
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
 from envbuild.node.probe.prefix import toolchain_names
-from envbuild.node.protocol import NodeError
 from envbuild.provision.contact.payload import uv_tool
 from envbuild.provision.survey import implicit
 from tests.e2e.world import World
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 FACTS = ("doctor", "--facts-out", "facts.json")
 VERBS = [
@@ -169,9 +170,8 @@ def test_d63_a_project_of_another_user_is_refused(
     below = world.work / "mine"
     below.mkdir()
     give_away(world.work / which, monkeypatch)
-    with pytest.raises(EnvbuildError) as refused:
+    with fails("project-foreign", 7):
         find_project_file(below)
-    assert (refused.value.code, int(refused.value.exit_code)) == ("project-foreign", 7)
     if os.geteuid() == 0:
         done = world.run("plan", "--trust")
         assert (done.rc, done.code) == (7, "project-foreign")
@@ -206,14 +206,10 @@ def test_d63_under_sudo_the_caller_is_trusted_and_the_overflow_user_never(monkey
 def planted(world: World) -> Path:
     """A file that the uv makes which somebody has put where envbuild's own would be."""
     canary = world.top / "ran"
-    place = Path(uv_tool().path(str(world.prefix)))
-    place.parent.mkdir(parents=True)
-    place.write_text(f"#!/bin/sh\nid > {canary}\n")
-    place.chmod(0o755)
-    python = world.prefix / "tools" / "python-0123456789ab" / "python" / "bin" / "python3"
-    python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\nid > {canary}\n")
-    python.chmod(0o755)
+    executable(Path(uv_tool().path(str(world.prefix))), f"#!/bin/sh\nid > {canary}\n")
+    executable(
+        world.prefix / "tools" / "python-0123456789ab" / "python" / "bin" / "python3", f"#!/bin/sh\nid > {canary}\n"
+    )
     return canary
 
 
@@ -235,9 +231,8 @@ def test_d65_a_prefix_of_another_user_runs_nothing(
         (world.prefix / name).mkdir()
     folder = Path(uv_tool().path(str(world.prefix))).parent if which == "tools/uv" else world.prefix / which
     give_away(folder, monkeypatch)
-    with pytest.raises(NodeError) as refused:
+    with fails("prefix-foreign", 7):
         trust.refuse_prefix(str(world.prefix))
-    assert (refused.value.code, refused.value.exit_code) == ("prefix-foreign", 7)
     if os.geteuid() != 0:
         return
     for verb in ("plan", "provision"):
@@ -297,9 +292,7 @@ def test_d68_a_stack_holds_no_secret(world: World) -> None:
 @pytest.mark.parametrize("says", ["prefix = '{work}/p'\n", "target = 'mine.yaml'\n"])
 def test_d63_programs_of_a_prefix_that_came_with_the_folder_run_for_nobody_unasked(world: World, says: str) -> None:
     canary, python = world.top / "ran", world.work / "p" / "tools" / "python-0123456789ab" / "bin" / "python3"
-    python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\nid > {canary}\n")
-    python.chmod(0o755)
+    executable(python, f"#!/bin/sh\nid > {canary}\n")
     (world.work / "mine.yaml").write_text(f"name: mine\nextends: local\nprefix: {world.work}/p\n")
     (world.work / "envbuild.toml").write_text(says.format(work=world.work))
     del world.env["ENVBUILD_PREFIX"]

@@ -16,7 +16,6 @@ import pytest
 from envbuild.bundle.collect import piece
 from envbuild.bundle.files import Contents, write_bundle
 from envbuild.catalog.patches import digest_of, patches_of
-from envbuild.errors import EnvbuildError
 from envbuild.export import bash_script
 from envbuild.export.bash_script import render_script
 from envbuild.lock.readers.git import git_reader
@@ -32,6 +31,8 @@ from tests.node.forge import FILES, PATCH, download, need_compiler
 from tests.plan.test_planner import CONTROLLER, FakeTools
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target, torch_lock
 from tests.resolve.test_engine import stamped
+from tests.support.fails import fails
+from tests.support.programs import executable
 from tests.support.repositories import make_repository
 from tests.support.wheels import write_wheel
 
@@ -270,9 +271,8 @@ def told(plan: Plan, lock: Lock) -> Plan:
 def test_a_version_that_is_an_option_is_refused() -> None:
     lock = make_lock({"id": "v", "python": PYTHON, "packages": [package("a", "1 --index-url http://x", file="a.whl")]})
     plan = planned(make_lock({"id": "v", "python": PYTHON, "packages": [package("a", "1")]}))
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("version-unusable"):
         render_script(told(plan, lock), lock)
-    assert caught.value.code == "version-unusable"
 
 
 def patched_lock(tmp_path: Path, **source: Any) -> Lock:
@@ -291,9 +291,7 @@ def patched_lock(tmp_path: Path, **source: Any) -> Lock:
 def with_envbuild(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This envbuild as a command on PATH."""
     programs = home / "programs"
-    programs.mkdir()
-    (programs / "envbuild").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m envbuild "$@"\n')
-    (programs / "envbuild").chmod(0o755)
+    executable(programs / "envbuild", f'#!/bin/sh\nexec "{sys.executable}" -m envbuild "$@"\n')
     monkeypatch.setenv("PATH", str(programs), prepend=":")
 
 
@@ -366,9 +364,9 @@ def test_unrecorded_hashes_are_refused() -> None:
     bad = package("a", "1")
     bad["files"][0] |= {"sha256": "unrecorded", "reason": "never seen"}
     lock = make_lock({"id": "v", "python": PYTHON, "packages": [bad]})
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("hash-unrecorded", 5) as caught:
         render_script(told(plan, lock), lock)
-    assert (caught.value.code, caught.value.exit_code, caught.value.why) == ("hash-unrecorded", 5, "never seen")
+    assert caught.value.why == "never seen"
 
 
 def test_indexes_bases_archives_and_builds_have_their_words() -> None:

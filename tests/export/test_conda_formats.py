@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from envbuild.cli.entry import main
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.export.lock_formats import explicit
 from envbuild.lock.files import read_lock
 from envbuild.model.conda import CondaPackage, LockedConda
 from envbuild.model.lock import Variant
 from tests.lock.build import SHA, package, variant
 from tests.support.conda import Channel, Package
+from tests.support.fails import fails
 
 
 @pytest.fixture
@@ -91,12 +92,10 @@ def test_what_pip_installs_is_said_beside_the_list() -> None:
 
 
 def test_without_packages_or_an_address_nothing_is_exported() -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("conda-unrecorded", ExitCode.INTEGRITY):
         explicit(variant_of(unrecorded="not asked"), [], {})
-    assert (caught.value.code, caught.value.exit_code) == ("conda-unrecorded", ExitCode.INTEGRITY)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("address-missing", ExitCode.TRY_AGAIN):
         explicit(variant_of(), [], {})
-    assert (caught.value.code, caught.value.exit_code) == ("address-missing", ExitCode.TRY_AGAIN)
 
 
 def test_an_environment_yml_is_planned_and_checked_like_a_stack(
@@ -125,6 +124,5 @@ def test_a_script_of_uv_and_git_is_refused_with_what_installs_conda_packages(
     shown = json.loads(capsys.readouterr().out)["plan"]
     nodes = [{key: node.get(key) for key in NodePlan.model_fields} for node in shown["nodes"]]
     plan = Plan.from_plain({**{key: shown[key] for key in ("stack", "profile", "target")}, "nodes": nodes})
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("script-impossible", ExitCode.REFUSED):
         render_script(plan, read_lock(stack.with_name("environment.lock.toml")))
-    assert (caught.value.code, caught.value.exit_code) == ("script-impossible", ExitCode.REFUSED)

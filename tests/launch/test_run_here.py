@@ -20,6 +20,7 @@ from envbuild.schedule.job import JobText
 from tests.launch.support import ENVIRONMENT, place, started
 from tests.support import forked
 from tests.support.patience import PATIENCE
+from tests.support.programs import executable
 
 SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
 
@@ -30,9 +31,7 @@ def environment(top: Path, more: str = "exit 0", name: str = "python3") -> Path:
     for folder in ("bin", ".envbuild", "src/megatronapp/Megatron"):
         (built / folder).mkdir(parents=True)
     (built / ".envbuild" / "activate.sh").write_text("GREETING='hello'; export GREETING\nfalse\n")
-    program = built / "bin" / name
-    program.write_text(SAYS.format(log=top / "log", more=more))
-    program.chmod(0o755)
+    executable(built / "bin" / name, SAYS.format(log=top / "log", more=more))
     return built
 
 
@@ -207,8 +206,7 @@ def test_what_srun_has_put_into_the_logs_of_opt_is_shown_and_proves_the_run(
     built = tmp_path / "the env"
     (built / "bin").mkdir(parents=True)
     for name, text in (("opt-baselines", OPT_BASELINES), ("srun", SRUN % ending)):
-        (built / "bin" / name).write_text(text)
-        (built / "bin" / name).chmod(0o755)
+        executable(built / "bin" / name, text)
     (tmp_path / "out put").mkdir()
     where = place(2, environment=str(built), output=str(tmp_path / "out put"), job="9")
     (command,) = started("opt-175b", where, **given).commands
@@ -229,8 +227,7 @@ def test_what_srun_puts_into_the_logs_of_opt_is_shown_while_it_runs(tmp_path: Pa
     (built / "bin").mkdir(parents=True)
     waits = f"echo -n 'done trai'; until [ -e {go} ]; do sleep 0.1; done; echo 'ning in 9.0 seconds'; echo -n end >&2"
     for name, text in (("opt-baselines", OPT_BASELINES), ("srun", SRUN % waits)):
-        (built / "bin" / name).write_text(text)
-        (built / "bin" / name).chmod(0o755)
+        executable(built / "bin" / name, text)
     (command,) = started("opt-175b", place(2, environment=str(built), output=str(tmp_path), job="9")).commands
     env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
     with subprocess.Popen(

@@ -15,6 +15,7 @@ from envbuild.launch.request import Place
 from envbuild.launch.shell import WIDTH, folded, render
 from envbuild.model.launch import Command, Launch, LaunchFile
 from tests.launch.support import started
+from tests.support.programs import executable
 
 PRINTS = f"""#!{sys.executable}
 import json, os, sys
@@ -39,8 +40,7 @@ def world(tmp_path: Path) -> Path:
         (environment / name).mkdir(parents=True)
     (environment / ".envbuild" / "activate.sh").write_text("export ACTIVE=yes\n")
     for program in ("torchrun", "deepspeed", "python3", "opt-baselines", "mpiexec", "srun"):
-        (environment / "bin" / program).write_text(PRINTS)
-        (environment / "bin" / program).chmod(0o755)
+        executable(environment / "bin" / program, PRINTS)
     return environment
 
 

@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock
 from envbuild.lock.write import render_lock, write_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, LockedSubmodule
 from envbuild.model.stack import Base, Build, EnvPath, SmokeItem
 from tests.lock.build import SHA, lock, package, variant
+from tests.support.fails import fails
 
 names = st.from_regex(r"\A[a-z][a-z0-9-]{0,8}[a-z0-9]\Z")
 texts = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20)
@@ -94,9 +95,8 @@ def test_what_is_read_is_what_was_written_and_writes_the_same_bytes(made: Lock) 
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.dictionaries(names, texts).map(lambda d: "\n".join(f"{k} = 1" for k in d))))
 def test_any_text_is_read_or_refused_with_a_code(text: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("lock-invalid"):
         parse_lock(text, "x")
-    assert caught.value.code == "lock-invalid"
 
 
 def small() -> Lock:
@@ -144,16 +144,14 @@ def test_a_damaged_lock_is_refused_with_its_code(
     changed = text.replace(old, new) if old == SHA else text.replace(old, new, 1)
     assert changed != text
     path.write_text(changed)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code, exit_code) as caught:
         read_lock(path)
-    assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
     assert says in caught.value.why
 
 
 def test_a_missing_lock_names_the_command_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("lock-missing", ExitCode.USAGE) as caught:
         read_lock(tmp_path / "none.lock.toml")
-    assert (caught.value.code, caught.value.exit_code) == ("lock-missing", ExitCode.USAGE)
     assert "envbuild lock create" in caught.value.hint
 
 
@@ -161,23 +159,20 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "huge.lock.toml"
     with path.open("wb") as stream:
         stream.truncate(MAX_BYTES + 1)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("file-unreadable"):
         read_lock(path)
-    assert caught.value.code == "file-unreadable"
 
 
 def test_invalid_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.lock.toml"
     path.write_bytes(b'stack = "\xff"')
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("lock-invalid"):
         read_lock(path)
-    assert caught.value.code == "lock-invalid"
 
 
 def test_an_unwritable_place_is_a_coded_error_and_leaves_the_old_lock(tmp_path: Path) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("output-unwritable"):
         write_lock(tmp_path / "no" / "x.lock.toml", small())
-    assert caught.value.code == "output-unwritable"
     assert list(tmp_path.iterdir()) == []
 
 

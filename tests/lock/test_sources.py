@@ -18,6 +18,7 @@ from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Source
 from envbuild.node.build.patch import PatchError
 from tests.lock.conftest import Repos, locked
+from tests.support.programs import executable
 
 FIX = "apex-cuda-check"
 
@@ -180,8 +181,7 @@ def test_hooks_and_prompts_of_the_user_s_configuration_never_run(repos: Repos, h
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     for name in ("reference-transaction", "post-checkout", "pre-auto-gc"):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-        (hooks / name).chmod(0o755)
+        executable(hooks / name, f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     with (home / ".gitconfig").open("a") as stream:
         stream.write(f"[core]\nhooksPath = {hooks}\n")
     repos.git("a", "tag", "proof")

@@ -17,6 +17,7 @@ from envbuild.node import lease
 from envbuild.node.env import activate, install, verify
 from envbuild.node.protocol import NodeError
 from tests.support import known_pythons
+from tests.support.fails import fails
 from tests.support.repositories import git, make_repository
 from tests.support.wheels import sha256, write_wheel
 
@@ -113,9 +114,8 @@ class Node:
 
     def fails(self, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
         """How `install` refuses this; the lease is given back."""
-        with pytest.raises(NodeError) as caught:
+        with fails(code, exit_code) as caught:
             self.install(variant, **more)
-        assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value.why
         assert lease.read(str(self.prefix)) is None
         return caught.value
 

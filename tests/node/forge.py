@@ -14,6 +14,7 @@ import pytest
 from envbuild.catalog.patches import load_patch
 from envbuild.node.build.patch import digest
 from tests.node.env_support import make_repository, redirect_git
+from tests.support.programs import executable
 
 # A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
 BACKEND = """
@@ -87,9 +88,7 @@ class Forge:
         self.log = top / "compiled"
         redirect_git(monkeypatch, self.hub)
         programs = top / "programs"
-        programs.mkdir()
-        (programs / "cc").write_text(LOGGED.format(log=self.log, compiler=need_compiler()))
-        (programs / "cc").chmod(0o755)
+        executable(programs / "cc", LOGGED.format(log=self.log, compiler=need_compiler()))
         monkeypatch.setenv("PATH", str(programs), prepend=":")
         monkeypatch.setenv("CCACHE_DISABLE", "1")
 

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 _TORCH = """
 import os, sys, types
@@ -78,10 +78,7 @@ def run_setup(
     environment = {**os.environ, "PYTHONPATH": str(stubs), "TORCH_CUDA": torch_cuda or "", "TORCH_VERSION": torch}
     environment.pop("CUDA_HOME", None)
     if nvcc is not None:
-        program = stubs / "cuda" / "bin" / "nvcc"
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(_NVCC.format(version=nvcc))
-        program.chmod(0o755)
+        executable(stubs / "cuda" / "bin" / "nvcc", _NVCC.format(version=nvcc))
         environment["CUDA_HOME"] = str(stubs / "cuda")
     command = [python, "-W", "ignore", "setup.py", *flags]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
@@ -98,9 +95,8 @@ def refused(folder: Path, name: str, files: dict[str, str], code: str = "patch-h
     """The error of a patch of the catalog that does not fit these files, which stay as they are."""
     for path, text in files.items():
         write(folder, path, text)
-    with pytest.raises(NodeError) as caught:
+    with fails(code, 4) as caught:
         apply(folder, name)
-    assert (caught.value.code, caught.value.exit_code) == (code, 4)
     assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*") if path.is_file()} == files
     return caught.value
 

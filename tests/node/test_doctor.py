@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from envbuild.node import doctor
-from envbuild.node.protocol import NodeError
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 
 def ask(prefix: Path, **args: Any) -> dict[str, Any]:
@@ -23,8 +24,7 @@ def test_a_schedulers_programs_are_asked_and_a_job_is_only_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("sinfo", "scontrol", "sbatch"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, f'#!/bin/sh\necho {name} "$@"\n')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("https_proxy", "http://me:secret@proxy.site:3128")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -41,17 +41,13 @@ def test_a_schedulers_programs_are_asked_and_a_job_is_only_tried(
 
 
 def test_a_strange_request_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NodeError) as caught:
+    with fails("request-invalid"):
         ask(tmp_path, submit="--nodes=1")
-    assert caught.value.code == "request-invalid"
 
 
 def test_conda_and_its_kin_are_found_with_their_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("bin/micromamba", "home/miniforge3/bin/conda"):
-        program = tmp_path / place
-        program.parent.mkdir(parents=True)
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o755)
+        executable(tmp_path / place, "#!/bin/sh\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setattr(doctor, "CONDA_HOMES", ("miniforge3",))

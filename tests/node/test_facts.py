@@ -21,19 +21,18 @@ from envbuild.node import facts as probe
 from envbuild.node.probe import gpus, prefix
 from envbuild.node.probe.programs import python_facts
 from envbuild.node.probe.system import scheduler_facts
-from envbuild.node.protocol import NodeError
 from envbuild.node_program import call_here, node_pyz
 from tests.node.env_support import MINOR, PYTHON
 from tests.node.pythons import require_python
+from tests.support.fails import fails
 from tests.support.patience import PATIENCE
+from tests.support.programs import executable
 
 DATA = Path(__file__).parent / "data"
 
 
 def program(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + text)
-    path.chmod(0o755)
+    executable(path, "#!/bin/sh\n" + text)
 
 
 def fake_smi(folder: Path, recording: str, rc: int = 0) -> None:
@@ -436,9 +435,8 @@ def test_foreign_qstat_is_no_pbs(node: Node, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("args", [{"files": "x"}, {"reach": []}, {"interpreters": [3.11]}, {"reach": {"a": 1}}])
 def test_bad_args_are_a_coded_error(node: Node, args: dict[str, Any]) -> None:
-    with pytest.raises(NodeError) as caught:
+    with fails("request-invalid"):
         probe.run({"prefix": str(node.prefix), "args": args})
-    assert caught.value.code == "request-invalid"
 
 
 def asked_for(folders: list[str], prefix: str, *, asked: list[str]) -> dict[str, Any]:

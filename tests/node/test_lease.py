@@ -15,6 +15,7 @@ import pytest
 
 from envbuild.node import identity, lease
 from envbuild.node.protocol import NodeError
+from tests.support.fails import fails
 from tests.support.patience import PATIENCE, until
 
 
@@ -33,9 +34,8 @@ def write(prefix: Path, age: float = 0.0, **changes: Any) -> None:
 
 def test_another_run_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
     held = lease.acquire(str(tmp_path), "one", None, 0)
-    with pytest.raises(NodeError) as found:
+    with fails("prefix-busy", 75) as found:
         lease.acquire(str(tmp_path), "two", None, 0)
-    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
     assert found.value.details["run"] == "one"
     assert str(os.getpid()) in found.value.why
     held.release()
@@ -94,9 +94,8 @@ def test_a_waiting_run_gets_the_lease_when_it_is_released(tmp_path: Path) -> Non
 def test_the_same_run_enters_again(tmp_path: Path) -> None:
     first = lease.acquire(str(tmp_path), "one", None, 0)
     assert lease.acquire(str(tmp_path), "one", None, 0).owner["token"] == first.owner["token"]
-    with pytest.raises(NodeError) as found:
+    with fails("prefix-busy", 75):
         lease.acquire(str(tmp_path), "two", None, 0)
-    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
 
 
 def test_a_later_step_that_does_not_say_who_provisions_keeps_what_the_lease_says(tmp_path: Path) -> None:
@@ -117,9 +116,9 @@ def test_d104_a_damaged_lease_is_called_so_and_taken_over_soon(
     if taken:
         assert lease.acquire(str(tmp_path), "mine", None, 0).held()
     else:
-        with pytest.raises(NodeError) as caught:
+        with fails("prefix-busy") as caught:
             lease.acquire(str(tmp_path), "mine", None, 0)
-        assert (caught.value.code, "the lease is damaged" in caught.value.why) == ("prefix-busy", True)
+        assert "the lease is damaged" in caught.value.why
 
 
 def test_an_owner_that_lost_its_lease_is_fenced_off_and_does_not_release_the_others(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from envbuild.errors import EnvbuildError
 from envbuild.plan.rollout import Batches, Share, parse_share
+from tests.support.fails import fails
 
 NODES = tuple(f"n{number}" for number in range(8))
 
@@ -18,9 +18,8 @@ def test_a_share_is_a_number_of_nodes_rounded_down(text: str, total: int, nodes:
 
 @pytest.mark.parametrize("text", ["", "0", "0%", "-1", "101%", "1.5", "a", "4 %", "9999999", "4\n5"])
 def test_what_is_no_share_is_refused_by_its_option(text: str) -> None:
-    with pytest.raises(EnvbuildError, match="--batch") as caught:
+    with fails("share-invalid", 2, match="--batch"):
         parse_share(text, "--batch", least=1)
-    assert (caught.value.code, caught.value.exit_code) == ("share-invalid", 2)
 
 
 def test_no_failure_at_all_can_be_asked_for() -> None:

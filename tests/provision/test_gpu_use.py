@@ -31,6 +31,7 @@ from envbuild.provision.gpu_use import (
     watched_in_job,
 )
 from tests.support.patience import alive, text_of, until
+from tests.support.programs import executable
 
 FAKE = """
 class cuda:
@@ -48,10 +49,7 @@ def launched(**environment: str) -> Launch:
 
 def tool(folder: Path, script: str) -> Path:
     """A folder with an nvidia-smi."""
-    path = folder / "bin/nvidia-smi"
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
+    path = executable(folder / "bin/nvidia-smi", f"#!/bin/sh\n{script}\n")
     return path.parent
 
 

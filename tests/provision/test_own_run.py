@@ -29,7 +29,9 @@ from envbuild.provision.survey.ask import rules
 from envbuild.report.claimed import NO_GPU, Gpus, gpus_of
 from envbuild.transport.processes import end_orphans
 from tests.provision.survey.test_up_to_date import facts
+from tests.support.fails import fails
 from tests.support.patience import PATIENCE, text_of, until
+from tests.support.programs import executable
 
 LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('done')"
 
@@ -95,9 +97,9 @@ def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, mon
     work = worked(tmp_path)
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="true")])
     asked = OwnRun(ONE, None, "/dev/null/out", 60.0)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("output-unwritable") as caught:
         own_run.carry_out(work, TOLD, asked, "bench 1")
-    assert (caught.value.code, caught.value.what) == ("output-unwritable", "/dev/null/out cannot be written")
+    assert caught.value.what == "/dev/null/out cannot be written"
 
 
 def on_hosts(
@@ -138,8 +140,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.parent.mkdir()
     rows = {"compute-apps": PROCESSES, "query-gpu": USED}
     cases = "".join(f"*{key}*) echo '{chr(10).join(lines)}';;\n" for key, lines in rows.items())
-    path.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/words\ncase "$*" in\n{cases}esac\n')
-    path.chmod(0o755)
+    executable(path, f'#!/bin/sh\necho "$@" >> {tmp_path}/words\ncase "$*" in\n{cases}esac\n')
     monkeypatch.setattr(own_run.gpu_state, "search_path", lambda: [str(path.parent)])
     monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     return tmp_path / "words"
@@ -289,9 +290,7 @@ def test_a_hosts_shell_ends_what_was_just_being_started_and_waits_for_nothing_el
         (process / "stat").write_text(f"{victim.pid} (a (b) c) S " + " ".join(["7"] * 47 + ["0", "0"]))
         if program:
             (process / "exe").symlink_to("/bin/sh")
-        sleep = tmp_path / "sleep"
-        sleep.write_text(SLEEP.format(marker=marker, process=process))
-        sleep.chmod(0o755)
+        executable(tmp_path / "sleep", SLEEP.format(marker=marker, process=process))
         script = own_run._END.format(marker=marker).replace("/proc/", f"{tmp_path}/proc/")
         script = script.replace("-f3", f"-f{len(process.parts)}")
         env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -307,8 +306,7 @@ def test_a_hosts_shell_ends_what_was_just_being_started_and_waits_for_nothing_el
 def test_a_host_asks_a_process_once_a_look_to_end_so_that_its_clean_up_is_not_interrupted(tmp_path: Path) -> None:
     # A second SIGTERM on the heels of the first interrupts a program that cleans up.
     told = tmp_path / "told"
-    (tmp_path / "kill").write_text(f'#!/bin/sh\necho "$*" >> {told}\nexec /bin/kill "$@"\n')
-    (tmp_path / "kill").chmod(0o755)
+    executable(tmp_path / "kill", f'#!/bin/sh\necho "$*" >> {told}\nexec /bin/kill "$@"\n')
     marker = f"{own_run.MARKER}=once-{tmp_path.name}"
     started = subprocess.Popen(
         ["sleep", "60"], env={"PATH": os.environ["PATH"], own_run.MARKER: marker.partition("=")[2]}
@@ -323,9 +321,7 @@ def test_a_host_asks_a_process_once_a_look_to_end_so_that_its_clean_up_is_not_in
 
 
 def test_a_hosts_shell_ends_what_starts_itself_again_and_again(tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    again.write_text('#!/bin/sh\nexec "$0"\n')
-    again.chmod(0o755)
+    again = executable(tmp_path / "again", '#!/bin/sh\nexec "$0"\n')
     for number in range(5):
         marker = f"{own_run.MARKER}_TEST={number}"
         environment = {f"{own_run.MARKER}_TEST": f"{number}", "PATH": os.environ["PATH"]}
@@ -367,9 +363,7 @@ with watched(pathlib.Path(sys.argv[1]), ["0"], {sys.argv[2]: marker_value()}):
 
 
 def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
-    tool.chmod(0o755)
+    executable(tmp_path / "nvidia-smi", "#!/bin/sh\necho $$\nexec sleep 600\n")
     path, env = tmp_path / "memory/nvidia-smi", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     path.parent.mkdir()
     marker = "ENVBUILD_TEST_RUN"  # a run of another test would end what has its own

@@ -24,6 +24,7 @@ from envbuild.report.publish import copy_report, sign_report
 from envbuild.report.recheck.verify import verify_report
 from envbuild.report.signature import PREDICATE, pae, seal, sign, statement, unseal
 from tests.report.sealed import RUN, Sealed
+from tests.support.fails import fails
 from tests.support.need import need
 
 NAME = "author@example.org"
@@ -111,9 +112,8 @@ def test_in_totos_own_library_reads_the_statement(signed: Path) -> None:
 def test_what_does_not_hold_is_not_signed_and_what_is_signed_can_be_signed_again(tmp_path: Path, keys: Keys) -> None:
     sealed = Sealed(tmp_path)
     sealed.forge(lambda data: data.update(exit=1))
-    with pytest.raises(EnvbuildError, match="does not hold") as caught:
+    with fails("report-not-holding", ExitCode.INTEGRITY, match="does not hold"):
         sign_report(sealed.folder, keys.own)
-    assert (caught.value.code, caught.value.exit_code) == ("report-not-holding", ExitCode.INTEGRITY)
     assert not (sealed.folder / SIGNATURE).exists()
     sealed.forge(lambda data: data.update(exit=0))
     sign_report(sealed.folder, keys.other)
@@ -122,13 +122,11 @@ def test_what_does_not_hold_is_not_signed_and_what_is_signed_can_be_signed_again
 
 
 def test_a_key_that_is_none_and_signers_that_cannot_be_read_are_coded_errors(copy: Path, keys: Keys) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("report-not-signed"):
         sign_report(copy, keys.signers)
-    assert caught.value.code == "report-not-signed"
     assert problems(copy, keys.signers) == set()
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("file-unreadable"):
         verify_report(copy, signers=copy / "none")
-    assert caught.value.code == "file-unreadable"
 
 
 Envelope = dict[str, Any]

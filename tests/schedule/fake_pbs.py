@@ -9,6 +9,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from tests.support.programs import executable
+
 NODES = 4
 PROGRAM = r"""#!{python}
 import json, os, re, signal, subprocess, sys, time
@@ -174,8 +176,7 @@ class FakePbs:
         self._write("on-node", ON_NODE)
 
     def _write(self, name: str, text: str) -> None:
-        (self.bin / name).write_text(text)
-        (self.bin / name).chmod(0o755)
+        executable(self.bin / name, text)
 
     def say(self, what: str) -> None:
         """`hold`: jobs stay in the queue; `down`: the server is away.

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.node_facts import list_facts, load_facts
-from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.env import activation_files
 from envbuild.provision.jobs.node_local import is_local, prolog_text, refuse_prolog, refuse_script, require_shared
 from envbuild.schedule.script import ensure_script, pbs_preamble, task_prolog
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 HOSTILE = "/shared/it's $(touch /nonexistent) {{x}}"
 
@@ -97,8 +98,7 @@ def test_the_first_lines_of_a_pbs_job_run_once_on_every_node(tmp_path: Path) -> 
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "mpiexec"
     code = "import subprocess, sys\nfor _ in range(int(sys.argv[3])): subprocess.check_call(sys.argv[10:])"
-    fake.write_text(f"#!{sys.executable}\n{code}\n")
-    fake.chmod(0o755)
+    executable(fake, f"#!{sys.executable}\n{code}\n")
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
     text = pbs_preamble(str(disk.shared), str(disk.prefix), "demo") + 'echo "$ENVBUILD_STACK"\n'
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -117,9 +117,8 @@ def test_the_prefix_of_a_prolog_is_the_same_path_on_all_nodes() -> None:
     text = prolog_text(target(prefix="/local/{user}/eb", shared="/lus"), "demo", login)
     assert ". /local/me/eb/current/demo/.envbuild/activate.sh" in text
     assert f"/bin/sh {login.prefix.path}/ensure/demo.sh" in text
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("prefix-of-node-unknown"):
         prolog_text(target(prefix="{data}/eb", shared="/lus"), "demo", login)
-    assert caught.value.code == "prefix-of-node-unknown"
 
 
 def test_what_node_local_jobs_need_is_refused_by_name() -> None:
@@ -132,6 +131,5 @@ def test_what_node_local_jobs_need_is_refused_by_name() -> None:
         (lambda: refuse_prolog(target()), "shared-missing", 2),
         (lambda: refuse_script(target()), "script-impossible", 7),
     ):
-        with pytest.raises(EnvbuildError) as caught:
+        with fails(code, exit_code):
             call()
-        assert (caught.value.code, caught.value.exit_code) == (code, exit_code)

@@ -9,6 +9,7 @@ import yaml
 
 from tests.schedule.fake_pbs import has_hosts
 from tests.schedule.test_provision_pbs import PbsWorld
+from tests.support.programs import executable
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,9 +28,7 @@ def stand_in(world: PbsWorld, last: str) -> Path:
     for folder in ("bin", ".envbuild"):
         (built / folder).mkdir(parents=True, exist_ok=True)
     (built / ".envbuild" / "activate.sh").write_text("")
-    program = built / "bin" / "opt-baselines"
-    program.write_text(f'#!/bin/sh\necho "$@"\necho "{last}"\n')
-    program.chmod(0o755)
+    executable(built / "bin" / "opt-baselines", f'#!/bin/sh\necho "$@"\necho "{last}"\n')
     return built
 
 
@@ -84,9 +83,7 @@ def test_a_run_is_measured_through_a_job(world: PbsWorld) -> None:
     path = world.tiny(sources=[app], imports=["alpha"])
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": REFERENCE}))
     assert world.job().rc == 0
-    smi = world.fake.bin / "nvidia-smi"
-    smi.write_text(SMI)
-    smi.chmod(0o755)
+    executable(world.fake.bin / "nvidia-smi", SMI)
     given = ("--nodes", "1", "--gpus-per-node", "1", "--set", "row=1", "--trials", "2")
     done = world.job("./tiny.yaml", *given, verb="bench")
     assert done.rc == 0, (done.out[-2000:], done.err)

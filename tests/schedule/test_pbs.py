@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.model.target import Target
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Failure, Gres, Job, JobStep, Phase, SchedulerUnavailableError, Share
@@ -25,6 +25,7 @@ from envbuild.schedule.pbs_answers import (
 from envbuild.schedule.wait import wait_for
 from tests.schedule.fake_pbs import FakePbs
 from tests.schedule.jobs import job
+from tests.support.fails import fails
 from tests.support.patience import alive, text_of, until
 
 
@@ -83,25 +84,23 @@ def test_a_server_that_is_away_says_nothing_about_the_job(fake: FakePbs, pbs: Pb
     fake.say("down")
     with pytest.raises(SchedulerUnavailableError, match="cannot connect"):
         pbs.poll(asked, number)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("scheduler-unreachable"):
         pbs.submit(asked)
-    assert caught.value.code == "scheduler-unreachable"
     fake.stop("down")
     assert pbs.poll(asked, number).good
 
 
 def test_what_pbs_refuses_is_refused_in_its_words(fake: FakePbs, pbs: Pbs) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("job-refused") as caught:
         pbs.submit(shell(fake, "true", queue="nope"))
-    assert (caught.value.code, caught.value.why) == ("job-refused", "qsub: Unknown queue")
+    assert caught.value.why == "qsub: Unknown queue"
 
 
 def test_a_host_without_pbs_is_told_from_one_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mkdir").symlink_to("/bin/mkdir")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("scheduler-missing"):
         Pbs(Here()).submit(job(output=str(tmp_path / "jobs")))
-    assert caught.value.code == "scheduler-missing"
 
 
 def target(**scheduler: object) -> Target:
@@ -132,23 +131,20 @@ def test_the_queue_is_the_first_that_takes_the_job(fake: FakePbs, pbs: Pbs) -> N
     assert pool.told == "the queues debug, prod"
     assert (pool.queue(2, 3600), pool.queue(10, 3601), pool.queue(24, 10800)) == ("debug", "prod", "prod")
     for nodes, seconds in ((3, 60), (2, 3601), (25, 60)):
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("partition-unknown", ExitCode.USAGE) as caught:
             pool.queue(nodes, seconds)
-        assert (caught.value.code, caught.value.exit_code) == ("partition-unknown", ExitCode.USAGE)
         assert caught.value.why == "debug: 1 to 2 nodes, 1h at most; prod: 10 to 24 nodes, 3h at most"
     assert pbs.pool(target(queue="prod", queues=limits)).queue(3, 99999) == "prod"
     assert pbs.pool(target()).queue(3, 60) is None
 
 
 def test_a_queue_that_is_not_there_or_closed_is_told_before_anything_is_submitted(fake: FakePbs, pbs: Pbs) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("partition-unknown", ExitCode.USAGE) as caught:
         pbs.pool(target(queue="large"))
-    assert (caught.value.code, caught.value.exit_code) == ("partition-unknown", ExitCode.USAGE)
     assert "lists: debug, prod" in caught.value.why
     fake.say("closed")
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("partition-out-of-service", ExitCode.TRY_AGAIN):
         pbs.pool(target(queue="debug"))
-    assert (caught.value.code, caught.value.exit_code) == ("partition-out-of-service", ExitCode.TRY_AGAIN)
 
 
 def test_gpus_are_asked_for_by_number_on_nodes_that_offer_them(fake: FakePbs, pbs: Pbs) -> None:
@@ -205,9 +201,8 @@ def test_a_host_of_several_vnodes_is_one_node() -> None:
 
 
 def test_how_many_nodes_has_to_be_said(fake: FakePbs, pbs: Pbs) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("job-nodes-unknown", ExitCode.USAGE):
         pbs.pool(target()).in_service()
-    assert (caught.value.code, caught.value.exit_code) == ("job-nodes-unknown", ExitCode.USAGE)
 
 
 def test_a_node_that_was_taken_out_after_the_job_is_named_with_its_comment(fake: FakePbs, pbs: Pbs) -> None:

@@ -15,6 +15,8 @@ from envbuild.model.target import Modules
 from envbuild.schedule import pbs, slurm
 from envbuild.schedule.job import Gres, Job, JobStep, JobText
 from tests.schedule.jobs import job, training
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 GOLDEN = Path(__file__).parent / "golden"
 POLARIS = {
@@ -67,12 +69,8 @@ def _run(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str
     tools = folder / "bin"
     tools.mkdir()
     for name in ("srun", "mpiexec"):
-        (tools / name).write_text(
-            '#!/bin/bash\nwhile [ "$1" != bash ]; do printf "[%s]" "$1"; shift; done\nexec "$@"\n'
-        )
-        (tools / name).chmod(0o755)
-    (tools / "scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
-    (tools / "scontrol").chmod(0o755)
+        executable(tools / name, '#!/bin/bash\nwhile [ "$1" != bash ]; do printf "[%s]" "$1"; shift; done\nexec "$@"\n')
+    executable(tools / "scontrol", "#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
     path = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder)}
     return subprocess.run(["bash", "-c", text], env={**path, **env}, capture_output=True, text=True, check=False)
 
@@ -156,9 +154,8 @@ def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:
 
 @pytest.mark.parametrize("output", ["/a b", "/a:b", "/a'b", "/a%b"])
 def test_pbs_refuses_a_folder_that_its_directives_cannot_name(output: str) -> None:
-    with pytest.raises(EnvbuildError, match="cannot print") as caught:
+    with fails("job-path-unusable", match="cannot print"):
         pbs.render(job(output=output))
-    assert caught.value.code == "job-path-unusable"
 
 
 def test_slurm_refuses_a_folder_that_its_directives_cannot_name() -> None:

@@ -19,6 +19,7 @@ from envbuild.schedule.slurm_answers import (
     unknown_job,
 )
 from tests.schedule.jobs import job
+from tests.support.programs import executable
 
 # Recorded (22.05.8), shortened after the fields that are read.
 RECORDED = (
@@ -188,8 +189,7 @@ def test_d40_accounting_knows_of_a_step_that_was_killed_for_memory(
 ) -> None:
     said = {"scontrol": "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0 NodeList=n1", "sacct": steps}
     for name, text in said.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'E'\n{text}\nE\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, f"#!/bin/sh\ncat <<'E'\n{text}\nE\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     state = Slurm(Here()).poll(job(), "7")
     assert (state.failure, state.exit, state.ended, state.good) == (failure, 137, True, False)

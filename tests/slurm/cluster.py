@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.fleet.nodes import _ip as ip
 from tests.fleet.nodes import _new_bridge as new_bridge
 from tests.support.debian import PATH, UnavailableError
+from tests.support.programs import executable
 
 __all__ = ["GPUS", "NODES", "Cluster", "UnavailableError", "why_not"]
 
@@ -234,8 +235,7 @@ class Cluster:
         return "State=UNKNOWN" if name == "bare1" else f"State=UNKNOWN Gres=gpu:a100:{GPUS}"
 
     def _program(self, name: str, text: str) -> None:
-        (self.top / name).write_text(text)
-        (self.top / name).chmod(0o755)
+        executable(self.top / name, text)
 
     @property
     def _space(self) -> str:

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from tests.slurm.cluster import pyxis_plugin
+from tests.support.programs import executable
 
 _PROGRAM = r"""#!/usr/bin/python3
 import fcntl, hashlib, io, json, os, shlex, shutil, subprocess, sys, tarfile, urllib.request
@@ -114,5 +115,4 @@ def stand_ins(top: Path) -> None:
     """Write `srun` and `enroot` into a folder; `no-pyxis` beside them takes pyxis away, `log` has their words."""
     real = shutil.which("srun", path=os.pathsep.join((os.environ["PATH"], "/usr/bin")))
     for name in ("srun", "enroot"):
-        (top / name).write_text(_PROGRAM.format(top=top, srun=real))
-        (top / name).chmod(0o755)
+        executable(top / name, _PROGRAM.format(top=top, srun=real))

@@ -23,6 +23,7 @@ from tests.fleet.test_containers import _registry as one_registry
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.pyxis_programs import stand_ins, why_no_real
+from tests.support.programs import executable
 from tests.test_snippets_others import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -79,9 +80,7 @@ def world(cluster: Cluster, tmp_path: Path, storage: Storage) -> Iterator[JobWor
     """A stack of one wheel on the Python of the base; Apptainer is on PATH, here and in jobs."""
     world = JobWorld(tmp_path, cluster)
     programs = cluster.top / "programs"
-    programs.mkdir()
-    (programs / "apptainer").write_text(APPTAINER.format(top=programs))
-    (programs / "apptainer").chmod(0o755)
+    executable(programs / "apptainer", APPTAINER.format(top=programs))
     storage.house(tmp_path)
     world.env |= {**storage.env, "PATH": os.pathsep.join((str(programs), world.env["PATH"]))}
     world.wheel(files={"alpha/__init__.py": ALPHA}, scripts={"torchrun": "alpha:main"})

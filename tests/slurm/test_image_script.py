@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
+from tests.support.programs import executable
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +49,7 @@ def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> Non
     folder = world.cluster.shared / "images by hand"
     folder.mkdir()
     (folder / "image.sbatch").write_text(printed.out)
-    program = folder / "apptainer"
-    program.write_text(_APPTAINER.format(log=folder / "log"))
-    program.chmod(0o755)
+    executable(folder / "apptainer", _APPTAINER.format(log=folder / "log"))
     env = {**world.env, "PATH": os.pathsep.join((str(folder), world.env["PATH"]))}
     number = subprocess.run(
         ["sbatch", "--parsable", "image.sbatch"], cwd=folder, env=env, capture_output=True, text=True, check=True

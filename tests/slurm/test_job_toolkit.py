@@ -16,6 +16,7 @@ from tests.node.forge import FILES, need_compiler
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.test_node_local import LocalWorld
+from tests.support.programs import executable
 from tests.support.wheels import write_wheel
 
 pytestmark = pytest.mark.slow
@@ -38,9 +39,7 @@ def compiling(world: JobWorld) -> None:
 def nvcc_on(cluster: Cluster, world: JobWorld, node: str) -> None:
     """An nvcc in the PATH of jobs that is there on one node alone."""
     cuda = cluster.disk(node) / "cuda" / "bin"
-    cuda.mkdir(parents=True)
-    (cuda / "nvcc").write_text(NVCC)
-    (cuda / "nvcc").chmod(0o755)
+    executable(cuda / "nvcc", NVCC)
     programs = world.top / "programs"
     programs.mkdir(exist_ok=True)
     (programs / "nvcc").symlink_to(cluster.local / "cuda" / "bin" / "nvcc")

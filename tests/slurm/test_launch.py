@@ -15,6 +15,7 @@ from tests.e2e.world import Done
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
 from tests.support.patience import PATIENCE
+from tests.support.programs import executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -50,9 +51,7 @@ def stand_in(world: JobWorld, *, delay: float = 1.0, code: int = 0, failing: int
     for folder in ("bin", ".envbuild", "src/megatronapp/Megatron"):
         (built / folder).mkdir(parents=True)
     (built / ".envbuild" / "activate.sh").write_text("")
-    program = built / "bin" / "python3"
-    program.write_text(TORCHRUN.format(top=top, delay=delay, code=code, failing=failing))
-    program.chmod(0o755)
+    executable(built / "bin" / "python3", TORCHRUN.format(top=top, delay=delay, code=code, failing=failing))
     return top
 
 
@@ -152,12 +151,11 @@ def test_what_the_cluster_does_not_have_and_what_is_not_built_is_refused_before_
 def test_a_run_is_submitted_and_its_log_brought_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
     require_sshd()
     top = stand_in(world)
-    shell = tmp_path / "shell"
-    shell.write_text(
+    shell = executable(
+        tmp_path / "shell",
         f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
-        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n'
+        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n',
     )
-    shell.chmod(0o755)
     key = make_key(tmp_path / "id")
     server = Server(tmp_path / "login", "127.0.0.9", key, force=str(shell)).start()
     try:

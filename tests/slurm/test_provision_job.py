@@ -17,6 +17,7 @@ from tests.node.test_git_source import PROJECT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.patience import PATIENCE, until
+from tests.support.programs import executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -280,12 +281,11 @@ def test_an_unknown_partition_and_a_host_without_slurm_are_told_before_anything(
 
 def test_jobs_are_submitted_and_everything_is_staged_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
     require_sshd()
-    shell = tmp_path / "shell"
-    shell.write_text(
+    shell = executable(
+        tmp_path / "shell",
         f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
-        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n'
+        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n',
     )
-    shell.chmod(0o755)
     key = make_key(tmp_path / "id")
     server = Server(tmp_path / "login", "127.0.0.9", key, force=str(shell)).start()
     try:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envbuild.catalog.loader import load_stack
-from envbuild.errors import EnvbuildError
 from envbuild.strategy.memory import Case, held, reserved
 from envbuild.strategy.search import (
     USABLE,
@@ -30,6 +29,7 @@ from envbuild.strategy.search import (
 )
 from tests.launch.support import place, stack, started
 from tests.strategy.support import H200, V100, machine, measured, searched, shape
+from tests.support.fails import fails
 
 Says = Callable[[Ranked], tuple[Answer, float | None]]
 
@@ -176,19 +176,16 @@ def test_what_is_not_said_is_the_document_s(gpus: int, model: str, own: Case) ->
 
 def test_where_the_document_says_nothing_the_model_and_the_batch_must_be_given() -> None:
     for model, option in ((None, "--model"), ("2.6B", "--global-batch")):
-        with pytest.raises(EnvbuildError, match=f"{option} is needed for 3 GPUs") as caught:
+        with fails("strategy-model", match=f"{option} is needed for 3 GPUs"):
             searched(H200, 3, model)
-        assert caught.value.code == "strategy-model"
     assert problem(load_stack("megatron-alpa").stack, 3, machine(H200), "2.6B", 96).own is None
 
 
 def test_a_recipe_that_takes_no_degrees_and_a_model_that_fits_nowhere_are_refused() -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("no-recipe"):
         problem(load_stack("opt-175b").stack, 8, machine(H200))
-    assert caught.value.code == "no-recipe"
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("launch-does-not-fit", 7):
         problem(load_stack("megatron-alpa").stack, 1, machine(V100), "39B", 8).ranked()
-    assert (caught.value.code, int(caught.value.exit_code)) == ("launch-does-not-fit", 7)
 
 
 def test_links_that_take_a_bridge_count_as_those_of_pcie() -> None:

@@ -27,6 +27,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.support.programs import executable
+
 # The node program runs elsewhere, and these two bring native threads or much that few commands need.
 _LATE = ("envbuild.node", "envbuild.conda", "envbuild.fab", "envbuild.__main__")
 # What envbuild imports when it needs it.
@@ -84,9 +86,7 @@ def write_program(folder: Path) -> Path:
     """A program `envbuild` in `folder` that is forked as well, for others to call; returns its path."""
     path = folder / "envbuild"
     _forker()
-    path.write_text(_PROGRAM.format(python=sys.executable, address=_address()))
-    path.chmod(0o755)
-    return path
+    return executable(path, _PROGRAM.format(python=sys.executable, address=_address()))
 
 
 def _read(ends: list[int], argv: Sequence[str], deadline: float) -> list[bytes]:

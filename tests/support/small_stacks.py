@@ -19,6 +19,7 @@ from tests.e2e.world import MINOR, PYTHON, World
 from tests.node.forge import FILES as EXTENSION
 from tests.node.forge import need_compiler
 from tests.support.often import ask_often
+from tests.support.programs import executable
 from tests.support.wheels import write_wheel
 
 RECORDED = Path(__file__).parents[1] / "node" / "data"
@@ -191,7 +192,6 @@ class Machine(Shelf):
         smi = f'case "$1" in -L) cat {programs}/list ;; --query-gpu=memory.used*) exec sleep 600 ;;\n'
         smi += f"--query-gpu=*) cat {programs}/query ;; *) cat {recorded}/plain.txt ;; esac\n"
         for name, script in (("nvidia-smi", f"#!/bin/sh\n{smi}"), ("mpiexec", MPIEXEC)):
-            (programs / name).write_text(script)
-            (programs / name).chmod(0o755)
+            executable(programs / name, script)
         need_compiler()
         self.world.env["PATH"] = f"{programs}:{self.python.parent}:{self.world.env['PATH']}"

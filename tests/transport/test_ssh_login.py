@@ -27,6 +27,7 @@ from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, until, with_deadline
+from tests.support.programs import executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -97,9 +98,7 @@ class Codes:
         self.server = start("127.0.0.2", settings, PAM.format(check=check))
 
     def _program(self, path: Path, text: str) -> Path:
-        path.write_text(text.format(codes=self.codes, asked=self.asked))
-        path.chmod(0o755)
-        return path
+        return executable(path, text.format(codes=self.codes, asked=self.asked))
 
     @property
     def times(self) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from envbuild.node.build.programs import editable
-from envbuild.node.protocol import NodeError
 from tests.node.build_projects import c_module, write
 from tests.node.env_support import Node, locked, make_repository, make_variant, node, redirect_git
 from tests.node.forge import download, need_compiler
+from tests.support.fails import fails
 
 __all__ = ["node"]
 SETUP = """
@@ -142,9 +142,8 @@ def test_d01_packages_that_a_path_file_cannot_reach_are_refused(
     redirect_git(monkeypatch, tmp_path / "hub")
     setup = 'from setuptools import setup\nsetup(name="opt", packages=["opt"], package_dir={"opt": "code"})\n'
     wanted = variant(node, tools, tmp_path, {"setup.py": setup, "code/__init__.py": ""})
-    with pytest.raises(NodeError) as found:
+    with fails("build-failed", 4) as found:
         node.install(wanted)
-    assert (found.value.code, found.value.exit_code) == ("build-failed", 4)
     assert "its package opt lies in code" in found.value.why and "`install: wheel`" in found.value.why
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.build import environment
-from envbuild.node.protocol import NodeError
 from tests.node.env_support import uv_path
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 
 def script(path: Path, body: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n" + body + "\n")
-    path.chmod(0o755)
+    executable(path, "#!/bin/sh\n" + body + "\n")
 
 
 def make_toolkit(folder: Path, headers: bool = True) -> Path:
@@ -148,9 +147,8 @@ def test_packages_of_a_base_are_seen_as_those_of_the_environment(tmp_path: Path,
 
 
 def test_an_interpreter_that_does_not_run_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(NodeError) as caught:
+    with fails("build-failed"):
         environment.Packages(str(tmp_path / "python"))
-    assert caught.value.code == "build-failed"
 
 
 @pytest.mark.parametrize(

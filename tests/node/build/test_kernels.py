@@ -16,6 +16,7 @@ import pytest
 from envbuild.node.build import kernels
 from envbuild.node.protocol import NodeError
 from tests.node import torch_env
+from tests.support.fails import fails
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = {"name": "megatron-like", "commit": COMMIT}
@@ -131,9 +132,8 @@ def test_the_import_names_are_known_before_the_build() -> None:
 
 def test_files_of_another_commit_are_named(tree: Path) -> None:
     module = dict(MODULE, sources=["kernels/add.cpp", "kernels/gone.cu"], include_dirs=["nowhere"])
-    with pytest.raises(NodeError) as caught:
+    with fails("kernel-sources-missing", 4) as caught:
         kernels.project(str(tree), SOURCE, build_of(module), f"{tree}-kernels")
-    assert (caught.value.code, caught.value.exit_code) == ("kernel-sources-missing", 4)
     assert "kernels/gone.cu, nowhere" in caught.value.why
     assert not os.path.exists(str(tree) + "-kernels")
 
@@ -149,9 +149,8 @@ def test_files_of_another_commit_are_named(tree: Path) -> None:
     ],
 )
 def test_names_and_paths_that_could_lead_elsewhere_are_refused(tree: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(NodeError) as caught:
+    with fails("request-invalid", 2):
         kernels.project(str(tree), SOURCE, build_of(dict(MODULE, **change)), f"{tree}-kernels")
-    assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
 
 
 def test_no_modules_are_refused(tree: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.build import wheel as build_wheel
-from envbuild.node.protocol import Exit, NodeError
+from envbuild.node.protocol import Exit
 from tests.node.build_projects import EXTENSIONS, PYPROJECT, build, index_environment, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.pythons import find_python
+from tests.support.fails import fails
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,6 @@ def test_our_build_never_loses_a_flag_and_calls_no_pip(tmp_path: Path) -> None:
         project = shape_project(tmp_path / f"project-{index}", pyproject=pyproject)
         asked = source(flags=["cpp_ext", "cuda_ext"], extensions=EXTENSIONS)
         assert build(python, tmp_path, project, asked, f"out-{index}")["extensions"] == EXTENSIONS
-        with pytest.raises(NodeError) as caught:
+        with fails("extensions-missing", Exit.BUILD_FAILED):
             build(python, tmp_path, project, source(flags=["cpp_ext"], extensions=EXTENSIONS), f"no-{index}")
-        assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
         assert not list((tmp_path / f"no-{index}").iterdir())

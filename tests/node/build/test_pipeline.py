@@ -17,6 +17,7 @@ from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
+from tests.support.programs import executable
 
 __all__ = ["node"]
 
@@ -40,12 +41,9 @@ def args(store: Path | None = None, patches: bool = True, **build: Any) -> dict[
 
 
 def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int, **more: Any) -> NodeError:
-    with pytest.raises(NodeError) as found:
-        node.install(variant, **more)
-    assert (found.value.code, found.value.exit_code) == (code, exit_code), (found.value.what, found.value.why)
+    error = node.fails(variant, code, exit_code, **more)
     assert not node.environment(variant).exists(), "nothing of a failed build stays"
-    assert lease.read(str(node.prefix)) is None
-    return found.value
+    return error
 
 
 def python(environment: Path, code: str) -> str:
@@ -274,8 +272,7 @@ def test_the_compiler_that_a_source_names_for_itself_is_in_its_key(node: Node, f
     variant = make_variant([], sources=[forge.source(build={"environment": {"MPICC": str(mpi)}})])
     keys = set()
     for release in ("4.1.4", "5.0.11"):
-        mpi.write_text(f"#!/bin/sh\necho cc -I/opt/mpi-{release}/include\n")
-        mpi.chmod(0o755)
+        executable(mpi, f"#!/bin/sh\necho cc -I/opt/mpi-{release}/include\n")
         (tmp_path / release).mkdir()
         (told,) = other_node(tmp_path / release).install(variant, **args(patches=False))[1]["sources"]
         keys.add(told["build"]["key"])
@@ -284,9 +281,7 @@ def test_the_compiler_that_a_source_names_for_itself_is_in_its_key(node: Node, f
 
 def test_d14_a_build_takes_the_compiler_that_the_plan_gives_it(node: Node, forge: Forge, tmp_path: Path) -> None:
     log = tmp_path / "taken"
-    given = tmp_path / "gcc-9"
-    given.write_text(f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("gcc")} "$@"\n')
-    given.chmod(0o755)
+    given = executable(tmp_path / "gcc-9", f'#!/bin/sh\necho "$@" >>{log}\nexec {shutil.which("gcc")} "$@"\n')
     variant = make_variant([], sources=[forge.patched(build={"extensions": ["quick._fast"]})])
     _, usual = node.install(variant, **args(tmp_path / "store"))
     assert not log.exists()

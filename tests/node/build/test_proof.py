@@ -16,6 +16,8 @@ import pytest
 
 from envbuild.node.build import proof
 from envbuild.node.protocol import NodeError
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 ELF = "ELF file    1: amp_C.1.sm_90.cubin\nELF file    2: amp_C.2.sm_80.cubin\nELF file   13: amp_C.13.sm_90.cubin\n"
 PTX = "PTX file    1: amp_C.1.sm_90.ptx\n"
@@ -30,10 +32,9 @@ def fake(folder: Path, *answers: str) -> Path:
     program = folder / "bin" / "cuobjdump"
     program.parent.mkdir(parents=True)
     body = "\n".join(answers)
-    program.write_text(
-        f'#!/bin/sh\ncase "$1 ${{2##*/}}" in\n{body}\n*) echo "cuobjdump fatal   : no" >&2; exit 1 ;;\nesac\n'
+    executable(
+        program, f'#!/bin/sh\ncase "$1 ${{2##*/}}" in\n{body}\n*) echo "cuobjdump fatal   : no" >&2; exit 1 ;;\nesac\n'
     )
-    program.chmod(0o755)
     return folder
 
 
@@ -169,9 +170,8 @@ def test_the_toolkit_comes_before_path_and_packages(tmp_path: Path, monkeypatch:
 
 def test_what_is_no_architecture_is_refused(tmp_path: Path) -> None:
     for wanted in ("sm_90", "9", "9.0+ptx", "Hopper", "9.0; rm"):
-        with pytest.raises(NodeError) as caught:
+        with fails("request-invalid"):
             proof.architectures("/no/wheel", [wanted], None)
-        assert caught.value.code == "request-invalid"
 
 
 def test_objects_are_named_by_their_import_name_and_equal_names_in_two_folders_stay_apart(tmp_path: Path) -> None:
@@ -185,9 +185,8 @@ def test_objects_are_named_by_their_import_name_and_equal_names_in_two_folders_s
     result = proof.architectures(wheel_of(tmp_path, *names), ["9.0"], str(home))
     assert result["found"] == {"a.helpers": [], "b.helpers": [], "metaseq.data.fast": ["sm_80", "sm_90"]}
     (tmp_path / "broken.whl").write_bytes(b"PK")
-    with pytest.raises(NodeError) as caught:
+    with fails("wheel-unreadable"):
         proof.architectures(str(tmp_path / "broken.whl"), ["9.0"], str(home))
-    assert caught.value.code == "wheel-unreadable"
 
 
 def _compiled(folder: Path, *codes: str) -> str:

@@ -34,6 +34,8 @@ from tests.node.build_projects import (
 )  # fmt: skip
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 FLAGS = ["cpp_ext", "cuda_ext"]
 SHAPE = {"name": "shape", "version": "1.0", "files": [{"file": "shape-1.0.tar.gz", "sha256": "unrecorded"}]}
@@ -66,9 +68,8 @@ def test_flags_arrive_and_everything_else_of_the_package_is_kept(
 
 def test_a_flag_that_this_commit_does_not_know_is_a_failure(tmp_path: Path, python: str) -> None:
     project = shape_project(tmp_path / "project")
-    with pytest.raises(NodeError) as caught:
+    with fails("extensions-missing", Exit.BUILD_FAILED) as caught:
         build(python, tmp_path, project, source(flags=["cpp_ext", "fmha"]))
-    assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
     assert "--fmha" in caught.value.why and "--cpp_ext" not in caught.value.why
 
 
@@ -83,9 +84,8 @@ setup(name="shape", version="1.0", packages=["shape"])
 
 def test_flags_that_are_swallowed_without_effect_do_not_give_a_wheel(tmp_path: Path, python: str) -> None:
     project = shape_project(tmp_path / "project", SWALLOWS)
-    with pytest.raises(NodeError) as caught:
+    with fails("extensions-missing", Exit.BUILD_FAILED) as caught:
         build(python, tmp_path, project, source(flags=FLAGS, extensions=EXTENSIONS))
-    assert (caught.value.code, caught.value.exit_code) == ("extensions-missing", Exit.BUILD_FAILED)
     assert caught.value.details == {"extensions": EXTENSIONS}
     assert not list((tmp_path / "out").iterdir())
 
@@ -117,9 +117,8 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
     assert wheel.route(str(project)) == "pep517"
     result = build(python, tmp_path, project, source(flags=["cpp_ext"], extensions=["shape_C"]))
     assert (result["route"], result["extensions"]) == ("pep517", ["shape_C"])
-    with pytest.raises(NodeError) as caught:
+    with fails("extensions-missing"):
         build(python, tmp_path, project, source(extensions=["shape_C"]))
-    assert caught.value.code == "extensions-missing"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +146,8 @@ def test_an_extension_that_does_not_compile_is_named_with_its_output(
         tmp_path / "project", **{"csrc/shape_C.c": "#error https://me:secret@example.org/ is no C\n"}
     )
     monkeypatch.setattr(protocol.log, "path", str(tmp_path / "log.jsonl"))
-    with pytest.raises(NodeError) as caught:
+    with fails("build-failed", Exit.BUILD_FAILED) as caught:
         build(python, tmp_path, project, source(flags=FLAGS))
-    assert (caught.value.code, caught.value.exit_code) == ("build-failed", Exit.BUILD_FAILED)
     assert "extension shape_C" in caught.value.why and "is no C" in caught.value.why
     assert "secret" not in caught.value.why
     whole = [json.loads(line)["message"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -252,13 +250,12 @@ def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one
     alone = tmp_path / "only-static"
     alone.mkdir()
     shutil.copy(found, alone)
-    compiler = tmp_path / "g++"
-    compiler.write_text(
+    compiler = executable(
+        tmp_path / "g++",
         "#!/bin/sh\n"
         '[ "$1" = -print-file-name=libstdc++.so ] && echo libstdc++.so && exit 0\n'
-        f'exec {real} "$@" -L{alone}\n'
+        f'exec {real} "$@" -L{alone}\n',
     )
-    compiler.chmod(0o755)
     project = shape_project(tmp_path / "project", SETUP.replace('[2] + ".c"', '[2] + ".cpp"'))
     write(project, {"csrc/shape_C.cpp": PRINTS})
     asked = source(flags=["cpp_ext"], extensions=["shape_C"], environment={"CXX": str(compiler)})

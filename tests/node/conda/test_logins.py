@@ -19,6 +19,7 @@ from envbuild.node.conda.logins import login
 from envbuild.node.protocol import NodeError
 from envbuild.node.redact import redact_text
 from tests.support.conda import Channel, Package
+from tests.support.fails import fails
 from tests.support.private_channel import BASIC, guarded
 
 TOKEN = "canary-0123456789"
@@ -91,9 +92,8 @@ custom_channels: {{lab: https://me:hunter2hunter2@b.a.example.org/own}}
 )
 def test_a_file_that_rattler_could_not_read_is_named_without_its_contents(home: Path, text: str) -> None:
     (home / ".rattler" / "credentials.json").write_text(text, encoding="latin-1")
-    with pytest.raises(NodeError) as found:
+    with fails("conda-config-invalid", 2) as found:
         login(URL, {"HOME": str(home)})
-    assert (found.value.code, found.value.exit_code) == ("conda-config-invalid", 2)
     assert "credentials.json" in found.value.what
 
 

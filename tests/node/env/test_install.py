@@ -20,6 +20,8 @@ from envbuild.node.env import packages as sync
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, site, uv_path
+from tests.support.fails import fails
+from tests.support.programs import executable
 from tests.support.served import Silent, serving
 from tests.support.wheels import tampered
 
@@ -120,9 +122,9 @@ def test_d02_a_file_that_changes_between_install_and_stamp_is_noticed_under_a_wr
     variant = make_variant([locked(wheel, "alpha", "1.0")])
     node.install(variant)
     (site(node.environment(variant)) / "alpha" / "__init__.py").write_text("planted = 1\n")
-    with pytest.raises(NodeError) as found:
+    with fails("record-mismatch") as found:
         node.activate(variant)
-    assert found.value.code == "record-mismatch" and "alpha/__init__.py" in found.value.what
+    assert "alpha/__init__.py" in found.value.what
 
 
 def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_installed(node: Node) -> None:
@@ -253,9 +255,8 @@ def test_activate_under_the_lease_of_another_run_is_refused(node: Node) -> None:
     node.install(variant)
     held = node.prefix / "lease.json"
     held.write_text(json.dumps({**json.loads(held.read_text()), "run": "another"}))
-    with pytest.raises(NodeError) as found:
+    with fails("prefix-busy", 75):
         node.activate(variant)
-    assert (found.value.code, found.value.exit_code) == ("prefix-busy", 75)
     assert not (node.environment(variant) / ".envbuild" / "stamp.json").exists()
 
 
@@ -310,9 +311,7 @@ def test_a_login_page_is_not_an_index_and_secrets_stay_out(
     url = f"http://canary-user:canary-secret@{portal}/simple"
     artifacts = {"indexes": {"site": {"url": url, "kind": "index"}}}
     seen = node.top / "argv"
-    wrapper = node.top / "uv"
-    wrapper.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {seen}\nexec {uv_path()} "$@"\n')
-    wrapper.chmod(0o755)
+    wrapper = executable(node.top / "uv", f'#!/bin/sh\nprintf "%s\\n" "$@" >> {seen}\nexec {uv_path()} "$@"\n')
     tools = {"uv": str(wrapper)}
     error = node.fails(make_variant([package]), "index-not-an-index", 4, artifacts=artifacts, tools=tools)
     assert "install" in seen.read_text()

@@ -18,6 +18,7 @@ from envbuild.node.build import environment as build_environment
 from tests.node.env_support import Node, locked, make_variant, make_wheel, site
 from tests.support.certificates import certificate
 from tests.support.private_channel import guarded
+from tests.support.programs import executable
 from tests.support.served import served
 
 PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
@@ -195,10 +196,7 @@ def logins(way: str, url: str, top: Path) -> dict[str, str]:
         (top / "netrc").write_text("machine 127.0.0.1 login me password s3cret-of-me\n")
         (top / "netrc").chmod(0o600)
         return {"UV_DEFAULT_INDEX": url, "NETRC": str(top / "netrc")}
-    keyring = top / "bin" / "keyring"
-    keyring.parent.mkdir()
-    keyring.write_text("#!/bin/sh\necho s3cret-of-me\n")
-    keyring.chmod(0o755)
+    keyring = executable(top / "bin" / "keyring", "#!/bin/sh\necho s3cret-of-me\n")
     address = url.replace("://", "://me@")
     path = f"{keyring.parent}:{os.environ['PATH']}"
     return {"UV_DEFAULT_INDEX": address, "UV_KEYRING_PROVIDER": "subprocess", "PATH": path}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from envbuild.node.env import remove, user_files
-from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, make_repository, make_variant, make_wheel, redirect_git, site
+from tests.support.fails import fails
 
 FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n", "run.sh": "#!/bin/sh\nexec true\n"}
 # What a user's scripts write: into a folder of the source, into one of their own, an edit, and into the environment.
@@ -138,9 +138,8 @@ def test_where_files_cannot_be_moved_the_environment_stays(node: Node) -> None:
     node.install(variant, **again)
     (note,) = node.activate(variant, **again)[1]["notes"]
     assert "was replaced and stays" in note and "cannot be moved" in note
-    with pytest.raises(NodeError) as caught:
+    with fails("user-files-blocked", 7):
         remove.run(node.request("remove", environment=str(environment), force=True))
-    assert (caught.value.code, caught.value.exit_code) == ("user-files-blocked", 7)
     assert (environment / "notes.txt").read_text() == "notes"
     assert (environment / ".envbuild" / "stamp.json").exists()
 
@@ -298,7 +297,6 @@ def test_d89_a_build_in_the_place_of_an_environment_whose_files_cannot_be_moved_
     (environment / "notes.txt").write_text("notes")
     (environment / ".envbuild" / "stamp.json").write_text("torn")
     (node.prefix / "kept").write_text("a file in the place of the folder")
-    with pytest.raises(NodeError) as caught:
+    with fails("user-files-blocked"):
         node.install(variant)
-    assert caught.value.code == "user-files-blocked"
     assert (environment / "notes.txt").read_text() == "notes"

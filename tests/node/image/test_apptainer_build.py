@@ -16,6 +16,7 @@ import pytest
 
 from envbuild.node.image import container
 from envbuild.node.protocol import NodeError
+from tests.support.programs import executable
 
 _FAKE = """#!/bin/sh
 printf '%s|' "$PWD" "$APPTAINER_TMPDIR" "$SINGULARITY_CACHEDIR" "$*" >> {log}
@@ -48,8 +49,7 @@ class Site:
         self.args: dict[str, Any] = _archive(self.prefix / "images" / "context.tar")
 
     def works(self, more: str = "") -> None:
-        self.program.write_text(_FAKE.format(log=self.log, more=more))
-        self.program.chmod(0o755)
+        executable(self.program, _FAKE.format(log=self.log, more=more))
 
     def build(self, **more: Any) -> dict[str, Any]:
         args = {

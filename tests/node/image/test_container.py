@@ -21,6 +21,8 @@ import pytest
 from envbuild.node import lease
 from envbuild.node.image import container, load, runtimes
 from envbuild.node.protocol import Interrupted, NodeError
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
 ID = hashlib.sha256(CONFIG).hexdigest()
@@ -57,10 +59,7 @@ class Site:
         return str(self.script(name, _FAKE.format(log=self.log, verify=verify_)))
 
     def script(self, name: str, text: str) -> Path:
-        path = self.bin / name
-        path.write_text(text)
-        path.chmod(0o755)
-        return path
+        return executable(self.bin / name, text)
 
     def archive(self, config: bytes = CONFIG, layers: Sequence[bytes] = ()) -> dict[str, Any]:
         """The image as a file that the controller sent."""
@@ -89,9 +88,8 @@ class Site:
         return container.run({"prefix": str(self.prefix), "run": "r1", "args": args})
 
     def fails(self, code: str, exit_code: int, runtime: str, **more: Any) -> NodeError:
-        with pytest.raises(NodeError) as caught:
+        with fails(code, exit_code) as caught:
             self.install(runtime, **more)
-        assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
         return caught.value
 
     def record(self) -> dict[str, Any] | None:
@@ -349,9 +347,8 @@ def test_what_was_lost_or_changed_is_seen(node: Site) -> None:
     looked = runtimes.look("tiny", str(node.prefix))
     assert (looked["present"], looked["launcher"]) == (False, False)
     (node.prefix / "images" / "tiny.json").write_text("[]")
-    with pytest.raises(NodeError) as caught:
+    with fails("image-none", 1):
         asked()
-    assert (caught.value.code, caught.value.exit_code) == ("image-none", 1)
 
 
 def test_a_runtime_that_gives_no_answer_is_told_with_its_words(node: Site) -> None:
@@ -399,9 +396,8 @@ def test_cdi_is_there_when_a_specification_names_nvidia(tmp_path: Path) -> None:
 
 
 def test_a_stack_name_cannot_lead_out_of_the_prefix(tmp_path: Path) -> None:
-    with pytest.raises(NodeError) as caught:
+    with fails("request-invalid"):
         container.run({"prefix": str(tmp_path), "run": "r", "args": {"action": "look", "stack": "../x"}})
-    assert caught.value.code == "request-invalid"
 
 
 @pytest.mark.parametrize("sha256", [hashlib.sha256(b"whole").hexdigest(), None])
@@ -410,9 +406,8 @@ def test_a_node_of_a_job_names_a_file_that_is_not_the_one_that_was_made(sha256: 
     if sha256:
         path.write_bytes(b"damaged")
     args = {"action": "try", "stack": "tiny", "runtime": "apptainer", "file": {"path": str(path), "sha256": sha256}}
-    with pytest.raises(NodeError) as caught:
+    with fails("image-damaged", 5) as caught:
         container.run({"prefix": str(tmp_path), "run": "run", "args": args})
-    assert (caught.value.code, caught.value.exit_code) == ("image-damaged", 5)
     assert str(path) in caught.value.what
 
 
@@ -422,8 +417,7 @@ def test_docker_with_the_store_of_containerd_calls_an_image_by_its_manifest(node
     name = f"r.example/x@sha256:{pulled}" if pulled else "localhost/x:1"
     docker = node.bin / "docker"
     answer = json.dumps(GOOD, separators=(",", ":"))
-    docker.write_text(_CONTAINERD.format(log=node.log, name=name, manifest=MANIFEST, verify=answer))
-    docker.chmod(0o755)
+    executable(docker, _CONTAINERD.format(log=node.log, name=name, manifest=MANIFEST, verify=answer))
     more = {"pull": name} if pulled else node.archive()
     command = [str(docker), "run", "--rm", "{image}"]
     given = {"command": command, "asks": {"verify": {"stack": "tiny"}}, "launcher": "#!/bin/sh\nexec docker {image}\n"}

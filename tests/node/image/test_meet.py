@@ -15,8 +15,9 @@ import pytest
 
 from envbuild.node import program_files
 from envbuild.node.image import container
-from envbuild.node.protocol import NodeError
+from tests.support.fails import fails
 from tests.support.patience import until
+from tests.support.programs import executable
 
 CHECK = {"name": "smoke/nodes/all-reduce", "status": "passed", "details": {}}
 ANSWER = {"protocol": 1, "verb": "meet", "ok": True, "result": {"checks": [CHECK], "ok": True, "exit": 0}}
@@ -28,8 +29,7 @@ class Runtime:
         self.prefix, self.words, self.given = top / "prefix", top / "words", top / "given"
         self.path = top / "apptainer"
         said = json.dumps(answer, separators=(",", ":"))
-        self.path.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$*\" > {self.words}\ncat > {self.given}\necho '{said}'\n")
-        self.path.chmod(0o755)
+        executable(self.path, f"#!/bin/sh\nprintf '%s\\n' \"$*\" > {self.words}\ncat > {self.given}\necho '{said}'\n")
 
     def meet(self, *, tested: bool = True, **request: Any) -> dict[str, Any]:
         asked = {"deadline": 60, "wait": 5, "token": "t", "ranks": 2, "cuda": False, **request}
@@ -77,16 +77,14 @@ def test_who_takes_no_part_starts_nothing(runtime: Runtime) -> None:
 
 
 def test_without_an_image_in_use_nobody_meets(runtime: Runtime) -> None:
-    with pytest.raises(NodeError) as error:
+    with fails("image-none", 1):
         runtime.meet(tested=False, place=PLACE)
-    assert (error.value.code, error.value.exit_code) == ("image-none", 1)
 
 
 def test_what_went_wrong_inside_keeps_its_code(tmp_path: Path) -> None:
     error = {"code": "nodes-cannot-meet", "what": "nobody came", "why": "10.0.0.1 port 12000: refused", "exit": 1}
-    with pytest.raises(NodeError) as caught:
+    with fails("nodes-cannot-meet", 1) as caught:
         Runtime(tmp_path, {"protocol": 1, "verb": "meet", "ok": False, "error": error}).meet(place=PLACE)
-    assert (caught.value.code, caught.value.exit_code) == ("nodes-cannot-meet", 1)
     assert caught.value.what == "in the image: nobody came" and "12000" in caught.value.why
 
 

@@ -14,6 +14,7 @@ from envbuild.node.protocol import NodeError
 from tests.node import patch_shapes
 from tests.node.patch_support import apply, other, refused, run_setup, write
 from tests.node.pythons import require_python
+from tests.support.fails import fails
 
 FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
 
@@ -80,9 +81,8 @@ def test_only_the_call_changes(apex: Path, form: str) -> None:
 def test_the_whole_minor_version_is_read(apex: Path, form: str) -> None:
     wanted = patch_shapes.APEX[form][1]
     if not wanted:
-        with pytest.raises(NodeError) as caught:
+        with fails("patch-hits", 4):
             apply(apex, "apex-cuda-minor-parse")
-        assert (caught.value.code, caught.value.exit_code) == ("patch-hits", 4)
         return
     before = run_setup(apex, "--cuda_ext", torch_cuda="11.10", nvcc="11.10")
     assert (before.returncode == 1) != form.startswith("1")
@@ -154,9 +154,8 @@ def test_the_facts_tell_the_decision_beforehand(tmp_path: Path, facts: dict[str,
 
 def test_facts_of_two_majors_refuse_before_anything_is_built(tmp_path: Path) -> None:
     apex = _checkout(tmp_path, patch_shapes.RUFF)
-    with pytest.raises(NodeError) as caught:
+    with fails("patch-refused", 7):
         apply(apex, "apex-cuda-check", torch_cuda="11.3", nvcc="12.1")
-    assert (caught.value.code, caught.value.exit_code) == ("patch-refused", 7)
     assert (apex / "setup.py").read_text() == patch_shapes.RUFF
 
 

@@ -14,8 +14,9 @@ from envbuild.catalog.patches import load_patches
 from envbuild.node.build import patch as engine
 from envbuild.node.build import patch_sources
 from envbuild.node.build.patch import PatchError, digest
-from envbuild.node.protocol import NodeError
 from tests.node.patch_support import samples
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
 
@@ -107,18 +108,17 @@ def test_what_a_killed_run_left_half_done_is_completed(tmp_path: Path) -> None:
 )
 def test_a_wrong_number_of_places_changes_nothing(tmp_path: Path, text: str, bounds: dict[str, Any], code: str) -> None:
     write(tmp_path, a=text)
-    with pytest.raises(NodeError) as caught:
+    with fails(code, 4) as caught:
         patch_sources.apply(str(tmp_path), [spec(**bounds)])
-    assert (caught.value.code, caught.value.exit_code) == (code, 4)
     assert "the-patch" in caught.value.what
     assert "**/*.py" in caught.value.why or "a.py: 2" in caught.value.why
     assert contents(tmp_path) == {"a.py": text.encode()}
 
 
 def test_a_missing_file_is_no_success(tmp_path: Path) -> None:
-    with pytest.raises(PatchError) as caught:
+    with fails("patch-hits") as caught:
         apply(tmp_path, spec("setup.py"))
-    assert (caught.value.code, caught.value.why) == ("patch-hits", f"none in setup.py; pattern {FIND}")
+    assert caught.value.why == f"none in setup.py; pattern {FIND}"
 
 
 def test_one_patch_that_does_not_fit_stops_all_of_them(tmp_path: Path) -> None:
@@ -132,9 +132,8 @@ def test_d88_a_patch_that_needs_another_is_refused_alone_with_its_name(tmp_path:
     write(tmp_path, a=ALIASES + "y = 1\n")
     second = {**spec(name="second", after=["the-patch"])}
     second["edits"] = [{**second["edits"][0], "find": "^y = 1$", "write": "y = 2"}]
-    with pytest.raises(PatchError, match="patch second needs patch the-patch before it") as caught:
+    with fails("patch-precondition", match="patch second needs patch the-patch before it"):
         apply(tmp_path, second)
-    assert caught.value.code == "patch-precondition"
     with pytest.raises(PatchError, match="needs patch the-patch"):
         apply(tmp_path, second, spec())
     assert apply(tmp_path, spec(), second)["hits"] == 1
@@ -162,8 +161,7 @@ def git(folder: Path, *words: str) -> str:
 def test_the_outcome_must_be_the_pinned_tree_where_the_tree_before_is_known(tmp_path: Path) -> None:
     folder = tmp_path / "source"
     write(folder, a=ALIASES, b__c="x = 1\n", b__x_y="")
-    (folder / "b.sh").write_text("echo\n")
-    (folder / "b.sh").chmod(0o755)
+    executable(folder / "b.sh", "echo\n")
     (folder / "b-link").symlink_to("b/c.py")
     (folder / "sub").mkdir()
     (folder / "sub" / "inner.py").write_text("x = np.float\n")
@@ -176,9 +174,8 @@ def test_the_outcome_must_be_the_pinned_tree_where_the_tree_before_is_known(tmp_
     (folder / "out").symlink_to("/nowhere")
     pin = {"before": before, "after": "1" * 40, "links": links, "outputs": ["out"]}
     one = spec("a.py")
-    with pytest.raises(PatchError, match="the patches the-patch do not give the pinned tree") as caught:
+    with fails("patch-postcondition", match="the patches the-patch do not give the pinned tree") as caught:
         apply(folder, one, pin=pin)
-    assert caught.value.code == "patch-postcondition"
     assert (folder / "a.py").read_text() == ALIASES
     after = caught.value.why.split(",")[0].removeprefix("tree ")
     assert apply(folder, one, pin={**pin, "after": after})["changed"]
@@ -229,18 +226,16 @@ def test_a_disk_that_fails_half_way_leaves_every_file_as_before(
         real(source, target)
 
     monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(PatchError) as caught:
+    with fails("patch-not-written"):
         apply(tmp_path, spec())
-    assert caught.value.code == "patch-not-written"
     assert contents(tmp_path) == before
 
 
 def test_an_edit_that_breaks_the_syntax_is_not_written(tmp_path: Path) -> None:
     write(tmp_path, a=ALIASES)
     broken = [{**spec()["edits"][0], "write": "("}]
-    with pytest.raises(PatchError, match=r"after patch the-patch a\.py does not compile") as caught:
+    with fails("patch-postcondition", match=r"after patch the-patch a\.py does not compile"):
         apply(tmp_path, spec(edits=broken))
-    assert caught.value.code == "patch-postcondition"
     assert contents(tmp_path) == {"a.py": ALIASES.encode()}
 
 
@@ -279,9 +274,8 @@ def test_links_are_neither_followed_nor_changed(tmp_path: Path) -> None:
     assert apply(folder, spec())["hits"] == 2
     assert outside.read_text() == ALIASES
     for name in ("link.py", "sub/outside.py"):
-        with pytest.raises(PatchError) as caught:
+        with fails("patch-precondition"):
             apply(folder, spec(name))
-        assert caught.value.code == "patch-precondition"
     assert outside.read_text() == ALIASES
 
 
@@ -299,9 +293,8 @@ def test_git_folders_are_not_searched(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_request_is_refused(tmp_path: Path, bad: dict[str, Any]) -> None:
-    with pytest.raises(NodeError) as caught:
+    with fails("request-invalid", 2):
         patch_sources.apply(str(tmp_path), [{**spec(), **bad}])
-    assert (caught.value.code, caught.value.exit_code) == ("request-invalid", 2)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

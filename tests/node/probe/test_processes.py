@@ -9,6 +9,7 @@ from pathlib import Path
 
 from envbuild.node.probe.processes import at_work, written
 from tests.support.patience import until
+from tests.support.programs import executable
 
 
 def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -> None:
@@ -26,8 +27,7 @@ def test_the_file_is_named_that_a_compiler_or_a_script_in_its_place_works_on() -
 def test_a_compiler_below_another_program_is_found_and_one_that_only_has_the_name_of_a_file_is_not(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "cc").write_text("#!/bin/sh\nread line\n")
-    (tmp_path / "cc").chmod(0o755)
+    executable(tmp_path / "cc", "#!/bin/sh\nread line\n")
     for program, found in (("./cc", {"what": "a.c"}), ("cat", {})):
         script = f"echo ready; {program} -c a.c; true" if found else "echo ready; cat a.c; true"
         (tmp_path / "a.c").write_text("")

@@ -13,6 +13,7 @@ from envbuild.model.evidence import Check
 from envbuild.node.smoke import extensions, smoke
 from tests.node.torch_env import torch_environment
 from tests.support.patience import with_deadline
+from tests.support.programs import executable
 from tests.support.torch_imported import torch_imported as torch_imported
 
 STAND_INS = Path(__file__).parents[1] / "data" / "extensions"
@@ -285,9 +286,7 @@ def test_two_ranks_must_see_each_other(
     (site / "mpi4py/MPI.py").write_text(text)
     monkeypatch.setenv("PATH", "/nowhere")
     if script is not None:
-        program = environment / "bin/mpiexec"
-        program.write_text(f'#!/bin/sh\n[ "$1 $2" = "-n 2" ] || exit 9\n{script}\n')
-        program.chmod(0o755)
+        executable(environment / "bin/mpiexec", f'#!/bin/sh\n[ "$1 $2" = "-n 2" ] || exit 9\n{script}\n')
     found = checks(environment, {})["mpi"]
     assert (found.status, says in found.says) == (status, True), found.says
 

@@ -16,10 +16,10 @@ import pytest
 
 from envbuild.model.evidence import Check
 from envbuild.node import protocol
-from envbuild.node.protocol import NodeError
 from envbuild.node.smoke import machine as machine_item
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import Outcome, causes_first, last_words, read_events
+from tests.support.fails import fails
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 
 BEGIN = "import os, signal, sys, time\nfrom .common import begin\nargs, c = begin()\n"
@@ -391,12 +391,10 @@ def test_the_stack_variables_arrive_and_those_of_python_and_tf32_do_not(
 
 
 def test_bad_requests_are_coded_errors(environment: Path, tmp_path: Path) -> None:
-    with pytest.raises(NodeError) as missing:
+    with fails("environment-missing", 1):
         smoke.run({"args": {"environment": str(tmp_path), "variant": {}, "items": []}})
-    assert (missing.value.code, missing.value.exit_code) == ("environment-missing", 1)
-    with pytest.raises(NodeError) as unknown:
+    with fails("smoke-unknown"):
         smoke.run({"args": {"environment": str(environment), "variant": {}, "items": [{"name": "fun"}]}})
-    assert unknown.value.code == "smoke-unknown"
 
 
 def test_torn_and_foreign_lines_in_the_event_file_are_left_out(tmp_path: Path) -> None:

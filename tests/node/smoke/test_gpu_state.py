@@ -8,6 +8,7 @@ import pytest
 
 from envbuild.node.smoke import gpu_state
 from tests.support.patience import until
+from tests.support.programs import executable
 
 IDLE = "0, GPU-aa, 345, 1980, 3201, 76.21, 700.00, 31, Enabled, 0, 0x0000000000000001, 524, 81559"
 BUSY = "0, GPU-aa, 1755, 1980, 3201, 698.40, 700.00, 52, Enabled, 0, 0x0000000000000004, 3100, 81559"
@@ -41,8 +42,7 @@ def test_it_looks_while_the_body_runs_at_the_visible_gpus_and_not_longer(
     # A driver that has the new name alone.
     old = 'case "$*" in *clocks_throttle*) echo "Field is not a valid field to query."; exit 2;; esac'
     told = f'{old}\necho $$ > {tmp_path}/pid\necho "$@" > {tmp_path}/words\n'
-    smi.write_text(f"#!/bin/sh\n{told}while :; do echo '{BUSY}'; sleep 0.05; done\n")
-    smi.chmod(0o755)
+    executable(smi, f"#!/bin/sh\n{told}while :; do echo '{BUSY}'; sleep 0.05; done\n")
     monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     with gpu_state.sampled(str(out), {"CUDA_VISIBLE_DEVICES": "0,GPU-1f"}) as rows:

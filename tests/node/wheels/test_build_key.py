@@ -15,6 +15,7 @@ import pytest
 from envbuild.node.protocol import NodeError
 from envbuild.node.wheels.build_key import build_key, key_inputs, read_toolchain
 from tests.node.wheel_support import ARCH, PACKAGES, PATCHES, SOURCE, TOOLCHAIN, VARIANT
+from tests.support.programs import executable
 
 Parts = tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str], list[str], dict[str, str]]
 
@@ -179,13 +180,11 @@ def test_the_toolchain_of_a_node_is_read_from_what_the_build_would_run(tmp_path:
         "ld": "ld (Tiny) 1",
         "mpicc": "cc -I/opt/mpi/include",
     }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' '{says}'\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, f"#!/bin/sh\nprintf '%s\\n' '{says}'\n")
     cuda = tmp_path / "cuda" / "bin"
     cuda.mkdir(parents=True)
     said = "nvcc: NVIDIA (R)\nCuda compilation tools, release 12.4, V12.4.131\nBuild cuda_12.4.r12.4/compiler.1_0\n"
-    (cuda / "nvcc").write_text(f"#!/bin/sh\nprintf '%s' '{said}'\n")
-    (cuda / "nvcc").chmod(0o755)
+    executable(cuda / "nvcc", f"#!/bin/sh\nprintf '%s' '{said}'\n")
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CC": "cc -m64", "CFLAGS": "-O1", "HOME": "/nowhere"}
     found = read_toolchain(sys.executable, str(cuda.parent), env)
     assert found["cc"] == "cc (Tiny) 1.0"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.world import MINOR, World
 from tests.support import forked
+from tests.support.programs import executable
 from tests.support.small_stacks import Shelf
 from tests.test_snippets import TOP
 from tests.test_snippets_others import shown
@@ -66,8 +67,7 @@ def test_the_commands_of_the_page_run_as_they_are_written(world: World) -> None:
         "from envbuild.cli.entry import main",
         "sys.exit(main())",
     ]
-    small.write_text("\n".join([f"#!{sys.executable}", *lines, ""]))
-    small.chmod(0o755)
+    executable(small, "\n".join([f"#!{sys.executable}", *lines, ""]))
     (world.work / "hosts.ini").write_text(
         f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n"
     )

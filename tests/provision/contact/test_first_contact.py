@@ -23,7 +23,9 @@ from envbuild.node_program import node_pyz
 from envbuild.provision.contact import first_contact
 from envbuild.provision.run.run_dir import RunDir
 from tests.node.pythons import require_python
+from tests.support.fails import fails
 from tests.support.patience import until
+from tests.support.programs import executable
 
 NONCE = "0123456789abcdef0123456789abcdef"
 BEGIN = f"===envbuild begin {NONCE}===\n"
@@ -121,9 +123,8 @@ def test_node_without_python_gives_findings_only(tmp_path: Path) -> None:
     assert found.python is None
     assert found.response is None
     assert found.findings["libc"]
-    with pytest.raises(EnvbuildError, match="n1 has no Python") as caught:
+    with fails("node-without-python", 7, match="n1 has no Python"):
         found.result()
-    assert (caught.value.code, caught.value.exit_code) == ("node-without-python", 7)
 
 
 @pytest.mark.parametrize("minor", ["3.6", "3.13"])
@@ -160,10 +161,7 @@ def test_a_python_staged_in_a_shared_folder_runs_where_the_node_has_none(tmp_pat
 
 @pytest.mark.parametrize("owner", ["everybody", "somebody"])
 def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_path: Path) -> None:
-    planted = tmp_path / "p/tools/python-x/bin/python3"
-    planted.parent.mkdir(parents=True)
-    planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
-    planted.chmod(0o755)
+    executable(tmp_path / "p/tools/python-x/bin/python3", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     tools = tmp_path / "p/tools"
     if owner == "everybody":
         tools.chmod(0o1777)
@@ -181,8 +179,7 @@ def test_a_python_that_another_user_can_replace_is_never_run(owner: str, tmp_pat
 def test_shim_and_too_old_python_are_passed_over(tmp_path: Path) -> None:
     path = bare_path(tmp_path / "bin")
     for name, text in (("python3", "exit 127"), ("python3.13", "exit 1")):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        executable(tmp_path / "bin" / name, f"#!/bin/sh\n{text}\n")
     (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
     script = without_python(first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE))
     env = {"PATH": path, "HOME": str(tmp_path)}
@@ -204,9 +201,8 @@ def test_a_newer_python_runs_the_node_program_where_an_old_one_comes_first(tmp_p
 
     assert ask("probe").python == str(tmp_path / "bin/python3")
     assert ask("probe").result()["toolchain"] == []
-    with pytest.raises(EnvbuildError, match=r"no Python 3\.8 or newer, which `verify` needs") as caught:
+    with fails("node-without-python", 7, match=r"no Python 3\.8 or newer, which `verify` needs"):
         ask("verify").result()
-    assert (caught.value.code, caught.value.exit_code) == ("node-without-python", 7)
     (tmp_path / "bin/python3.8").symlink_to(require_python("3.8"))
     assert ask("probe").python == str(tmp_path / "bin/python3.8")
 
@@ -228,9 +224,8 @@ def test_prefix_in_somebody_elses_folder_is_not_writable() -> None:
 def test_error_of_the_node_program_is_raised_as_it_was() -> None:
     found = first_contact.run_node("localhost", request("/x/../y"), Connection())
     assert found.exit == 2
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("prefix-invalid"):
         found.result()
-    assert caught.value.code == "prefix-invalid"
 
 
 CODES = {"bad": "no-request", "worse": "internal", "full": "disk-full"}
@@ -300,9 +295,8 @@ def test_every_contact_of_a_run_has_its_folder() -> None:
     ],
 )
 def test_broken_answer_is_a_coded_error(out: str, code: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code, 3) as caught:
         first_contact.parse_output(out.encode(), NONCE, "n1", "log text")
-    assert (caught.value.code, caught.value.exit_code) == (code, 3)
     assert caught.value.details["node"] == "n1"
 
 
@@ -330,17 +324,15 @@ def test_script_refuses_what_it_would_paste_unquoted() -> None:
 
 def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_program, "_HERE", "import time; time.sleep(30)")
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("contact-failed"):
         first_contact.run_node("localhost", request(), Connection(), deadline=0.2)
-    assert caught.value.code == "contact-failed"
 
 
 def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_program, "_HERE", "print('x' * 300000)")
     monkeypatch.setattr(first_contact, "OUTPUT_LIMIT", 100_000)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("contact-failed"):
         first_contact.run_node("localhost", request(), Connection())
-    assert caught.value.code == "contact-failed"
 
 
 def test_local_contact_imports_no_ssh() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.errors import EnvbuildError, ExitCode
+from envbuild.errors import ExitCode
 from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
 PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find", "ls")
@@ -60,9 +62,7 @@ def python(tmp_path: Path) -> Tool:
     """A stand-in for a standalone Python: right layout, an interpreter that computes sha256 through sha256sum."""
     real = shutil.which("sha256sum")
     inside = tmp_path / "tree" / "python" / "bin"
-    inside.mkdir(parents=True)
-    (inside / "python3").write_text(f"#!/bin/sh\n{real} | cut -d' ' -f1\n".replace("cut", str(shutil.which("cut"))))
-    (inside / "python3").chmod(0o755)
+    executable(inside / "python3", f"#!/bin/sh\n{real} | cut -d' ' -f1\n".replace("cut", str(shutil.which("cut"))))
     (inside / "python").symlink_to("python3")
     tarball = tmp_path / "python.tar.gz"
     with tarfile.open(tarball, "w:gz") as archive:
@@ -197,9 +197,8 @@ def test_equal_tools_give_equal_payloads(tmp_path: Path, tools: list[Tool]) -> N
 
 def test_a_standalone_python_with_another_hash_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.tar.gz").write_bytes(b"x")
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("toolchain-hash-mismatch", ExitCode.INTEGRITY):
         python_tool(tmp_path / "x.tar.gz", "0" * 64)
-    assert (caught.value.code, caught.value.exit_code) == ("toolchain-hash-mismatch", ExitCode.INTEGRITY)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "$(id)", "a\nb"])

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from envbuild.catalog.node_facts import load_facts
-from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.provision.contact import toolchain as module
 from envbuild.regular_file import sha256_of
+from tests.support.fails import fails
 
 
 @pytest.fixture
@@ -51,6 +51,5 @@ def test_a_python_is_taken_that_can_load_it(facts: NodeFacts) -> None:
 def test_a_node_of_another_machine_is_refused(facts: NodeFacts) -> None:
     module.check_platform(facts)
     other = facts.model_copy(update={"os": facts.os.model_copy(update={"arch": "aarch64"})})
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("rattler-unfit", 7):
         module.check_platform(other)
-    assert (caught.value.code, caught.value.exit_code) == ("rattler-unfit", 7)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact.wheel_stores import LIMIT, receive
+from tests.support.fails import fails
 from tests.transport.test_ssh import StartServer, client, options, start
 
 __all__ = ["client", "start"]
@@ -64,12 +64,11 @@ def test_what_is_not_the_file_does_not_stay(
     server = start()
     # No test fills a disk.
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 32))
-    with pytest.raises(EnvbuildError) as found:
+    with fails(code, number):
         receive(
             server.address, str(file), tmp_path / "to", connection=options(client, server, server.known),
             **{**told(), **change},
         )  # fmt: skip
-    assert (found.value.code, int(found.value.exit_code)) == (code, number)
     assert not [path for path in tmp_path.iterdir() if path.name.endswith((".half", "to"))]
 
 
@@ -77,11 +76,10 @@ def test_a_file_that_is_not_there_is_told_with_the_words_of_the_node(
     start: StartServer, client: Path, tmp_path: Path
 ) -> None:
     server = start()
-    with pytest.raises(EnvbuildError) as found:
+    with fails("transfer-cut-off") as found:
         receive(
             server.address, "/nowhere/pack", tmp_path / "to", connection=options(client, server, server.known), **told()
         )
-    assert found.value.code == "transfer-cut-off"
     assert "/nowhere/pack" in found.value.why
 
 

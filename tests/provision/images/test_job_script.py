@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from envbuild.errors import EnvbuildError
 from envbuild.node_program import node_pyz
 from envbuild.provision.images.job_script import image_body
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
+from tests.support.fails import fails
+from tests.support.programs import executable
 
 # What a program on standard input is followed by.
 _REQUEST = 'sys.stdin.buffer.read().rpartition(b"{\\"args\\"")'
@@ -47,8 +48,7 @@ def _words(top: Path, text: str) -> list[list[str]]:
         # Of a runtime that is no option of srun, what srun starts.
         runs = 'while [[ "$1" == -* ]]; do shift; done; [ "$1" != sh ] || "$@"\n' if name == "srun" else ""
         told = f"python3 -c '{record}' {name} \"$@\" >> {top}/calls"
-        program.write_text(f"#!/bin/bash\n{made}{told}\n{runs}")
-        program.chmod(0o755)
+        executable(program, f"#!/bin/bash\n{made}{told}\n{runs}")
     env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "CUDA_VISIBLE_DEVICES": "2,GPU-1f"}
     done = subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, env=env, check=False)
@@ -151,8 +151,7 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
         '[ "${@: -1}" != "$FAIL" ]',
     }
     for program, code in programs.items():
-        (folder / program).write_text(f"#!/bin/bash\n{code}\n")
-        (folder / program).chmod(0o755)
+        executable(folder / program, f"#!/bin/bash\n{code}\n")
     nodes = tmp_path / "nodes"
     nodes.write_text("x1\nx2\n")
     env = {
@@ -192,6 +191,5 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
     ],
 )
 def test_what_no_script_can_do_is_refused(container: dict[str, Any], code: str, tmp_path: Path) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code, 7):
         image_body(_prepared(tmp_path, **container))
-    assert (caught.value.code, caught.value.exit_code) == (code, 7)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from envbuild.container.builders import Buildah, Builder, Docker
-from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
 from envbuild.model.target import ContainerSettings
@@ -22,6 +21,7 @@ from envbuild.provision.images.plan import NodeImage, node_image
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 from tests.report.samples import facts
+from tests.support.fails import fails
 
 ONE, OTHER = "a" * 64, "b" * 64
 ENV = "/opt/envbuild/envs/torch-smoke-exact-0123456789ab"
@@ -122,11 +122,10 @@ def test_the_file_that_pyxis_runs_is_made_by_enroot(prepared: Prepared, image: W
     args = plan.install_args(with_pyxis, image, Obtained(ONE), node, told, archive="/x", **words)
     assert (args["program"], args["maker"], args["runtime"]) == ("/usr/bin/srun", "/usr/bin/enroot", "pyxis")
     alone = prepared.target.model_copy(update={"container": ContainerSettings(runtime="enroot")})
-    with pytest.raises(EnvbuildError, match="from a registry") as caught:
+    with fails("container-needs-registry", 7, match="from a registry"):
         node_image(
             "gpu1", prepared._replace(target=alone), image, told, NodeFacts.from_plain(facts("gpu1")), repair=False
         )
-    assert (caught.value.code, caught.value.exit_code) == ("container-needs-registry", 7)
 
 
 def test_gpus_are_used_inside_only_where_the_container_has_them(prepared: Prepared, image: Wanted) -> None:

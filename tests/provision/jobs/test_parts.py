@@ -30,6 +30,7 @@ from envbuild.schedule.slurm import Slurm
 from envbuild.schedule.slurm_answers import Partition
 from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.resolve.builders import make_variant
+from tests.support.fails import fails
 
 
 def node_plan(
@@ -86,9 +87,8 @@ def test_without_a_node_that_can_build_or_be_chosen_it_is_said_what_is_missing()
         (plan(lacking(node_plan("n1", *ALL))), True, "no node of this job has it"),
         (plan(lacking(node_plan("n1", *ALL)), node_plan("n2", *ALL)), False, "first node"),
     ):
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("nvcc-absent", ExitCode.REFUSED) as caught:
             in_job(made, pins=pins)
-        assert (caught.value.code, caught.value.exit_code) == ("nvcc-absent", ExitCode.REFUSED)
         assert why in caught.value.why
 
 
@@ -97,9 +97,8 @@ def test_a_plan_with_nothing_to_do_stays_one() -> None:
 
 
 def test_nodes_that_would_get_different_environments_are_refused() -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("nodes-differ", ExitCode.REFUSED):
         in_job(plan(node_plan("n1", *ALL), node_plan("n2", *ALL, environment="/p/envs/b")))
-    assert (caught.value.code, caught.value.exit_code) == ("nodes-differ", ExitCode.REFUSED)
 
 
 def test_nodes_whose_bases_differ_are_named_with_what_differs() -> None:
@@ -137,9 +136,8 @@ def site(states: dict[str, int], gpus: dict[tuple[str, str | None], int] | None 
 def test_a_job_takes_all_nodes_of_a_partition_that_take_jobs() -> None:
     assert site({"idle": 5, "allocated": 2, "drained": 1, "down*": 1, "idle~": 3}).nodes == 10
     assert site({"idle": 5}, scheduler={"nodes": 2}).nodes == 2
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("partition-out-of-service", ExitCode.TRY_AGAIN):
         _ = site({"drained": 2, "maint": 1}).nodes
-    assert (caught.value.code, caught.value.exit_code) == ("partition-out-of-service", ExitCode.TRY_AGAIN)
 
 
 def test_a_job_asks_for_gpus_as_the_site_calls_them_and_for_as_many_as_the_target_expects() -> None:
@@ -168,9 +166,8 @@ def test_a_job_loads_the_modules_of_the_target_before_anything_else() -> None:
 
 
 def test_an_account_that_no_directive_can_carry_is_an_error_of_the_target() -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("job-invalid") as caught:
         site({"idle": 2}, scheduler={"account": "a b; rm"}).job("x", [JobStep(argv=("true",))], "/o", 60)
-    assert caught.value.code == "job-invalid"
     assert "account" in caught.value.why
 
 
@@ -227,9 +224,8 @@ def test_facts_are_kept_apart_by_what_the_nodes_were_asked_for_by() -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("not-writable"):
         place(Here(), str(tmp_path / "file" / "folder"), {"a": b""})
-    assert caught.value.code == "not-writable"
 
 
 @pytest.mark.parametrize("repair", [True, False])
@@ -246,9 +242,8 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
     with run.open_journal() as journal:
         settings = Settings(tmp_path / "runs", repair=repair, script=True)
         work = Work(ready, settings, run, journal)
-        with pytest.raises(EnvbuildError) as caught:
+        with fails("nodes-unknown", ExitCode.REFUSED) as caught:
             job_look.survey_jobs(work, where)
-        assert (caught.value.code, caught.value.exit_code) == ("nodes-unknown", ExitCode.REFUSED)
         assert "--dry-run" in caught.value.hint
         write_facts(facts_file(ready.target, where.login), {"n1": facts(node="n1")})
         survey = job_look.survey_jobs(work, where)

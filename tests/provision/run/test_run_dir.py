@@ -13,6 +13,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.node import identity
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, list_runs, open_run, read_recent
+from tests.support.fails import fails
 
 
 def test_a_run_directory_is_private_and_has_its_folders(tmp_path: Path) -> None:
@@ -35,12 +36,11 @@ def test_runs_are_listed_newest_first_and_found_by_any_clear_part(tmp_path: Path
     assert open_run(tmp_path / "runs", "20260101").id == "20260101T000000Z-aaaa"
     assert open_run(tmp_path / "runs", "bbbb").id == "20260102T000000Z-bbbb"
     assert open_run(tmp_path / "runs", "last").id == "20260102T000001Z-cccc"
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("run-unknown"):
         open_run(tmp_path / "runs", "20260102")
-    assert caught.value.code == "run-unknown"
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("run-unknown") as caught:
         open_run(tmp_path / "runs", "20260101T000000Z-aaab")
-    assert (caught.value.code, caught.value.hint) == ("run-unknown", "did you mean 20260101T000000Z-aaaa?")
+    assert caught.value.hint == "did you mean 20260101T000000Z-aaaa?"
 
 
 def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
@@ -99,9 +99,8 @@ def test_a_run_that_never_wrote_a_journal_died(tmp_path: Path) -> None:
 def test_a_root_that_cannot_be_written_is_a_coded_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("run-directory-unwritable"):
         RunDir.create(blocked)
-    assert caught.value.code == "run-directory-unwritable"
     assert os.listdir(tmp_path) == ["file"]
 
 

@@ -17,6 +17,7 @@ from envbuild.provision.ansible.inventory_hosts import _listed, hosts_of
 from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts, unsupported
 from envbuild.transport.ssh import _command
+from tests.support.fails import fails
 
 NAMES = [f"gpu{i:02}" for i in range(1, 9)]
 
@@ -141,9 +142,8 @@ def test_an_inventory_that_is_not_there_that_is_broken_and_that_is_empty(tmp_pat
     ],
 )
 def test_hostile_answers_of_the_parser_are_refused(listed: object, code: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code, 2):
         hosts_of(listed, Path("hosts"))
-    assert (caught.value.code, caught.value.exit_code) == (code, 2)
 
 
 def test_strange_variables_of_the_parsers_answer_count_as_none() -> None:
@@ -214,14 +214,12 @@ def test_inside_a_pbs_job_its_node_file_names_the_hosts(tmp_path: Path, monkeypa
     nodes = tmp_path / "nodes"
     nodes.write_text("x3001.example.org\nx3001.example.org\nx3002.example.org\n")
     monkeypatch.delenv("PBS_NODEFILE", raising=False)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("hosts-outside-job", 2):
         of_job(tmp_path, "nodefile")
-    assert (caught.value.code, caught.value.exit_code) == ("hosts-outside-job", 2)
     monkeypatch.setenv("PBS_NODEFILE", str(nodes))
     assert of_job(tmp_path, "nodefile") == of_job(tmp_path, "./nodes") == ["x3001.example.org", "x3002.example.org"]
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("hosts-file-missing", 2):
         of_job(tmp_path, "./gone")
-    assert (caught.value.code, caught.value.exit_code) == ("hosts-file-missing", 2)
 
 
 def test_limit_and_exclude_keep_the_order_and_say_how_many_are_left() -> None:
@@ -237,9 +235,8 @@ def test_limit_and_exclude_keep_the_order_and_say_how_many_are_left() -> None:
 
 @pytest.mark.parametrize("narrowing", [Narrowing(limit=("gpu[08-10]",)), Narrowing(exclude=("gpu09", "gpu10"))])
 def test_an_unknown_host_is_an_error_with_the_nearest_name(narrowing: Narrowing) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("host-unknown", 2) as caught:
         narrow(NAMES, narrowing, "the target t")
-    assert (caught.value.code, caught.value.exit_code) == ("host-unknown", 2)
     assert caught.value.what == f"`{narrowing.options[0]}` names gpu09 and 1 more, which are not of the target t"
     assert caught.value.hint == "did you mean `gpu08`?"
 
@@ -253,9 +250,8 @@ def test_a_scheduler_chooses_the_nodes_of_its_jobs(tmp_path: Path) -> None:
     path.write_text("name: mine\nextends: slurm\nprefix: /p\nhosts: {slurm: gpu}\nconnection: {kind: job}\n")
     loaded = load_target(str(path), template=True)
     assert settle_hosts(loaded, Narrowing()) == (loaded.target, None)
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("option-does-not-fit", 2):
         settle_hosts(loaded, Narrowing(limit=("gpu01",)))
-    assert (caught.value.code, caught.value.exit_code) == ("option-does-not-fit", 2)
 
 
 # How they are reached

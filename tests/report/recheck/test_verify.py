@@ -25,6 +25,7 @@ from envbuild.report.recheck.opened import lines
 from envbuild.report.recheck.verify import verify_report
 from tests.report import samples
 from tests.report.sealed import RUN, Sealed
+from tests.support.fails import fails
 
 Data = dict[str, Any]
 
@@ -436,9 +437,8 @@ def test_a_page_with_packed_evidence_is_checked_as_any_other(tmp_path: Path, mon
     at = text.index("base64") + 30
     for cut in (at, at + 400):
         page.write_text(text[:cut] + ("A" if text[cut] != "A" else "B") + text[cut + 1 :])
-        with pytest.raises(EnvbuildError) as error:
+        with fails("report-page-invalid"):
             verify_report(page)
-        assert error.value.code == "report-page-invalid"
 
 
 def test_no_changed_sign_of_packed_evidence_is_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
