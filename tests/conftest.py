@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # With two threads on a busy machine, most of torch's time goes into waiting for each other: four times as much in all.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a test writes need not outlive the machine, and a disk takes some milliseconds to promise that it does.
+os.fsync = lambda _: None
 # Thousands of tests are no garbage: looking for some among them costs a fifth of collecting, and some of every test.
 gc.disable()
 

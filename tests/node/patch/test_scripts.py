@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,8 @@ def app(tmp_path: Path) -> Path:
     return folder
 
 
-def compiled(app: Path, **environment: str) -> list[str]:
+def compiled(app: Path) -> Callable[..., list[str]]:
+    """What the program prints in an environment."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if not compiler:
         pytest.skip("no C++ compiler here: the edited C++ is not run")
@@ -112,17 +114,23 @@ def compiled(app: Path, **environment: str) -> list[str]:
         [compiler, "-std=c++17", "-Wall", "-Werror", source, "-o", program], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
+
+    def run(**environment: str) -> list[str]:
+        words = [str(program)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
+
+    return run
 
 
 def test_addresses_come_from_the_environment(app: Path) -> None:
     assert apply(app, "megatronapp-addresses")["hits"] == 21
     two = {"RANKS": "1", "MEGATRONAPP_NODE_ADDRESSES": "10.1.0.1,10.1.0.2", "MEGATRONAPP_GPUS_PER_NODE": "3"}
-    assert compiled(app, **two)[0] == "010.1.0.1:0 010.1.0.1:1 010.1.0.1:2 110.1.0.2:0 110.1.0.2:1 110.1.0.2:2 "
-    assert compiled(app, RANKS="1")[0] == (
+    run = compiled(app)
+    assert run(**two)[0] == "010.1.0.1:0 010.1.0.1:1 010.1.0.1:2 110.1.0.2:0 110.1.0.2:1 110.1.0.2:2 "
+    assert run(RANKS="1")[0] == (
         "0127.0.0.1:0 0127.0.0.1:1 0127.0.0.1:2 0127.0.0.1:3 MEGATRONAPP_NODE_ADDRESSES has no address for rank 4"
     )
-    assert compiled(app, MEGATRONAPP_GPUS_PER_NODE="many") == []
+    assert run(MEGATRONAPP_GPUS_PER_NODE="many") == []
 
 
 @pytest.mark.parametrize(
@@ -162,16 +170,17 @@ def test_a_script_with_fewer_places_stops_the_whole_patch(app: Path) -> None:
 
 def test_names_in_shared_memory_are_the_jobs_own(app: Path) -> None:
     assert apply(app, "megatronapp-semaphores")["hits"] == 18
-    names = compiled(app, MEGATRONAPP_JOB="12.a/b", SLURM_JOB_ID="7")[1:]
+    run = compiled(app)
+    names = run(MEGATRONAPP_JOB="12.a/b", SLURM_JOB_ID="7")[1:]
     assert names == [f"/envbuild_{os.getuid()}_12-a-b_{name[1:]}" for name in NAMES]
-    assert compiled(app, SLURM_JOB_ID="7", MASTER_PORT="6000")[1].startswith(f"/envbuild_{os.getuid()}_7_forward")
-    assert compiled(app, PBS_JOBID="", MASTER_PORT="6000")[1].startswith(f"/envbuild_{os.getuid()}_6000_forward")
+    assert run(SLURM_JOB_ID="7", MASTER_PORT="6000")[1].startswith(f"/envbuild_{os.getuid()}_7_forward")
+    assert run(PBS_JOBID="", MASTER_PORT="6000")[1].startswith(f"/envbuild_{os.getuid()}_6000_forward")
 
 
 def test_both_patches_of_the_extension_compile_together(app: Path) -> None:
     apply(app, "megatronapp-semaphores")
     apply(app, "megatronapp-addresses")
-    lines = compiled(app, RANKS="1", MEGATRONAPP_NODE_ADDRESSES="10.1.0.1,10.1.0.2", MASTER_PORT="1")
+    lines = compiled(app)(RANKS="1", MEGATRONAPP_NODE_ADDRESSES="10.1.0.1,10.1.0.2", MASTER_PORT="1")
     assert "110.1.0.2:0" in lines[0]
     assert len(lines) == 13
 
