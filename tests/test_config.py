@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from envbuild.config import KEYS, Config, find_project_file, load_config
 from envbuild.errors import EnvbuildError, ExitCode
+from tests.support.programs import completed
 
 
 class Layers:
@@ -213,5 +213,5 @@ def test_reading_the_configuration_imports_nothing_heavy() -> None:
         "heavy = {'pydantic', 'yaml', 'requests', 'rich', 'ansible', 'fabric', 'click'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = completed([sys.executable, "-c", code], timeout=60)
     assert done.returncode == 0, done.stderr

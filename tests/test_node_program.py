@@ -16,6 +16,7 @@ import pytest
 
 from envbuild import node_program, resources
 from envbuild.node import program_files
+from tests.support.programs import completed
 
 
 def test_bytes_do_not_depend_on_times_modes_place_or_order(tmp_path: Path) -> None:
@@ -67,8 +68,6 @@ def test_on_this_machine_the_package_itself_runs_and_nothing_that_lies_beside_it
     for name in ("json", "signal", "os"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not the one of the standard library')\n")
     monkeypatch.setattr(resources, "_PACKAGE", package)
-    done = subprocess.run(
-        node_program.call_here(sys.executable, "explode"), input="{}", capture_output=True, text=True, check=False
-    )
+    done = completed(node_program.call_here(sys.executable, "explode"), input="{}")
     assert json.loads(done.stdout)["error"]["code"] == "request-invalid", done.stderr
     assert list((package / "node" / "__pycache__").glob("protocol.*.pyc")), "its byte code is kept for the next time"

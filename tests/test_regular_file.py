@@ -15,6 +15,7 @@ import pytest
 
 import envbuild
 from envbuild.regular_file import read_file
+from tests.support.programs import completed
 
 TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
@@ -59,9 +60,7 @@ def _limited() -> None:
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "envbuild", *words]
     env = {**os.environ, "XDG_DATA_HOME": str(folder / "data")}
-    return subprocess.run(
-        argv, cwd=folder, capture_output=True, text=True, timeout=60, preexec_fn=_limited, env=env, check=False
-    )  # fmt: skip
+    return completed(argv, cwd=folder, timeout=60, preexec_fn=_limited, env=env)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 SETUP = Path(__file__).parent.parent / ".ci" / "setup"
 # Makes .venv with itself as python and beside it a uv that works until setup has waited three times.
@@ -31,7 +31,7 @@ def setup(top: Path, python: str, **more: str) -> subprocess.CompletedProcess[st
     shutil.copy(SETUP, top / ".ci")
     env = {"PATH": f"{top}/bin:/usr/bin:/bin", **more}
     argv = ["/bin/sh", str(top / ".ci" / "setup")]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return completed(argv, env=env, timeout=60)
 
 
 def test_setup_tells_what_a_python_said_that_has_venv_and_cannot_make_one(tmp_path: Path) -> None:

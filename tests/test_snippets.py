@@ -28,7 +28,7 @@ from tests.e2e.world import DEADLINE, MINOR, Done, World
 from tests.node.wheel_support import filled
 from tests.report.sealed import Sealed
 from tests.support.conda import Channel, fill
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.trace import support as trace
 from tests.transport.sshd import Server, make_key
 from tests.transport.sshd import user as user_name
@@ -185,10 +185,7 @@ def run(world: World, command: str, *, before: Sequence[object] = (), **filled: 
         return world.run(*shlex.split(command)[1:], **({"before": before} if before else {}))
     path = f"{Path(sys.executable).parent}:{world.env['PATH']}"
     shell = ["fish", "-c"] if command.endswith("| source") else ["bash", "-ec"]
-    done = subprocess.run(
-        [*shell, command], cwd=world.work, env={**world.env, "PATH": path}, capture_output=True, text=True,
-        check=False, timeout=DEADLINE,
-    )  # fmt: skip
+    done = completed([*shell, command], cwd=world.work, env={**world.env, "PATH": path}, timeout=DEADLINE)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

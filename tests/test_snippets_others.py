@@ -15,6 +15,7 @@ import pytest
 
 from tests.e2e.world import World
 from tests.support import checkout
+from tests.support.programs import completed
 from tests.test_snippets import LINE, TOP, run, texts, user
 from tests.transport.sshd import Server, make_key
 
@@ -42,7 +43,7 @@ ALL = [(page, command) for page, text in TEXTS for command in others(text)]
 def says(*argv: str) -> str:
     """What a program prints, which has to end with 0."""
     given = {"cwd": TOP, "stdin": subprocess.DEVNULL, "timeout": 60}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, **given)
+    done = completed(argv, **given)
     assert done.returncode == 0, (argv, done.stdout[-500:], done.stderr[-500:])
     return done.stdout
 

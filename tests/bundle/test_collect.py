@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from envbuild.plan.source_builds import delivered
 from tests.node.env_support import redirect_git
 from tests.support.certificates import certificate
 from tests.support.fails import fails
+from tests.support.programs import completed
 from tests.support.repositories import git, make_repository
 from tests.support.served import served
 from tests.support.wheels import sha256, write_wheel
@@ -168,7 +168,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedSource:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(repository), *arguments], check=True, capture_output=True, text=True)
+        done = completed(["git", "-C", str(repository), *arguments], check=True)
         return done.stdout.strip()
 
     repository.mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 from envbuild.cli.verbs import COMMANDS
 from tests.e2e.world import World
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 
 def offered(world: World, line: str) -> list[str]:
@@ -92,5 +91,5 @@ def test_a_shell_with_the_script_offers_a_name_at_its_tab_key(world: World, shel
     executable(tmp_path / "bin" / "envbuild", f'#!/bin/sh\nexec {sys.executable} -m envbuild "$@"\n')
     env = {**world.env, "PATH": f"{tmp_path}/bin{os.pathsep}{world.env['PATH']}"}
     typed = f"{script}\n{ASK[shell]}\n"
-    done = subprocess.run([shell], input=typed, env=env, cwd=world.work, capture_output=True, text=True)
+    done = completed([shell], input=typed, env=env, cwd=world.work)
     assert done.stdout.split() == ["opt-175b"], done.stderr

@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from envbuild.cli.env_cmd import add_kernel, code_for
 from tests.e2e.world import World, drift
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 SAYS = "import os, sys; print(os.environ['ENVBUILD_STACK'], sys.argv[1:], os.environ.get('HF_MINE')); sys.exit(3)"
 # As ipykernel does it: `install` writes a kernel for the user and says where.
@@ -113,7 +113,7 @@ def test_code_for_csh_is_read_literally(tmp_path: Path, folder: str) -> None:
         pytest.skip("tcsh is not there (apt-get install tcsh)")
     (tmp_path / folder / ".envbuild").mkdir(parents=True)
     (tmp_path / folder / ".envbuild" / "activate.csh").write_text("echo loaded\n")
-    done = subprocess.run(["tcsh", "-f"], input=code_for(folder, "csh"), cwd=tmp_path, capture_output=True, text=True)
+    done = completed(["tcsh", "-f"], input=code_for(folder, "csh"), cwd=tmp_path)
     assert done.stdout == "loaded\n", done.stderr
 
 
@@ -124,7 +124,7 @@ def test_the_shell_that_calls_is_known(built: World, shell: str) -> None:
     call = f"{sys.executable} -m envbuild env activate tiny"
     line = f"{call} | source" if shell == "fish" else f"eval `{call}`"
     words = [shell, *(["-f"] if shell == "tcsh" else []), "-c", f"{line}; echo $ENVBUILD_STACK $HF_MINE"]
-    done = subprocess.run(words, env=built.env, cwd=built.work, capture_output=True, text=True)
+    done = completed(words, env=built.env, cwd=built.work)
     assert done.stdout == "tiny it's $x\n", done.stderr
 
 

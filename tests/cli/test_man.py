@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from envbuild.cli.verbs import COMMANDS
+from tests.support.programs import completed
 
 TOP = Path(__file__).parents[2]
 PAGE = TOP / "docs" / "man" / "envbuild.1"
@@ -27,9 +27,7 @@ def test_the_man_page_is_what_the_commands_give() -> None:
 def test_man_shows_every_command_and_complains_of_nothing() -> None:
     if shutil.which("man") is None:
         pytest.skip("man is not there (apt-get install man-db)")
-    done = subprocess.run(
-        ["man", "--warnings", "-l", str(PAGE)], capture_output=True, text=True, env={"MANWIDTH": "80"}
-    )
+    done = completed(["man", "--warnings", "-l", str(PAGE)], env={"MANWIDTH": "80"})
     assert (done.returncode, done.stderr) == (0, "")
     first = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("       ") and line.split()}
     assert first >= set(COMMANDS)

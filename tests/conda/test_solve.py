@@ -11,6 +11,7 @@ from envbuild.conda.solve import Wish, solve
 from envbuild.errors import EnvbuildError, ExitCode
 from tests.conda.channel import LINUX, PYTHONS, channel, record
 from tests.support.private_channel import BASIC, guarded
+from tests.support.programs import completed
 from tests.support.served import answering, serving
 
 Answer = tuple[int, bytes]
@@ -206,10 +207,9 @@ def test_rattler_is_loaded_only_to_solve(run_python: Callable[[str], str]) -> No
 
 @pytest.fixture
 def run_python() -> Callable[[str], str]:
-    import subprocess
     import sys
 
-    return lambda code: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    return lambda code: completed([sys.executable, "-c", code]).stdout.strip()
 
 
 @pytest.mark.parametrize("where", ["netrc", "auth-file"])

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.debian import PATH, UnavailableError, unpack_debian
 from tests.support.once import once
+from tests.support.programs import completed
 
 BASE = "localhost/envbuild/test-base"
 SUITE = "bookworm"
@@ -43,9 +44,7 @@ class Storage:
 
     def buildah(self, *args: str) -> str:
         """Run buildah on this storage; what it printed."""
-        done = subprocess.run(
-            ["buildah", *args], env={**os.environ, **self.env}, capture_output=True, text=True, timeout=280, check=False
-        )
+        done = completed(["buildah", *args], env={**os.environ, **self.env}, timeout=280)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout.strip()
 
@@ -66,7 +65,7 @@ def _fetch_uv(folder: Path) -> None:
 
 def _download(folder: Path, *words: str) -> None:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(command)
     if done.returncode:
         raise UnavailableError(f"{words[-1]} is not available here: {done.stderr[-200:]}")
 

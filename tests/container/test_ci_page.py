@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 
 from envbuild.cli.verbs import cli
 from envbuild.container.verify_image import as_junit
+from tests.support.programs import completed
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "images-in-ci.md"
 WORKFLOWS = dict(zip(("github", "gitlab"), re.findall(r"(?ms)^```yaml\n(.*?)^```$", PAGE.read_text()), strict=True))
@@ -55,7 +55,7 @@ def test_actionlint_has_nothing_to_say(tmp_path: Path) -> None:
     path = tmp_path / "workflow.yml"
     path.write_text(WORKFLOWS["github"])
     program = str(Path(sys.executable).parent / "actionlint")
-    done = subprocess.run([program, path], capture_output=True, text=True, check=False)
+    done = completed([program, path])
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 

@@ -14,6 +14,7 @@ from tests.container.test_images import PLACE, make_bundle, storage
 from tests.e2e.world import World
 from tests.node.forge import FILES, PATCH
 from tests.support.patience import PATIENCE, until
+from tests.support.programs import completed
 
 __all__ = ["storage"]
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def _docker(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **more}
-    return subprocess.run(["docker", *words], env=env, capture_output=True, text=True, timeout=280, check=False)
+    return completed(["docker", *words], env=env, timeout=280)
 
 
 @pytest.fixture(scope="module")

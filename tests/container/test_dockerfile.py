@@ -28,7 +28,7 @@ from envbuild.container.select import Choice, recipe_for, shipped
 from envbuild.lock.files import read_lock
 from envbuild.model.lock import Lock, Variant
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 DIGEST = "4" * 64
 
@@ -93,9 +93,7 @@ def test_hadolint_has_nothing_to_say(name: str) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run(
-        [program, str(resources.containers() / name / "Dockerfile")], capture_output=True, text=True, check=False
-    )
+    done = completed([program, str(resources.containers() / name / "Dockerfile")])
     assert (done.returncode, done.stdout) == (0, "")
 
 

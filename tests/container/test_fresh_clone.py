@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import completed
+
 REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -29,12 +31,12 @@ def dockerfile(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`envbuild image dockerfile` of the clone itself, as `make containers` and `make generated` call it."""
     command = [sys.executable, "-m", "envbuild", "image", "dockerfile", *words]
     env = {**os.environ, "PYTHONPATH": str(clone)}
-    return subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, check=False)
+    return completed(command, cwd=clone, env=env)
 
 
 def status(clone: Path) -> str:
     words = ["git", "-C", str(clone), "status", "--porcelain", "--untracked-files=all"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    return completed(words, check=True).stdout
 
 
 def test_one_command_writes_containers_byte_for_byte(clone: Path) -> None:

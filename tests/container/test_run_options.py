@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from envbuild.container.run_options import CALLER, NODE, ContainerFacts, choose, launcher, runs_in_jobs_alone
 from envbuild.model.target import ContainerSettings
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 WORKS = {"works": True, "version": "4.3.1"}
 
@@ -180,9 +180,9 @@ def test_the_launcher_hands_every_argument_on_as_it_is(tmp_path: Path) -> None:
     program = executable(tmp_path / "podman it's", '#!/bin/sh\nfor each; do printf "[%s]" "$each"; done\n')
     path = tmp_path / "tiny"
     path.write_text(launcher("tiny", [str(program), "run", "--interactive", "id"]))
-    done = subprocess.run(["sh", str(path), "a b", "$(id)", "*"], capture_output=True, text=True, check=True)
+    done = completed(["sh", str(path), "a b", "$(id)", "*"], check=True)
     assert done.stdout == "[run][--interactive][id][a b][$(id)][*]"
-    alone = subprocess.run(["sh", str(path)], capture_output=True, text=True, check=True)
+    alone = completed(["sh", str(path)], check=True)
     assert alone.stdout == "[run][--interactive][id][python]"
     assert "--tty" in path.read_text()
     if shutil.which("dash"):
@@ -195,7 +195,7 @@ def test_the_launcher_is_of_who_calls_it_and_of_the_gpus_given_to_them(tmp_path:
     path.write_text(launcher("tiny", [str(program), "run", f"--user={CALLER}", "id"]))
 
     def call(*argv: str, **env: str) -> str:
-        return subprocess.run(["sh", str(path), *argv], capture_output=True, text=True, env=env, check=True).stdout
+        return completed(["sh", str(path), *argv], env=env, check=True).stdout
 
     me = f"[run][--user={os.getuid()}:{os.getgid()}][id]"
     path_of = {"PATH": os.environ["PATH"]}
@@ -221,7 +221,7 @@ def test_the_launcher_of_pyxis_is_a_step_on_the_node_that_calls_it_and_needs_a_j
     )
 
     def call(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["sh", str(path), *argv], capture_output=True, text=True, env=env, check=False)
+        return completed(["sh", str(path), *argv], env=env)
 
     said = call("a b", "$(id)", SLURM_JOB_ID="7", SLURMD_NODENAME="gpu3", SLURM_LABELIO="1")
     assert said.stdout == "[--overlap][--nodelist=gpu3][--container-image][/p/x y.sqsh][a b][$(id)]", said.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.e2e.world import MINOR, PYTHON, World, drift
 from tests.node.env_support import make_wheel, uv_path
+from tests.support.programs import completed
 
 PROVIDES = [{"kind": "system", "provides": ["beta>=1.0"]}]
 
@@ -19,7 +19,7 @@ PROVIDES = [{"kind": "system", "provides": ["beta>=1.0"]}]
 def system_python(tmp_path: Path) -> Path:
     """An installation of its own, with `beta` 1.5 in its site packages: a copy that shares the standard library."""
     ask = "import sys, sysconfig; print(sys.base_prefix); print(sysconfig.get_path('stdlib'))"
-    done = subprocess.run([PYTHON, "-I", "-c", ask], check=True, capture_output=True, text=True)
+    done = completed([PYTHON, "-I", "-c", ask], check=True)
     base, library = map(Path, done.stdout.split())
     home = tmp_path / "system" / "python"
     for part in base.iterdir():
@@ -41,7 +41,7 @@ def system_python(tmp_path: Path) -> Path:
     wheels = tmp_path / "system" / "wheels"
     make_wheel(wheels, "beta", "1.5")
     install = [uv_path(), "pip", "install", "--python", str(python), "--system", "--no-index", "--no-config"]
-    done = subprocess.run([*install, "--find-links", str(wheels), "beta"], capture_output=True, text=True)
+    done = completed([*install, "--find-links", str(wheels), "beta"])
     if done.returncode:
         pytest.skip(f"a copy of {PYTHON} is no installation of its own here: {done.stderr[-400:]}")
     return python

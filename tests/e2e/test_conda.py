@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.e2e.world import MINOR, World
 from tests.node.forge import ACTIVATED, FILES, PATCH, need_compiler
 from tests.support.conda import Channel, Package, fill
 from tests.support.private_channel import guarded
+from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
 
@@ -45,9 +45,7 @@ def test_a_stack_becomes_an_environment_that_is_activated_verified_and_repaired(
     code = (
         f'. "{script}"; echo "$CONDA_PREFIX $TOOL_HOME"; deactivate; echo "${{CONDA_PREFIX-none}} ${{TOOL_HOME-none}}"'
     )
-    said = subprocess.run(
-        ["sh", "-uc", code], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
-    )
+    said = completed(["sh", "-uc", code], check=True, env={"PATH": os.environ["PATH"]})
     assert said.stdout.splitlines() == [f"{world.current} {world.current}/share", "none none"]
     venv = world.built()
     assert (venv["status"], venv["root"] == node["root"]) == ("ok", False)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import MINOR, PYTHON, World
+from tests.support.programs import completed
 
 _SCRIPT = {"alpha-tool": "alpha:main"}
 
@@ -18,9 +18,7 @@ _SCRIPT = {"alpha-tool": "alpha:main"}
 @pytest.fixture
 def moved_python(tmp_path: Path) -> Path:
     """The interpreter of the tests under another path: a folder of links to everything of the installation."""
-    home = Path(subprocess.run(
-        [PYTHON, "-I", "-c", "import sys; print(sys.base_prefix)"], check=True, capture_output=True, text=True
-    ).stdout.strip())  # fmt: skip
+    home = Path(completed([PYTHON, "-I", "-c", "import sys; print(sys.base_prefix)"], check=True).stdout.strip())
     place = tmp_path / "elsewhere" / "python"
     (place / "bin").mkdir(parents=True)
     for part in home.iterdir():
@@ -28,9 +26,7 @@ def moved_python(tmp_path: Path) -> Path:
             (place / part.name).symlink_to(part)
     copied = place / "bin" / f"python{MINOR}"
     shutil.copy(PYTHON, copied)
-    said = subprocess.run(
-        [copied, "-I", "-c", "import sys, ctypes; print(sys.base_prefix)"], capture_output=True, text=True
-    )
+    said = completed([copied, "-I", "-c", "import sys, ctypes; print(sys.base_prefix)"])
     if said.stdout.strip() != str(place):
         pytest.skip(f"a copy of {PYTHON} does not run on its own: {said.stderr or said.stdout}")
     return copied
@@ -54,7 +50,7 @@ def test_prefix_umask_cache_wheel_times_and_interpreter_path_do_not_matter(world
     assert first["environment"] != second["environment"]
     tools = [Path(each["environment"]) / "bin" / "alpha-tool" for each in (first, second)]
     assert tools[0].read_bytes() != tools[1].read_bytes(), "console scripts name their interpreter"
-    assert [subprocess.run([tool], capture_output=True, text=True).stdout for tool in tools] == ["1\n", "1\n"]
+    assert [completed([tool]).stdout for tool in tools] == ["1\n", "1\n"]
     links = {os.path.realpath(Path(each["environment"]) / "bin" / "python") for each in (first, second)}
     assert links == {PYTHON, str(moved_python)}
     assert (first["root"], first["variant_digest"]) == (second["root"], second["variant_digest"])

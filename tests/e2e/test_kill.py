@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from envbuild.provision.run.journal import EventKind
 from tests.e2e.killing import descendants
 from tests.e2e.world import World, snapshot
 from tests.support.patience import PATIENCE
+from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
 # A first build has the steps toolchain, install, smoke, activate; an update and a repair have no toolchain step.
@@ -190,7 +190,7 @@ def test_d101_the_environment_in_use_imports_at_every_moment_of_its_repair(share
     imported = 0
     while process.poll() is None:
         argv = [str(world.prefix / "current/tiny/bin/python"), "-I", "-c", "import alpha; print(alpha.VERSION)"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        done = completed(argv)
         assert done.stdout == f"{NEW}\n", done.stderr
         imported += 1
     out, err = process.communicate()

@@ -13,6 +13,7 @@ import pytest
 from envbuild import __version__
 from tests.e2e.world import World, drift
 from tests.node.env_support import make_repository, make_wheel, uv_path
+from tests.support.programs import completed
 from tests.test_snippets_others import shown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def call(*argv: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run with this user's own configuration: packages come from where they come from here."""
-    return subprocess.run([str(each) for each in argv], cwd=cwd, capture_output=True, text=True, timeout=280)
+    return completed([str(each) for each in argv], cwd=cwd, timeout=280)
 
 
 def synced(folder: Path) -> Path:
@@ -103,9 +104,7 @@ def _shell(home: Path, folder: str, *lines: str) -> str:
     """What lines print in a shell of that home, all of which have to end well."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "ENVBUILD_"))}
     env = {**kept, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-ec", "\n".join(lines)], cwd=home / folder, env=env, capture_output=True, text=True, timeout=500
-    )
+    done = completed(["bash", "-ec", "\n".join(lines)], cwd=home / folder, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

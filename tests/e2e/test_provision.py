@@ -13,6 +13,7 @@ import pytest
 from envbuild.model.evidence import EVIDENCE_VERSION
 from tests.e2e.world import World, snapshot
 from tests.node.env_support import uv_path
+from tests.support.programs import completed
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +88,11 @@ def test_the_printed_script_builds_the_same_without_envbuild(world: World, tmp_p
     script.write_text(world.good("provision", "--stack", "./tiny.yaml", "--print-script").out)
     env = {**world.env, "UV_FIND_LINKS": str(world.wheels)}
     env["PATH"] = f"{Path(uv_path()).parent}{os.pathsep}{env['PATH']}"
-    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=120)
+    done = completed(["bash", str(script)], env=env, timeout=120)
     assert done.returncode == 0, done.stderr
     assert world.python("import alpha; print(alpha.VERSION)") == "1.0"
     shell = '. "$1/.envbuild/activate.sh" && printf %s "$HF_GREETING" && python -c "import alpha"'
-    said = subprocess.run(["sh", "-c", shell, "sh", str(world.current)], capture_output=True, text=True, env=env)
+    said = completed(["sh", "-c", shell, "sh", str(world.current)], env=env)
     assert (said.returncode, said.stdout) == (0, "hello $(id) 'you'")
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from envbuild.node import lease
 from tests.e2e.world import MINOR, World, drift, forget_sizes, snapshot
+from tests.support.programs import completed
 
 HEAD = "name: tiny\nsummary: x\nprofiles:\n  exact:\n    python: ['3.11']\n"
 SOURCE = "    sources:\n      - {name: s, git: 'https://git.example.org/s', commit: %s}\n"
@@ -114,7 +115,7 @@ def test_a_prefix_that_cannot_be_written_is_refused(world: World) -> None:
     above.mkdir(mode=0o555)
     world.env["ENVBUILD_PREFIX"] = str(above / "prefix")
     argv = [*without_capabilities(), sys.executable, "-m", "envbuild", "provision", "--stack", "./tiny.yaml"]
-    done = subprocess.run(argv, env=world.env, cwd=world.work, capture_output=True, text=True, timeout=60)
+    done = completed(argv, env=world.env, cwd=world.work, timeout=60)
     assert done.returncode == 7, done.stderr
     assert "error[prefix-usable]" in done.stderr
     assert list(above.iterdir()) == []
@@ -136,9 +137,7 @@ def small_disk(world: World) -> Iterator[object]:
 
     def mount(options: str) -> None:
         world.prefix.mkdir()
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(world.prefix)], capture_output=True, text=True
-        )
+        done = completed(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(world.prefix)])
         if done.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {done.stderr}")
         mounted.append(world.prefix)

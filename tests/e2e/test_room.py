@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.world import World
+from tests.support.programs import completed
 
 BLOCK = 4096
 Mount = Callable[[int], None]
@@ -31,7 +32,7 @@ def mount(world: World) -> Iterator[Mount]:
         end()
         world.prefix.mkdir(exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={-(-size // BLOCK) * BLOCK}", "tmpfs", str(world.prefix)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = completed(command)
         if done.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {done.stderr}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.e2e.world import World, drift, edit_lock
 from tests.node.env_support import git
 from tests.node.forge import download
 from tests.node.test_git_source import PROJECT
+from tests.support.programs import completed
 from tests.support.repositories import lose_file
 
 # What a Megatron checkout does with its helpers: compiled beside the code, by the environment's own Python.
@@ -132,7 +132,7 @@ def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None
     program = 'import os; print([os.environ.get(n) for n in ("HF_TRICKY", "HF_THERE", "HF_GONE", "ENVBUILD_STACK")])'
     text = f'eval "$({shell} -c \'exec "$@"\' - "$@" env activate tiny)" && exec python -c "$CODE"'
     argv = [shell, "-c", text, shell, sys.executable, "-m", "envbuild"]
-    done = subprocess.run(argv, env={**world.env, "CODE": program}, capture_output=True, text=True, cwd=world.work)
+    done = completed(argv, env={**world.env, "CODE": program}, cwd=world.work)
     assert done.stdout == f"{[value, str(there), None, 'tiny']}\n", done.stderr
     assert not Path("/tmp/pwned").exists()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from tests.e2e.world import World, drift
+from tests.support.programs import completed
 
 
 def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
@@ -20,7 +19,7 @@ def test_a_prefix_with_a_strange_name_behind_a_link(world: World) -> None:
     assert drift(world) == (0, {})
     code = world.good("env", "activate", "tiny").out
     shell = f'{code}\nprintf %s "$HF_GREETING" && python -c "import alpha"'
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, env=world.env, cwd=world.top)
+    done = completed(["sh", "-c", shell], env=world.env, cwd=world.top)
     assert (done.returncode, done.stdout) == (0, "hi"), done.stderr
 
 

@@ -23,6 +23,7 @@ from envbuild.model.lock import Variant
 from envbuild.provision.contact.payload import uv_tool
 from tests.node.env_support import MINOR, PYTHON, make_repository, make_wheel, site
 from tests.support import forked, known_pythons
+from tests.support.programs import completed
 
 __all__ = ["MINOR", "PYTHON", "Done", "World", "drift", "edit_lock", "forget_sizes", "lines_until", "site", "snapshot"]
 
@@ -119,7 +120,7 @@ class World:
         fresh = fresh or any(given["env"].get(key) != os.environ.get(key) for key in _AT_START)
         if not before and (code or fresh or self.command != _COMMAND):
             argv = [*([sys.executable, *code] if code else self.command), *args]
-            done = subprocess.run(argv, **given, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            done = completed(argv, **given, stdin=subprocess.DEVNULL)
         else:
             done = forked.run(args, before=before, **given)
         return Done(done.returncode, done.stdout, done.stderr)
@@ -209,7 +210,7 @@ class World:
     def python(self, code: str, environment: Path | None = None) -> str:
         """What a program says in the environment in use."""
         argv = [str((environment or self.current) / "bin" / "python"), "-I", "-c", code]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, cwd=self.top)
+        done = completed(argv, timeout=DEADLINE, cwd=self.top)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

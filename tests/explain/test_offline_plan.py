@@ -17,6 +17,7 @@ import pytest
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_target, lock_path
 from envbuild.catalog.node_facts import list_facts
 from tests.support import forked
+from tests.support.programs import completed
 
 # Each target that names a stack, with the example facts of its hardware; the templates and this machine have none of
 # their own.
@@ -71,7 +72,7 @@ def run(tmp_path: Path, *arguments: str, fresh: bool = False) -> tuple[subproces
         return ended, ended.seconds
     first = resource.getrusage(resource.RUSAGE_CHILDREN)
     argv = [*_no_network(), sys.executable, "-m", "envbuild", *arguments]
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = completed(argv, env=env, cwd=tmp_path, timeout=120)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert not log.exists(), log.read_text()
     return done, after.ru_utime + after.ru_stime - first.ru_utime - first.ru_stime

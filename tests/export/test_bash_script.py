@@ -32,7 +32,7 @@ from tests.plan.test_planner import CONTROLLER, FakeTools
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.support.repositories import make_repository
 from tests.support.wheels import write_wheel
 
@@ -62,7 +62,7 @@ def planned(lock: Lock, prefix: str = "/data/envbuild", **options: Any) -> Plan:
 
 
 def syntax_ok(script: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+    done = completed(["bash", "-n"], input=script)
     assert done.returncode == 0, done.stderr
 
 
@@ -88,9 +88,7 @@ def wheel_package(folder: Path, name: str, version: str) -> dict[str, Any]:
 def run(script: str, cwd: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     path = cwd / "script.sh"
     path.write_text(script)
-    return subprocess.run(
-        ["bash", str(path), *args], cwd=cwd, env={**os.environ, **env}, text=True, capture_output=True, timeout=120
-    )
+    return completed(["bash", str(path), *args], cwd=cwd, env={**os.environ, **env}, timeout=120)
 
 
 def real_lock(tmp_path: Path, home: Path, **changed: str) -> tuple[Lock, Path]:
@@ -123,14 +121,11 @@ def test_the_script_builds_a_working_environment(tmp_path: Path, home: Path) -> 
     assert done.returncode == 0, done.stderr
     environment = Path(plan.nodes[0].environment)
     code = "import alpha, beta, inside; print(alpha.version, beta.version, inside.value)"
-    out = subprocess.run([environment / "bin/python", "-c", code], capture_output=True, text=True, check=True)
+    out = completed([environment / "bin/python", "-c", code], check=True)
     assert out.stdout.split() == ["1.0", "2.5", "41"]
     assert (tmp_path / "pre fix/current/demo").resolve() == environment.resolve()
     show = '. "$1"; printf "%s" "$TRICKY"; command -v python >&2'
-    loaded = subprocess.run(
-        ["bash", "-c", show, "x", environment / ".envbuild/activate.sh"],
-        capture_output=True, text=True, check=True, cwd=tmp_path,
-    )  # fmt: skip
+    loaded = completed(["bash", "-c", show, "x", environment / ".envbuild/activate.sh"], check=True, cwd=tmp_path)
     assert loaded.stdout == HOSTILE
     assert loaded.stderr.strip() == str(environment / "bin/python")
     assert not list(tmp_path.rglob("pwned"))
@@ -438,7 +433,7 @@ def test_d01_the_script_installs_an_editable_source_of_old_setuptools(tmp_path: 
     assert done.returncode == 0, done.stderr
     environment = Path(plan.nodes[0].environment)
     for words, said in ((["opt-baselines"], "runs 7"), (["opt-count"], "0.0.1")):
-        out = subprocess.run([environment / "bin" / words[0]], capture_output=True, text=True, check=True)
+        out = completed([environment / "bin" / words[0]], check=True)
         assert out.stdout.strip() == said
 
 

@@ -25,6 +25,7 @@ from tests.lock.conftest import home as home
 from tests.lock.conftest import supply as supply
 from tests.lock.wheels import make_wheel
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -56,7 +57,7 @@ def python(tmp_path: Path, home: Path) -> Path:
 
 def installed(python: Path, *modules: str) -> list[str]:
     code = ";".join(f"import {module}; print({module}.version)" for module in modules)
-    return subprocess.run([python, "-I", "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    return completed([python, "-I", "-c", code], check=True).stdout.split()
 
 
 def uv(python: Path, *arguments: str) -> list[str]:
@@ -142,7 +143,7 @@ def test_an_export_through_the_configured_index_is_installed(
     path.write_text(export_lock(made, None, "pylock"))
     run(uv(python, "sync", str(path)))
     code = "import six, packaging; print(six.__version__, packaging.__version__)"
-    done = subprocess.run([python, "-I", "-c", code], check=True, capture_output=True, text=True)
+    done = completed([python, "-I", "-c", code], check=True)
     assert done.stdout.split() == ["1.17.0", "24.2"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from invoke.tasks import Task
 from paramiko import SSHConfig
 
 from envbuild.fab import fabfile
+from tests.support.programs import completed
 
 NAMES = ("facts", "provision", "smoke", "logs", "clean", "pull_evidence")
 
@@ -52,7 +52,7 @@ def test_clean_only_says_what_is_old_until_it_is_told_to_remove_it(called: list[
 
 def test_d88_fab_finds_the_tasks_in_a_checkout() -> None:
     fab = str(Path(sys.executable).with_name("fab"))
-    done = subprocess.run([fab, "--list"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    done = completed([fab, "--list"], cwd=Path(__file__).parents[2], check=True)
     assert all(f"  {name} " in done.stdout for name in ("facts", "logs", "clean", "pull-evidence", "provision"))
 
 

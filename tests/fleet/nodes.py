@@ -22,6 +22,7 @@ from typing import Literal
 
 from envbuild.model.target import Connection
 from tests.support.debian import PATH, UnavailableError, unpack_debian
+from tests.support.programs import completed
 
 Kind = Literal["bare", "py36", "full", "gcc", "podman"]
 PROGRAMS = ("ip", "unshare", "mmdebstrap", "sshd", "ssh", "ssh-keygen", "ldd", "chroot")
@@ -95,11 +96,9 @@ class Node:
         """Run a program on the node; its words arrive as they are."""
         options = ["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes"]
         options += ["-o", f"UserKnownHostsFile={self.known_hosts}", "-i", str(self.identity), "-p", str(self.port)]
-        return subprocess.run(
+        return completed(
             ["ssh", *options, f"root@{self.address}", "--", shlex.join(argv)],
             input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
             check=check,
             timeout=timeout,
             env={**os.environ, "PATH": PATH},
@@ -117,9 +116,7 @@ def why_not() -> str | None:
     missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if missing:
         return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
-    probe = subprocess.run(
-        ["unshare", "--mount", "--uts", "--pid", "--net", "--fork", "true"], capture_output=True, text=True, check=False
-    )
+    probe = completed(["unshare", "--mount", "--uts", "--pid", "--net", "--fork", "true"])
     return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
 
 
@@ -147,7 +144,7 @@ def find_python(version: str) -> Path:
     candidates += [str(path) for path in sorted(pyenv.glob(f"versions/{version}*/bin/python{version}"))]
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix)"
     for candidate in filter(None, candidates):
-        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        done = completed([candidate, "-c", code])
         if done.returncode == 0 and done.stdout.startswith(f"{version} "):
             return Path(done.stdout.strip().partition(" ")[2])
     raise UnavailableError(f"there is no Python {version} on this machine (pyenv, PATH or ENVBUILD_TEST_PYTHON...)")
@@ -273,9 +270,7 @@ def _ip(*arguments: str) -> None:
 
 def _pids(namespace: str) -> list[int]:
     """Processes in a network namespace."""
-    done = subprocess.run(
-        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False, env={"PATH": PATH}
-    )
+    done = completed(["ip", "netns", "pids", namespace], env={"PATH": PATH})
     return [int(pid) for pid in done.stdout.split()]
 
 
@@ -283,13 +278,7 @@ def _new_bridge() -> tuple[int, str]:
     """A bridge with the first free number; making one is atomic, so parallel test runs do not clash."""
     last = ""
     for number in range(1, 250):
-        done = subprocess.run(
-            ["ip", "link", "add", f"ebr{number}", "type", "bridge"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"PATH": PATH},
-        )
+        done = completed(["ip", "link", "add", f"ebr{number}", "type", "bridge"], env={"PATH": PATH})
         if done.returncode == 0:
             gateway = f"10.77.{number}.1"
             _ip("addr", "add", f"{gateway}/24", "dev", f"ebr{number}")
@@ -361,7 +350,7 @@ def copy_python(prefix: Path, version: str, to: Path) -> None:
 def libraries_of(root: Path) -> set[Path]:
     """Shared libraries outside glibc that the programs and extension modules under `root` need."""
     binaries = [*(root / "bin").glob("python3*"), *root.glob("lib/python3*/lib-dynload/*.so")]
-    done = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False)
+    done = completed(["ldd", *map(str, binaries)])
     found = {Path(line.split()[2]) for line in done.stdout.splitlines() if " => /" in line}
     glibc = ("libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "libutil.so", "ld-linux", "libpython")
     return {path for path in found if not path.name.startswith(glibc)}

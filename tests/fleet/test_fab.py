@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from tests.e2e.world import Done
 from tests.fleet.fleet_world import STACK, FleetWorld, by_node, stamp
 from tests.fleet.nodes import Node
+from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 StartNodes = Callable[..., list[Node]]
@@ -22,7 +22,7 @@ def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
     folder = world.good("config", "show", "fabfile").out.strip()
     program = Path(sys.executable).with_name("fab")
     argv = [str(program), "-r", folder, *words]
-    done = subprocess.run(argv, env={**world.env, **env}, cwd=world.work, capture_output=True, text=True, timeout=120)
+    done = completed(argv, env={**world.env, **env}, cwd=world.work, timeout=120)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

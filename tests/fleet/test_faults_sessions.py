@@ -21,6 +21,7 @@ from tests.fleet.fleet_world import PREFIX, STACK, by_node
 from tests.fleet.nodes import Node
 from tests.node.forge import need_compiler
 from tests.support.patience import PATIENCE
+from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(900)]
 Place = tuple[FaultWorld, list[Node]]
@@ -85,7 +86,7 @@ def _kill(process: subprocess.Popen[str], which: str) -> None:
         victims += descendants(process.pid)
     if which == "with its connections":
         argv = ["pgrep", "-f", f"^ssh.*eb-ssh-{process.pid}[.]"]
-        masters = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()
+        masters = completed(argv).stdout.split()
         assert masters, "connections are shared"
         victims += map(int, masters)
     for pid in victims:

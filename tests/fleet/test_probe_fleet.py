@@ -16,6 +16,7 @@ from tests.e2e.world import World
 from tests.fleet.fleet_world import PREFIX
 from tests.fleet.nodes import Fleet, Node
 from tests.node.test_facts import DATA
+from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 StartNodes = Callable[..., list[Node]]
@@ -44,7 +45,7 @@ def _gpus(node: Node, *, lost: bool = False) -> None:
 def _stop_sshd(network: Fleet, node: Node) -> list[int]:
     """Everything of a node stands still: connections come up and nobody answers."""
     name = f"ebn{network.number}x{node.name.removeprefix('node')}"
-    done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+    done = completed(["ip", "netns", "pids", name], check=True)
     pids = [int(pid) for pid in done.stdout.split()]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

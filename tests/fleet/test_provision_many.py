@@ -13,6 +13,7 @@ from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
 from tests.fleet.nodes import Fleet, Node
 from tests.node.forge import FILES
 from tests.support.canary import BACKEND, CANARY, forms, holding
+from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 StartNodes = Callable[..., list[Node]]
@@ -105,9 +106,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(
     done = nodes_world.fleet("provision")
     assert done.rc == 3
     error = by_node(done)[node.address]["error"]
-    key = subprocess.run(
-        ["ssh-keygen", "-l", "-f", str(node.folder / "etc" / "key.pub")], capture_output=True, text=True, check=True
-    )
+    key = completed(["ssh-keygen", "-l", "-f", str(node.folder / "etc" / "key.pub")], check=True)
     fingerprint = key.stdout.split()[1]
     assert error["code"] == "host-key-unknown"
     assert fingerprint in error["why"]

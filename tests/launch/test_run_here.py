@@ -20,7 +20,7 @@ from envbuild.schedule.job import JobText
 from tests.launch.support import ENVIRONMENT, place, started
 from tests.support import forked
 from tests.support.patience import PATIENCE
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 SAYS = '#!/bin/sh\nprintf "%s\\n" "$GREETING" "$PWD" "$MEGATRONAPP_JOB" "$@" > "{log}"\n{more}\n'
 
@@ -79,7 +79,7 @@ def test_what_cannot_run_here_is_said(tmp_path: Path) -> None:
 def test_a_run_knows_its_user_where_no_login_set_it(tmp_path: Path, user: str | None) -> None:
     text = command_text(Command(argv=("bash", "-c", "echo $USER"), directory=str(tmp_path)), None)
     around = {"PATH": os.environ["PATH"]} | ({"USER": user} if user else {})
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True, env=around)
+    done = completed(["bash", "-c", text], check=True, env=around)
     assert done.stdout.strip() == (user or getpass.getuser())
 
 
@@ -111,7 +111,7 @@ def test_a_worker_waits_until_the_master_listens_and_gives_up_without_starting(t
 def test_where_the_exit_code_proves_nothing_the_log_has_to(tmp_path: Path, says: str, code: int, ended: int) -> None:
     argv = ("bash", "-c", f"echo {says}; exit {code}")
     text = command_text(Command(argv=argv, directory=str(tmp_path), ends="all done"), None)
-    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    done = completed(["bash", "-c", text])
     assert done.returncode == ended
     assert says in done.stdout
 
@@ -129,7 +129,7 @@ def test_a_step_that_its_deadline_ended_says_so_and_no_other_does(
     text: str, seconds: float, ended: tuple[int, bool]
 ) -> None:
     step = bounded(JobText(text=f"echo '{{JOB_ID}} $HOME'; {text}"), seconds)
-    done = subprocess.run(["bash", "-c", step.text], capture_output=True, text=True, check=False)
+    done = completed(["bash", "-c", step.text])
     assert (done.returncode, LATE in done.stdout) == ended
     assert done.stdout.startswith("{JOB_ID} $HOME\n")
 
@@ -214,7 +214,7 @@ def test_what_srun_has_put_into_the_logs_of_opt_is_shown_and_proves_the_run(
     def ran() -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{built}/bin:{os.environ['PATH']}"}
         words = ["bash", "-c", command_text(command, None)]
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return completed(words, env=env, timeout=60)
 
     first, again = ran(), ran()
     assert first.returncode == code, first.stderr

@@ -15,7 +15,7 @@ from envbuild.launch.request import Place
 from envbuild.launch.shell import WIDTH, folded, render
 from envbuild.model.launch import Command, Launch, LaunchFile
 from tests.launch.support import started
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 PRINTS = f"""#!{sys.executable}
 import json, os, sys
@@ -47,9 +47,7 @@ def world(tmp_path: Path) -> Path:
 def run(text: str, world: Path) -> list[list[str]]:
     says = world / "says"
     path = f"{world}/bin:/usr/bin:/bin"
-    done = subprocess.run(
-        ["bash", "-eu", "-c", text], env={"PATH": path, "SAYS": str(says)}, capture_output=True, text=True, timeout=30
-    )
+    done = completed(["bash", "-eu", "-c", text], env={"PATH": path, "SAYS": str(says)}, timeout=30)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in says.read_text().splitlines()]
 

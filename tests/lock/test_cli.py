@@ -15,6 +15,7 @@ from envbuild.errors import ExitCode
 from envbuild.lock.files import read_lock
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel
+from tests.support.programs import completed
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -164,7 +165,7 @@ def test_export_writes_a_file_that_uv_reads(stack: Path, tmp_path: Path, capsys:
     from uv import find_uv_bin
 
     command = [find_uv_bin(), "pip", "install", "--dry-run", "-p", sys.executable, "-r", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(command)
     assert "alpha==1.0" in done.stderr, done.stderr
     assert main(["lock", "export", str(stack), "--format", "conda-explicit"]) == ExitCode.USAGE
 

@@ -20,6 +20,7 @@ from envbuild.node.build import build_dir, job_server
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import uv
 from tests.node.env_support import MINOR, uv_path
+from tests.support.programs import completed
 
 SETUPTOOLS = "setuptools==80.9.0"
 
@@ -118,7 +119,7 @@ def _index_run(words: list[str]) -> str:
     if config.cert:
         env.setdefault("SSL_CERT_FILE", config.cert)
     words = [uv_path(), "pip", "install", "-q", "--index-strategy", "unsafe-best-match", *words]
-    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=200)
+    done = completed(words, env=env, timeout=200)
     return done.stderr[-300:] if done.returncode else ""
 
 
@@ -181,6 +182,6 @@ def index_environment(folder: Path, interpreter: str, *packages: str) -> str:
 def unpack_run(wheel: str, python: str, folder: Path, code: str) -> str:
     """The output of `code` with the unpacked wheel on the path."""
     shutil.unpack_archive(wheel, folder, "zip")
-    done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True)
+    done = completed([python, "-c", code], cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from envbuild.catalog.patches import load_patch
 from envbuild.node.build.patch import digest
 from tests.node.env_support import make_repository, redirect_git
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 # A PEP 517 backend that compiles `fast.c` into `quick._fast`, so that builds need no package index.
 BACKEND = """
@@ -117,7 +116,7 @@ def spec(name: str = PATCH) -> dict[str, Any]:
 def download(folder: Path, *requirements: str) -> list[Path]:
     """Wheels from wherever this user's pip is configured to look, or a skip that says what pip said."""
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
-    done = subprocess.run([*words, *requirements], capture_output=True, text=True, check=False, timeout=300)
+    done = completed([*words, *requirements], timeout=300)
     if done.returncode:
         pytest.skip(f"{' '.join(requirements)} is not available here: {done.stderr.strip()[-300:]}")
     return sorted(folder.glob("*.whl"))

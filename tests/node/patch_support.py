@@ -13,7 +13,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 _TORCH = """
 import os, sys, types
@@ -81,7 +81,7 @@ def run_setup(
         executable(stubs / "cuda" / "bin" / "nvcc", _NVCC.format(version=nvcc))
         environment["CUDA_HOME"] = str(stubs / "cuda")
     command = [python, "-W", "ignore", "setup.py", *flags]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    return completed(command, cwd=folder, env=environment, timeout=60)
 
 
 def apply(folder: Path, name: str, *, check: bool = False, **facts: Any) -> dict[str, Any]:

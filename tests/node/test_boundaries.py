@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from envbuild import resources
 from envbuild.node import verbs
 from envbuild.node.__main__ import _OF_ANY_NODE
 from tests.node.pythons import require_python
+from tests.support.programs import completed
 
 FILES = sorted(resources.node_package().rglob("*.py"))
 # The smoke test runs in the environment that it tests, where these are the point; rattler is a tool that is brought.
@@ -81,7 +81,7 @@ def test_compiles_on_a_real_python(minor: str) -> None:
     python = require_python(minor)
     code = "import sys\nfor name in sys.argv[1:]:\n    compile(open(name, 'rb').read(), name, 'exec')\n"
     files = map(str, OLD if minor == "3.6" else FILES)
-    done = subprocess.run([python, "-I", "-c", code, *files], capture_output=True, text=True)
+    done = completed([python, "-I", "-c", code, *files])
     assert done.returncode == 0, done.stderr
 
 
@@ -93,7 +93,7 @@ def test_every_module_can_be_imported_by_python_3_8() -> None:
     # The controller's own package wants a newer Python; on a node it is an empty one.
     code += "top = sys.modules['envbuild'] = types.ModuleType('envbuild')\ntop.__path__ = [sys.argv[1] + '/envbuild']\n"
     code += "for name in sys.argv[2:]:\n    importlib.import_module(name.replace('.__init__', ''))\n"
-    done = subprocess.run([python, "-I", "-c", code, str(top), *names], capture_output=True, text=True)
+    done = completed([python, "-I", "-c", code, str(top), *names])
     assert done.returncode == 0, done.stderr
 
 
@@ -102,7 +102,7 @@ def test_a_brief_answer_reads_nothing_of_what_builds_environments() -> None:
         "import sys, envbuild.node.facts, envbuild.node.env.verify\n"
         "print(*(name for name in sys.modules if name.startswith('envbuild.node.')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = completed([sys.executable, "-c", code], check=True)
     read = {name.removeprefix("envbuild.node.") for name in done.stdout.split()}
     assert {"facts", "env.verify", "env.stamp"} <= read
     assert not read & {"env.install", "build.pipeline", "env.activate", "merkle", "env.contents"}

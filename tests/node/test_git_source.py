@@ -18,7 +18,7 @@ from envbuild.node.env import remove
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, git, locked, make_repository, make_variant, make_wheel, redirect_git, site
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 # A PEP 517 backend of a few lines, so that builds need no package index.
 BACKEND = """
@@ -74,7 +74,7 @@ def pin(hub: Path, name: str, files: dict[str, str], **more: Any) -> dict[str, A
 
 def run_python(environment: Path, code: str) -> str:
     argv = [str(environment / "bin" / "python"), "-I", "-c", code]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    return completed(argv, check=True).stdout.strip()
 
 
 def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int) -> NodeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import pip_config
+from tests.support.programs import completed
 
 
 def environ(tmp_path: Path, **values: str) -> dict[str, str]:
@@ -52,11 +52,9 @@ def test_the_section_of_the_command_wins_over_the_global_one_of_a_stronger_file(
 
 def test_the_order_of_the_files_is_the_one_that_pip_states(tmp_path: Path) -> None:
     env = environ(tmp_path, XDG_CONFIG_DIRS=f"{tmp_path}/x1:{tmp_path}/x2", PIP_CONFIG_FILE=str(tmp_path / "named"))
-    shown = subprocess.run(
+    shown = completed(
         [sys.executable, "-m", "pip", "config", "debug"],
         env=env | {"PATH": os.environ["PATH"], "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        capture_output=True,
-        text=True,
         check=True,
     ).stdout
     listed = [line.strip().split(", exists")[0] for line in shown.splitlines() if ", exists" in line]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from envbuild.node.env import remove
 from tests.e2e.world import snapshot
 from tests.node.env_support import Node, git, make_repository, make_variant
 from tests.node.test_git_source import PROJECT
+from tests.support.programs import completed
 
 
 def trees(place: Path, install: str = "path") -> dict[str, Any]:
@@ -21,7 +21,7 @@ def trees(place: Path, install: str = "path") -> dict[str, Any]:
 
 def run_python(environment: Path, code: str) -> str:
     argv = [str(environment / "bin" / "python"), "-I", "-B", "-c", code]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    return completed(argv, check=True).stdout.strip()
 
 
 def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import completed
+
 TORCH = "2.13.0+cpu"
 PYTHON = "3.11"
 _IMPORTS = "import torch, torch._dynamo, torch.distributed.run"
@@ -25,9 +27,7 @@ _INDEX = "https://download.pytorch.org/whl/cpu"
 
 def find_links() -> list[str]:
     """The find-links places of pip's configuration, in order."""
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    )
+    listing = completed([sys.executable, "-m", "pip", "config", "list"])
     places: list[str] = []
     for line in listing.stdout.splitlines():
         key, _, value = line.partition("=")
@@ -45,15 +45,12 @@ def python311() -> str | None:
     ):
         candidates += [name] if name else []
     for candidate in candidates:
-        real = subprocess.run(
+        real = completed(
             [
                 candidate,
                 "-c",
                 "import sys; print(getattr(sys, '_base_executable', sys.executable)); print(sys.version_info[:2])",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
+            ]
         )
         lines = real.stdout.splitlines()
         if real.returncode == 0 and lines[1:] == ["(3, 11)"]:
@@ -77,7 +74,7 @@ def _build(environment: Path, uv: str, python: str) -> str | None:
     if not local:
         install += ["--index", _INDEX, "--index-strategy", "unsafe-best-match"]
     for command in ([uv, "venv", "--python", python, str(environment)], install):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+        done = completed(command, timeout=280)
         if done.returncode:
             return done.stderr[-600:]
     # The smoke test writes no byte code: without any, each of its imports of torch compiles 1,600 files, 4 s of CPU.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from envbuild.report.render import render_html
 from tests.explain.test_page import TEXT
 from tests.report.samples import fleet
 from tests.report.test_render import failing_fleet, hostile
+from tests.support.programs import completed
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -40,7 +40,7 @@ def ask(tmp_path: Path, html: str, *options: str) -> str:
     page = tmp_path / "page.html"
     page.write_text(html)
     command = [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+    return completed(command, timeout=180, check=True).stdout
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -26,6 +26,7 @@ from envbuild.report.signature import PREDICATE, pae, seal, sign, statement, uns
 from tests.report.sealed import RUN, Sealed
 from tests.support.fails import fails
 from tests.support.need import need
+from tests.support.programs import completed
 
 NAME = "author@example.org"
 
@@ -92,7 +93,7 @@ def test_plain_ssh_keygen_verifies_it_as_the_documentation_says(copy: Path, keys
     script = "set -e\n" + block.replace("author@example.org", NAME).replace("allowed_signers", str(keys.signers))
     for damage, good in ((b"", True), (b" ", False)):
         (copy / "evidence.json").write_bytes((copy / "evidence.json").read_bytes() + damage)
-        done = subprocess.run(["sh", "-c", script], cwd=copy, capture_output=True, text=True)
+        done = completed(["sh", "-c", script], cwd=copy)
         assert (done.returncode == 0) == good, done.stderr
         assert f'Good "envbuild" signature for {NAME}' in done.stdout
 

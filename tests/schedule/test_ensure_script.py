@@ -16,7 +16,7 @@ from envbuild.node.env import activation_files
 from envbuild.provision.jobs.node_local import is_local, prolog_text, refuse_prolog, refuse_script, require_shared
 from envbuild.schedule.script import ensure_script, pbs_preamble, task_prolog
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 HOSTILE = "/shared/it's $(touch /nonexistent) {{x}}"
 
@@ -48,7 +48,7 @@ def test_paths_are_quoted_and_the_text_is_posix_sh(make: object, tmp_path: Path)
     for text in (make(HOSTILE, HOSTILE, "opt"), ensure_script(HOSTILE, "opt", HOSTILE, HOSTILE)):
         for name in filter(shutil.which, ("dash", "bash", "busybox")):
             argv = [name, "sh", "-n"] if name == "busybox" else [name, "-n"]
-            assert subprocess.run(argv, input=text, text=True, capture_output=True).returncode == 0, text
+            assert completed(argv, input=text).returncode == 0, text
         assert text.count("'\"'\"'") >= 2
 
 
@@ -69,7 +69,7 @@ class Disk:
 
     def run(self, text: str, **env: str) -> subprocess.CompletedProcess[str]:
         plain = {"PATH": os.environ["PATH"], **env}
-        return subprocess.run(["/bin/sh"], input=text, capture_output=True, text=True, env=plain, cwd=self.shared)
+        return completed(["/bin/sh"], input=text, env=plain, cwd=self.shared)
 
 
 def test_a_task_prolog_tells_slurm_every_variable_literally(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.e2e.world import Done
 from tests.schedule.fake_pbs import has_hosts
 from tests.schedule.test_provision_pbs import PbsWorld
 from tests.slurm.test_image_job import APPTAINER, LONG, section, storage
+from tests.support.programs import completed
 
 __all__ = ["storage"]
 pytestmark = [
@@ -97,7 +97,7 @@ def _submit(world: PbsWorld, text: str, *, good: bool = True) -> str:
     log = world.top / "log"
     script = world.work / "image.qsub"
     script.write_text(text.replace("set -euo pipefail\n", f"exec > {log} 2>&1\nset -euo pipefail\n", 1))
-    done = subprocess.run(["qsub", script], env=world.env, cwd=world.work, check=True, capture_output=True, text=True)
+    done = completed(["qsub", script], env=world.env, cwd=world.work, check=True)
     number = done.stdout.strip().partition(".")[0]
     state = json.loads((world.fake.top / f"{number}.json").read_text())
     assert (state["Exit_status"] == 0) is good, log.read_text()[-3000:]

@@ -16,7 +16,7 @@ from envbuild.schedule import pbs, slurm
 from envbuild.schedule.job import Gres, Job, JobStep, JobText
 from tests.schedule.jobs import job, training
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 GOLDEN = Path(__file__).parent / "golden"
 POLARIS = {
@@ -60,7 +60,7 @@ def test_the_script_is_the_recorded_one(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bash_accepts_the_script(name: str) -> None:
     render, asked = CASES[name]
-    done = subprocess.run(["bash", "-n"], input=render(asked), capture_output=True, text=True, check=False)
+    done = completed(["bash", "-n"], input=render(asked))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -72,7 +72,7 @@ def _run(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str
         executable(tools / name, '#!/bin/bash\nwhile [ "$1" != bash ]; do printf "[%s]" "$1"; shift; done\nexec "$@"\n')
     executable(tools / "scontrol", "#!/bin/sh\nprintf 'n1\\nn2\\n'\n")
     path = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(folder)}
-    return subprocess.run(["bash", "-c", text], env={**path, **env}, capture_output=True, text=True, check=False)
+    return completed(["bash", "-c", text], env={**path, **env})
 
 
 def test_the_run_s_own_srun_takes_over_no_tasks_and_processors_of_the_job(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.fleet.nodes import _ip as ip
 from tests.fleet.nodes import _new_bridge as new_bridge
 from tests.support.debian import PATH, UnavailableError
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 __all__ = ["GPUS", "NODES", "Cluster", "UnavailableError", "why_not"]
 
@@ -127,9 +127,7 @@ def why_not() -> str | None:
     missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     if missing:
         return f"missing programs: {', '.join(missing)} (see tests/system-packages.txt)"
-    probe = subprocess.run(
-        ["unshare", "--mount", "--uts", "--net", "true"], capture_output=True, text=True, check=False
-    )
+    probe = completed(["unshare", "--mount", "--uts", "--net", "true"])
     return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else None
 
 
@@ -315,9 +313,7 @@ class Cluster:
         Nothing says goodbye: srun would tell the job's script of a closed connection before slurmctld knows.
         """
         process = self._processes.pop(name)
-        pids = subprocess.run(
-            ["ip", "netns", "pids", f"{self._space}-{name}"], capture_output=True, text=True, check=True, env=self.env
-        )
+        pids = completed(["ip", "netns", "pids", f"{self._space}-{name}"], check=True, env=self.env)
         every = [int(pid) for pid in pids.stdout.split()]
         _signal(every, signal.SIGSTOP)
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=pulled the plug")
@@ -332,7 +328,7 @@ class Cluster:
 
     def run(self, *argv: str, check: bool = True, timeout: float = 120) -> str:
         """What one of Slurm's programs prints."""
-        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout, check=False)
+        done = completed(argv, env=self.env, timeout=timeout)
         if check and done.returncode:
             raise AssertionError(f"{' '.join(argv)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout

@@ -23,7 +23,7 @@ from tests.fleet.test_containers import _registry as one_registry
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.pyxis_programs import stand_ins, why_no_real
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.test_snippets_others import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -134,9 +134,7 @@ def test_one_image_is_tested_on_every_node_of_a_job_and_again_needs_none(world: 
     )
     assert record["nodes"] == ["gpu1", "gpu2"] and not (world.prefix / "jobs").exists()
     code = "import alpha; print(alpha.VERSION)"
-    said = subprocess.run(
-        [world.prefix / "bin" / "tiny", "python", "-c", code], capture_output=True, text=True, env=world.env, check=True
-    )
+    said = completed([world.prefix / "bin" / "tiny", "python", "-c", code], env=world.env, check=True)
     assert said.stdout == "1.0\n"
 
     again = world.job()
@@ -203,7 +201,7 @@ def with_pyxis(request: pytest.FixtureRequest, world: JobWorld) -> JobWorld:
 def _in_job(world: JobWorld, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run a program on both nodes of a job of its own."""
     words = ["srun", "--nodes=2", "--ntasks-per-node=1", "--exclusive", "--label", *argv]
-    return subprocess.run(words, capture_output=True, text=True, env=world.env, check=False, timeout=120)
+    return completed(words, env=world.env, timeout=120)
 
 
 def _in_a_users_job(world: JobWorld) -> list[str]:
@@ -212,9 +210,7 @@ def _in_a_users_job(world: JobWorld) -> list[str]:
     for word, filled in (("<prefix>", shlex.quote(str(world.prefix))), ("<stack>", "tiny"), ("...", "train.py")):
         line = line.replace(word, filled)
     words = ["salloc", "--quiet", "--nodes=2", "--exclusive", "bash", "-ec", line]
-    return subprocess.run(
-        words, capture_output=True, text=True, env=world.env, check=True, timeout=120
-    ).stdout.splitlines()
+    return completed(words, env=world.env, check=True, timeout=120).stdout.splitlines()
 
 
 def test_pyxis_runs_one_file_on_every_node_of_a_job(with_pyxis: JobWorld) -> None:
@@ -237,7 +233,7 @@ def _pyxis_runs_it(world: JobWorld) -> None:
     assert (record["runtime"], record["nodes"]) == ("pyxis", ["gpu1", "gpu2"])
     launcher = str(world.prefix / "bin" / "tiny")
     assert sorted(_in_a_users_job(world)) == ["1.0 train.py gpu1", "1.0 train.py gpu2"]
-    alone = subprocess.run([launcher, "true"], capture_output=True, text=True, env=world.env, check=False)
+    alone = completed([launcher, "true"], env=world.env)
     assert (alone.returncode, alone.stdout) == (7, "") and "jobs of Slurm alone" in alone.stderr
 
     again = world.job()
@@ -286,7 +282,7 @@ def _real_enroot_runs_it(world: JobWorld, **container: Any) -> Done:
     assert done.rc == 0, (done.err, nodes)
     assert {name: node["status"] for name, node in nodes.items()} == {"gpu1": "ok", "gpu2": "ok"}
     words = [str(world.prefix / "bin" / "tiny"), "python", "-c", "import alpha; print(alpha.VERSION)"]
-    said = subprocess.run(words, capture_output=True, text=True, env=world.env, check=False)
+    said = completed(words, env=world.env)
     assert said.stdout == "1.0\n", said.stderr
     again = world.job()
     assert (again.rc, world.submitted(), again.json["steps_run"]) == (0, [], 0), again.err

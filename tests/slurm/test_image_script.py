@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 pytestmark = pytest.mark.slow
 
@@ -51,9 +50,7 @@ def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> Non
     (folder / "image.sbatch").write_text(printed.out)
     executable(folder / "apptainer", _APPTAINER.format(log=folder / "log"))
     env = {**world.env, "PATH": os.pathsep.join((str(folder), world.env["PATH"]))}
-    number = subprocess.run(
-        ["sbatch", "--parsable", "image.sbatch"], cwd=folder, env=env, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    number = completed(["sbatch", "--parsable", "image.sbatch"], cwd=folder, env=env, check=True).stdout.strip()
     state = world.wait_for_state(number, "COMPLETED", "FAILED")
     log = (folder / f"envbuild-tiny-{number}.log").read_text()
     assert state == "COMPLETED", log

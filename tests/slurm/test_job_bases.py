@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from tests.e2e.test_bases import locked, system_python
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.test_node_local import LocalWorld
+from tests.support.programs import completed
 
 __all__ = ["system_python"]
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_pack_stands_on_the_base_of_each_node_and_not_on_another_one(
 
 
 def test_a_base_comes_from_a_module_that_the_job_loads(cluster: Cluster, tmp_path: Path, system_python: Path) -> None:
-    there = subprocess.run(["bash", "-lc", "type module"], capture_output=True, text=True, check=False)
+    there = completed(["bash", "-lc", "type module"])
     if there.returncode:
         pytest.skip(f"no environment modules here (environment-modules, or lmod): {there.stderr.strip()[-200:]}")
     system_python.with_name("python3").symlink_to(system_python.name)

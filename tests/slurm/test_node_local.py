@@ -16,6 +16,7 @@ from envbuild.regular_file import sha256_of
 from tests.e2e.world import snapshot
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
+from tests.support.programs import completed
 from tests.test_snippets import TOP
 from tests.test_snippets_others import CONSOLE
 
@@ -53,9 +54,7 @@ class LocalWorld(JobWorld):
         options = ["--partition=gpu", "--nodelist=gpu1", f"--chdir={self.cluster.shared}"]
         if prolog is not None:
             options.append(f"--task-prolog={prolog}")
-        done = subprocess.run(
-            ["srun", *options, *command], env=self.cluster.env, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = completed(["srun", *options, *command], env=self.cluster.env, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -122,9 +121,7 @@ def later_jobs_find_it_on_a_new_disk_too(world: LocalWorld, root: str) -> Path:
     (block,) = (each for each in CONSOLE.findall(page) if "prolog" in each)
     env = {**world.env, "PATH": f"{Path(sys.executable).parent}:{world.env['PATH']}"}
     lines = "\n".join(line.removeprefix("$ ") for line in block.splitlines())
-    done = subprocess.run(
-        ["bash", "-ec", lines], cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = completed(["bash", "-ec", lines], cwd=folder, env=env, timeout=120)
     (found,) = (path for name in world.cluster.names for path in world.disk(name).glob("envs/*"))
     assert done.stdout == f"{world.prefix}/envs/{found.name} it's $(id) here tiny\n", done.stderr
     assert json.loads((found / ".envbuild" / "stamp.json").read_text())["root"] == root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tests.node.test_git_source import PROJECT
 from tests.slurm.cluster import NODES, Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.patience import PATIENCE, until
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -217,9 +216,7 @@ def test_the_printed_file_builds_the_same_without_envbuild(world: JobWorld) -> N
     script.write_text(text)
     path = os.pathsep.join((str(Path(uv.find_uv_bin()).parent), world.env["PATH"]))
     env = {**world.env, "UV_FIND_LINKS": str(world.wheels), "UV_NO_INDEX": "1", "PATH": path}
-    number = subprocess.run(
-        ["sbatch", "--parsable", str(script)], cwd=folder, env=env, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    number = completed(["sbatch", "--parsable", str(script)], cwd=folder, env=env, check=True).stdout.strip()
     state = world.wait_for_state(number, "COMPLETED", "FAILED")
     log = (folder / f"envbuild-{number}.log").read_text()
     assert state == "COMPLETED", log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from envbuild.strategy.memory import Case, Shape, held, layer_activations, param
 from envbuild.strategy.search import USABLE, rank
 from tests.node.torch_env import torch_environment
 from tests.strategy.support import V100, counted, machine, measured, shape
+from tests.support.programs import completed
 
 LAYER = Path(__file__).parent / "data/layer_bytes.py"
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -119,7 +119,7 @@ def test_a_layer_keeps_what_its_formula_says() -> None:
     python = torch_environment() / "bin" / "python"
     model, case = shape("1.3B"), Case(8, 1, 1, 1, 2)
     numbers = [str(n) for n in (model.hidden, model.heads, model.sequence, case.micro_batch, model.vocabulary)]
-    done = subprocess.run([python, "-I", LAYER, *numbers], capture_output=True, text=True, check=True)
+    done = completed([python, "-I", LAYER, *numbers], check=True)
     told = json.loads(done.stdout)
     assert told["layer"] == pytest.approx(layer_activations(model, case), rel=0.001)
     assert told["logits"] == memory.logits(model, case)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.need import need
+from tests.support.programs import completed
 
 TOP = Path(__file__).parents[2]
 # One room without its longest module, and a module with two slow tests.
@@ -53,4 +54,4 @@ def run(folder: Path, command: str, env: dict[str, str] | None = None) -> str:
 
 def _git(folder: Path, *arguments: str) -> str:
     argv = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    return completed(argv, check=True).stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from tests.support.once import once
+from tests.support.programs import completed
 
 # The folders for programs that a plain user's PATH does not have.
 PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
@@ -63,7 +64,7 @@ def _make(path: Path, suite: str) -> None:
     options = [f"--extract-hook=copy-in {settings} /etc/dpkg/dpkg.cfg.d", f"--include={','.join(PACKAGES)}"]
     command = ["mmdebstrap", "--quiet", "--variant=minbase", *options, suite, str(path)]
     env = {**os.environ, "PATH": PATH}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=560, env=env)
+    done = completed(command, timeout=560, env=env)
     if done.returncode:
         raise UnavailableError(f"mmdebstrap failed: {done.stderr.strip()[-300:]}")
 

@@ -1,8 +1,11 @@
-"""Programs that stand in for those of a machine."""
+"""Programs that tests write and run."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
@@ -11,3 +14,8 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     path.write_text(text)
     path.chmod(0o755)
     return path
+
+
+def completed(words: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+    """How a program ended, with what it wrote as text; `more` as for `subprocess.run`."""
+    return subprocess.run(words, capture_output=True, text=True, **more)

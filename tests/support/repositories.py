@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.support.programs import completed
 
 _SETTINGS = (
     "user.name=T", "user.email=t@example.org", "protocol.file.allow=always", "init.defaultBranch=main",
@@ -17,7 +18,7 @@ def git(folder: Path, *args: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     options = [word for setting in _SETTINGS for word in ("-c", setting)]
     command = ["git", *options, "-C", str(folder), *args]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return completed(command, check=True, timeout=60).stdout.strip()
 
 
 def make_repository(folder: Path, files: Mapping[str, str]) -> tuple[str, str]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.programs import completed
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r'(<!-- not run: [^>]*-->\n+)?^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -68,7 +69,7 @@ def follow(page: Path, top: Path, programs: Path = Path(sys.executable).parent, 
         for command, shown in commands(text) if language == "console" else ():
             said = re.search(r"# exit (\d+)", command)
             argv = ["bash", "-c", command]
-            done = subprocess.run(argv, cwd=work, env=env, capture_output=True, text=True, check=False, timeout=300)
+            done = completed(argv, cwd=work, env=env, timeout=300)
             printed = done.stderr + done.stdout  # progress, then the result
             assert done.returncode == int(said[1] if said else 0), f"{command}\n{printed}"
             assert missing(shown, printed) == [], f"{command}\n{printed}"

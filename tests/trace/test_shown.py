@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import resource
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from envbuild.cli.trace_cmd import trace as command
 from envbuild.cli.verbs import cli
 from envbuild.trace.pipeline import Pipeline, iterations, pipeline_of, places
 from envbuild.trace.records import BACKWARD, FORWARD, Span, read
+from tests.support.programs import completed
 from tests.trace.support import iteration, write
 
 NAME = "trace_pipeline_2_model_chunks_1.txt"
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(tmp_pat
 def test_a_disk_that_fills_leaves_no_part_of_a_file(folder: Path, form: str) -> None:
     command = [sys.executable, "-m", "envbuild", "trace", str(folder / NAME), "--output", str(folder), "--format", form]
     limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
-    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    done = completed(command, preexec_fn=limit)
     assert (done.returncode, done.stderr.partition("]")[0]) == (2, "error[output-unwritable"), done.stderr
     assert [path.name for path in folder.iterdir()] == [NAME]
 

@@ -27,7 +27,7 @@ from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
 from tests.support.patience import PATIENCE, until, with_deadline
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
@@ -155,9 +155,7 @@ def played(folder: Path, nodes: list[str], connection: Connection) -> list[str]:
     argv += ["-m", "ansible.builtin.raw", "-a", "echo here"]
     env = {**without_user_settings(os.environ), **variables(folder, "ENVBUILD_TEST", "1")}
     # In a folder of its own: it takes the Python files of the one where it starts for plug-ins, and imports them.
-    done = subprocess.run(
-        argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-    )
+    done = completed(argv, cwd=folder, env=env, stdin=subprocess.DEVNULL, timeout=300)
     return [node for node in nodes if f"{node} | CHANGED | rc=0 >>\nhere" in done.stdout]
 
 
@@ -237,7 +235,7 @@ def _target(tmp_path: Path, connection: Connection) -> list[str]:
 def test_d49_without_a_terminal_the_error_says_what_to_do(codes: Codes, client: Path, tmp_path: Path) -> None:
     argv = [sys.executable, *_target(tmp_path, configured(client, block("login", codes.server)))]
     # A session of its own has no terminal, wherever these tests run.
-    done = subprocess.run(argv, capture_output=True, text=True, start_new_session=True, cwd=tmp_path, timeout=PATIENCE)
+    done = completed(argv, start_new_session=True, cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 3, done.stderr
     error = json.loads(done.stdout)["errors"]["login"]
     assert error["code"] == "login-needs-terminal"
@@ -304,7 +302,7 @@ def _in_an_account(home: Path, *argv: str, **more: Any) -> subprocess.CompletedP
     (home / "passwd").write_text("\n".join([*changed, ""]))
     mount = f'mount --bind {home}/passwd /etc/passwd && exec "$@"'
     argv = ("unshare", "--mount", "sh", "-c", mount, "sh", *argv)
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=4 * PATIENCE, **more)
+    return completed(argv, timeout=4 * PATIENCE, **more)
 
 
 def test_d49_where_home_is_not_that_of_the_account_both_ways_read_what_ssh_reads(
@@ -341,7 +339,7 @@ def test_d49_nothing_of_the_users_configuration_is_lost_but_what_has_to_hold(cli
     connection = configured(client, text)
 
     def settings(*argv: str) -> set[str]:
-        done = subprocess.run(["ssh", *argv, "-G", "n1"], capture_output=True, text=True, check=True)
+        done = completed(["ssh", *argv, "-G", "n1"], check=True)
         return set(done.stdout.splitlines())
 
     theirs = settings("-F", str(connection.config))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.build import build_dir, job_server
+from tests.support.programs import completed
 
 DIES = """
 import os, sys
@@ -101,7 +102,7 @@ def test_the_job_server_of_a_dead_builder_is_removed_by_the_next(monkeypatch: py
     with tempfile.TemporaryDirectory() as top:
         monkeypatch.setattr("tempfile.tempdir", top)
         command, env = [sys.executable, "-c", DIES_WITH_A_BUDGET], {**os.environ, "TMPDIR": top}
-        left = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout.strip()
+        left = completed(command, env=env).stdout.strip()
         assert os.path.dirname(os.path.dirname(left)) == top and os.path.exists(left)
         with job_server.Budget(1) as first, job_server.Budget(1) as second:
             assert not os.path.exists(os.path.dirname(left))

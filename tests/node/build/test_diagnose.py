@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from envbuild.node.build.diagnose import cause, of_output, told
+from tests.support.programs import completed
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: Error compiling objects\n'
 
@@ -110,10 +110,10 @@ def test_d05_the_last_exception_of_a_backend_comes_first_and_hints_are_known_to_
 
 def test_a_real_compilers_missing_header_and_library_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "a.c").write_text('#include "rdma/rdma_cma_not_here.h"\n')
-    done = subprocess.run(["cc", "-c", "a.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = completed(["cc", "-c", "a.c"], cwd=tmp_path)
     assert "rdma/rdma_cma_not_here.h" in cause(done.stderr)[0]
     (tmp_path / "b.c").write_text("int main(void) { return 0; }\n")
-    done = subprocess.run(["cc", "b.c", "-lnobodyhasthis"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = completed(["cc", "b.c", "-lnobodyhasthis"], cwd=tmp_path)
     assert "-lnobodyhasthis" in cause(done.stderr)[0]
 
 

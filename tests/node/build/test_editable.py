@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.node.build_projects import c_module, write
 from tests.node.env_support import Node, locked, make_repository, make_variant, node, redirect_git
 from tests.node.forge import download, need_compiler
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 __all__ = ["node"]
 SETUP = """
@@ -82,7 +82,7 @@ def variant(node: Node, tools: list[Path], tmp_path: Path, files: dict[str, str]
 
 
 def output(environment: Path, *words: str) -> str:
-    done = subprocess.run([str(environment / "bin" / words[0]), *words[1:]], capture_output=True, text=True, cwd="/")
+    done = completed([str(environment / "bin" / words[0]), *words[1:]], cwd="/")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -13,7 +13,7 @@ import pytest
 from envbuild.node.build import environment
 from tests.node.env_support import uv_path
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 
 def script(path: Path, body: str) -> None:
@@ -81,7 +81,7 @@ def site(tmp_path: Path, python: str) -> Path:
 
 
 def run(python: str, code: str) -> str:
-    return subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return completed([python, "-I", "-c", code], check=True).stdout.strip()
 
 
 def test_what_is_asked_for_comes_with_what_it_requires(python: str, site: Path) -> None:

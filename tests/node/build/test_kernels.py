@@ -17,6 +17,7 @@ from envbuild.node.build import kernels
 from envbuild.node.protocol import NodeError
 from tests.node import torch_env
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = {"name": "megatron-like", "commit": COMMIT}
@@ -166,7 +167,7 @@ def wheel_of(project: str, site: Path, **environment: str) -> Path:
         pytest.skip("the torch environment has no setuptools or no wheel")
     env = dict(os.environ, MAX_JOBS="2", **environment)
     words = [python, "setup.py", "-q", "bdist_wheel"]
-    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, check=False)
+    done = completed(words, cwd=project, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     (wheel,) = (Path(project) / "dist").glob("megatron_like_kernels-0+g0123456789ab-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -179,7 +180,7 @@ def seen_in_torch(program: str, site: Path) -> str:
     python = str(Path(torch_env.torch_environment()) / "bin" / "python")
     env = dict(os.environ, PYTHONPATH=str(site))
     words = [python, "-c", "import torch\n" + program]
-    return subprocess.run(words, env=env, capture_output=True, text=True, check=False).stdout
+    return completed(words, env=env).stdout
 
 
 @pytest.mark.slow
@@ -208,7 +209,7 @@ def test_d55_a_module_without_torch_is_not_linked_to_it_and_prints_numbers_besid
     (tree / "data" / "helpers.cpp").write_text(PRINTS)
     module = {"name": "helpers", "sources": ["data/helpers.cpp"], "cxx_flags": ["-O3"], "torch": False}
     made = wheel_of(kernels.project(str(tree), SOURCE, build_of(module), f"{tree}-kernels"), tmp_path / "site")
-    needed = subprocess.run(["ldd", made], capture_output=True, text=True, check=True).stdout
+    needed = completed(["ldd", made], check=True).stdout
     assert "libstdc++" in needed and "torch" not in needed and "libc10" not in needed
     said = seen_in_torch("from envbuild_kernels import helpers\nprint(helpers.half(14))", tmp_path / "site")
     assert said.split() == ["half", "of", "14", "7"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 __all__ = ["node"]
 
@@ -48,7 +47,7 @@ def fail(node: Node, variant: dict[str, Any], code: str, exit_code: int, **more:
 
 def python(environment: Path, code: str) -> str:
     argv = [str(environment / "bin" / "python"), "-I", "-c", code]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    return completed(argv, check=True).stdout.strip()
 
 
 def other_node(top: Path) -> Node:
@@ -219,7 +218,7 @@ def test_d44_a_bad_wheel_whose_builder_was_killed_before_its_proof_is_rejected_b
         "proof.imports = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\ninstall.run(json.load(sys.stdin))\n"
     )
     request = json.dumps(node.install_request(variant, **args(store)))
-    done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)
+    done = completed([sys.executable, "-c", code], input=request)
     assert done.returncode == -9, done.stderr
     (key,) = (path.name for path in store.iterdir() if len(path.name) == 64)
     other = other_node(tmp_path)

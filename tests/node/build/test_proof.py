@@ -17,7 +17,7 @@ import pytest
 from envbuild.node.build import proof
 from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 ELF = "ELF file    1: amp_C.1.sm_90.cubin\nELF file    2: amp_C.2.sm_80.cubin\nELF file   13: amp_C.13.sm_90.cubin\n"
 PTX = "PTX file    1: amp_C.1.sm_90.ptx\n"
@@ -195,12 +195,7 @@ def _compiled(folder: Path, *codes: str) -> str:
         pytest.skip("no nvcc here")
     (folder / "tiny.cu").write_text(KERNEL)
     target = folder / "tiny.so"
-    done = subprocess.run(
-        [nvcc, "-shared", "-Xcompiler", "-fPIC", *codes, str(folder / "tiny.cu"), "-o", str(target)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed([nvcc, "-shared", "-Xcompiler", "-fPIC", *codes, str(folder / "tiny.cu"), "-o", str(target)])
     if done.returncode:
         pytest.skip(f"nvcc cannot build a kernel here: {done.stderr[-200:]}")
     return wheel_of(folder, "tiny.so", data=target.read_bytes())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.node.build_projects import (
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.pythons import find_python
 from tests.node.torch_env import torch_environment
+from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
 
@@ -167,7 +167,7 @@ def test_cuda_code_without_a_gpu_repeats(tmp_path: Path) -> None:
     if nvcc is None:
         pytest.skip("no nvcc here")
     home = str(Path(nvcc).resolve().parent.parent)
-    said = subprocess.run([nvcc, "--help"], capture_output=True, text=True).stdout
+    said = completed([nvcc, "--help"]).stdout
     python = environment(tmp_path / "environment")
     files = {"setup.py": CUDA, "src/kernel.cu": KERNEL, "src/quick.cpp": QUICK.replace("NAME", "quick_cuda")}
     project = write(tmp_path / "project", files)

@@ -35,7 +35,7 @@ from tests.node.build_projects import (
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 FLAGS = ["cpp_ext", "cuda_ext"]
 SHAPE = {"name": "shape", "version": "1.0", "files": [{"file": "shape-1.0.tar.gz", "sha256": "unrecorded"}]}
@@ -246,7 +246,7 @@ def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one
     real = shutil.which("g++")
     if real is None:
         pytest.skip("no g++ on this machine")
-    found = subprocess.run([real, "-print-file-name=libstdc++.a"], capture_output=True, text=True).stdout.strip()
+    found = completed([real, "-print-file-name=libstdc++.a"]).stdout.strip()
     alone = tmp_path / "only-static"
     alone.mkdir()
     shutil.copy(found, alone)
@@ -263,7 +263,7 @@ def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one
     with zipfile.ZipFile(result["wheel"]) as archive:
         [name] = [each for each in archive.namelist() if each.startswith("shape_C")]
         archive.extract(name, tmp_path)
-    needed = subprocess.run(["readelf", "-d", tmp_path / name], capture_output=True, text=True, check=True).stdout
+    needed = completed(["readelf", "-d", tmp_path / name], check=True).stdout
     assert "Shared library: [libstdc++.so.6]" in needed
     assert unpack_run(result["wheel"], python, tmp_path / "unpacked", "import shape_C; shape_C.value()") == "7"
 

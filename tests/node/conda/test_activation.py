@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.support.conda import ACTIVATE
 from tests.support.need import need
+from tests.support.programs import completed
 
 MORE = """
 export LD_LIBRARY_PATH="$CONDA_PREFIX/lib:$LD_LIBRARY_PATH" PATH="$CONDA_PREFIX/tools:$PATH"
@@ -81,7 +81,7 @@ def test_every_shell_gets_them_and_gives_them_back(environment: Path, shell: str
     code = 'say() { echo "$TOOL_HOME|$CFLAGS|$LD_LIBRARY_PATH"; }\n. "$0"; say; deactivate; say'
     words = [shell, "-c", code, str(script)]
     before = {"PATH": "/usr/bin:/bin", "CFLAGS": "-g", "LD_LIBRARY_PATH": "/l"}
-    said = subprocess.run(words, capture_output=True, text=True, check=True, env=before)
+    said = completed(words, check=True, env=before)
     lines = [line for line in said.stdout.splitlines() if "|" in line]
     there = f"{environment}/share|-DANSWER=7 -Wl,-rpath,{environment}/lib|{environment}/lib:/l"
     assert (lines, said.stderr) == ([there, "|-g|/l"], "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from envbuild.node.protocol import NodeError
 from tests.node.conda.support import CondaNode, conda_node
 from tests.node.env_support import make_wheel
 from tests.support.conda import PLACEHOLDER, File, Package
+from tests.support.programs import completed
 
 __all__ = ["conda_node"]
 MARK = PLACEHOLDER.encode()
@@ -55,7 +55,7 @@ def fail(node: CondaNode, variant: dict[str, Any], code: str, exit_code: int, **
 
 
 def run(*argv: str | Path) -> str:
-    return subprocess.run([str(each) for each in argv], capture_output=True, text=True, check=True).stdout.strip()
+    return completed([str(each) for each in argv], check=True).stdout.strip()
 
 
 def test_conda_packages_wheels_and_entry_points_become_one_environment(conda_node: CondaNode) -> None:

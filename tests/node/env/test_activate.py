@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from envbuild.node.smoke.runner import child_environment
 from tests.node.env_support import Node, make_variant, make_wheel
 from tests.support.fails import fails
 from tests.support.need import need
+from tests.support.programs import completed
 
 NASTY = {
     "A_COMMAND": "$(touch /nonexistent/x) `id` ${HOME}",
@@ -46,7 +46,7 @@ def test_values_arrive_literally_in_a_shell(node: Node, interpreter: str) -> Non
     environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
     names = [*variables, "VIRTUAL_ENV", "ENVBUILD_ENV", "PATH"]
     script = f". '{environment}/.envbuild/activate.sh'\n{show(names)}"
-    done = subprocess.run([interpreter, "-u", "-e"], input=script, capture_output=True, text=True, check=True)
+    done = completed([interpreter, "-u", "-e"], input=script, check=True)
     found = json.loads(done.stdout)
     assert {key: found[key] for key in NASTY} == NASTY
     assert (found["H_THERE"], found["I_GONE"]) == (str(node.top), None)
@@ -77,7 +77,7 @@ deactivate
 echo "$PS1$KEPT"; shown > after; set | grep _envbuild_ || :
 """
     env = {**os.environ, "KEPT": "as it was", "PYTHONPATH": f"{tmp_path}/a b"}
-    done = subprocess.run([*program, "-u", "-e"], input=script, capture_output=True, text=True, cwd=tmp_path, env=env)
+    done = completed([*program, "-u", "-e"], input=script, cwd=tmp_path, env=env)
     assert done.stdout.splitlines() == ["(two) $ two none $x none", "$ one", "$ as it was"], done.stderr
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
 
@@ -103,7 +103,7 @@ def test_fish_and_csh_take_values_literally_and_give_all_of_them_back(node: Node
     script = f"{keep}\n{seen}\n{load}\n{load}\n{seen}\ndeactivate\n{seen}\ndeactivate\n"
     words = [program, "-f"] if program != "fish" else [program]
     env = {**os.environ, "PYTHONPATH": f"{node.top}/a b", "HOME": str(node.top / "home"), "LC_ALL": "C.UTF-8"}
-    done = subprocess.run(words, input=script, capture_output=True, text=True, env=env, cwd=node.top)
+    done = completed(words, input=script, env=env, cwd=node.top)
     before, loaded, after = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     assert {key: loaded[key] for key in values} == values, done.stderr
     assert (loaded["H_THERE"], loaded["I_GONE"]) == (str(node.top), None)
@@ -138,7 +138,7 @@ def test_programs_of_the_base_are_found_behind_those_of_the_caller(on_base: Path
     for path in ("/usr/bin:/bin", f"/usr/bin:/bin:{own}"):  # as a command over SSH has it, and a caller's own behind it
         env = {"PATH": path, "HOME": str(tmp_path)}
         words[0] = str(shutil.which(words[0]))
-        done = subprocess.run(words, input=script, capture_output=True, text=True, env=env)
+        done = completed(words, input=script, env=env)
         said.append(done.stdout.strip())
     assert said == ["1", "mine"]
 
@@ -170,7 +170,7 @@ def test_lines_of_a_value_stay_apart_in_fish_and_csh(tmp_path: Path, program: st
     (tmp_path / file).write_text(text(str(tmp_path), "demo", [("set", "LINES_OF", value)]))
     words = [program, "-f"] if program != "fish" else [program]
     script = f"source '{tmp_path}/{file}'\n{show(['LINES_OF'])}\n"
-    done = subprocess.run(words, input=script, capture_output=True, text=True)
+    done = completed(words, input=script)
     assert json.loads(done.stdout.splitlines()[-1]) == {"LINES_OF": value}, done.stderr
 
 
@@ -185,7 +185,7 @@ def test_prompts_of_fish_and_csh_name_the_stack_until_deactivate(node: Node) -> 
     for program, script in asked.items():
         need(program)
         words = [program, "-f"] if program != "fish" else [program]
-        done = subprocess.run(words, input=script, capture_output=True, text=True)
+        done = completed(words, input=script)
         assert done.stdout.splitlines() == ["(demo) > ", "> "], (program, done.stderr)
 
 
@@ -194,7 +194,7 @@ def test_pip_of_another_python_installs_nothing_behind_the_stacks_back(node: Nod
     begin = f". '{environment}/.envbuild/activate.sh'\n"
 
     def said(line: str) -> tuple[int, str]:
-        done = subprocess.run(["sh"], input=begin + line, capture_output=True, text=True)
+        done = completed(["sh"], input=begin + line)
         return done.returncode, done.stderr
 
     for name in ("pip", "pip3"):
@@ -222,11 +222,9 @@ def test_values_arrive_literally_through_a_module(node: Node) -> None:
     variables = {**values, "I_GONE": {"path": str(node.top / "gone"), "if": "exists"}}
     environment = node.build(make_variant([make_wheel(node.wheels)]), variables=variables)
     env = {**os.environ, "MODULEPATH": str(node.prefix / "modulefiles"), "LC_ALL": "C.UTF-8"}
-    done = subprocess.run([program, "sh", "load", "envbuild/demo"], capture_output=True, text=True, env=env, check=True)
+    done = completed([program, "sh", "load", "envbuild/demo"], env=env, check=True)
     names = [*variables, "VIRTUAL_ENV", "PATH"]
-    text = subprocess.run(
-        ["sh"], input=done.stdout + "\n" + show(names), capture_output=True, text=True, env=env, check=True
-    )
+    text = completed(["sh"], input=done.stdout + "\n" + show(names), env=env, check=True)
     found = json.loads(text.stdout)
     assert {key: found[key] for key in values} == values
     assert found["I_GONE"] is None

@@ -21,7 +21,7 @@ from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
 from tests.node.env_support import MINOR, PYTHON, Node, locked, make_variant, make_wheel, site, uv_path
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.support.served import Silent, serving
 from tests.support.wheels import tampered
 
@@ -39,7 +39,7 @@ def test_an_environment_is_built_stamped_and_in_use(node: Node) -> None:
     assert changed
     assert lease.read(str(node.prefix)) is None
     assert os.path.realpath(node.prefix / "current" / "demo") == str(environment)
-    out = subprocess.run([str(environment / "bin" / "alpha-run")], capture_output=True, text=True, check=True).stdout
+    out = completed([str(environment / "bin" / "alpha-run")], check=True).stdout
     assert out == "1\n"
     stamp = json.loads((environment / ".envbuild" / "stamp.json").read_text())
     assert (stamp["root"], stamp["variant_digest"]) == (done["root"], variant["digest"])
@@ -186,7 +186,7 @@ def test_a_virtual_environment_is_a_base_with_its_own_packages_only(node: Node, 
     node.activate(variant)
     code = "import above, below; print(above.__file__); print(below.__file__)"
     python = node.environment(variant) / "bin" / "python"
-    told = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    told = completed([str(python), "-I", "-c", code], check=True).stdout.split()
     assert told[0].startswith(str(node.environment(variant)))
     assert told[1].startswith(str(lower))
     assert node.verify(deep=True, variant=variant)["ok"]
@@ -384,7 +384,7 @@ def test_d100_a_kill_of_a_second_build_leaves_the_first_in_use_and_the_next_take
         "install.run(json.load(sys.stdin))\n"
     )
     request = json.dumps(node.install_request(variant, **again(node, variant)))
-    done = subprocess.run([sys.executable, "-c", code], input=request, text=True, capture_output=True, check=False)
+    done = completed([sys.executable, "-c", code], input=request)
     assert done.returncode == -9
     assert node.verify(deep=True)["environment"] == str(environment)
     assert Path(again(node, variant)["environment"]).is_dir()

@@ -17,6 +17,7 @@ import pytest
 from envbuild.node.env import remove, user_files
 from tests.node.env_support import Node, make_repository, make_variant, make_wheel, redirect_git, site
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n", "run.sh": "#!/bin/sh\nexec true\n"}
 # What a user's scripts write: into a folder of the source, into one of their own, an edit, and into the environment.
@@ -197,7 +198,7 @@ verbs.run(sys.argv[2], json.load(sys.stdin))
 def killed(request: dict[str, Any], number: int) -> bool:
     """Whether a verb was killed before its n-th change of a name on the disk; else it has ended well."""
     argv = [sys.executable, "-c", KILLED, str(number), request["verb"]]
-    done = subprocess.run(argv, input=json.dumps(request), text=True, capture_output=True, check=False)
+    done = completed(argv, input=json.dumps(request))
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == -9
 

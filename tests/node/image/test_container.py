@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from envbuild.node import lease
 from envbuild.node.image import container, load, runtimes
 from envbuild.node.protocol import Interrupted, NodeError
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 CONFIG = b'{"config": {}, "rootfs": {"diff_ids": []}}'
 ID = hashlib.sha256(CONFIG).hexdigest()
@@ -174,7 +173,7 @@ def test_d45_a_file_that_is_there_and_is_not_the_one_that_was_made_is_made_again
     record = node.record()
     assert record is not None
     assert record["file"]["sha256"] == hashlib.sha256(b"sif\n").hexdigest()
-    check = subprocess.run(["sha256sum", "-c", f"{path}.sha256"], capture_output=True, text=True)
+    check = completed(["sha256sum", "-c", f"{path}.sha256"])
     assert check.returncode == 0, check.stderr
 
 

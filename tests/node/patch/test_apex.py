@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.node import patch_shapes
 from tests.node.patch_support import apply, other, refused, run_setup, write
 from tests.node.pythons import require_python
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
 
@@ -168,7 +168,7 @@ def test_the_program_alone_does_the_same_under_every_python(apex: Path, form: st
     patches = [load_patch(name).spec(load_patch(name).expected()) for name in names]
     request = write(apex.parent, "patches.json", json.dumps(patches))
     command = [python, "-I", node_patch.__file__, str(request), str(apex)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = completed(command, timeout=60)
     assert (done.returncode, done.stdout.count("applied")) == (0, len(names)), done.stderr
     there = (apex / "setup.py").read_text()
     (apex / "setup.py").write_text(text)
@@ -176,5 +176,5 @@ def test_the_program_alone_does_the_same_under_every_python(apex: Path, form: st
         apply(apex, name)
     assert (apex / "setup.py").read_text() == there
     (apex / "setup.py").write_text(patch_shapes.NO_CHECK)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = completed(command, timeout=60)
     assert done.returncode == 4 and "error[patch-hits]: patch apex-cuda-check" in done.stderr

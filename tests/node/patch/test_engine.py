@@ -16,7 +16,7 @@ from envbuild.node.build import patch_sources
 from envbuild.node.build.patch import PatchError, digest
 from tests.node.patch_support import samples
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
 
@@ -154,7 +154,7 @@ def test_a_helper_counts_as_no_place_and_has_to_be_there(tmp_path: Path) -> None
 
 
 def git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True)
+    done = completed(["git", "-C", folder, *words], check=True)
     return done.stdout.strip()
 
 

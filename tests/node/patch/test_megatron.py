@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.patch_support import apply, other, refused, write
+from tests.support.programs import completed
 
 STEP = '''\
 from megatron import mpu
@@ -102,13 +103,7 @@ def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProc
         write(folder / "stubs", name, text)
     path = os.pathsep.join(map(str, (folder / "megatron", folder / "stubs", folder / "installed")))
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("TORCH_", "CUDA_"))}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**clean, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return completed([sys.executable, "-c", code], env={**clean, "PYTHONPATH": path, **environment}, timeout=60)
 
 
 LOAD = "import fused_kernels as k; k.load(None); import made_cuda; print(made_cuda.__name__, 'by name')"

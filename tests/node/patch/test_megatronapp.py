@@ -16,6 +16,7 @@ import pytest
 
 from tests.node.patch_support import apply, refused, samples, write
 from tests.support.need import need
+from tests.support.programs import completed
 
 SCHEDULES, TRANSFER = "Megatron/megatron/core/pipeline_parallel/schedules.py", "shm_tensor_new_rdma.cpp"
 
@@ -70,7 +71,7 @@ def test_transfers_of_one_node_compile_without_rdma_core_and_say_so_between_node
     need("g++")
     command = ["g++", "-std=c++17", "-Wall", "-Werror", "-Wno-unused-function", TRANSFER, "-o", str(program)]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
-    said = [subprocess.run([str(program), *more], capture_output=True, text=True).stdout for more in ([], ["other"])]
+    said = [completed([str(program), *more]).stdout for more in ([], ["other"])]
     assert said[0] == "within a node"
     assert said[1] == "shm_tensor_new_rdma was built without RDMA, for the GPUs of one node"
 
@@ -81,9 +82,7 @@ def test_setup_takes_the_cuda_of_the_build_and_no_rdma_library(tmp_path: Path, h
     write(tmp_path, "setuptools.py", "def setup(**given):\n    print(*sum(given.values(), []))\n")
     own = {key: value for key, value in os.environ.items() if key != "CUDA_HOME"}
     env = {**own, "CUDA_HOME": home} if home else own
-    done = subprocess.run(
-        [sys.executable, "setup.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
-    )
+    done = completed([sys.executable, "setup.py"], cwd=tmp_path, env=env, timeout=60)
     cuda = home or "/usr/local/cuda"
     assert done.stdout == f"torch -fPIC -I{cuda}/include -L{cuda}/lib64 -lcudart\n"
 

@@ -14,15 +14,14 @@ import pytest
 
 from tests.node.patch_support import apply, refused, write
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 
 def bash(folder: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     if not shutil.which("bash"):
         pytest.skip("no bash here: the edited scripts are not run")
     clean = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR")}
-    return subprocess.run(
-        ["bash", "-c", script], cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=60
-    )
+    return completed(["bash", "-c", script], cwd=folder, env={**clean, **environment}, timeout=60)
 
 
 CPP = """\
@@ -110,14 +109,12 @@ def compiled(app: Path) -> Callable[..., list[str]]:
         pytest.skip("no C++ compiler here: the edited C++ is not run")
     program = app.parent / "program"
     source = app / "shm_tensor_new_rdma.cpp"
-    done = subprocess.run(
-        [compiler, "-std=c++17", "-Wall", "-Werror", source, "-o", program], capture_output=True, text=True
-    )
+    done = completed([compiler, "-std=c++17", "-Wall", "-Werror", source, "-o", program])
     assert done.returncode == 0, done.stderr
 
     def run(**environment: str) -> list[str]:
         words = [str(program)]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
+        return completed(words, env=environment, timeout=60).stdout.splitlines()
 
     return run
 
@@ -246,7 +243,7 @@ def test_the_last_iteration_with_the_sizes_of_the_trace(
     write(tmp_path, "trace.json", trace(gpus, microbatches, iterations))
     assert apply(tmp_path, "megatronapp-trace-sample")["hits"] == 2
     command = [sys.executable, "visualize_trace.py", str(stages)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = completed(command, cwd=tmp_path, timeout=60)
     assert done.stdout.strip() == said, done.stderr
 
 
@@ -263,7 +260,7 @@ def test_a_trace_that_cannot_be_drawn_says_why(tmp_path: Path, text: str, stages
     write(tmp_path, "trace.json", text)
     apply(tmp_path, "megatronapp-trace-sample")
     command = [sys.executable, "visualize_trace.py", stages]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = completed(command, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert why in done.stderr
 

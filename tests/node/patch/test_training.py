@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.node.patch_support import apply, other, refused, samples, write
+from tests.support.programs import completed
 
 
 def run(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A program with `paths` on its module path."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment}
-    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    return completed([sys.executable, "-c", program], env=env, timeout=60)
 
 
 # Of the query, five dimensions: steps, batch, groups, heads of a group (the last two are key and value), width.
@@ -209,7 +210,7 @@ def test_d53_the_abi_is_left_to_torch(tmp_path: Path) -> None:
     write(tmp_path, "setup.py", SETUP)
     write(tmp_path, "setuptools.py", "def setup(**given):\n    print(given['extra_compile_args'])\n")
     assert apply(tmp_path, "megatronapp-abi")["hits"] == 1
-    done = subprocess.run([sys.executable, "setup.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = completed([sys.executable, "setup.py"], cwd=tmp_path, timeout=60)
     assert done.stdout == "['-fPIC', '-I/usr/local/cuda/include']\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.node.env.test_caches import aged
 from tests.node.env_support import Node, site
 from tests.node.shared.published import Published
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_ensure_installs_on_an_empty_disk_and_gives_the_root_of_the_first_node(s
     assert os.path.realpath(told["current"]) == str(shared.environment)
     assert shared.node.verify(deep=True)["root"] == shared.stamp["root"]
     assert "export A=1" in Path(told["activate"]).read_text()
-    out = subprocess.run([shared.environment / "bin" / "alpha"], capture_output=True, text=True, check=True)
+    out = completed([shared.environment / "bin" / "alpha"], check=True)
     assert out.stdout == "1\n"
     assert list((shared.node.prefix / "store").iterdir()) == [], "what was unpacked goes"
     assert shared.ensure()[0] is False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import subprocess
 import sys
 import time
 import venv
@@ -21,6 +20,7 @@ from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import Outcome, causes_first, last_words, read_events
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
+from tests.support.programs import completed
 
 BEGIN = "import os, signal, sys, time\nfrom .common import begin\nargs, c = begin()\n"
 GOOD_TRAINING = (
@@ -161,7 +161,7 @@ Half()
 
 
 def test_what_python_ignored_in_a_half_made_object_is_not_what_was_raised() -> None:
-    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY + HALF_MADE], capture_output=True, text=True)
+    done = completed([sys.executable, "-c", OUT_OF_MEMORY + HALF_MADE])
     assert done.stderr.splitlines()[-1] == "AttributeError: 'Half' object has no attribute 'made'"
     assert last_words(done.stderr, raised=True) == "RuntimeError: CUDA error: out of memory"
 

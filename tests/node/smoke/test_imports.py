@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -20,6 +19,7 @@ from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
 from tests.support.patience import PATIENCE, with_deadline
+from tests.support.programs import completed
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -224,14 +224,7 @@ def test_it_runs_from_the_zipapp_and_a_failing_check_is_exit_1(bare: Bare, tmp_p
     for imports, code in ((["good"], 0), (["good", "absent"], 1)):
         args = {"environment": str(bare.path), "variant": {"imports": imports}, "items": [{"name": "sound"}]}
         request = {"protocol": 1, "verb": "smoke", "run": "r1", "prefix": str(tmp_path), "args": args}
-        done = subprocess.run(
-            [sys.executable, "-I", str(pyz), "smoke"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
+        done = completed([sys.executable, "-I", str(pyz), "smoke"], input=json.dumps(request), cwd=tmp_path)
         answer = json.loads(done.stdout)
         assert (done.returncode, answer["ok"], answer["changed"]) == (code, True, False), done.stderr
         assert answer["result"]["exit"] == code

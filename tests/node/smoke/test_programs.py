@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from envbuild.node.smoke import smoke
 from envbuild.node.smoke.runner import Scratch, run_programs
 from tests.node.torch_env import PYTHON, TORCH, torch_environment
 from tests.support.patience import with_deadline
+from tests.support.programs import completed
 from tests.support.torch_imported import torch_imported as torch_imported
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.usefixtures("torch_imported")]
@@ -53,13 +53,7 @@ def test_all_items_pass_through_the_node_program_and_leave_no_trace(tmp_path: Pa
     items = [{"name": name, "deadline": 500.0} for name in names]
     args = {"environment": str(environment), "variant": VARIANT, "items": items, "cuda": False, "tmp": str(tmp_path)}
     request = {"protocol": 1, "verb": "smoke", "run": "r1", "prefix": str(tmp_path), "args": args}
-    done = subprocess.run(
-        [sys.executable, "-m", "envbuild.node", "smoke"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed([sys.executable, "-m", "envbuild.node", "smoke"], input=json.dumps(request))
     answer = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [Check.from_plain(check) for check in answer["result"]["checks"]]

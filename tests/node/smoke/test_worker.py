@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from envbuild.node.smoke import smoke
 from tests.node.smoke.test_faults import BEGIN, GOOD_COPIES, GOOD_GEMM, GOOD_RANK, GOOD_TRAINING, TIMED
 from tests.support.patience import PATIENCE
+from tests.support.programs import completed
 
 ITEMS = [{"name": "machine", "deadline": PATIENCE}, {"name": "training", "deadline": PATIENCE}]
 PROGRAMS = {
@@ -143,7 +143,7 @@ def test_nothing_is_started_after_the_end_and_the_folder_goes(tmp_path: Path) ->
         f"smoke.smoke_items(spec, [{{'name': 'sound', 'deadline': 500}}], sys.argv[2], {programs!r})\n"
     )
     words = [sys.executable, "-c", code, str(tmp_path / "env"), str(tmp_path / "scratch"), str(marks)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = completed(words, timeout=PATIENCE)
     assert "KeyboardInterrupt" in done.stderr
     assert list((tmp_path / "scratch").iterdir()) == []
     assert len(list(marks.iterdir())) == 1

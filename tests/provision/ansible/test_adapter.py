@@ -34,6 +34,7 @@ from envbuild.transport.processes import (
 )
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
+from tests.support.programs import completed
 
 NODE_PROGRAM = """
 import json, os, subprocess, sys, time
@@ -351,5 +352,5 @@ def test_connection_masters_end_with_their_folder_or_when_their_owner_was_killed
 def test_importing_the_adapter_imports_neither_ansible_nor_pydantic() -> None:
     heavy = ("ansible_runner", "ansible", "pydantic", "yaml")
     code = f"import sys, envbuild.provision.ansible.adapter; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = completed([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "[]"

@@ -24,6 +24,7 @@ from envbuild.schedule.slurm_answers import node_names
 from envbuild.transport.ssh_config import arguments
 from tests.support.fails import fails
 from tests.support.need import need
+from tests.support.programs import completed
 
 
 class _Loader(yaml.SafeLoader):
@@ -151,7 +152,7 @@ def test_a_path_with_spaces_is_one_interpreter_to_ansible(tmp_path: Path) -> Non
     argv = [str(ansible), "-i", "localhost,", "-c", "local", "all", "-m", "ping", "-e", f"@{tmp_path}/vars.json"]
     env = {**os.environ, "ANSIBLE_HOME": str(tmp_path / "home"), "ANSIBLE_PIPELINING": "True", "LC_ALL": "C.UTF-8"}
     # Ansible refuses a stdin that does not block, as some services leave it.
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    done = completed(argv, env=env, stdin=subprocess.DEVNULL, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -175,7 +176,7 @@ def test_ssh_inventory_quotes_paths_with_spaces_and_percent_signs(tmp_path: Path
     assert f'UserKnownHostsFile "{str(known).replace("%", "%%")}"' in lines
     assert {"StrictHostKeyChecking yes", "BatchMode yes", "# mine"} <= set(lines)
     need("ssh")
-    ssh = subprocess.run(["ssh", *options, "-G", "gpu1"], capture_output=True, text=True, check=True).stdout
+    ssh = completed(["ssh", *options, "-G", "gpu1"], check=True).stdout
     assert f"userknownhostsfile {known}" in ssh.replace("%%", "%")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.world import MINOR, World
 from tests.support import forked
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 from tests.support.small_stacks import Shelf
 from tests.test_snippets import TOP
 from tests.test_snippets_others import shown
@@ -28,7 +28,7 @@ def play(world: World, inventory: str, variables: dict[str, object], *more: str)
     argv = [f"{PROGRAMS}/ansible-playbook", "-i", inventory, f"{folder}/environment.yml", *more]
     argv += ["-e", json.dumps({**said, **variables})]
     env = {**world.env, "PATH": f"{PROGRAMS}{os.pathsep}{world.env['PATH']}", "LC_ALL": "C.UTF-8"}
-    return subprocess.run(argv, env=env, cwd=world.work, capture_output=True, text=True)
+    return completed(argv, env=env, cwd=world.work)
 
 
 def recap(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_the_commands_of_the_page_run_as_they_are_written(world: World) -> None:
     env = {**world.env, "PATH": f"{small.parent}:{PROGRAMS}:{world.env['PATH']}", "LC_ALL": "C.UTF-8"}
     build, check = shown("README.md", "ansible-playbook ")
     for line, changed in ((check, "0"), (build, "1"), (check, "0")):
-        done = subprocess.run(["bash", "-ec", line], env=env, cwd=world.work, capture_output=True, text=True)
+        done = completed(["bash", "-ec", line], env=env, cwd=world.work)
         assert (done.returncode, recap(done).get("changed")) == (0, changed), done.stdout + done.stderr
 
 

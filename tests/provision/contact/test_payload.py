@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from envbuild.errors import ExitCode
 from envbuild.provision.contact import payload as payloads
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, read_answer, uv_tool, write_payload
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"], "bash": ["bash", "--posix"]}
 PROGRAMS = ("dd", "tar", "gzip", "mkdir", "mv", "rm", "uname", "sync", "cat", "find", "ls")
@@ -42,7 +41,7 @@ def _bin(folder: Path, *programs: str, busybox: bool = False) -> Path:
 
 def _run(shell: list[str], payload: Path, path: Path | str | None = None) -> tuple[int, dict[str, object], str]:
     env = {"PATH": str(path or os.environ["PATH"])}
-    done = subprocess.run([*shell, str(payload)], env=env, capture_output=True, text=True, check=False, timeout=60)
+    done = completed([*shell, str(payload)], env=env, timeout=60)
     lines = done.stdout.splitlines()
     assert len(lines) == 1, done.stderr
     return done.returncode, json.loads(lines[0]), done.stderr
@@ -212,7 +211,7 @@ def test_uv_is_found_and_runs_from_its_place(tmp_path: Path) -> None:
     write_payload(tmp_path / "payload.sh", [tool], prefix=str(tmp_path / "p"), packed=False)
     code, said, _ = _run(_shell("dash"), tmp_path / "payload.sh")
     assert (code, said["changed"]) == (0, True)
-    done = subprocess.run([tool.path(str(tmp_path / "p")), "--version"], capture_output=True, text=True, check=True)
+    done = completed([tool.path(str(tmp_path / "p")), "--version"], check=True)
     assert done.stdout.startswith("uv ")
 
 

@@ -13,6 +13,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.provision.contact import toolchain as module
 from envbuild.regular_file import sha256_of
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_the_archive_is_made_once_and_loads_where_it_is_unpacked(
     # `extractall(filter=...)` is not in every Python 3.11, Debian 12's for one.
     subprocess.run(["tar", "-xf", str(tool.source), "-C", str(tmp_path / "out")], check=True)
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'out')!r}); import rattler; print(rattler.__file__)"
-    said = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    said = completed([sys.executable, "-I", "-S", "-c", code], check=True)
     assert said.stdout.startswith(str(tmp_path / "out"))
 
 

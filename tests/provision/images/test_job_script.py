@@ -21,7 +21,7 @@ from envbuild.provision.images.job_script import image_body
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 from tests.support.fails import fails
-from tests.support.programs import executable
+from tests.support.programs import completed, executable
 
 # What a program on standard input is followed by.
 _REQUEST = 'sys.stdin.buffer.read().rpartition(b"{\\"args\\"")'
@@ -51,7 +51,7 @@ def _words(top: Path, text: str) -> list[list[str]]:
         executable(program, f"#!/bin/bash\n{made}{told}\n{runs}")
     env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "CUDA_VISIBLE_DEVICES": "2,GPU-1f"}
-    done = subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, env=env, check=False)
+    done = completed(["bash", "-s"], input=text, env=env)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in (top / "calls").read_text().splitlines()]
 
@@ -161,7 +161,7 @@ def test_on_pbs_every_node_gets_the_request_and_says_who_it_is(tmp_path: Path) -
     text = text.replace("/local/scratch/", f"{tmp_path}/")
 
     def submit(**more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["bash", "-s"], input=text, capture_output=True, text=True, env={**env, **more})
+        return completed(["bash", "-s"], input=text, env={**env, **more})
 
     done = submit()
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from envbuild.provision.run.run_dir import RunDir, list_runs
 from tests.provision.ansible.test_play import unseen
 from tests.provision.survey.test_up_to_date import prepared
 from tests.support.fails import fails
+from tests.support.programs import completed
 
 CLUSTER = {"hosts": {"slurm": "gpu"}, "connection": {"kind": "job"}, "scheduler": {"kind": "slurm"}}
 VERBS: dict[str, Callable[..., Any]] = {
@@ -69,7 +70,7 @@ def test_d39_a_run_ends_with_the_exit_that_it_was_given(tmp_path: Path, exit_: i
 def test_d39_on_a_full_disk_the_reason_of_the_failure_is_what_is_raised(tmp_path: Path) -> None:
     small = tmp_path / "runs"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True, text=True)
+    mounted = completed(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small])
     if mounted.returncode:
         pytest.skip(f"mounting a small tmpfs needs root: {mounted.stderr}")
     try:
