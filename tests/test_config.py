@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.config import KEYS, Config, find_project_file, load_config
 from envbuild.errors import EnvbuildError, ExitCode
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 
@@ -83,8 +84,7 @@ def test_xdg_and_the_variable_for_the_system_file_are_followed(
     layers: Layers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    (tmp_path / "xdg" / "envbuild").mkdir(parents=True)
-    (tmp_path / "xdg" / "envbuild" / "config.toml").write_text("wait = '7s'\n")
+    write_file(tmp_path / "xdg" / "envbuild" / "config.toml", "wait = '7s'\n")
     (tmp_path / "other.toml").write_text("quiet = true\n")
     config = load_config(environ={"ENVBUILD_SYSTEM_CONFIG": str(tmp_path / "other.toml")}, cwd=layers.cwd)
     assert (config.wait, config.quiet) == (7.0, True)

@@ -28,6 +28,7 @@ from tests.e2e.world import DEADLINE, MINOR, Done, World
 from tests.node.wheel_support import filled
 from tests.report.sealed import Sealed
 from tests.support.conda import Channel, fill
+from tests.support.files import write_file
 from tests.support.programs import completed, executable
 from tests.trace import support as trace
 from tests.transport.sshd import Server, make_key
@@ -150,8 +151,7 @@ def user(world: World) -> World:
     for name in ("lab", "my-target", "a100", "h100"):
         (world.work / f"{name}.yaml").write_text(f"name: {name}\nextends: local\nstack: {world.work}/my.yaml\n")
     config = world.home / ".config" / "envbuild" / "config.toml"
-    config.parent.mkdir()
-    config.write_text(f'target = "{world.work}/lab.yaml"\n')
+    write_file(config, f'target = "{world.work}/lab.yaml"\n')
     run = world.good("provision", "--json").json["run"]
     shutil.copy(world.runs / run / "report.html", world.work)
     shutil.copy(world.runs / run / "evidence.json", world.work)
@@ -166,8 +166,7 @@ def user(world: World) -> World:
     (world.work / "path" / "to" / "apex" / "setup.py").write_text(edits[0]["before"])
     (world.work / "train.py").write_text("import alpha\n")
     (world.work / "README.md").write_text("# Their code\n\n```sh\npip install alpha==1.0\n```\n")
-    (world.work / "their-code").mkdir()
-    (world.work / "their-code" / "requirements.txt").write_text("alpha==1.0\n")
+    write_file(world.work / "their-code" / "requirements.txt", "alpha==1.0\n")
     world.repository("lab/code", {"requirements.txt": "alpha==1.0\n"})
     subprocess.run(["git", "-C", str(world.hub / "lab" / "code"), "tag", "v1.2"], check=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(world.work / "key")], check=True)
@@ -244,8 +243,7 @@ def _server(world: World, number: int, name: str) -> Server:
     if not key.exists():
         make_key(key)
     server = Server(world.top / name, f"127.0.0.{number}", key).start()
-    (server.home / ".pip").mkdir()
-    (server.home / ".pip" / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {world.wheels}\n")
+    write_file(server.home / ".pip" / "pip.conf", f"[global]\nno-index = true\nfind-links = {world.wheels}\n")
     (world.top / f"{name}.known").write_text(server.known)
     told = {"HostName": server.address, "Port": server.port, "IdentityFile": key,
             "UserKnownHostsFile": world.top / f"{name}.known"}  # fmt: skip

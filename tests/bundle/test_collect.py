@@ -19,6 +19,7 @@ from envbuild.plan.source_builds import delivered
 from tests.node.env_support import redirect_git
 from tests.support.certificates import certificate
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import completed
 from tests.support.repositories import git, make_repository
 from tests.support.served import served
@@ -71,8 +72,7 @@ def test_halves_that_a_killed_controller_left_are_swept_after_a_day(tmp_path: Pa
     old = [tmp_path / name for name in halves]
     young = [path.with_name(path.name.replace("1", "2")) for path in old]
     for path in (kept, *old, *young):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"half")
+        write_file(path, b"half")
     for path in (kept, *old):
         os.utime(path, (time.time() - 90000,) * 2)
     assert _collect(_variant(), tmp_path) == ()

@@ -16,6 +16,7 @@ import pytest
 from envbuild.cli.env_cmd import add_kernel, code_for
 from tests.e2e.world import World, drift
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 SAYS = "import os, sys; print(os.environ['ENVBUILD_STACK'], sys.argv[1:], os.environ.get('HF_MINE')); sys.exit(3)"
@@ -85,8 +86,7 @@ def test_a_kernel_is_registered_for_the_environment_in_use_and_changes_nothing_i
 
 
 def test_a_stack_without_ipykernel_says_how_to_add_it(tmp_path: Path) -> None:
-    (tmp_path / ".envbuild").mkdir()
-    (tmp_path / ".envbuild" / "variables.json").write_text("{}")
+    write_file(tmp_path / ".envbuild" / "variables.json", "{}")
     with fails("kernel-missing", 1, match="no ipykernel") as caught:
         add_kernel(sys.executable, str(tmp_path), "tiny")
     assert "`packages` of the stack" in caught.value.hint
@@ -111,8 +111,7 @@ def test_code_for_each_shell_names_its_own_file(built: World) -> None:
 def test_code_for_csh_is_read_literally(tmp_path: Path, folder: str) -> None:
     if shutil.which("tcsh") is None:
         pytest.skip("tcsh is not there (apt-get install tcsh)")
-    (tmp_path / folder / ".envbuild").mkdir(parents=True)
-    (tmp_path / folder / ".envbuild" / "activate.csh").write_text("echo loaded\n")
+    write_file(tmp_path / folder / ".envbuild" / "activate.csh", "echo loaded\n")
     done = completed(["tcsh", "-f"], input=code_for(folder, "csh"), cwd=tmp_path)
     assert done.stdout == "loaded\n", done.stderr
 
@@ -156,8 +155,7 @@ def test_a_shell_has_the_environment_after_the_users_own_start_up_files(built: W
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not there (apt-get install {shell})")
     (built.home / ".bashrc").write_text("export PATH=/usr/bin:/bin OWN=mine; PS1='> '\n")
-    (built.home / ".config" / "fish").mkdir(exist_ok=True)
-    (built.home / ".config" / "fish" / "config.fish").write_text("set -gx PATH /usr/bin /bin; set -gx OWN mine\n")
+    write_file(built.home / ".config" / "fish" / "config.fish", "set -gx PATH /usr/bin /bin; set -gx OWN mine\n")
     built.env["OWN"] = "mine"  # dash reads no file of the user's
     wanted = f"<mine it's $x {built.current}/bin:"
     shown = typed(built, shell, 'printf "<%s %s %s>\\n" "$OWN" "$HF_MINE" "$PATH"\nexit\n', wanted)

@@ -15,13 +15,13 @@ from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.run_dir import RunDir
 from tests.e2e.world import World
 from tests.node.wheel_support import filled
+from tests.support.files import write_file
 
 DAY = 86400
 
 
 def made(path: Path, days: float) -> Path:
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"x" * 5000)
+    write_file(path, b"x" * 5000)
     then = time.time() - days * DAY
     for each in (path, path.parent):
         os.utime(each, (then, then))

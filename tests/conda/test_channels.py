@@ -8,6 +8,7 @@ from envbuild.conda.channels import CondaConfig, addresses, places, read_config
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.conda import CondaChannel, CondaSpec
 from tests.support.fails import fails
+from tests.support.files import write_file
 
 
 def spec(*names: str, **fields: object) -> CondaSpec:
@@ -21,9 +22,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 def write(home: dict[str, str], name: str, text: str) -> None:
-    path = Path(home["HOME"]) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    write_file(Path(home["HOME"]) / name, text)
 
 
 def test_a_name_lies_at_anaconda_org_where_nobody_says_otherwise(home: dict[str, str]) -> None:

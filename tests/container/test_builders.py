@@ -32,6 +32,7 @@ from envbuild.container.select import Choice, recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.plan.source_builds import bundle_name
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import executable
 
 BUILD = Build(
@@ -284,8 +285,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    (tmp_path / "loose").mkdir()
-    (tmp_path / "loose" / APEX).write_bytes(b"git compares it")
+    write_file(tmp_path / "loose" / APEX, b"git compares it")
     return tmp_path
 
 
@@ -327,8 +327,7 @@ def test_buildah_mounts_an_image_to_read_where_its_user_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bool
 ) -> None:
     """`buildah mount` of who is not root fails outside of `buildah unshare`."""
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "x").write_text("x")
+    write_file(tmp_path / "files" / "x", "x")
     program = executable(
         tmp_path / "buildah",
         '#!/bin/sh\ncase "$1" in\n'

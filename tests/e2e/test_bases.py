@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.world import MINOR, PYTHON, World, drift
 from tests.node.env_support import make_wheel, uv_path
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 PROVIDES = [{"kind": "system", "provides": ["beta>=1.0"]}]
@@ -35,8 +36,7 @@ def system_python(tmp_path: Path) -> Path:
         if part.name not in ("site-packages", "EXTERNALLY-MANAGED"):
             (inside / part.name).symlink_to(part)
     python = home / "bin" / f"python{MINOR}"
-    python.parent.mkdir()
-    python.write_bytes(Path(PYTHON).read_bytes())
+    write_file(python, Path(PYTHON).read_bytes())
     python.chmod(0o755)
     wheels = tmp_path / "system" / "wheels"
     make_wheel(wheels, "beta", "1.5")

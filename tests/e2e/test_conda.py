@@ -16,6 +16,7 @@ import yaml
 from tests.e2e.world import MINOR, World
 from tests.node.forge import ACTIVATED, FILES, PATCH, need_compiler
 from tests.support.conda import Channel, Package, fill
+from tests.support.files import write_file
 from tests.support.private_channel import guarded
 from tests.support.programs import completed
 
@@ -110,8 +111,7 @@ def test_private_channels_give_an_environment_and_their_words_are_written_nowher
             for name, each in filled.items()
         }
         stored = {"BasicHTTP": {"username": "me", "password": words["basic"]}}
-        (world.home / ".rattler").mkdir()
-        (world.home / ".rattler" / "credentials.json").write_text(json.dumps({hosts["basic"]: stored}))
+        write_file(world.home / ".rattler" / "credentials.json", json.dumps({hosts["basic"]: stored}))
         (world.home / "auth.json").write_text(json.dumps({hosts["bearer"]: {"BearerToken": words["bearer"]}}))
         world.env |= {"RATTLER_AUTH_FILE": str(world.home / "auth.json"), "no_proxy": ",".join(hosts.values())}
         mirrors = {name: [f"{urls[name]}{asked[name] if name == 'token' else ''}/forge"] for name in words}

@@ -20,6 +20,7 @@ from envbuild.provision.contact.payload import uv_tool
 from envbuild.provision.survey import implicit
 from tests.e2e.world import World
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import executable
 
 FACTS = ("doctor", "--facts-out", "facts.json")
@@ -265,8 +266,7 @@ def test_d65_a_link_out_of_the_prefix_is_refused_and_one_to_the_prefix_is_not(wo
 
 def test_d65_the_node_program_of_a_prefix_counts_by_its_bytes(world: World) -> None:
     folder = world.prefix / "tools" / "envbuild-node-0123456789ab"
-    folder.mkdir(parents=True)
-    (folder / "envbuild-node.pyz").write_text("import os")
+    write_file(folder / "envbuild-node.pyz", "import os")
     assert toolchain_names(str(world.prefix)) == []
 
 

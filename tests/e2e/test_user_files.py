@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import World
+from tests.support.files import write_file
 
 pytestmark = pytest.mark.slow
 PREPARE = """\
@@ -25,8 +26,7 @@ def script(world: World) -> None:
     source = world.current / "src" / "nano"
     done = world.python(f"import os; os.chdir({str(source)!r}); exec(open('prepare.py').read()); print('done')")
     assert done == "done"
-    (source / "out").mkdir()
-    (source / "out" / "ckpt.pt").write_text("weights")
+    write_file(source / "out" / "ckpt.pt", "weights")
     (source / "train.py").write_text("LR = 2\n")
 
 

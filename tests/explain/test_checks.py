@@ -14,6 +14,7 @@ from envbuild.model.stack import Stack
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat
 from tests.lock.conftest import Repos
+from tests.support.files import write_file
 
 Make = Callable[..., Stack]
 
@@ -149,8 +150,7 @@ def test_d80_the_index_is_asked_through_the_users_configuration_and_an_sdist_is_
     make_stack: Make, home: Path, tmp_path: Path, compat: Compat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    (wheels / "known-1.0-py3-none-any.whl").write_bytes(b"")
+    write_file(wheels / "known-1.0-py3-none-any.whl", b"")
     (wheels / "sdists-2.0.tar.gz").write_bytes(b"")
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
     stack = make_stack(

@@ -17,6 +17,7 @@ import pytest
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_target, lock_path
 from envbuild.catalog.node_facts import list_facts
 from tests.support import forked
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 # Each target that names a stack, with the example facts of its hardware; the templates and this machine have none of
@@ -60,8 +61,7 @@ def run(tmp_path: Path, *arguments: str, fresh: bool = False) -> tuple[subproces
     """
     log = tmp_path / "network.log"
     guard = tmp_path / "guard" / "sitecustomize.py"
-    guard.parent.mkdir(exist_ok=True)
-    guard.write_text(GUARD.format(log=str(log)))
+    write_file(guard, GUARD.format(log=str(log)))
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG", "LC_ALL")}
     env = {**kept, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(guard.parent), "NO_COLOR": "1"}
     (tmp_path / "home").mkdir(exist_ok=True)

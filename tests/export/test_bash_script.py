@@ -32,6 +32,7 @@ from tests.plan.test_planner import CONTROLLER, FakeTools
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve_fleet, target, torch_lock
 from tests.resolve.test_engine import stamped
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import completed, executable
 from tests.support.repositories import make_repository
 from tests.support.wheels import write_wheel
@@ -221,8 +222,7 @@ def test_an_environment_that_is_there_is_left_alone(tmp_path: Path, home: Path) 
     lock, _wheels = real_lock(tmp_path, home)
     plan = planned(lock, str(tmp_path / "p"))
     there = Path(plan.nodes[0].environment)
-    there.mkdir(parents=True)
-    (there / "mine").write_text("x")
+    write_file(there / "mine", "x")
     done = run(render_script(plan, lock), tmp_path)
     assert done.returncode == 7 and "is there already" in done.stderr
     assert (there / "mine").read_text() == "x"

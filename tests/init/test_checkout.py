@@ -23,6 +23,7 @@ from envbuild.init.read import read
 from envbuild.lock.packages import Request
 from envbuild.lock.readers.pylock import Offer
 from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 from tests.support.repositories import git
 
 FILES = {
@@ -48,11 +49,7 @@ FILES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path, text in FILES.items():
-        place = tmp_path / "own" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    return tmp_path / "own"
+    return write_files(tmp_path / "own", FILES)
 
 
 def assembled(folder: Path) -> Result:
@@ -92,8 +89,7 @@ def test_the_tree_itself_is_no_unpinned_source(folder: Path) -> None:
 def test_links_large_and_binary_files_are_left_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "requirements.txt").write_text("evil\n")
+    write_file(tmp_path / "secret" / "requirements.txt", "evil\n")
     (folder / "requirements").symlink_to(tmp_path / "secret")
     (folder / "environment.yml").symlink_to(tmp_path / "secret" / "requirements.txt")
     (folder / "Dockerfile").write_bytes(b"FROM a\0b\n")
@@ -237,8 +233,7 @@ def test_ten_thousand_files_take_seconds(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_index")
 def test_a_folder_of_scripts_goes_on_the_path_where_others_import_from_it(folder: Path) -> None:
-    (folder / "scripts").mkdir()
-    (folder / "scripts" / "my_models.py").write_text("")
+    write_file(folder / "scripts" / "my_models.py", "")
     (folder / "tools" / "run.py").write_text("import my_models\n")
     assert ("scripts", "path") in [(each.folder, each.install) for each in assembled(folder).projects]
 

@@ -35,6 +35,7 @@ from tests.report.recheck.test_verify import add, cut, swap
 from tests.report.sealed import RUN, Sealed
 from tests.report.test_publish import CANARIES, telling
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.need import need
 from tests.test_docs import COMMAND, walked
 
@@ -482,8 +483,7 @@ def test_a_hostile_tar_file_is_refused_by_name_and_writes_nothing_elsewhere(
     tmp_path: Path, data: bytes, code: str, name: str
 ) -> None:
     path = tmp_path / "in" / "kit.tar"
-    path.parent.mkdir()
-    path.write_bytes(data)
+    write_file(path, data)
     error = refused(path)
     assert (error.code, name in error.what) == (code, True)
     assert {each.name for each in tmp_path.rglob("*")} == {"in", "kit.tar"}

@@ -19,6 +19,7 @@ from envbuild.node.smoke import training_data
 from envbuild.provision.training_data import make
 from tests.launch.support import place, stack
 from tests.support.fails import fails
+from tests.support.files import write_file
 
 SLURM = "megatron-deepspeed-slurm"
 # Stands in for the stack's tool: it has to find its own imports beside it and its input where it is started.
@@ -49,8 +50,7 @@ def built(tmp_path: Path) -> Place:
     environment = tmp_path / "env"
     for source in ("megatron-deepspeed", "megatronapp/Megatron"):
         tools = environment / "src" / source / "tools"
-        tools.mkdir(parents=True)
-        (tools / "preprocess_data.py").write_text(TOOL)
+        write_file(tools / "preprocess_data.py", TOOL)
     (environment / ".envbuild").mkdir()
     (environment / "bin").mkdir()
     (environment / "bin/python").symlink_to(sys.executable)

@@ -14,6 +14,7 @@ from envbuild.lock.sources import lock_source
 from envbuild.model.lock import ArtifactFile, LockedSource
 from envbuild.model.stack import Source
 from tests.support import known_pythons
+from tests.support.files import write_file
 from tests.support.repositories import git
 
 
@@ -25,8 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for key in [k for k in os.environ if k.startswith(("PIP_", "UV_", "GIT_", "XDG_"))]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("HOME", str(folder))
-    (folder / ".config" / "uv").mkdir(parents=True)
-    (folder / ".config" / "uv" / "uv.toml").write_text("no-index = true\n")
+    write_file(folder / ".config" / "uv" / "uv.toml", "no-index = true\n")
     known_pythons.tell(tmp_path / "uv-cache")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")

@@ -21,6 +21,7 @@ from envbuild.node.env.interpreter import examine
 from tests.lock.conftest import Repos
 from tests.lock.wheels import make_wheel, sha256
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.served import served
 
 MakeSupply = Callable[..., Supply]
@@ -361,8 +362,7 @@ def test_a_base_provides_what_its_python_imports_and_nothing_that_lies_behind_it
     tmp_path: Path, base_python: Path, shadowed: str
 ) -> None:
     about = tmp_path / "behind" / "beta-0.9.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {shadowed}\nVersion: 0.9\n")
+    write_file(about / "METADATA", f"Metadata-Version: 2.1\nName: {shadowed}\nVersion: 0.9\n")
     (site,) = base_python.parent.parent.glob("lib/python*/site-packages")
     (site / "behind.pth").write_text(f"{about.parent}\n")
     provided = read_base(base_python).packages

@@ -16,6 +16,7 @@ from envbuild.lock.readers.torch_wheels import can_reach
 from envbuild.lock.readers.uvtool import _failure, run_uv, uv_version
 from tests.lock.wheels import make_wheel
 from tests.support.certificates import certificate
+from tests.support.files import write_file
 from tests.support.served import answering, served, serving
 
 REQUEST = Request(python="3.11", platform="linux_x86_64", requirements=("alpha",))
@@ -124,8 +125,7 @@ def test_the_index_of_torch_and_sizes_are_asked_through_the_certificates_that_pi
 
 
 def tell_pip(home: Path, cert: Path) -> None:
-    (home / ".config" / "pip").mkdir()
-    (home / ".config" / "pip" / "pip.conf").write_text(f"[global]\ncert = {cert}\n")
+    write_file(home / ".config" / "pip" / "pip.conf", f"[global]\ncert = {cert}\n")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from envbuild.node.build import build_dir, job_server
 from envbuild.node.build import wheel as build_wheel
 from envbuild.node.packages import uv
 from tests.node.env_support import MINOR, uv_path
+from tests.support.files import write_files
 from tests.support.programs import completed
 
 SETUPTOOLS = "setuptools==80.9.0"
@@ -57,14 +58,6 @@ def c_module(name: str, header: str = "value.h") -> str:
     return MODULE.format(name=name, header=header)
 
 
-def write(top: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = top / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return top
-
-
 def shape_project(top: Path, setup: str = SETUP, pyproject: str | None = None, **more: str) -> Path:
     """A package of Apex's shape: two extensions, each behind its flag, data and a script."""
     files = {
@@ -80,7 +73,7 @@ def shape_project(top: Path, setup: str = SETUP, pyproject: str | None = None, *
     }
     if pyproject is not None:
         files["pyproject.toml"] = pyproject
-    write(top, files)
+    write_files(top, files)
     (top / "bin" / "shape-run").chmod(0o755)
     return top
 

@@ -13,6 +13,7 @@ from envbuild.catalog.patches import load_patch
 from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
 from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 from tests.support.programs import completed, executable
 
 _TORCH = """
@@ -51,10 +52,7 @@ def samples(patch: str) -> list[dict[str, str]]:
 
 def write(folder: Path, path: str, text: str) -> Path:
     """A file of that text, with the folders above it; returns its path."""
-    file = folder / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    return file
+    return write_file(folder / path, text)
 
 
 def run_setup(
@@ -67,14 +65,9 @@ def run_setup(
 ) -> subprocess.CompletedProcess[str]:
     """Run `folder/setup.py` among the stand-ins; `nvcc` None: no CUDA toolkit is there."""
     stubs = folder.parent / f"{folder.name}-stubs"
-    for name, text in (
-        ("torch/__init__.py", _TORCH),
-        ("torch/utils/__init__.py", ""),
-        ("torch/utils/cpp_extension.py", _EXTENSION),
-        ("setuptools/__init__.py", _SETUPTOOLS),
-    ):
-        (stubs / name).parent.mkdir(parents=True, exist_ok=True)
-        (stubs / name).write_text(text)
+    torch_files = {"__init__.py": _TORCH, "utils/__init__.py": "", "utils/cpp_extension.py": _EXTENSION}
+    write_files(stubs / "torch", torch_files)
+    write_file(stubs / "setuptools/__init__.py", _SETUPTOOLS)
     environment = {**os.environ, "PYTHONPATH": str(stubs), "TORCH_CUDA": torch_cuda or "", "TORCH_VERSION": torch}
     environment.pop("CUDA_HOME", None)
     if nvcc is not None:
@@ -93,8 +86,7 @@ def apply(folder: Path, name: str, *, check: bool = False, **facts: Any) -> dict
 
 def refused(folder: Path, name: str, files: dict[str, str], code: str = "patch-hits") -> NodeError:
     """The error of a patch of the catalog that does not fit these files, which stay as they are."""
-    for path, text in files.items():
-        write(folder, path, text)
+    write_files(folder, files)
     with fails(code, 4) as caught:
         apply(folder, name)
     assert {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*") if path.is_file()} == files

@@ -25,6 +25,7 @@ from envbuild.node_program import call_here, node_pyz
 from tests.node.env_support import MINOR, PYTHON
 from tests.node.pythons import require_python
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.patience import PATIENCE
 from tests.support.programs import executable
 
@@ -222,8 +223,7 @@ def test_witnesses_besides_nvidia_smi(tmp_path: Path) -> None:
 def test_gpu_on_the_bus_without_a_driver_is_seen(tmp_path: Path) -> None:
     for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x10de", "0x040300"), ("c", "0x8086", "0x030000")):
         folder = tmp_path / "sys/bus/pci/devices" / name
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(vendor + "\n")
+        write_file(folder / "vendor", vendor + "\n")
         (folder / "class").write_text(kind + "\n")
     facts = gpus.gpu_facts([], root=str(tmp_path))
     assert facts["gpus_physical"] == 1
@@ -323,8 +323,7 @@ def test_environments_links_and_lease_under_the_prefix(node: Node) -> None:
 
 
 def test_half_written_lease_still_says_busy(node: Node) -> None:
-    node.prefix.mkdir()
-    (node.prefix / "lease.json").write_text("{")
+    write_file(node.prefix / "lease.json", "{")
     assert node.probe().busy == {}
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from envbuild.node import logs, protocol
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.patience import until
 
 
@@ -52,8 +53,7 @@ def test_a_torn_line_and_strange_bytes_are_shown_as_they_are(tmp_path: Path) -> 
 
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "r.log").write_text("x" * 3 * logs.READ_BYTES + "\nlast\n")
+    write_file(tmp_path / "logs" / "r.log", "x" * 3 * logs.READ_BYTES + "\nlast\n")
     lines = _ask(tmp_path)["lines"]
     assert isinstance(lines, list)
     assert lines[-1] == "last"
@@ -83,8 +83,7 @@ def test_old_logs_make_room_for_new_ones(tmp_path: Path) -> None:
 
 
 def test_the_digest_of_a_log_is_over_its_file_and_a_run_without_one_has_none(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "r1.log").write_bytes(b"built\n")
+    write_file(tmp_path / "logs" / "r1.log", b"built\n")
     found = logs.digest(str(tmp_path), "r1")
     assert found is not None
     assert (found["bytes"], found["sha256"]) == (6, hashlib.sha256(b"built\n").hexdigest())

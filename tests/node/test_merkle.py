@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import merkle
+from tests.support.files import write_files
 
 SITE = "lib/python3.11/site-packages"
-
-
-def tree(top: Path, files: dict[str, bytes]) -> Path:
-    for path, data in files.items():
-        (top / path).parent.mkdir(parents=True, exist_ok=True)
-        (top / path).write_bytes(data)
-    return top
 
 
 def root(top: Path, interpreter: str = "/data/py/bin/python3.11", **more: object) -> str:
@@ -45,7 +39,7 @@ BASE = {"a/x.py": b"1\n", "a/y.bin": bytes(3_000_000), "b": b"", "big.txt": b"li
     ],
 )
 def test_every_real_change_gives_another_root(tmp_path: Path, change: object) -> None:
-    top = tree(tmp_path / "e", BASE)
+    top = write_files(tmp_path / "e", BASE)
     before = root(top)
     change(top)  # type: ignore[operator]
     assert root(top) != before
@@ -74,14 +68,16 @@ def test_the_root_is_made_folder_by_folder() -> None:
 
 
 def test_times_umask_threads_and_byte_code_give_the_same_root(tmp_path: Path) -> None:
-    top = tree(tmp_path / "e", BASE)
+    top = write_files(tmp_path / "e", BASE)
     before = root(top, threads=1)
     os.utime(top / "b", (1, 1))
     (top / "b").chmod(0o600)
-    tree(top, {"a/__pycache__/x.cpython-311.pyc": b"x", "z.pyc": b"x", f"{SITE}/q-1.dist-info/direct_url.json": b"{}"})
-    tree(top, {f"{SITE}/q-1.dist-info/uv_cache.json": b"{}", ".envbuild/stamp.json": b"{}"})
+    write_files(
+        top, {"a/__pycache__/x.cpython-311.pyc": b"x", "z.pyc": b"x", f"{SITE}/q-1.dist-info/direct_url.json": b"{}"}
+    )
+    write_files(top, {f"{SITE}/q-1.dist-info/uv_cache.json": b"{}", ".envbuild/stamp.json": b"{}"})
     assert root(top, threads=4) == before
-    tree(top, {"a/__pycache__/planted.py": b"x"})
+    write_files(top, {"a/__pycache__/planted.py": b"x"})
     assert root(top) != before
 
 
@@ -93,7 +89,7 @@ def test_places_are_replaced_in_text_links_and_pyvenv_cfg_only(tmp_path: Path) -
         if "longer" in name:
             script = f"#!/bin/sh\n'''exec' '{top}/bin/python' \"$0\" \"$@\"\n' '''\n{top}\n".encode()
         cfg = f"home = {os.path.dirname(python)}\nuv = {len(name)}\nversion_info = 3.11.7\n".encode()
-        tree(top, {"bin/run": script, "pyvenv.cfg": cfg, f"{SITE}/doc.txt": b"#!/usr/bin/python3.11\n"})
+        write_files(top, {"bin/run": script, "pyvenv.cfg": cfg, f"{SITE}/doc.txt": b"#!/usr/bin/python3.11\n"})
         (top / "bin" / "python").symlink_to(python)
         (top / "bin" / "inside").symlink_to(top / "bin" / "run")
         roots.append(root(top, python))
@@ -104,15 +100,15 @@ def test_binary_files_are_never_normalised(tmp_path: Path) -> None:
     roots = []
     for name in ("one", "two"):
         top = tmp_path / name
-        tree(top, {"x.so": b"\0" + os.fsencode(top)})
+        write_files(top, {"x.so": b"\0" + os.fsencode(top)})
         roots.append(root(top))
     assert roots[0] != roots[1]
 
 
 def test_a_text_with_a_placeholder_is_not_the_text_with_the_path(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    tree(one, {"x": os.fsencode(one)})
-    tree(two, {"x": b"@environment@"})
+    write_files(one, {"x": os.fsencode(one)})
+    write_files(two, {"x": b"@environment@"})
     assert root(one) != root(two)
 
 
@@ -121,22 +117,22 @@ def test_a_record_is_compared_without_order_and_without_what_differs(tmp_path: P
     roots = []
     for name, order in (("one", 1), ("two", -1)):
         top = tmp_path / name
-        tree(top, {"bin/run": f"#!{top}/bin/python\n".encode(), f"{SITE}/q.py": b""})
+        write_files(top, {"bin/run": f"#!{top}/bin/python\n".encode(), f"{SITE}/q.py": b""})
         rows = [
             f"../../../bin/run,sha256={name},{len(name)}",
             "q.py,sha256=47DEQpj8,0",
             f"q-1.dist-info/direct_url.json,sha256={name},9",
             "q-1.dist-info/RECORD,,",
         ]
-        tree(top, {f"{info}/RECORD": "".join(f"{row}\n" for row in rows[::order]).encode()})
+        write_files(top, {f"{info}/RECORD": "".join(f"{row}\n" for row in rows[::order]).encode()})
         roots.append(root(top))
     assert roots[0] == roots[1]
-    tree(tmp_path / "one", {f"{info}/RECORD": b"q.py,sha256=another,0\n"})
+    write_files(tmp_path / "one", {f"{info}/RECORD": b"q.py,sha256=another,0\n"})
     assert root(tmp_path / "one") != roots[0]
 
 
 def test_known_entries_are_used_only_for_untouched_files(tmp_path: Path) -> None:
-    top = tree(tmp_path / "e", BASE)
+    top = write_files(tmp_path / "e", BASE)
     places = merkle.Places(str(top), str(tmp_path), "/x/python")
     known = merkle.scan(str(top), places)
     facts = (top / "a/x.py").stat()

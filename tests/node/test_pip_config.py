@@ -11,17 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbuild.node import pip_config
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 
 def environ(tmp_path: Path, **values: str) -> dict[str, str]:
     return {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none")} | values
-
-
-def conf(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 def find_links(env: dict[str, str]) -> list[str]:
@@ -34,15 +29,17 @@ def test_no_part_of_a_password_with_an_at_sign_is_left() -> None:
 
 
 def test_the_environment_variable_wins_over_files(tmp_path: Path) -> None:
-    conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
+    write_file(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
     assert find_links(environ(tmp_path)) == ["/user"]
     assert find_links(environ(tmp_path, PIP_FIND_LINKS="/a https://example.org/b")) == ["/a", "https://example.org/b"]
 
 
 def test_the_section_of_the_command_wins_over_the_global_one_of_a_stronger_file(tmp_path: Path) -> None:
-    conf(tmp_path / ".config/pip/pip.conf", "[install]\nfind_links = /user\nindex-url = https://example.org/user\n")
+    write_file(
+        tmp_path / ".config/pip/pip.conf", "[install]\nfind_links = /user\nindex-url = https://example.org/user\n"
+    )
     text = "[global]\nfind-links =\n    /one\n    /two\nindex-url = https://example.org/named\n"
-    env = environ(tmp_path, PIP_CONFIG_FILE=str(conf(tmp_path / "named.conf", text)))
+    env = environ(tmp_path, PIP_CONFIG_FILE=str(write_file(tmp_path / "named.conf", text)))
     assert find_links(env) == ["/user"]
     assert pip_config.read(env).index_url == "https://example.org/user"
     (tmp_path / ".config/pip/pip.conf").unlink()
@@ -67,7 +64,7 @@ def test_the_order_of_the_files_is_the_one_that_pip_states(tmp_path: Path) -> No
 
 
 def test_the_null_device_means_no_configuration(tmp_path: Path) -> None:
-    conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
+    write_file(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
     assert find_links(environ(tmp_path, PIP_CONFIG_FILE="/dev/null")) == []
 
 
@@ -78,8 +75,8 @@ def test_uv_s_own_find_links_are_looked_at_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["no section\n", "[global\n", "[global]\nfind-links\n"])
 def test_a_broken_file_is_passed_over(tmp_path: Path, text: str) -> None:
-    broken = conf(tmp_path / "broken.conf", text)
-    conf(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
+    broken = write_file(tmp_path / "broken.conf", text)
+    write_file(tmp_path / ".config/pip/pip.conf", "[global]\nfind-links = /user\n")
     assert find_links(environ(tmp_path, PIP_CONFIG_FILE=str(broken))) == ["/user"]
 
 

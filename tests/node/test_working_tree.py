@@ -12,6 +12,7 @@ from envbuild.node.env import remove
 from tests.e2e.world import snapshot
 from tests.node.env_support import Node, git, make_repository, make_variant
 from tests.node.test_git_source import PROJECT
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 
@@ -32,8 +33,7 @@ def test_the_state_counts_what_differs_from_the_commit(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("other\n")
     (tmp_path / "b.py").unlink()
     git(tmp_path, "mv", "c.py", "renamed.py")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x").write_text("")
+    write_file(tmp_path / "data" / "x", "")
     (tmp_path / "data" / "y").write_text("")
     assert git_source.tree_state(str(tmp_path))["changed"] == 4, "a new folder counts as one"
     assert git_source.tree_state(str(tmp_path / "sub"))["changed"] == 0, "only what is in the folder"

@@ -28,6 +28,7 @@ from tests.launch.support import place, stack, started
 from tests.provision.jobs.test_parts import site
 from tests.provision.survey.test_up_to_date import facts, prepared
 from tests.report.samples import evidence, node
+from tests.support.files import write_file
 
 LINE = "Values: {'tflops': np.float64(56.0), 'parameter_count': 1.3}\n"
 
@@ -46,8 +47,7 @@ def test_a_job_s_log_that_is_not_all_here_is_not_measured(
 ) -> None:
     monkeypatch.setattr(jobs_site, "LOG_LIMIT", limit)
     job = Job(name="launch-x", steps=(JobStep(argv=("true",)),), output=str(tmp_path / "out"))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / log_name(job, "7")).write_text("starting\n" * 20 + LINE * 3)
+    write_file(tmp_path / "out" / log_name(job, "7"), "starting\n" * 20 + LINE * 3)
     work: Any = SimpleNamespace(run=SimpleNamespace(path=tmp_path))
     jobs_site.finish(work, site({"idle": 1}), job, "7", JobState(Phase.DONE, exit=0), good=True)
     check = checked(Log(tmp_path / log_name(job, "7")))

@@ -14,6 +14,7 @@ from envbuild.report import diff
 from envbuild.report.diff import compare, exit_code
 from tests.report.samples import checks, evidence, facts, fleet, node
 from tests.report.test_render import Page, hostile
+from tests.support.files import write_file
 
 
 def faster(factor: float, **more: Any) -> dict[str, Any]:
@@ -182,8 +183,7 @@ def test_text_and_page_are_harmless(tmp_path: Path) -> None:
 
 def test_the_command_says_what_changed_and_exits_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, run in (("a", evidence()), ("b", evidence(faster(0.5)))):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "evidence.json").write_text(json.dumps(run.to_json_dict()))
+        write_file(tmp_path / name / "evidence.json", json.dumps(run.to_json_dict()))
     code = report.commands["diff"].main(args=[str(tmp_path / "a"), str(tmp_path / "b")], standalone_mode=False)
     assert code == ExitCode.BELOW_FLOOR
     assert "↓ figure training_tokens_per_second" in capsys.readouterr().out

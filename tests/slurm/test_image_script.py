@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.world import MINOR
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
+from tests.support.files import write_file
 from tests.support.programs import completed, executable
 
 pytestmark = pytest.mark.slow
@@ -46,8 +47,7 @@ def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> Non
     assert "#SBATCH --nodes=2" in printed.out
 
     folder = world.cluster.shared / "images by hand"
-    folder.mkdir()
-    (folder / "image.sbatch").write_text(printed.out)
+    write_file(folder / "image.sbatch", printed.out)
     executable(folder / "apptainer", _APPTAINER.format(log=folder / "log"))
     env = {**world.env, "PATH": os.pathsep.join((str(folder), world.env["PATH"]))}
     number = completed(["sbatch", "--parsable", "image.sbatch"], cwd=folder, env=env, check=True).stdout.strip()

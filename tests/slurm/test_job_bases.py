@@ -12,6 +12,7 @@ from tests.e2e.test_bases import locked, system_python
 from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.slurm.test_node_local import LocalWorld
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 __all__ = ["system_python"]
@@ -97,8 +98,7 @@ def test_a_base_comes_from_a_module_that_the_job_loads(cluster: Cluster, tmp_pat
         pytest.skip(f"no environment modules here (environment-modules, or lmod): {there.stderr.strip()[-200:]}")
     system_python.with_name("python3").symlink_to(system_python.name)
     modules = tmp_path / "modulefiles"
-    (modules / "conda").mkdir(parents=True)
-    (modules / "conda" / "1").write_text(f"#%Module1.0\nprepend-path PATH {system_python.parent}\n")
+    write_file(modules / "conda" / "1", f"#%Module1.0\nprepend-path PATH {system_python.parent}\n")
     world = JobWorld(tmp_path, cluster)
     locked(world, system_python, bases=[{"kind": "module", "module": "conda/1", "provides": ["beta>=1.0"]}])
     world.target(base="module")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.files import write_file
+
 
 def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     """A program of that text, with the folders above it; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
+    write_file(path, text).chmod(0o755)
     return path
 
 

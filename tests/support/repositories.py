@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support.files import write_files
 from tests.support.programs import completed
 
 _SETTINGS = (
@@ -25,9 +26,7 @@ def make_repository(folder: Path, files: Mapping[str, str]) -> tuple[str, str]:
     """Create or extend a repository by one commit; returns (commit, tree)."""
     if not (folder / ".git").exists():
         git(folder, "init", "-q", "-b", "main", "--template=")
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+    write_files(folder, files)
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "x")
     commit, tree = git(folder, "rev-parse", "HEAD", "HEAD^{tree}").splitlines()

@@ -18,6 +18,7 @@ from envbuild.catalog.yaml_load import read_yaml
 from tests.e2e.world import MINOR, PYTHON, World
 from tests.node.forge import FILES as EXTENSION
 from tests.node.forge import need_compiler
+from tests.support.files import write_file
 from tests.support.often import ask_often
 from tests.support.programs import executable
 from tests.support.wheels import write_wheel
@@ -170,8 +171,7 @@ class Machine(Shelf):
         subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(programs.parent / "torch")], check=True)
         self.python = programs.parent / "torch" / "bin" / "python3"
         (packages,) = (programs.parent / "torch" / "lib").glob("python3*/site-packages")
-        (packages / "torch").mkdir()
-        (packages / "torch" / "__init__.py").write_text("")
+        write_file(packages / "torch" / "__init__.py", "")
         (packages / "torch-2.11.0+cu130.dist-info").mkdir()
         text = "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0+cu130\n"
         (packages / "torch-2.11.0+cu130.dist-info" / "METADATA").write_text(text)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from envbuild.node.build.programs import editable
-from tests.node.build_projects import c_module, write
+from tests.node.build_projects import c_module
 from tests.node.env_support import Node, locked, make_repository, make_variant, node, redirect_git
 from tests.node.forge import download, need_compiler
 from tests.support.fails import fails
+from tests.support.files import write_files
 from tests.support.programs import completed
 
 __all__ = ["node"]
@@ -157,6 +158,6 @@ def test_d01_packages_that_a_path_file_cannot_reach_are_refused(
     ],
 )
 def test_the_backend_is_read_from_the_project(tmp_path: Path, pyproject: str | None, backend: tuple[str, bool]) -> None:
-    write(tmp_path, {"pyproject.toml": pyproject} if pyproject else {"setup.cfg": ""})
+    write_files(tmp_path, {"pyproject.toml": pyproject} if pyproject else {"setup.cfg": ""})
     assert editable.backend(str(tmp_path)) == backend
     assert editable.backend(os.fspath(tmp_path / "nowhere")) == ("setuptools.build_meta:__legacy__", False)

@@ -13,6 +13,7 @@ import pytest
 from envbuild.node.build import environment
 from tests.node.env_support import uv_path
 from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 from tests.support.programs import completed, executable
 
 
@@ -61,10 +62,7 @@ def put(site: Path, name: str, version: str = "1.0", requires: tuple[str, ...] =
     wants = "".join(f"Requires-Dist: {each}\n" for each in requires)
     head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{wants}"
     contents = {f"{name}/__init__.py": f"VERSION = {version!r}\n", **files, f"{info}/METADATA": head}
-    for path, text in contents.items():
-        place = site / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+    write_files(site, contents)
     (site / info / "RECORD").write_text("".join(f"{path},,\n" for path in [*contents, f"{info}/RECORD"]))
 
 
@@ -133,8 +131,7 @@ def test_packages_of_a_base_are_seen_as_those_of_the_environment(tmp_path: Path,
     base = tmp_path / "base"
     put(base, "numpy", "1.0")
     put(base, "six", "1.0")
-    (base / "old_thing-0.5.egg-info").mkdir()
-    (base / "old_thing-0.5.egg-info" / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: old-thing\nVersion: 0.5\n")
+    write_file(base / "old_thing-0.5.egg-info" / "PKG-INFO", "Metadata-Version: 1.0\nName: old-thing\nVersion: 0.5\n")
     (base / "old_thing-0.5.egg-info" / "requires.txt").write_text("six>=1\n\n[test]\npytest\n")
     (base / "old_thing.py").write_text("import six\n")
     (site / "base.pth").write_text(f"{base}\n")

@@ -14,10 +14,11 @@ import pytest
 from envbuild.node.build import job_server, wheel
 from envbuild.node.build.programs import guard
 from envbuild.node.protocol import NodeError
-from tests.node.build_projects import EXTENSIONS, build, index_environment, shape_project, source, write
+from tests.node.build_projects import EXTENSIONS, build, index_environment, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 from tests.support.fails import fails
+from tests.support.files import write_files
 from tests.support.patience import alive, text_of, until
 from tests.support.programs import executable
 
@@ -180,7 +181,7 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": Ninja},
 
 
 def test_the_compilers_of_a_source_that_failed_end_with_its_build(tmp_path: Path, python: str) -> None:
-    project = write(tmp_path / "project", {"setup.py": FAILS, "slow.c": "", "wrong.c": "#error no\n"})
+    project = write_files(tmp_path / "project", {"setup.py": FAILS, "slow.c": "", "wrong.c": "#error no\n"})
     asked = source(environment={"OWNED_BY": str(tmp_path)})
     with pytest.raises(NodeError, match="shape") as caught:
         build(python, tmp_path, project, asked, jobs=3)
@@ -212,7 +213,7 @@ PyMODINIT_FUNC PyInit_shape_C(void) { return PyModule_Create(&module); }
 
 
 def test_compilers_that_are_called_rather_than_spawned_are_counted_too(tmp_path: Path, python: str) -> None:
-    project = write(tmp_path / "project", {"setup.py": CALLS, "one.c": MODULE, "two.c": "#error no"})
+    project = write_files(tmp_path / "project", {"setup.py": CALLS, "one.c": MODULE, "two.c": "#error no"})
     with fails("build-failed") as caught:
         build(python, tmp_path, project, source(), jobs=2)
     assert "#error no" in caught.value.why
@@ -305,7 +306,7 @@ def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
 ) -> None:
     python = index_environment(tmp_path / "environment", sys.executable, "setuptools==80.9.0", f"ninja=={ninja}")
     files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
-    project = write(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files})
+    project = write_files(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files})
     asked = source(extensions=["one", "two"], environment={"CC": str(program(tmp_path / "cc", COUNTED))})
     build(python, tmp_path, project, asked, jobs=jobs)
     assert most(tmp_path) == jobs
@@ -315,7 +316,7 @@ def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
 def test_one_ninja_that_fails_fails_the_build_and_says_which_file(tmp_path: Path) -> None:
     python = index_environment(tmp_path / "environment", sys.executable, "setuptools==80.9.0", "ninja==1.13.0")
     files = {f"{name}_{i}.c": "int x;\n" for name in ("one", "two") for i in range(4)} | {"two_2.c": "#error no\n"}
-    project = write(tmp_path / "project", {"setup.py": f"NAME = '_run_ninja_build'\n{NINJA}", **files})
+    project = write_files(tmp_path / "project", {"setup.py": f"NAME = '_run_ninja_build'\n{NINJA}", **files})
     asked = source(environment={"CC": "/usr/bin/cc"})
     with fails("build-failed") as caught:
         build(python, tmp_path, project, asked, jobs=2)
@@ -329,7 +330,7 @@ def test_what_takes_longest_is_begun_first(tmp_path: Path, python: str) -> None:
     files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
     files["two_2.c"] += "// longer\n"
     files["two_3.c"] = "#include <torch/extension.h>\n"
-    project = write(tmp_path / "project", {"setup.py": f"NAME = 'other'\n{NINJA}", **files})
+    project = write_files(tmp_path / "project", {"setup.py": f"NAME = 'other'\n{NINJA}", **files})
     asked = source(environment={"CC": "cc"})
     with pytest.raises(NodeError):  # this ninja compiles nothing
         build(python, tmp_path, project, asked, jobs=1)
@@ -392,7 +393,4 @@ def test_free_memory_is_what_the_cgroup_leaves(tmp_path: Path, limit: str, usage
         "sys/fs/cgroup/memory.current": usage + "\n",
         "sys/fs/cgroup/memory.stat": stat,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert job_server.free_memory(str(tmp_path)) == pytest.approx(free)
+    assert job_server.free_memory(str(write_files(tmp_path, files))) == pytest.approx(free)

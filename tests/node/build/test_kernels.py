@@ -17,6 +17,7 @@ from envbuild.node.build import kernels
 from envbuild.node.protocol import NodeError
 from tests.node import torch_env
 from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 from tests.support.programs import completed
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -47,11 +48,7 @@ def build_of(*modules: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for name, text in TREE.items():
-        path = tmp_path / "tree" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "tree"
+    return write_files(tmp_path / "tree", TREE)
 
 
 def files(folder: Path) -> set[str]:
@@ -205,8 +202,7 @@ PYBIND11_MODULE(helpers, m) { m.def("half", &half); }
 def test_d55_a_module_without_torch_is_not_linked_to_it_and_prints_numbers_beside_it(
     tree: Path, tmp_path: Path
 ) -> None:
-    (tree / "data").mkdir()
-    (tree / "data" / "helpers.cpp").write_text(PRINTS)
+    write_file(tree / "data" / "helpers.cpp", PRINTS)
     module = {"name": "helpers", "sources": ["data/helpers.cpp"], "cxx_flags": ["-O3"], "torch": False}
     made = wheel_of(kernels.project(str(tree), SOURCE, build_of(module), f"{tree}-kernels"), tmp_path / "site")
     needed = completed(["ldd", made], check=True).stdout

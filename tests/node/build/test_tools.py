@@ -18,11 +18,11 @@ from tests.node.build_projects import (
     shape_project,
     source,
     unpack_run,
-    write,
 )
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.pythons import find_python
 from tests.node.torch_env import torch_environment
+from tests.support.files import write_files
 from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_cython_extensions(tmp_path: Path, cython: str) -> None:
     python = index_environment(tmp_path / "environment", PYTHONS["3.9"], *OLD["3.9"], cython)
     text = "def value():\n    return 21\n"
     files = {"setup.py": CYTHON, "src/quick_one.pyx": text, "src/quick_two.pyx": text}
-    project = write(tmp_path / "project", files)
+    project = write_files(tmp_path / "project", files)
     asked = source(extensions=["quick_one", "quick_two"])
     result = build(python, tmp_path, project, asked)
     code = "import quick_one as a, quick_two as b; print(a.value() + b.value())"
@@ -124,7 +124,7 @@ def test_torch_extensions(tmp_path: Path, own: str, build_ext: str) -> None:
         pytest.skip("no ninja here")
     python = torch_python(tmp_path)
     files = {f"src/quick_{each}.cpp": QUICK.replace("NAME", f"quick_{each}") for each in ("one", "two")}
-    project = write(tmp_path / "project", {"setup.py": TORCH.format(own=own, build_ext=build_ext), **files})
+    project = write_files(tmp_path / "project", {"setup.py": TORCH.format(own=own, build_ext=build_ext), **files})
     asked = source(extensions=["quick_one", "quick_two"])
     result = build(python, tmp_path, project, asked)
     code = "import quick_one as a, quick_two as b; print(a.value + b.value)"
@@ -170,7 +170,7 @@ def test_cuda_code_without_a_gpu_repeats(tmp_path: Path) -> None:
     said = completed([nvcc, "--help"]).stdout
     python = environment(tmp_path / "environment")
     files = {"setup.py": CUDA, "src/kernel.cu": KERNEL, "src/quick.cpp": QUICK.replace("NAME", "quick_cuda")}
-    project = write(tmp_path / "project", files)
+    project = write_files(tmp_path / "project", files)
     more = {"arch_list": ["9.0"], "cuda_home": home}
     asked = source(extensions=["quick_cuda"])
     result = build(python, tmp_path, project, asked, **more)

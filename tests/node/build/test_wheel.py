@@ -30,11 +30,11 @@ from tests.node.build_projects import (
     shape_project,
     source,
     unpack_run,
-    write,
 )  # fmt: skip
 from tests.node.build_projects import own_folder as own_folder
 from tests.node.build_projects import python as python
 from tests.support.fails import fails
+from tests.support.files import write_files
 from tests.support.programs import completed, executable
 
 FLAGS = ["cpp_ext", "cuda_ext"]
@@ -133,7 +133,7 @@ def test_another_backend_goes_through_pep_517_and_is_proven_too(tmp_path: Path, 
     ],
 )  # fmt: skip
 def test_the_route_follows_the_backend(tmp_path: Path, text: str | None, route: str) -> None:
-    write(tmp_path, {"setup.py": ""} | ({"pyproject.toml": text} if text else {}))
+    write_files(tmp_path, {"setup.py": ""} | ({"pyproject.toml": text} if text else {}))
     assert wheel.route(str(tmp_path)) == route
     (tmp_path / "setup.py").unlink()
     assert wheel.route(str(tmp_path)) == "pep517"
@@ -219,7 +219,7 @@ def test_d33_neither_dates_nor_the_prefix_of_headers_are_in_what_is_compiled(
     for index, interpreter in enumerate((python, other)):
         project = shape_project(tmp_path / f"project{index}", script + SETUP, **{"csrc/k.cu": KERNEL})
         site = next((Path(interpreter).parent.parent / "lib").glob("python*/site-packages"))
-        header = write(site, {"parts/include/part.h": PART}) / "parts/include/part.h"
+        header = write_files(site, {"parts/include/part.h": PART}) / "parts/include/part.h"
         for path in (*project.rglob("*"), header):
             os.utime(path, (1.0e9 + index * 1000, 1.0e9 + index * 1000))
         try:
@@ -257,7 +257,7 @@ def test_d55_a_compiler_with_only_a_static_cpp_runtime_links_with_the_shared_one
         f'exec {real} "$@" -L{alone}\n',
     )
     project = shape_project(tmp_path / "project", SETUP.replace('[2] + ".c"', '[2] + ".cpp"'))
-    write(project, {"csrc/shape_C.cpp": PRINTS})
+    write_files(project, {"csrc/shape_C.cpp": PRINTS})
     asked = source(flags=["cpp_ext"], extensions=["shape_C"], environment={"CXX": str(compiler)})
     result = build(python, tmp_path, project, asked)
     with zipfile.ZipFile(result["wheel"]) as archive:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envbuild.node.bundle import index, plain_tar
+from tests.support.files import write_files
 
 KEY = "ab" * 32
 LONG = "wheels/" + "a" * 90 + "-1.0-cp310-cp310-manylinux_2_17_x86_64.manylinux2014_x86_64.whl"
@@ -60,7 +61,4 @@ def canonical(data: Any) -> bytes:
 def unpacked(folder: Path, files: dict[str, tuple[str, bytes]] = FILES) -> Path:
     """The same as a folder."""
     told = index.make("tiny", "exact", ["x86_64"], ["cpu"], rows(files))
-    for path, data in {index.NAME: index.encode(told), **{path: data for path, (_, data) in files.items()}}.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    return folder
+    return write_files(folder, {index.NAME: index.encode(told), **{path: data for path, (_, data) in files.items()}})

@@ -16,6 +16,7 @@ import pytest
 from envbuild.node.bundle import archive, index, plain_tar
 from envbuild.node.protocol import NodeError
 from tests.node.bundle.making import FILES, KEY, forged, made, packed, rows, unpacked
+from tests.support.files import write_file
 
 ALPHA = "wheels/alpha-1.0-py3-none-any.whl"
 
@@ -163,8 +164,7 @@ HOSTILE: dict[str, tuple[bytes, str, str]] = {
 @pytest.mark.parametrize(("data", "code", "why"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_bundle_is_refused_and_writes_nothing(tmp_path: Path, data: bytes, code: str, why: str) -> None:
     path = tmp_path / "in" / "b.tar"
-    path.parent.mkdir()
-    path.write_bytes(data)
+    write_file(path, data)
     error = refused(path)
     assert (error.code, error.exit_code) == (code, 5)
     assert why in f"{error.what} {error.why}"

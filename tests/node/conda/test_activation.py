@@ -12,6 +12,7 @@ from envbuild.node.env import activation_files
 from envbuild.node.protocol import NodeError
 from envbuild.node.smoke.runner import child_environment
 from tests.support.conda import ACTIVATE
+from tests.support.files import write_file
 from tests.support.need import need
 from tests.support.programs import completed
 
@@ -29,9 +30,7 @@ def environment(tmp_path: Path) -> Path:
     """An environment with the scripts of two packages."""
     top = tmp_path / "an env"
     for name, text in (("a.sh", ACTIVATE), ("b.sh", MORE.encode()), ("c.csh", b"setenv A b\n")):
-        path = top / "etc/conda/activate.d" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
+        write_file(top / "etc/conda/activate.d" / name, text)
     (top / "conda-meta").mkdir()
     return top
 

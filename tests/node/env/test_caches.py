@@ -12,6 +12,7 @@ import pytest
 from envbuild.node import lease
 from envbuild.node.env import caches
 from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 
 DAY = 86400.0
 FILES = {
@@ -33,9 +34,7 @@ def aged(path: Path, days: float) -> None:
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
     """One file of each kind, forty days old, and an environment as old."""
-    for name in (*FILES.values(), "envs/mine/bin/python"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x" * 5000)
+    write_files(tmp_path, dict.fromkeys((*FILES.values(), "envs/mine/bin/python"), b"x" * 5000))
     aged(tmp_path, 40)
     return tmp_path
 
@@ -71,8 +70,7 @@ def test_d100_what_is_left_of_environments_is_told_and_goes_and_what_a_user_wrot
     name = f"demo-exact-{'a' * 12}"
     left_behind = [f"{name}.old-20260101T000000Z-dead", f"{name}.trash-123"]
     for each in (*left_behind, name, f"{name}.2"):
-        (prefix / "envs" / each / ".envbuild").mkdir(parents=True)
-        (prefix / "envs" / each / ".envbuild" / "files.json").write_text("{}")
+        write_file(prefix / "envs" / each / ".envbuild" / "files.json", "{}")
         (prefix / "envs" / each / "checkpoint.pt").write_text(each)
     aged(prefix, 40)
     (row,) = (row for row in ask(prefix)["places"] if row["kind"] == "leftovers")

@@ -13,6 +13,7 @@ from envbuild.node.env import packages
 from envbuild.node.packages import installed
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, locked, make_variant
+from tests.support.files import write_file
 from tests.support.wheels import write_wheel
 
 
@@ -69,7 +70,6 @@ def test_requirements_are_read_of_every_distribution_and_of_its_headers_alone(tm
 def test_a_blank_line_within_a_header_hides_no_requirement(tmp_path: Path) -> None:
     """The text of a licence has such lines; matplotlib's does."""
     info = tmp_path / "lib" / f"python3.{sys.version_info[1]}" / "site-packages" / "a-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("License: one\n        \n\ttwo\n  Requires-Dist: text\nName: a\nRequires-Dist: b\n")
+    write_file(info / "METADATA", "License: one\n        \n\ttwo\n  Requires-Dist: text\nName: a\nRequires-Dist: b\n")
     assert installed.requires(str(tmp_path)) == {"a": {"b"}}
     assert list(installed.installed(str(tmp_path))) == ["a"]

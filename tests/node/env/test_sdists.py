@@ -17,6 +17,7 @@ import pytest
 from envbuild.node.build import environment as build_environment
 from tests.node.env_support import Node, locked, make_variant, make_wheel, site
 from tests.support.certificates import certificate
+from tests.support.files import write_file
 from tests.support.private_channel import guarded
 from tests.support.programs import executable
 from tests.support.served import served
@@ -109,8 +110,7 @@ def test_setup_code_of_a_package_has_no_network(node: Node, listening: int) -> N
 
 def test_links_of_the_users_uv_that_a_build_cannot_reach_do_not_stop_it(node: Node, tmp_path: Path) -> None:
     config = tmp_path / "home" / ".config" / "uv" / "uv.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('find-links = ["http://127.0.0.1:9/links.html"]\n')
+    write_file(config, 'find-links = ["http://127.0.0.1:9/links.html"]\n')
     assert seen(node, make_variant([make_sdist(node.wheels, "def seen():\n    return 1")]), artifacts=local(node)) == 1
 
 

@@ -17,6 +17,7 @@ import pytest
 from envbuild.node.env import remove, user_files
 from tests.node.env_support import Node, make_repository, make_variant, make_wheel, redirect_git, site
 from tests.support.fails import fails
+from tests.support.files import write_file, write_files
 from tests.support.programs import completed
 
 FILES = {"train.py": "print('train')\n", "data/prepare.py": "print('prepare')\n", "run.sh": "#!/bin/sh\nexec true\n"}
@@ -38,13 +39,10 @@ def variant(node: Node, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
 
 
 def write(environment: Path) -> None:
-    for name, content in WRITTEN.items():
-        (environment / name).parent.mkdir(parents=True, exist_ok=True)
-        (environment / name).write_text(content)
+    write_files(environment, WRITTEN)
     # Byte code is nobody's.
     cache = environment / "src" / "nano" / "__pycache__"
-    cache.mkdir()
-    (cache / "train.cpython-311.pyc").write_bytes(b"x")
+    write_file(cache / "train.cpython-311.pyc", b"x")
 
 
 def kept(node: Node, environment: Path) -> dict[str, str]:
@@ -97,8 +95,7 @@ def test_what_a_build_had_generated_before_the_stamp_is_not_a_user_s(node: Node,
     if not variant["sources"][0]["generated"]:
         pytest.skip("the source declares nothing")
     out = environment / "src" / "nano" / "out"
-    out.mkdir()
-    (out / "helpers.so").write_text("compiled")
+    write_file(out / "helpers.so", "compiled")
     (out / "version.py").write_text("1")
     node.activate(variant)
     (out / "version.py").write_text("2")
@@ -110,8 +107,7 @@ def test_what_a_build_had_generated_before_the_stamp_is_not_a_user_s(node: Node,
 def test_a_package_that_a_user_installed_and_a_file_that_was_changed_anywhere_are_kept(node: Node) -> None:
     environment = node.build(make_variant([make_wheel(node.wheels)]))
     packages = site(environment)
-    (packages / "mine").mkdir()
-    (packages / "mine" / "__init__.py").write_text("mine")
+    write_file(packages / "mine" / "__init__.py", "mine")
     (packages / "alpha" / "__init__.py").write_text("changed")
     found = user_files.check(str(node.prefix), str(environment))
     assert found == sorted(str((packages / each).relative_to(environment)) for each in ("mine", "alpha/__init__.py"))
@@ -124,8 +120,7 @@ def test_without_a_list_of_files_everything_is_kept_and_what_was_never_stamped_i
     assert "pyvenv.cfg" in kept(node, environment)
     shutil.rmtree(node.prefix / "kept")
     half = node.prefix / "envs" / f"demo-exact-{'0' * 12}"
-    (half / "lib").mkdir(parents=True)
-    (half / "lib" / "file").write_text("half built")
+    write_file(half / "lib" / "file", "half built")
     assert remove.run(node.request("remove", environment=str(half)))[1]["notes"] == []
     assert not (node.prefix / "kept").exists()
 

@@ -12,15 +12,16 @@ from packaging.version import Version
 
 from envbuild.node import merkle
 from envbuild.node.packages import installed
-from tests.node.test_merkle import SITE, tree
+from tests.node.test_merkle import SITE
+from tests.support.files import write_files
 
 INFO = f"{SITE}/q-1.dist-info"
 EMPTY = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
 
 
 def mismatches(top: Path, rows: str, **files: bytes) -> list[tuple[str, str]]:
-    tree(top, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": rows.encode()})
-    tree(top, {f"{SITE}/{path}": data for path, data in files.items()})
+    write_files(top, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": rows.encode()})
+    write_files(top, {f"{SITE}/{path}": data for path, data in files.items()})
     entries = merkle.scan(str(top), merkle.Places(str(top), str(top.parent), "/x"))
     return [(each["path"], each["kind"]) for each in installed.check(str(top), entries)[1]]
 
@@ -55,8 +56,8 @@ def test_d02_a_doubtful_row_is_compared_with_the_archive(tmp_path: Path, truth: 
 
 def test_a_second_name_of_a_site_packages_folder_is_no_second_one(tmp_path: Path) -> None:
     """conda-forge's Python 3.10 and newer have lib/python3.1, a link to lib/python3.1x."""
-    tree(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": f"q,{EMPTY},0\n".encode()})
-    tree(tmp_path, {f"{SITE}/q": b""})
+    write_files(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n", f"{INFO}/RECORD": f"q,{EMPTY},0\n".encode()})
+    write_files(tmp_path, {f"{SITE}/q": b""})
     folder = SITE.split("/")[1]
     (tmp_path / "lib" / "python3.1").symlink_to(folder)
     assert installed.site_packages(str(tmp_path)) == [SITE]
@@ -65,14 +66,14 @@ def test_a_second_name_of_a_site_packages_folder_is_no_second_one(tmp_path: Path
 
 
 def test_a_package_without_a_record_is_named(tmp_path: Path) -> None:
-    tree(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n"})
+    write_files(tmp_path, {f"{INFO}/METADATA": b"Name: Q\nVersion: 1\n\n"})
     entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
     assert installed.check(str(tmp_path), entries)[1][0]["kind"] == "no-record"
 
 
 def test_dist_infos_that_a_package_vendors_are_plain_files(tmp_path: Path) -> None:
     vendored = f"{SITE}/setuptools/_vendor/w-1.dist-info/RECORD"
-    tree(tmp_path, {vendored: b"../../bin/w,sha256=AAAA,0\n"})
+    write_files(tmp_path, {vendored: b"../../bin/w,sha256=AAAA,0\n"})
     entries = merkle.scan(str(tmp_path), merkle.Places(str(tmp_path), "/p", "/x"))
     assert entries[vendored].tag == "file"
     assert installed.check(str(tmp_path), entries) == (0, [])

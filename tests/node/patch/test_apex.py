@@ -14,6 +14,7 @@ from tests.node import patch_shapes
 from tests.node.patch_support import apply, other, refused, run_setup, write
 from tests.node.pythons import require_python
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import completed
 
 FORMS = pytest.mark.parametrize("form", patch_shapes.APEX)
@@ -26,8 +27,7 @@ def apex(tmp_path: Path, form: str) -> Path:
 
 def _checkout(tmp_path: Path, text: str) -> Path:
     folder = tmp_path / "apex"
-    folder.mkdir()
-    (folder / "setup.py").write_text(text)
+    write_file(folder / "setup.py", text)
     return folder
 
 

@@ -16,6 +16,7 @@ from envbuild.node.build import patch_sources
 from envbuild.node.build.patch import PatchError, digest
 from tests.node.patch_support import samples
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.programs import completed, executable
 
 ALIASES = "import numpy as np\nkinds = [np.float, np.int]\n"
@@ -36,8 +37,7 @@ def apply(folder: Path, *specs: dict[str, Any], check: bool = False, **more: Any
 def write(folder: Path, **files: str | bytes) -> None:
     for name, text in files.items():
         path = folder / (name.replace("__", "/") + ".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        write_file(path, text)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -163,8 +163,7 @@ def test_the_outcome_must_be_the_pinned_tree_where_the_tree_before_is_known(tmp_
     write(folder, a=ALIASES, b__c="x = 1\n", b__x_y="")
     executable(folder / "b.sh", "echo\n")
     (folder / "b-link").symlink_to("b/c.py")
-    (folder / "sub").mkdir()
-    (folder / "sub" / "inner.py").write_text("x = np.float\n")
+    write_file(folder / "sub" / "inner.py", "x = np.float\n")
     git(folder, "init", "--quiet")
     git(folder, "add", "-A", ":!sub")
     git(folder, "update-index", "--add", "--cacheinfo", f"160000,{'7' * 40},sub")
@@ -197,8 +196,7 @@ def test_a_patch_finds_nothing_more_in_what_it_changed(tmp_path: Path, name: str
     for number, sample in enumerate(samples(name)):
         folder = tmp_path / str(number)
         file = folder / sample["path"]
-        file.parent.mkdir(parents=True)
-        file.write_bytes(sample["before"].encode())
+        write_file(file, sample["before"].encode())
         try:
             result = engine.apply(str(folder), [loose])[0]
         except PatchError:

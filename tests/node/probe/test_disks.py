@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.probe import disks, system
+from tests.support.files import write_files
 
 
 def mounts(point: str, options: str = "rw", source: str = "srv:/x") -> str:
@@ -72,10 +73,7 @@ def test_d24_a_folder_above_that_belongs_to_somebody_else_is_named(tmp_path: Pat
 
 
 def tree(root: Path, files: dict[str, str]) -> str:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return str(root)
+    return str(write_files(root, files))
 
 
 def test_cgroup_limits_of_a_job(tmp_path: Path) -> None:

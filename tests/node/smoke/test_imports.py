@@ -18,6 +18,7 @@ from envbuild.node.env import stamp
 from envbuild.node.smoke import only, smoke
 from envbuild.node.smoke.programs.imports import comparable, same_version
 from envbuild.node_program import node_pyz
+from tests.support.files import write_file
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.programs import completed
 
@@ -37,8 +38,7 @@ class Bare:
 
     def package(self, name: str, version: str) -> None:
         info = self.site / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        write_file(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def sound(self, **variant: Any) -> Check:
         spec = smoke.Spec(str(self.path), {"python": PYTHON, **variant}, False)
@@ -67,8 +67,7 @@ def test_a_sound_environment_passes_and_is_left_untouched(bare: Bare) -> None:
 
 def test_a_module_from_outside_is_named_with_its_place(bare: Bare, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "stray.py").write_text("")
+    write_file(outside / "stray.py", "")
     (bare.site / "link.pth").write_text(f"{outside}\n")
     failures = bare.sound(imports=["stray"]).details["failures"]
     assert f"sys.path has {outside}, which is outside the environment" in failures
@@ -85,8 +84,7 @@ def test_a_symlink_out_of_the_environment_is_its_own_place(bare: Bare, tmp_path:
 def test_pythonpath_and_user_site_serve_nothing(bare: Bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "smuggled.py").write_text("")
     user_site = tmp_path / "home" / ".local" / "lib" / f"python{PYTHON}" / "site-packages"
-    user_site.mkdir(parents=True)
-    (user_site / "personal.py").write_text("")
+    write_file(user_site / "personal.py", "")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)

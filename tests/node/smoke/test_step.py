@@ -19,6 +19,7 @@ import pytest
 from envbuild.model.evidence import Check
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.step import fill, values_for
+from tests.support.files import write_file
 from tests.support.patience import PATIENCE, with_deadline
 
 HEAD = "import json, os, sys, time\nrank = int(os.environ.get('RANK', 0))\n"
@@ -40,8 +41,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def step_check(where: Path, tmp: Path, text: str, deadline: float = PATIENCE, **more: Any) -> Check:
     tree = where / "src" / "megatron"
-    (tree / "tools").mkdir(parents=True, exist_ok=True)
-    (tree / "tools" / "train.py").write_text(HEAD + LINE + text)
+    write_file(tree / "tools" / "train.py", HEAD + LINE + text)
     before = sorted(where.rglob("*"))
     step = {"source": "megatron", "script": "tools/train.py", "log": "megatron", "steps": 4, **more}
     spec = smoke.Spec(str(where), {}, True)
@@ -179,8 +179,7 @@ def test_without_a_gpu_it_is_said_loudly_and_nothing_runs(environment: Path) -> 
 
 def test_gpus_decide_the_ranks_also_where_nothing_has_counted_them(environment: Path, tmp_path: Path) -> None:
     tree = environment / "src" / "counted"
-    tree.mkdir(parents=True)
-    (tree / "train.py").write_text(HEAD + LINE + "[line(n, 6.0 - n) for n in range(1, 5)]\n")
+    write_file(tree / "train.py", HEAD + LINE + "[line(n, 6.0 - n) for n in range(1, 5)]\n")
     count = "from .common import begin\n_, c = begin()\nc.facts({'gpus': 3})\nc.done()\n"
     step = {"source": "counted", "script": "train.py", "log": "megatron", "steps": 4}
     item = {"name": "step", "deadline": PATIENCE, "step": step}

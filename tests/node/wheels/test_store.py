@@ -19,6 +19,7 @@ from envbuild.node.wheels.acquire import obtain
 from envbuild.node.wheels.store import Entry, Store, default_path, is_wheel_name
 from tests.node.wheel_support import filled, inputs, wheel
 from tests.support.fails import fails
+from tests.support.files import write_file
 
 STRANGER = 54321
 
@@ -215,8 +216,7 @@ def test_what_a_dead_builder_left_of_this_key_is_swept(tmp_path: Path) -> None:
     key = Store(str(tmp_path / "other"), create=True).put(inputs(), str(wheel(tmp_path / "a")), {}).key
     half, foreign = Path(store.path, "tmp", key + ".half"), Path(store.path, "tmp", "0" * 64 + ".half")
     for each in (half, foreign):
-        each.mkdir()
-        (each / "x.whl").write_text("half")
+        write_file(each / "x.whl", "half")
     get(store, Builder(tmp_path), tmp_path / "tmp")
     assert names(Path(store.path, "tmp")) == [foreign.name]
 

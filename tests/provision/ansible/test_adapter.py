@@ -33,6 +33,7 @@ from envbuild.transport.processes import (
     sockets_prefix,
 )
 from tests.support.fails import fails
+from tests.support.files import write_file
 from tests.support.patience import PATIENCE, alive, text_of, until, with_deadline
 from tests.support.programs import completed
 
@@ -171,8 +172,7 @@ def test_no_secret_of_the_environment_is_kept_in_the_run_directory(
 @pytest.mark.slow
 def test_settings_that_the_user_made_for_ansible_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
-    home.mkdir()
-    (home / ".ansible.cfg").write_text("[defaults]\nstrategy = nonsense\nstdout_callback = nonsense\n")
+    write_file(home / ".ansible.cfg", "[defaults]\nstrategy = nonsense\nstdout_callback = nonsense\n")
     for name, value in {
         "HOME": str(home),
         "ANSIBLE_STRATEGY": "nonsense",

@@ -18,6 +18,7 @@ from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.run_dir import RunDir
+from tests.support.files import write_file
 
 REFUSED = '{"ok": false, "changed": true, "error": {"code": "toolchain-corrupt", "what": "damaged", "exit": 5}}'
 FULL = "echo 'cp: error writing: No space left on device' >&2; exit 1"
@@ -54,8 +55,7 @@ def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | Non
 def test_d11_a_delivery_is_named_by_its_run_wherever_its_bundle_lies(tmp_path: Path) -> None:
     """Else nobody takes it away when its environment is stamped. As in jobs: the login host gets no request."""
     run = RunDir.create(tmp_path / "runs")
-    run.staging.mkdir(exist_ok=True)
-    (run.staging / "made.tar").write_bytes(b"bundle")
+    write_file(run.staging / "made.tar", b"bundle")
     store = tmp_path / "store"
     with run.open_journal() as journal:
         work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)

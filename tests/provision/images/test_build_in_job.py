@@ -27,6 +27,7 @@ from envbuild.provision.survey.hosts import unsupported
 from envbuild.provision.survey.prepare import prepare
 from envbuild.provision.survey.recorded import plan_recorded
 from tests.node.env_support import make_repository
+from tests.support.files import write_file
 
 UV = SimpleNamespace(arch="x86_64", file="uv-1-py3-none-any.whl", sha256=hashlib.sha256(b"uv").hexdigest(), version="1")
 GIVEN = Given(base="localhost/base", fetch="localhost/base", python="/usr/bin/python3.11", glibc="2.36")
@@ -84,8 +85,7 @@ def test_files_and_commits_come_into_the_wheelhouse_by_the_users_own_configurati
     config = tmp_path / "mirror.gitconfig"
     config.write_text(f'[url "file://{tmp_path}/hub/"]\n\tinsteadOf = https://git.example.org/\n')
     house = tmp_path / "house"
-    house.mkdir()
-    (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"wheel")
+    write_file(house / "alpha-1.0-py3-none-any.whl", b"wheel")
     (house / UV.file).write_bytes(b"uv")
     with build_in_job._git_configuration(str(config)):
         assert fill_wheelhouse(recipe, [house], tmp_path / "made", fetch=True)
@@ -100,8 +100,7 @@ def test_files_and_commits_come_into_the_wheelhouse_by_the_users_own_configurati
 
 def test_what_cannot_be_had_here_is_said_before_a_job_is_submitted(tmp_path: Path, recipe: ImageRecipe) -> None:
     house = tmp_path / "house"
-    house.mkdir()
-    (house / "alpha-1.0-py3-none-any.whl").write_bytes(b"another wheel")
+    write_file(house / "alpha-1.0-py3-none-any.whl", b"another wheel")
     with pytest.raises(EnvbuildError) as caught:
         fill_wheelhouse(recipe, [house], tmp_path / "made", fetch=True)
     assert caught.value.code in ("network-unreachable", "package-not-found")

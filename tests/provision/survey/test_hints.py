@@ -20,6 +20,7 @@ from envbuild.lock.files import read_lock
 from envbuild.model.stack import Profile
 from envbuild.provision.survey.ask import refusal
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
+from tests.support.files import write_file
 
 TARGETS = sorted(set(list_targets()) & set(list_facts()))
 
@@ -112,8 +113,7 @@ def test_d78_a_profile_for_imports_has_no_first_step() -> None:
 def in_use(prefix: Path, profile: str) -> Iterator[None]:
     """A stamp of megatron-alpa in the environment in use."""
     stamp = prefix / "current" / "megatron-alpa" / ".envbuild" / "stamp.json"
-    stamp.parent.mkdir(parents=True)
-    stamp.write_text(json.dumps({"stack": "megatron-alpa", "profile": profile}))
+    write_file(stamp, json.dumps({"stack": "megatron-alpa", "profile": profile}))
     yield
     stamp.unlink()
     stamp.parent.rmdir()

@@ -18,6 +18,7 @@ from envbuild.provision.run.findings import Narrowing, Selection
 from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts, unsupported
 from envbuild.transport.ssh import _command
 from tests.support.fails import fails
+from tests.support.files import write_file
 
 NAMES = [f"gpu{i:02}" for i in range(1, 9)]
 
@@ -53,8 +54,7 @@ def test_an_inventory_names_hosts_and_how_they_are_reached(tmp_path: Path) -> No
         "[other]\ngpu01\nlogin ansible_connection=local ansible_ssh_common_args='-o ProxyCommand=id'\n"
         "[gpu:vars]\nansible_user=me\nansible_become_password=secret\n"
     )
-    (tmp_path / "host_vars").mkdir()
-    (tmp_path / "host_vars" / "gpu02.yml").write_text("ansible_port: 2200\n")
+    write_file(tmp_path / "host_vars" / "gpu02.yml", "ansible_port: 2200\n")
     target, selection = settled(tmp_path, {"inventory": "hosts.ini"})
     assert (set(target.hosts), selection) == ({"gpu01", "gpu02", "gpu03", "login"}, None)
     assert target.connection.hosts == {
@@ -67,8 +67,7 @@ def test_an_inventory_names_hosts_and_how_they_are_reached(tmp_path: Path) -> No
 
 def test_a_yaml_inventory_is_read_and_a_path_is_meant_from_the_folder_of_the_file_that_names_it(tmp_path: Path) -> None:
     folder = tmp_path / "base"
-    folder.mkdir()
-    (folder / "all.yaml").write_text("all: {hosts: {a1: {ansible_port: 22}, a2: }}\n")
+    write_file(folder / "all.yaml", "all: {hosts: {a1: {ansible_port: 22}, a2: }}\n")
     (folder / "base.yaml").write_text("name: base\nextends: ssh\nprefix: /p\nhosts: {inventory: ./all.yaml}\n")
     mine = tmp_path / "mine.yaml"
     mine.write_text("name: mine\nextends: ./base/base.yaml\n")

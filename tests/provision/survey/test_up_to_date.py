@@ -20,6 +20,7 @@ from envbuild.provision.survey.in_use import can_keep, kept
 from tests.lock.build import lock as lock_of
 from tests.lock.build import variant
 from tests.resolve.builders import make_lock, package
+from tests.support.files import write_file
 
 
 def prepared(**target: Any) -> Prepared:
@@ -152,10 +153,8 @@ def test_d12_what_is_kept_or_lies_in_a_folder_can_be_delivered_without_a_network
     assert (dict(nothing.reachable), dict(nothing.files_found)) == ({"pypi": False, SOURCE["git"]: False}, {})
     kept = alone / "cache/envbuild/artifacts"
     for path in (kept / "packages" / a.sha256 / a.file, alone / "links" / b.file):
-        path.parent.mkdir(parents=True)
-        path.write_text("x")
-    (kept / "sources").mkdir()
-    (kept / "sources" / bundle_name("lib", lock.variants[0].sources[0])).write_text("x")
+        write_file(path, "x")
+    write_file(kept / "sources" / bundle_name("lib", lock.variants[0].sources[0]), "x")
     found = controller_supply(lock, index_addresses(lock), {})
     assert set(found.files_found) == {a.file, b.file}
     assert dict(found.reachable) == {"pypi": False, SOURCE["git"]: True}
