@@ -11,13 +11,12 @@ import pytest
 
 from envbuild.node.build.programs import editable
 from tests.node.build_projects import c_module
-from tests.node.env_support import Node, locked, make_repository, make_variant, node, redirect_git
+from tests.node.env_support import Node, locked, make_repository, make_variant, redirect_git
 from tests.node.forge import download, need_compiler
 from tests.support.fails import fails
 from tests.support.files import write_files
 from tests.support.programs import completed
 
-__all__ = ["node"]
 SETUP = """
 import os
 import sys

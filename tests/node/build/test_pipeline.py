@@ -14,11 +14,9 @@ import pytest
 from envbuild.node import lease, protocol
 from envbuild.node.build import patch_sources
 from envbuild.node.protocol import NodeError
-from tests.node.env_support import Node, locked, make_variant, make_wheel, node, site
+from tests.node.env_support import Node, locked, make_variant, make_wheel, site
 from tests.node.forge import BROKEN, EXTENSION, KERNEL, PATCH, TORCH, Forge, download, spec
 from tests.support.programs import completed, executable
-
-__all__ = ["node"]
 
 
 @pytest.fixture

@@ -18,12 +18,10 @@ from envbuild.node.wheels.build_key import build_key, why_not_for
 from envbuild.node.wheels.bundled import Handed
 from envbuild.node.wheels.store import Store
 from tests.node.build.test_pipeline import args, other_node, python
-from tests.node.env_support import Node, make_variant, node
+from tests.node.env_support import Node, make_variant
 from tests.node.forge import Forge
 from tests.node.wheel_support import PACKAGES, filled, inputs
 from tests.support.fails import fails
-
-__all__ = ["node"]
 
 
 @pytest.fixture
