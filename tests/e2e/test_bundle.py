@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,8 @@ from envbuild.regular_file import sha256_of
 from tests.e2e.world import MINOR, PYTHON, Done, World, snapshot
 from tests.node.forge import ACTIVATED, FILES, LOGGED, PATCH, need_compiler
 from tests.support.conda import Channel, fill
+from tests.support.no_network import without_network
 from tests.support.programs import executable
-
-
-@cache
-def no_network() -> tuple[str, ...]:
-    """What takes the network away from a command and all that it starts."""
-    for words in (("unshare", "-n"), ("unshare", "-r", "-n")):
-        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0:
-            return words
-    pytest.skip("this system does not let a process give up its network")
 
 
 def created(world: World, *args: str, name: str = "b.tar", stack: str = "./tiny.yaml") -> Path:
@@ -41,7 +31,18 @@ def cut_off(world: World) -> None:
     for folder in (world.wheels, world.hub, world.home / ".cache" / "envbuild", world.prefix):
         shutil.rmtree(folder, ignore_errors=True)
     world.wheels.mkdir()
-    world.command = [*no_network(), sys.executable, "-m", "envbuild"]
+    alone(world)
+
+
+def alone(world: World) -> None:
+    """Take the network from all commands that follow."""
+    words = without_network()
+    if not words:
+        pytest.skip("this system does not let a process give up its network")
+    if "-r" in words:
+        world.command = [*words, sys.executable, "-m", "envbuild"]
+    else:
+        world.before = ("tests.support.no_network:leave",)
 
 
 def refused(world: World, bundle: Path, code: str, rc: int, stack: str = "./tiny.yaml") -> Done:
@@ -201,7 +202,7 @@ def test_a_bundle_that_is_not_right_leaves_the_environment_in_use_untouched(worl
     for folder in (world.wheels, world.home / ".cache" / "envbuild"):
         shutil.rmtree(folder, ignore_errors=True)
     world.wheels.mkdir()
-    world.command = [*no_network(), sys.executable, "-m", "envbuild"]
+    alone(world)
 
     cut = world.work / "cut.tar"
     cut.write_bytes(wider.read_bytes()[:-2000])

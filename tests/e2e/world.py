@@ -75,6 +75,7 @@ class World:
     def __init__(self, top: Path) -> None:
         self.top = top
         self.command = _COMMAND
+        self.before: Sequence[object] = ()
         self.home = top / "home"
         self.work = top / "work"
         self.wheels = top / "wheels"
@@ -116,6 +117,7 @@ class World:
 
         `fresh`: an interpreter of its own, whose `/proc/<pid>/environ` has its variables. `before`: see `forked.run`.
         """
+        before = before or self.before
         given: dict[str, Any] = {"env": {**self.env, **(env or {})}, "cwd": self.work, "timeout": timeout}
         fresh = fresh or any(given["env"].get(key) != os.environ.get(key) for key in _AT_START)
         if not before and (code or fresh or self.command != _COMMAND):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from envbuild.catalog.loader import list_stacks, list_targets, load_stack, load_
 from envbuild.catalog.node_facts import list_facts
 from tests.support import forked
 from tests.support.files import write_file
+from tests.support.no_network import without_network
 from tests.support.programs import completed
 
 # Each target that names a stack, with the example facts of its hardware; the templates and this machine have none of
@@ -44,16 +43,6 @@ socket.socket.connect_ex = refuse
 """
 
 
-@cache
-def _no_network() -> tuple[str, ...]:
-    """A prefix that takes the network away from a command and all it starts, where the system allows that."""
-    unshare = shutil.which("unshare")
-    for options in (("-n",), ("-r", "-n")):
-        if unshare and subprocess.run([unshare, *options, "true"], capture_output=True, check=False).returncode == 0:
-            return (unshare, *options)
-    return ()
-
-
 def run(tmp_path: Path, *arguments: str, fresh: bool = False) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run envbuild with a fresh HOME and no network; the processor time of it and its children in seconds.
 
@@ -71,7 +60,7 @@ def run(tmp_path: Path, *arguments: str, fresh: bool = False) -> tuple[subproces
         assert not log.exists(), log.read_text()
         return ended, ended.seconds
     first = resource.getrusage(resource.RUSAGE_CHILDREN)
-    argv = [*_no_network(), sys.executable, "-m", "envbuild", *arguments]
+    argv = [*without_network(), sys.executable, "-m", "envbuild", *arguments]
     done = completed(argv, env=env, cwd=tmp_path, timeout=120)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert not log.exists(), log.read_text()

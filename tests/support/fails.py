@@ -8,17 +8,20 @@ from contextlib import contextmanager
 import pytest
 
 from envbuild.errors import EnvbuildError
+from envbuild.node.build.patch import PatchError
 from envbuild.node.protocol import NodeError
 
-Error = EnvbuildError | NodeError
-Caught = pytest.ExceptionInfo[Error]
+Error = EnvbuildError | NodeError | PatchError
 
 
 @contextmanager
-def fails(code: str, exit_code: int | None = None, *, match: str | None = None) -> Iterator[Caught]:
+def fails(
+    code: str, exit_code: int | None = None, *, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[Error]]:
     """The block ends with an error of that code, and of that exit code where one is given."""
-    with pytest.raises((EnvbuildError, NodeError), match=match) as caught:
+    with pytest.raises((EnvbuildError, NodeError, PatchError), match=match) as caught:
         yield caught
     error = caught.value
-    wanted = (code, error.exit_code if exit_code is None else exit_code)
-    assert (error.code, error.exit_code) == wanted, f"{error.what}: {error.why}"
+    told = f"{error.what}: {error.why}"
+    assert error.code == code, told
+    assert exit_code is None or getattr(error, "exit_code", None) == exit_code, told
