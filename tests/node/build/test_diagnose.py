@@ -12,51 +12,35 @@ from tests.support.programs import completed
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: Error compiling objects\n'
 
 
-@pytest.mark.parametrize(
-    ("output", "line", "hint"),
-    [
-        (
-            "a.cpp:3:10: fatal error: rdma/rdma_cma.h: No such file or directory\n    3 | #include\n",
-            "a.cpp:3:10: fatal error: rdma/rdma_cma.h: No such file or directory",
-            "install librdmacm-dev on the node",
-        ),
-        (
-            "/usr/bin/ld: cannot find -libverbs: No such file or directory\ncollect2: error: ld returned 1\n",
-            "/usr/bin/ld: cannot find -libverbs: No such file or directory",
-            "install libibverbs-dev on the node",
-        ),
-        (
-            "x.cu:1:10: fatal error: cublas_v2.h: No such file or directory\n",
-            "x.cu:1:10: fatal error: cublas_v2.h: No such file or directory",
-            "the CUDA toolkit is not whole: it has no cublas_v2.h",
-        ),
-        (
-            "a.h:1:10: fatal error: nobody/knows.h: No such file or directory\n",
-            "a.h:1:10: fatal error: nobody/knows.h: No such file or directory",
-            "",
-        ),
-        (
-            "error: command 'mpicc' failed: No such file or directory\n",
-            "error: command 'mpicc' failed: No such file or directory",
-            "no program mpicc on the node",
-        ),
-        (
-            "ModuleNotFoundError: No module named 'packaging.version'\n",
-            "RuntimeError: Error compiling objects",
-            "",
-        ),
-        ("nvcc fatal   : Unsupported gpu architecture 'compute_70'\n", "", ""),
-        ('k.cu(12): error: identifier "x" is undefined\n', 'k.cu(12): error: identifier "x" is undefined', ""),
-        ("a.cpp:2:5: error: 'y' was not declared\n", "a.cpp:2:5: error: 'y' was not declared", ""),
-        ("checking for libnice: not found\n", "RuntimeError: Error compiling objects", ""),
-        ("/bin/sh: 1: ninja: not found\n", "/bin/sh: 1: ninja: not found", "no program ninja on the node"),
-        ("all is well\nno error: here\n", "RuntimeError: Error compiling objects", ""),
-    ],
+NO_FILE = "No such file or directory"
+NO_VERBS = f"/usr/bin/ld: cannot find -libverbs: {NO_FILE}\ncollect2: error: ld returned 1\n"
+# What a compiler or a linker says in its first line, and the hint.
+CAUSES = {
+    f"a.cpp:3:10: fatal error: rdma/rdma_cma.h: {NO_FILE}\n    3 | #include\n": "install librdmacm-dev on the node",
+    NO_VERBS: "install libibverbs-dev on the node",
+    f"x.cu:1:10: fatal error: cublas_v2.h: {NO_FILE}\n": "the CUDA toolkit is not whole: it has no cublas_v2.h",
+    f"a.h:1:10: fatal error: nobody/knows.h: {NO_FILE}\n": "",
+    f"error: command 'mpicc' failed: {NO_FILE}\n": "no program mpicc on the node",
+    "nvcc fatal   : Unsupported gpu architecture 'compute_70'\n": "",
+    'k.cu(12): error: identifier "x" is undefined\n': "",
+    "a.cpp:2:5: error: 'y' was not declared\n": "",
+    "/bin/sh: 1: ninja: not found\n": "no program ninja on the node",
+}
+NO_CAUSES = (
+    "ModuleNotFoundError: No module named 'packaging.version'\n",
+    "checking for libnice: not found\n",
+    "all is well\nno error: here\n",
 )
-def test_the_compilers_own_word_is_found_above_the_traceback(output: str, line: str, hint: str) -> None:
-    if output.startswith("nvcc fatal"):
-        line = output.strip()
-    assert cause("compiling\n" + output + TRACE) == (line, hint)
+
+
+@pytest.mark.parametrize(("output", "hint"), CAUSES.items())
+def test_the_compilers_own_word_is_found_above_the_traceback(output: str, hint: str) -> None:
+    assert cause("compiling\n" + output + TRACE) == (output.splitlines()[0], hint)
+
+
+@pytest.mark.parametrize("output", NO_CAUSES)
+def test_what_looks_like_the_cause_does_not_hide_what_was_raised(output: str) -> None:
+    assert cause("compiling\n" + output + TRACE) == ("RuntimeError: Error compiling objects", "")
 
 
 def test_the_first_error_is_the_one() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -299,12 +301,31 @@ setup(name="shape", version="1.0", packages=[], cmdclass={"build_ext": BuildExte
 """
 
 
-@pytest.mark.parametrize("name", ["_run_ninja_build", "of_another_torch"])
-@pytest.mark.parametrize(("ninja", "jobs"), [("1.13.0", 3), ("1.13.0", 1), ("1.11.1.1", 2), ("1.11.1.1", 4)])
+@pytest.fixture(scope="module")
+def with_ninja(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The interpreter of an environment with a ninja of that version, made once."""
+
+    @functools.cache
+    def made(version: str) -> str:
+        folder = tmp_path_factory.mktemp("ninja") / "environment"
+        return index_environment(folder, sys.executable, "setuptools==80.9.0", f"ninja=={version}")
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ninja", "name", "jobs"),
+    [
+        ("1.13.0", "_run_ninja_build", 3),
+        ("1.13.0", "of_another_torch", 1),
+        ("1.11.1.1", "_run_ninja_build", 2),
+        ("1.11.1.1", "of_another_torch", 4),
+    ],
+)
 def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
-    tmp_path: Path, ninja: str, jobs: int, name: str
+    tmp_path: Path, with_ninja: Callable[[str], str], ninja: str, name: str, jobs: int
 ) -> None:
-    python = index_environment(tmp_path / "environment", sys.executable, "setuptools==80.9.0", f"ninja=={ninja}")
+    python = with_ninja(ninja)
     files = {f"{name}_{i}.c": f"int {name}_{i};\n" for name in ("one", "two") for i in range(4)}
     project = write_files(tmp_path / "project", {"setup.py": f"NAME = {name!r}\n{NINJA}", **files})
     asked = source(extensions=["one", "two"], environment={"CC": str(program(tmp_path / "cc", COUNTED))})
@@ -313,8 +334,10 @@ def test_a_ninja_takes_jobs_of_the_server_and_an_old_one_its_share(
     assert len((tmp_path / "seen").read_text().split()) == 8
 
 
-def test_one_ninja_that_fails_fails_the_build_and_says_which_file(tmp_path: Path) -> None:
-    python = index_environment(tmp_path / "environment", sys.executable, "setuptools==80.9.0", "ninja==1.13.0")
+def test_one_ninja_that_fails_fails_the_build_and_says_which_file(
+    tmp_path: Path, with_ninja: Callable[[str], str]
+) -> None:
+    python = with_ninja("1.13.0")
     files = {f"{name}_{i}.c": "int x;\n" for name in ("one", "two") for i in range(4)} | {"two_2.c": "#error no\n"}
     project = write_files(tmp_path / "project", {"setup.py": f"NAME = '_run_ninja_build'\n{NINJA}", **files})
     asked = source(environment={"CC": "/usr/bin/cc"})

@@ -7,7 +7,6 @@ import math
 import os
 import sys
 import time
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,6 @@ GOOD_COPIES = "c.metric('copy_cpu_gbps', 'GB/s', [1.0])\n"
 GOOD_CUDA_COPIES = "".join(
     f"c.metric('copy_{name}gbps', 'GB/s', [1.0])\n" for name in ("host_to_device_", "device_to_host_", "device_")
 )
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("env") / "bare"
-    venv.create(path, with_pip=False, symlinks=True)
-    return path
 
 
 def checks_of(where: Path, tmp: Path, item: dict[str, Any], programs: dict[str, str], **more: Any) -> list[Check]:

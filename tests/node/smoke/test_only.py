@@ -17,12 +17,10 @@ from tests.node.smoke.test_faults import (
     GOOD_RANK,
     GOOD_TRAINING,
     TIMED,
-    environment,
-)
+)  # fmt: skip
 from tests.support.fails import fails
 from tests.support.patience import PATIENCE
 
-__all__ = ["environment"]  # a fixture
 ITEMS: list[dict[str, Any]] = [{"name": name, "deadline": PATIENCE} for name in ("machine", "training")]
 PROGRAMS = {
     "gemm": BEGIN + GOOD_GEMM + "c.done()\n",

@@ -10,7 +10,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,6 @@ LINE = (
 )
 GOOD = "for step in range(1, 5):\n    if rank == 1: line(step, 6.0 - step / 10)\n"
 PROGRAMS = {"gpus": "from .common import begin\n_, c = begin()\nc.facts({'gpus': 2})\nc.done()\n"}
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("env") / "bare"
-    venv.create(path, with_pip=False, symlinks=True)
-    return path
 
 
 def step_check(where: Path, tmp: Path, text: str, deadline: float = PATIENCE, **more: Any) -> Check:

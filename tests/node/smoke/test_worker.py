@@ -36,7 +36,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "imports"
 
 
-def environment(tmp: Path, log: Path, torch: str) -> Path:
+def with_torch(tmp: Path, log: Path, torch: str) -> Path:
     """An environment whose torch says in `log` which process imports it."""
     path = tmp / "env"
     venv.create(path, with_pip=False, symlinks=True)
@@ -51,14 +51,14 @@ def run(tmp: Path, where: Path, **programs: str) -> list[dict[str, Any]]:
 
 
 def test_torch_is_imported_once_for_each_rank(tmp_path: Path, log: Path) -> None:
-    where = environment(tmp_path, log, FAKE)
+    where = with_torch(tmp_path, log, FAKE)
     assert [check["status"] for check in run(tmp_path, where)] == ["passed"] * 4
     assert len(log.read_text().split()) == 2
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "raise RuntimeError('broken')", "os._exit(3)"])
 def test_after_a_program_that_ends_badly_the_others_get_a_new_worker(tmp_path: Path, log: Path, end: str) -> None:
-    where = environment(tmp_path, log, FAKE)
+    where = with_torch(tmp_path, log, FAKE)
     gemm, *others = run(tmp_path, where, gemm=f"import os, torch\n{BEGIN}print('words of gemm')\n{end}\n")
     assert gemm["status"] == "failed"
     assert "words of gemm" in gemm["details"]["output"]
@@ -67,7 +67,7 @@ def test_after_a_program_that_ends_badly_the_others_get_a_new_worker(tmp_path: P
 
 
 def test_a_program_has_its_own_output_and_its_own_request(tmp_path: Path, log: Path) -> None:
-    where = environment(tmp_path, log, FAKE)
+    where = with_torch(tmp_path, log, FAKE)
     copies = "import torch\n" + BEGIN + "print('words of copies')\nraise SystemExit('no copy')\n"
     checks = run(
         tmp_path, where, gemm=PROGRAMS["gemm"].replace(BEGIN, BEGIN + "print('words of gemm')\n"), copies=copies
@@ -77,7 +77,7 @@ def test_a_program_has_its_own_output_and_its_own_request(tmp_path: Path, log: P
 
 
 def test_a_step_that_lost_its_gpu_is_followed_by_one_in_a_new_worker(tmp_path: Path, log: Path) -> None:
-    where = environment(tmp_path, log, FAKE)
+    where = with_torch(tmp_path, log, FAKE)
     text = BEGIN + (
         "import os, torch\nc.facts({'steps': ['a', 'b']})\ntodo = args['todo'] or ['a', 'b']\n"
         "c.emit('begun', {'step': todo[0]})\nc.emit('ended', {'step': todo[0], 'api': str(os.getpid())})\n"
@@ -91,19 +91,18 @@ def test_a_step_that_lost_its_gpu_is_followed_by_one_in_a_new_worker(tmp_path: P
 
 
 def test_a_torch_that_crashes_is_told_by_each_program(tmp_path: Path, log: Path) -> None:
-    where = environment(tmp_path, log, "import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    where = with_torch(tmp_path, log, "import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     gemm, _, _, training = run(tmp_path, where)
     assert str(gemm["says"]).startswith("the GEMM program crashed with SIGSEGV during start-up")
     assert str(training["says"]).startswith("the training program crashed with SIGSEGV during start-up")
 
 
 def test_a_torch_that_fails_is_told_in_its_own_words(tmp_path: Path, log: Path) -> None:
-    where = environment(tmp_path, log, "raise ImportError('libcudart.so.13 is missing')\n")
+    where = with_torch(tmp_path, log, "raise ImportError('libcudart.so.13 is missing')\n")
     assert "ImportError: libcudart.so.13 is missing" in str(run(tmp_path, where)[2]["says"])
 
 
-def test_with_gpus_what_measures_no_speed_runs_at_once(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+def test_with_gpus_what_measures_no_speed_runs_at_once(environment: Path, tmp_path: Path) -> None:
     meet = "import os\nopen({own!r}, 'w').close()\nwhile not os.path.exists({other!r}):\n    time.sleep(0.01)\n"
     places = [str(tmp_path / name) for name in ("one", "two")]
     programs = {
@@ -111,23 +110,21 @@ def test_with_gpus_what_measures_no_speed_runs_at_once(tmp_path: Path) -> None:
         "extensions": BEGIN + meet.format(own=places[1], other=places[0]) + "c.facts({'steps': []})\nc.done()\n",
     }
     items = [{"name": name, "deadline": PATIENCE} for name in ("sound", "extensions")]
-    checks = smoke.smoke_items(smoke.Spec(str(tmp_path / "env"), {}, True), items, str(tmp_path / "scratch"), programs)
+    checks = smoke.smoke_items(smoke.Spec(str(environment), {}, True), items, str(tmp_path / "scratch"), programs)
     by_name = {check["name"]: check for check in checks}
     assert by_name["smoke/sound"]["status"] == "passed"
     assert by_name["smoke/extensions/imports"]["says"] == "no compiled extension that is known here is installed"
     assert [check["name"] for check in checks][:2] == ["smoke/sound", "smoke/extensions/imports"]
 
 
-def test_an_error_of_one_of_them_is_not_lost(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+def test_an_error_of_one_of_them_is_not_lost(environment: Path, tmp_path: Path) -> None:
     items = [{"name": "sound", "deadline": "soon"}]
     with pytest.raises(ValueError, match="soon"):
-        smoke.smoke_items(smoke.Spec(str(tmp_path / "env"), {}, True), items, str(tmp_path / "scratch"))
+        smoke.smoke_items(smoke.Spec(str(environment), {}, True), items, str(tmp_path / "scratch"))
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_nothing_is_started_after_the_end_and_the_folder_goes(tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+def test_nothing_is_started_after_the_end_and_the_folder_goes(environment: Path, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     programs = {"imports": f"import os, time\nopen({str(marks)!r} + '/' + str(os.getpid()), 'w')\ntime.sleep(600)\n"}
@@ -142,7 +139,7 @@ def test_nothing_is_started_after_the_end_and_the_folder_goes(tmp_path: Path) ->
         "spec = smoke.Spec(sys.argv[1], {'imports': ['a', 'b']}, True)\n"
         f"smoke.smoke_items(spec, [{{'name': 'sound', 'deadline': 500}}], sys.argv[2], {programs!r})\n"
     )
-    words = [sys.executable, "-c", code, str(tmp_path / "env"), str(tmp_path / "scratch"), str(marks)]
+    words = [sys.executable, "-c", code, str(environment), str(tmp_path / "scratch"), str(marks)]
     done = completed(words, timeout=PATIENCE)
     assert "KeyboardInterrupt" in done.stderr
     assert list((tmp_path / "scratch").iterdir()) == []
