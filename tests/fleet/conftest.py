@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.nodes import Fleet, Kind, Node, unpack_tree, why_not
+from tests.fleet.fleet_world import FleetWorld
+from tests.fleet.nodes import Fleet, Kind, Node, StartNodes, unpack_tree, why_not
 from tests.fleet.standalone import place_tools
 from tests.support.debian import UnavailableError
 from tests.support.once import once
-
-StartNodes = Callable[..., list[Node]]
 
 
 @pytest.fixture(scope="session")
@@ -88,3 +87,9 @@ def lasting_fleet(
 ) -> StartNodes:
     """As `fleet`; the nodes end with the module's last test."""
     return _starter(lasting_network, node_trees, request)
+
+
+@pytest.fixture
+def world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
+    """A controller whose nodes are still to be named."""
+    return FleetWorld(tmp_path, standalone_python)

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -148,6 +148,9 @@ def find_python(version: str) -> Path:
         if done.returncode == 0 and done.stdout.startswith(f"{version} "):
             return Path(done.stdout.strip().partition(" ")[2])
     raise UnavailableError(f"there is no Python {version} on this machine (pyenv, PATH or ENVBUILD_TEST_PYTHON...)")
+
+
+StartNodes = Callable[..., list[Node]]
 
 
 class Fleet:

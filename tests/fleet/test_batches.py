@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import StartNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 
 from tests.fleet.faults import clear, steps_of
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import Node, StartNodes
 from tests.node.forge import BROKEN, FILES
 from tests.support.wheels import write_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 SAYS = ["sh", "-c", f"{PREFIX}/current/{STACK}/bin/python -c 'import quick._fast as f; print(f.answer())'"]
 
 

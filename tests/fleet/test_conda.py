@@ -17,10 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.nodes]
 
 
 def test_two_nodes_without_a_network_get_one_verified_environment(
-    fleet: Callable[..., list[Node]], tmp_path: Path, standalone_python: Path, conda_python: Path
+    fleet: Callable[..., list[Node]], tmp_path: Path, conda_python: Path, world: FleetWorld
 ) -> None:
     nodes = fleet(2, kind="gcc")
-    world = FleetWorld(tmp_path, standalone_python)
     channel = fill(Channel(tmp_path / "forge", "forge"), conda_python)
     section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
     build = {"kind": "wheel", "extensions": ["quick._fast"]}

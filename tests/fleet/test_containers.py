@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,12 @@ from tests.container.storage import BASE, PYTHON, Storage, storage_in
 from tests.e2e.world import Done, World
 from tests.fleet.faults import wait_for, working
 from tests.fleet.fleet_world import by_node, checks
-from tests.fleet.nodes import Fleet, Node
+from tests.fleet.nodes import Fleet, Node, StartNodes
 from tests.support.patience import PATIENCE, answers, until
 from tests.support.torch_stack import torch_stack
 from tests.test_snippets import of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.timeout(1200)]
-StartNodes = Callable[..., list[Node]]
 PREFIX = "/opt/envbuild"
 LONG = 400.0
 # What an administrator of such a node has set: its kernel has cgroups of version 1, and nobody may raise limits.

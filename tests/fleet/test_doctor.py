@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.fleet.conftest import StartNodes
 from tests.fleet.fleet_world import FleetWorld
+from tests.fleet.nodes import StartNodes
 
 pytestmark = pytest.mark.slow
 
 
 def test_doctor_tells_each_kind_of_node_once_and_names_the_one_that_is_away(
-    tmp_path: Path, fleet: StartNodes, standalone_python: Path
+    fleet: StartNodes, world: FleetWorld
 ) -> None:
     nodes = [*fleet(2, kind="full")]
-    world = FleetWorld(tmp_path, standalone_python)
     away = nodes[0].address.rpartition(".")[0] + ".250"
     world.target(nodes, hosts=[*(node.address for node in nodes), away])
     done = world.fleet("doctor")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import StartNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 
 # What another build of the same would have left: one file and the root that follows from it.
 _OTHER_BUILD = """
@@ -29,10 +25,7 @@ json.dump(stamp, open(folder + "stamp.json", "w"))
 """
 
 
-def test_roots_are_compared_and_what_differs_is_named(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = FleetWorld(tmp_path, standalone_python)
+def test_roots_are_compared_and_what_differs_is_named(fleet: StartNodes, world: FleetWorld) -> None:
     nodes = fleet(3, kind="full", tools=True)
     first, second, third = (node.address for node in nodes)
     world.target(nodes)

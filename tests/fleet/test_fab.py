@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import Done
 from tests.fleet.fleet_world import STACK, FleetWorld, by_node, stamp
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import StartNodes
 from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 
 
 def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
@@ -26,10 +24,7 @@ def _fab(world: FleetWorld, *words: str, **env: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
-) -> None:
-    world = FleetWorld(tmp_path, standalone_python)
+def test_tasks_probe_provision_smoke_show_logs_and_pull_stamps(fleet: StartNodes, world: FleetWorld) -> None:
     nodes = fleet(2, kind="full")
     world.target(nodes)
     stack = ("--stack", f"./{STACK}.yaml")

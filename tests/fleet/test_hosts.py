@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.fleet.conftest import StartNodes
 from tests.fleet.fleet_world import FleetWorld
+from tests.fleet.nodes import StartNodes
 
 pytestmark = pytest.mark.slow
 
 
 def test_an_inventorys_hosts_are_reached_by_their_addresses_and_limited_by_name(
-    tmp_path: Path, fleet: StartNodes, standalone_python: Path
+    fleet: StartNodes, world: FleetWorld
 ) -> None:
     nodes = fleet(3, kind="full")
-    world = FleetWorld(tmp_path, standalone_python)
     lines = [f"gpu{i} ansible_host={node.address} ansible_user=root" for i, node in enumerate(nodes, 1)]
     (world.work / "hosts.ini").write_text("[gpu]\n" + "\n".join(lines) + "\n")
     world.target(nodes, hosts={"inventory": "hosts.ini"}, connection={"user": "nobody-there"})

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import Done
 from tests.fleet.fleet_world import FleetWorld, by_node
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import StartNodes
 from tests.support.patience import PATIENCE, with_deadline
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 HANGS = "/usr/local/bin/git"
 
 
 def test_a_hanging_node_is_told_by_step_and_last_lines_and_the_next_run_catches_up(
-    fleet: StartNodes, tmp_path: Path, standalone_python: Path
+    fleet: StartNodes, world: FleetWorld
 ) -> None:
-    world = FleetWorld(tmp_path, standalone_python)
     hanging, good = fleet(2, kind="full", tools=True)
     # Each installs for itself, and the good one is done before: only the hanging one has to meet the deadline.
     world.target([hanging, good])

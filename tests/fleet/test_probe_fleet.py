@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ import yaml
 
 from tests.e2e.world import World
 from tests.fleet.fleet_world import PREFIX
-from tests.fleet.nodes import Fleet, Node
+from tests.fleet.nodes import Fleet, Node, StartNodes
 from tests.node.test_facts import DATA
 from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 
 
 def _target(world: World, nodes: list[Node]) -> None:

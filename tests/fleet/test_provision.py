@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, checks, listing, stamp
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import Node, StartNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 
 
 @pytest.fixture

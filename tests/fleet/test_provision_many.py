@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.fleet.faults import wait_for
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, listing
-from tests.fleet.nodes import Fleet, Node
+from tests.fleet.nodes import Fleet, Node, StartNodes
 from tests.node.forge import FILES
 from tests.support.canary import BACKEND, CANARY, forms, holding
 from tests.support.programs import completed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
 
 
 @pytest.fixture

@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.fleet.fleet_world import PREFIX, STACK, FleetWorld, by_node, checks
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import Node, StartNodes
 from tests.fleet.test_build_once import steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes]
-StartNodes = Callable[..., list[Node]]
-
-
-@pytest.fixture
-def world(tmp_path: Path, standalone_python: Path) -> FleetWorld:
-    return FleetWorld(tmp_path, standalone_python)
 
 
 def left(node: Node) -> str:

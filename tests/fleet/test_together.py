@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import yaml
 
 from tests.e2e.world import Done
 from tests.fleet.fleet_world import FleetWorld, by_node
-from tests.fleet.nodes import Node
+from tests.fleet.nodes import StartNodes
 from tests.support.torch_stack import torch_stack
 from tests.support.training import REFERENCE, SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.nodes, pytest.mark.torch, pytest.mark.timeout(1500)]
-StartNodes = Callable[..., list[Node]]
 JOINT = "smoke/nodes/all-reduce"
 
 

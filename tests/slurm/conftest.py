@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.slurm import Slurm
 from tests.slurm.cluster import Cluster, UnavailableError, why_not
+from tests.slurm.job_world import JobWorld
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +39,9 @@ def cluster(_one_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def slurm(cluster: Cluster) -> Slurm:
     """The adapter."""
     return Slurm(Here())
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
+    """A user of the cluster, whose target it is."""
+    return JobWorld(tmp_path, cluster)

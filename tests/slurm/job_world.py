@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import yaml
 from tests.e2e.world import Done, World
 from tests.slurm.cluster import Cluster
 from tests.support.often import OFTEN
+from tests.support.programs import executable
+from tests.transport.sshd import Server, make_key, require_sshd, user
 
 
 class JobWorld(World):
@@ -79,3 +83,24 @@ def by_node(done: Done) -> dict[str, dict[str, Any]]:
     """Evidence by node; a run that ended strangely shows what it said."""
     assert done.out.startswith("{"), f"exit {done.rc}\n{done.out[-2000:]}\n{done.err[-4000:]}"
     return {node["node"]: node for node in done.json["nodes"]}
+
+
+@contextmanager
+def through_login(world: JobWorld, folder: Path) -> Iterator[tuple[Server, Path]]:
+    """A login host that alone knows of Slurm, and the file with its key; the target leads to it."""
+    require_sshd()
+    shell = executable(
+        folder / "shell",
+        f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
+        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n',
+    )
+    key, known = make_key(folder / "id"), folder / "known_hosts"
+    server = Server(folder / "login", "127.0.0.9", key, force=str(shell)).start()
+    try:
+        known.write_text(server.known)
+        login = {"host": server.address, "user": user(), "port": server.port}
+        world.target(connection={"kind": "job", "login": login, "identity": str(key), "known_hosts": str(known)})
+        del world.env["SLURM_CONF"]
+        yield server, known
+    finally:
+        server.stop()

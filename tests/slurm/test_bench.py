@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.patience import PATIENCE, with_deadline
 from tests.support.torch_stack import torch_stack
 from tests.support.training import REFERENCE, SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1500)]
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 def bench(world: JobWorld, *more: str) -> tuple[int, dict[str, Any], Path]:

@@ -16,9 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_one_node_of_a_job_builds_the_conda_environment_and_a_changed_file_is_named(
-    cluster: Cluster, tmp_path: Path, conda_python: Path
+    cluster: Cluster, tmp_path: Path, conda_python: Path, world: JobWorld
 ) -> None:
-    world = JobWorld(tmp_path, cluster)
     channel = fill(Channel(cluster.shared / f"forge of {tmp_path.name}", "forge"), conda_python)
     section: dict[str, Any] = {"channels": [{"name": "forge", "url": channel.url}], "packages": ["tool", "pure"]}
     built = {**world.repository("lib", PROJECT), "install": "wheel"}

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
 
 pytestmark = pytest.mark.slow
 
 
-def test_doctor_says_how_gpus_are_asked_for_and_whether_a_job_would_be_accepted(
-    tmp_path: Path, cluster: Cluster
-) -> None:
-    world = JobWorld(tmp_path, cluster)
+def test_doctor_says_how_gpus_are_asked_for_and_whether_a_job_would_be_accepted(world: JobWorld) -> None:
     done = world.job(verb="doctor")
     assert done.out.startswith("{"), done.err
     (host,) = done.json["hosts"]

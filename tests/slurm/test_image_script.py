@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.world import MINOR
-from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld
 from tests.support.files import write_file
 from tests.support.programs import completed, executable
@@ -28,11 +26,6 @@ case "$1" in
 print(json.dumps([json.loads(b"".join(found[1:]))["verb"], os.environ["SLURMD_NODENAME"]]))' ;;
 esac
 """
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 def test_every_node_of_the_job_tests_inside_the_one_file(world: JobWorld) -> None:

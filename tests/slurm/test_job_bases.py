@@ -19,10 +19,7 @@ __all__ = ["system_python"]
 pytestmark = pytest.mark.slow
 
 
-def test_an_environment_stands_on_the_interpreter_of_the_nodes(
-    cluster: Cluster, tmp_path: Path, system_python: Path
-) -> None:
-    world = JobWorld(tmp_path, cluster)
+def test_an_environment_stands_on_the_interpreter_of_the_nodes(system_python: Path, world: JobWorld) -> None:
     world.target(base="system", base_python=str(system_python))
     locked(world, system_python)
     done = world.job()
@@ -92,14 +89,13 @@ def test_a_pack_stands_on_the_base_of_each_node_and_not_on_another_one(
     assert "gpu2: beta 1.5 (not 1.6)" in refused.err
 
 
-def test_a_base_comes_from_a_module_that_the_job_loads(cluster: Cluster, tmp_path: Path, system_python: Path) -> None:
+def test_a_base_comes_from_a_module_that_the_job_loads(tmp_path: Path, system_python: Path, world: JobWorld) -> None:
     there = completed(["bash", "-lc", "type module"])
     if there.returncode:
         pytest.skip(f"no environment modules here (environment-modules, or lmod): {there.stderr.strip()[-200:]}")
     system_python.with_name("python3").symlink_to(system_python.name)
     modules = tmp_path / "modulefiles"
     write_file(modules / "conda" / "1", f"#%Module1.0\nprepend-path PATH {system_python.parent}\n")
-    world = JobWorld(tmp_path, cluster)
     locked(world, system_python, bases=[{"kind": "module", "module": "conda/1", "provides": ["beta>=1.0"]}])
     world.target(base="module")
     unloaded = world.job()

@@ -14,7 +14,7 @@ import pytest
 
 from envbuild.node.lease import STALE_AFTER
 from tests.e2e.world import Done
-from tests.slurm.cluster import NODES, Cluster
+from tests.slurm.cluster import NODES
 from tests.slurm.job_world import JobWorld, by_node
 
 pytestmark = pytest.mark.slow
@@ -93,11 +93,6 @@ def until(done: Callable[[], object], what: str, seconds: float = 120) -> None:
 def finished(process: subprocess.Popen[str], seconds: float = 250) -> Done:
     out, err = process.communicate(timeout=seconds)
     return Done(process.returncode, out, err)
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 @pytest.fixture

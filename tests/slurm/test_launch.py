@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.world import Done
-from tests.slurm.cluster import Cluster
-from tests.slurm.job_world import JobWorld
+from tests.slurm.job_world import JobWorld, through_login
 from tests.support.patience import PATIENCE
 from tests.support.programs import executable
-from tests.transport.sshd import Server, make_key, require_sshd, user
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +35,6 @@ if rank == 0:
         file.write(str(listening))
 sys.exit({code} if rank == {failing} else 0)
 """
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 def stand_in(world: JobWorld, *, delay: float = 1.0, code: int = 0, failing: int = 0) -> Path:
@@ -149,24 +142,9 @@ def test_what_the_cluster_does_not_have_and_what_is_not_built_is_refused_before_
 
 
 def test_a_run_is_submitted_and_its_log_brought_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
-    require_sshd()
     top = stand_in(world)
-    shell = executable(
-        tmp_path / "shell",
-        f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
-        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n',
-    )
-    key = make_key(tmp_path / "id")
-    server = Server(tmp_path / "login", "127.0.0.9", key, force=str(shell)).start()
-    try:
-        known = tmp_path / "known_hosts"
-        known.write_text(server.known)
-        login = {"host": server.address, "user": user(), "port": server.port}
-        world.target(connection={"kind": "job", "login": login, "identity": str(key), "known_hosts": str(known)})
-        del world.env["SLURM_CONF"]
+    with through_login(world, tmp_path):
         done = launch(world, top, "--json")
         assert done.rc == 0, done.err
         assert "rank 0 speaks" in done.err and "rank 1 speaks" in done.err
         assert done.json["exit"] == 0
-    finally:
-        server.stop()

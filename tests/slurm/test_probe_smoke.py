@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.world import snapshot
-from tests.slurm.cluster import Cluster
 from tests.slurm.job_world import JobWorld, by_node
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 def test_probe_asks_the_nodes_of_one_short_job_and_leaves_nothing(world: JobWorld) -> None:

@@ -13,18 +13,12 @@ import uv
 
 from tests.e2e.world import snapshot
 from tests.node.test_git_source import PROJECT
-from tests.slurm.cluster import NODES, Cluster
-from tests.slurm.job_world import JobWorld, by_node
+from tests.slurm.cluster import NODES
+from tests.slurm.job_world import JobWorld, by_node, through_login
 from tests.support.patience import PATIENCE, until
-from tests.support.programs import completed, executable
-from tests.transport.sshd import Server, make_key, require_sshd, user
+from tests.support.programs import completed
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 def test_one_command_builds_once_tests_on_every_node_and_again_needs_no_job(world: JobWorld) -> None:
@@ -277,22 +271,8 @@ def test_an_unknown_partition_and_a_host_without_slurm_are_told_before_anything(
 
 
 def test_jobs_are_submitted_and_everything_is_staged_through_a_login_host(world: JobWorld, tmp_path: Path) -> None:
-    require_sshd()
-    shell = executable(
-        tmp_path / "shell",
-        f"#!/bin/sh\necho 'Welcome to the login node'\nSLURM_CONF={world.cluster.conf}; export SLURM_CONF\n"
-        'exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"\n',
-    )
-    key = make_key(tmp_path / "id")
-    server = Server(tmp_path / "login", "127.0.0.9", key, force=str(shell)).start()
-    try:
-        known = tmp_path / "known_hosts"
-        login = {"host": server.address, "user": user(), "port": server.port}
-        connection = {"kind": "job", "login": login, "identity": str(key), "known_hosts": str(known)}
-        world.target(connection=connection)
-        world.tiny()
-        # This machine itself knows nothing of Slurm.
-        del world.env["SLURM_CONF"]
+    world.tiny()
+    with through_login(world, tmp_path) as (server, known):
         known.write_text("")
         done = world.job()
         assert (done.rc, done.code) == (3, "host-key-unknown")
@@ -303,5 +283,3 @@ def test_jobs_are_submitted_and_everything_is_staged_through_a_login_host(world:
         assert f"staging on {server.address}" in done.err
         assert by_node(world.job())["gpu1"]["status"] == "unchanged"
         assert world.submitted() == []
-    finally:
-        server.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -33,8 +32,7 @@ TORCH = {"torch/__init__.py": "", "torch/distributed/__init__.py": "", "torch/di
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
-    world = JobWorld(tmp_path, cluster)
+def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluster: Cluster, world: JobWorld) -> None:
     world.wheel(files={"alpha/__init__.py": "", **TORCH})
     source = world.repository("megatronapp", {"Megatron/pretrain_gpt.py": MEGATRON})
     shelf = Shelf(world)
@@ -62,9 +60,8 @@ def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluste
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_tutorial_s_cluster_gets_opt_as_it_is_written(world: JobWorld) -> None:
     """The page's target on a real Slurm: its folder is that of the tests, its GPUs are printed ones."""
-    world = JobWorld(tmp_path, cluster)
     machine = Machine(world, "a100")
     machine.small("opt-175b", "exact")
     page = (TOP / "docs" / "tutorials" / "reproduce-a-document.md").read_text(encoding="utf-8")

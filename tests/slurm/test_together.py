@@ -6,7 +6,6 @@ And nodes that meet inside an image: with a stand-in for Apptainer (`test_image_
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +14,13 @@ from tests.container.storage import PYTHON
 from tests.e2e.world import Done
 from tests.node.forge import FILES, need_compiler
 from tests.slurm import test_image_job as images
-from tests.slurm.cluster import NODES, Cluster
+from tests.slurm.cluster import NODES
 from tests.slurm.job_world import JobWorld, by_node
 from tests.support.torch_stack import torch_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(1500)]
 JOINT = "smoke/nodes/all-reduce"
 storage, image_world = images.storage, images.world
-
-
-@pytest.fixture
-def world(cluster: Cluster, tmp_path: Path) -> JobWorld:
-    return JobWorld(tmp_path, cluster)
 
 
 def joint(done: Done) -> dict[str, dict[str, Any]]:
