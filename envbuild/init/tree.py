@@ -12,14 +12,11 @@ from envbuild.errors import EnvbuildError
 from envbuild.init.draft import Origin
 from envbuild.init.readers.requirement import git_address
 from envbuild.lock.readers.git import GitReader, commit_day, resolve_ref, run_git
+from envbuild.node.smoke.programs.closure import PASSED
 from envbuild.regular_file import read_file
 
 MOST_FILES = 100_000
 LARGEST = 2_000_000
-_PASSED = frozenset(
-    (".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".venv", "venv", ".tox",
-     "site-packages", "dist", "build", "_build", ".eggs", ".ipynb_checkpoints", "wandb")
-)  # fmt: skip
 _SAFE = ("-c", "core.fsmonitor=false", "-c", "log.showSignature=false")
 
 
@@ -94,7 +91,7 @@ def _walk(folder: Path, left_out: dict[str, str]) -> Iterator[str]:
             if entry.is_symlink():
                 left_out[path] = "it is a link"
             elif entry.is_dir(follow_symlinks=False):
-                if entry.name not in _PASSED:
+                if entry.name not in PASSED:
                     pending.append(path)
             elif entry.is_file(follow_symlinks=False):
                 count += 1
@@ -140,7 +137,7 @@ def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
 
 
 def _passed(path: str) -> bool:
-    return not _PASSED.isdisjoint(path.split("/")[:-1])
+    return not PASSED.isdisjoint(path.split("/")[:-1])
 
 
 def _origin(folder: Path, name: str) -> Origin:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -14,6 +13,7 @@ from envbuild.init.readers.manifests import Lines
 from envbuild.init.readers.requirement import name_of
 from envbuild.init.readers.shell import Shell
 from envbuild.init.statement import Statement
+from envbuild.node.smoke.programs.closure import parsed
 
 _CUDA = frozenset(("CUDAExtension", "CUDA_HOME"))
 _FILE = re.compile(r"[\w./-]*require[\w./-]*\.(?:txt|in)$")
@@ -103,16 +103,6 @@ class _Module:
 
 def _called(node: ast.Call) -> str:
     return ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
-
-
-def parsed(text: str) -> ast.Module | None:
-    """The syntax tree of a Python file; None of what this Python cannot parse."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def setup_py(text: str, file: str) -> Iterator[Statement]:

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from envbuild.node.smoke.check import Spec
 
 # The others of `extensions` are known to the environment alone.
-_CHECKS = {"machine": ("gemm", "copies", "all-reduce"), "extensions": ("imports",), "nodes": ("all-reduce",)}
+_CHECKS = {
+    "sound": ("closure",),
+    "machine": ("gemm", "copies", "all-reduce"),
+    "extensions": ("imports",),
+    "nodes": ("all-reduce",),
+}
 
 
 def known(items: Iterable[str]) -> list[str]:

@@ -1,10 +1,10 @@
 """Verb `smoke`: short benchmarks inside an environment, each of which can fail in a way that says what is wrong.
 
-`sound`: every import comes from the locked place at the locked version. `machine`: matrix products and an all-reduce
-against their expected results. `training`: a small GPT must learn. `extensions`: compiled extensions compute what
-plain torch computes. `step`: the stack's own training script takes a few steps. `full`: torch.compile and a larger
-model. A failing check is a result, not an error: the answer has `ok` false and `exit` 1, or 6 when only floors were
-missed. Nothing is written into the environment.
+`sound`: every import comes from the locked place at the locked version, and what the code of the sources imports is
+there. `machine`: matrix products and an all-reduce against their expected results. `training`: a small GPT must learn.
+`extensions`: compiled extensions compute what plain torch computes. `step`: the stack's own training script takes a few
+steps. `full`: torch.compile and a larger model. A failing check is a result, not an error: the answer has `ok` false
+and `exit` 1, or 6 when only floors were missed. Nothing is written into the environment.
 """
 
 from __future__ import annotations
@@ -166,6 +166,49 @@ def apply_floors(parts: list[Part], floors: dict[str, float], whole: bool = True
 
 
 def _sound(work: Work) -> list[Part]:
+    only = set(work.spec.only)
+    parts = [] if only and only <= {"sound/closure"} else [_imports(work)]
+    trees = _trees(work.spec)
+    return [*parts, _closure(work, trees)] if trees or not parts else parts
+
+
+def _trees(spec: Spec) -> dict[str, str]:
+    """The folders of code that Python reads where it lies, by source; of several sources in one repository once."""
+    variant, places = spec.variant, dict[str, str]()
+    read = [each for each in variant.get("sources") or [] if each.get("install", "wheel") != "wheel"]
+    named = {(str(each["git"]), str(each["commit"])): str(each["name"]) for each in read}
+    for name in [*named.values(), *(str(each["name"]) for each in variant.get("trees") or [])]:
+        place = os.path.realpath(os.path.join(spec.environment, "src", name))
+        if os.path.isdir(place):
+            places[name] = place
+    return places
+
+
+def _closure(work: Work, trees: dict[str, str]) -> Part:
+    """Modules that the code imports and nothing resolves: a deviation, as code that nobody runs imports modules too."""
+    part = Part("smoke/sound/closure")
+    if not trees:
+        part.skipped = "no source lies in this environment as code"
+        return part.stop()
+    outcome = work.run("closure", {"environment": work.spec.environment, "trees": trees}, alone=True)
+    part.take(outcome, work.clock, "python")
+    part.details.update(outcome.facts())
+    lost, absent = dict(part.details.get("open") or {}), dict(part.details.get("optional") or {})
+    good = len(part.details.get("resolved") or ())
+    part.says = f"{good} of {good + len(lost)} modules that the code imports are there"
+    if lost:
+        part.details["deviation"] = "imports-open"
+        part.says += f"; missing: {_few([f'{name} ({place})' for name, place in sorted(lost.items())])}"
+    if absent:
+        part.says += f"; {plural(len(absent), 'optional one')} missing: {_few(sorted(absent))}"
+    return part.stop()
+
+
+def _few(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _imports(work: Work) -> Part:
     part, spec = Part("smoke/sound"), work.spec
     variant = spec.variant
     imports = [str(name) for name in variant.get("imports") or []]
@@ -200,7 +243,7 @@ def _sound(work: Work) -> list[Part]:
         part.details["not_run"] = todo
     counts = (plural(len(imports), "module"), plural(len(packages) + len(provided), "package"))
     part.says = "%s imported from the locked place, %s found at the locked version" % counts
-    return [part.stop()]
+    return part.stop()
 
 
 def _training(work: Work) -> list[Part]:

@@ -244,3 +244,41 @@ def test_a_cuda_build_without_a_gpu_says_that_nothing_ran_on_cuda() -> None:
 def test_a_torch_that_was_imported_only_is_said_to_have_computed_nothing() -> None:
     assert [gap["name"] for gap in gaps(False, ("sound",), torch="2.13.0+cpu", torch_cuda=None)] == ["smoke/training"]
     assert gaps(False, ("sound",)) == [], "without torch imports are all there is"
+
+
+def closure(bare: Bare, files: dict[str, str], only: tuple[str, ...] = ()) -> list[Check]:
+    """The checks of `sound` where a source `code` lies in the environment with these files."""
+    for path, text in files.items():
+        place = bare.path / "src" / "code" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    source = {"name": "code", "git": "https://git.example.org/lab/code", "commit": "0" * 40, "install": "path"}
+    spec = smoke.Spec(str(bare.path), {"python": PYTHON, "sources": [source]}, False, only=only)
+    checks = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)
+    return [Check.from_plain(check) for check in checks]
+
+
+def test_what_the_code_imports_and_nothing_brings_is_a_deviation_with_its_place(bare: Bare) -> None:
+    bare.module("good", "raise SystemExit('it was run')\n")
+    code = "import json, good\nimport own\ntry:\n    import fast\nexcept ImportError: ...\nfrom absent.part import x\n"
+    files = {"own/__init__.py": code, "tests/test_own.py": "import pytest_of_nobody, absent\n", "old.py": "print 1\n"}
+    sound, check = closure(bare, files)
+    assert (sound.name, check.name, check.status) == ("smoke/sound", "smoke/sound/closure", "passed"), check.details
+    assert check.details["open"] == {"absent": "code/own/__init__.py:6"}
+    assert check.details["resolved"] == ["good"]
+    assert set(check.details["optional"]) == {"fast", "pytest_of_nobody"}
+    assert check.says == (
+        "1 of 2 modules that the code imports are there; missing: absent (code/own/__init__.py:6); "
+        "2 optional ones missing: fast, pytest_of_nobody"
+    )
+    assert check.details["deviation"] == "imports-open"
+
+
+def test_closure_alone_and_of_an_environment_without_code(bare: Bare) -> None:
+    bare.module("good")
+    asked, *left = closure(bare, {"a.py": "import good\n"}, ("sound/closure",))
+    assert (asked.name, asked.status, asked.details.get("deviation")) == ("smoke/sound/closure", "passed", None)
+    assert [check.name for check in left] == ["smoke/only"]
+    spec = smoke.Spec(str(bare.path), {}, False, only=("sound/closure",))
+    nothing = smoke.smoke_items(spec, [{"name": "sound", "deadline": PATIENCE}], None)[0]
+    assert (nothing["status"], nothing["says"]) == ("skipped", "no source lies in this environment as code")

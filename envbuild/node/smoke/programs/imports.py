@@ -52,7 +52,8 @@ class Places:
     def _is_own(self, path: str) -> bool:
         return any(_under(path, root) for root in self.own)
 
-    def _in_stdlib(self, path: str) -> bool:
+    def in_stdlib(self, path: str) -> bool:
+        """Whether a real path is of the standard library, and no package of it."""
         for root in self.stdlib:
             if _under(path, root):
                 rest = path[len(root) :].split(os.sep)
@@ -62,7 +63,7 @@ class Places:
     def problem(self, module: str, path: str) -> Optional[str]:
         """Why this place is wrong for this module; None when it is right."""
         real = _real(path)
-        if self._is_own(real) or self._in_stdlib(real):
+        if self._is_own(real) or self.in_stdlib(real):
             return None
         if self.base != "none" and self._is_provided(module.split(".")[0]):
             return None
@@ -82,7 +83,7 @@ class Places:
         found = []
         for entry in sys.path:
             real = _real(entry)
-            if os.path.exists(real) and not self._is_own(real) and not self._in_stdlib(real):
+            if os.path.exists(real) and not self._is_own(real) and not self.in_stdlib(real):
                 found.append(entry)
         return found
 
