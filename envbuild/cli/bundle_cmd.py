@@ -1,4 +1,4 @@
-"""`envbuild bundle`: create, verify, list."""
+"""`envbuild bundle`: create, verify."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from envbuild.cli.choose import build_options, configured, facts_option, prepare
 from envbuild.cli.output import Ui, columns, common_options
 from envbuild.cli.verbs import Group
 from envbuild.text import grouped, plural, size
-
-_bundle = click.argument("bundle", type=click.Path(path_type=Path))
 
 
 @click.group("bundle", cls=Group)
@@ -60,33 +58,21 @@ def create(ui: Ui, /, output: Path, base_is_there: bool, python: bool, facts: st
 
 
 @bundle.command("verify")
-@_bundle
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--quick", is_flag=True, help="Read no contents: print what it holds, by its index.")
 @common_options
-def verify(ui: Ui, /, bundle: Path) -> int:
+def verify(ui: Ui, /, bundle: Path, quick: bool) -> int:
     """Read every byte of BUNDLE and compare it with its index.
 
     Executes and unpacks nothing.
     """
     from envbuild.bundle import files
 
-    index = files.verify(bundle)
-    ui.result({"bundle": str(bundle), **index}, lambda: f"{_summary(bundle, index)}\nevery file has its sha256")
-    return 0
-
-
-@bundle.command("list")
-@_bundle
-@common_options
-def list_(ui: Ui, /, bundle: Path) -> int:
-    """Print what BUNDLE holds, by its index.
-
-    Its files are not read.
-    """
-    from envbuild.bundle import files
-
-    index = files.read_index(bundle)
+    index = (files.read_index if quick else files.verify)(bundle)
 
     def text() -> str:
+        if not quick:
+            return f"{_summary(bundle, index)}\nevery file has its sha256"
         rows = [(row["what"], size(row["bytes"]), row["sha256"][:12], row["path"]) for row in index["files"]]
         return f"{_summary(bundle, index)}\n{columns([('what', 'size', 'sha256', 'path'), *rows])}"
 

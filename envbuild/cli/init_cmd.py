@@ -60,6 +60,26 @@ def _reference(path: Path) -> str:
     return str(path) if "/" in str(path) else f"./{path}"
 
 
+def ensure_draft(ui: Ui, source: str, *, ask: bool) -> str:
+    """The stack file of an input as a reference, drafted unless it is there. Raises EnvbuildError as `draft`."""
+    from envbuild.init.input import opened
+    from envbuild.init.write import head
+
+    with opened(source) as tree:
+        path = Path(f"{_name(tree)}.yaml")
+        begins = head(tree.origin, any_commit=tree.folder is not None)
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(begins):
+        ui.note(f"drafted before: {_reference(path)}")
+    else:
+        result, path = draft(source, None, ask=ask)
+        ui.note(_learned(result, _reference(path)))
+    return _reference(path)
+
+
+def _name(tree: Tree) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", tree.origin.name.lower()).strip("-._")[:63] or "drafted"
+
+
 def draft(source: str, file: Path | None, *, ask: bool = False, offline: bool = False) -> tuple[Result, Path]:
     """Draft a stack from an input and write it. Raises EnvbuildError `init-nothing`, `output-unwritable` (exit 2)."""
     from envbuild.catalog.loader import load_stack
@@ -72,7 +92,7 @@ def draft(source: str, file: Path | None, *, ask: bool = False, offline: bool = 
 
     with opened(source) as tree:
         result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned))
-        name = re.sub(r"[^a-z0-9._-]+", "-", tree.origin.name.lower()).strip("-._")[:63] or "drafted"
+        name = _name(tree)
         path = file or Path(f"{name}.yaml")
         _refuse(path, tree, result)
         if ask:
@@ -135,22 +155,17 @@ def _asked(result: Result) -> Result:
 
 def _locked(ui: Ui, reference: str) -> str:
     """The lock's path; empty where it does not resolve, which is a sentence and no failure of the draft."""
-    from envbuild.catalog.loader import load_stack, lock_path, pick_profile
-    from envbuild.lock.create import create_lock, default_supply
-    from envbuild.lock.write import write_lock
+    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.cli.lock_cmd import ensure_lock
 
     loaded = load_stack(reference)
-    name = pick_profile(loaded, None)
     try:
-        made = create_lock(loaded.stack, name, default_supply(), say=ui.warn)
+        return str(ensure_lock(ui, loaded, pick_profile(loaded, None), lambda _: False))
     except EnvbuildError as error:
         ui.warn(f"not locked: {error.what}" + (f"\n{error.why}" if error.why else ""))
         if error.hint:
             ui.note(f"`envbuild lock create {reference}`: {error.hint}")
         return ""
-    path = lock_path(loaded, name)
-    write_lock(path, made)
-    return str(path)
 
 
 def _data(result: Result, path: Path, lock: str) -> dict[str, object]:
@@ -173,6 +188,11 @@ def _data(result: Result, path: Path, lock: str) -> dict[str, object]:
 
 
 def _summary(result: Result, reference: str, lock: str) -> str:
+    step = f"envbuild provision {reference} --target local" if lock else f"envbuild lock create {reference}"
+    return f"{_learned(result, reference)}\nnext: {step}"
+
+
+def _learned(result: Result, reference: str) -> str:
     draft, (known, every) = result.draft, result.understood
     torch = (
         f"torch {draft.torch.value} {draft.flavour.value if draft.flavour else ''}".strip()
@@ -201,5 +221,4 @@ def _summary(result: Result, reference: str, lock: str) -> str:
     rules = list(dict.fromkeys(each.rule for each in result.findings))
     if rules:
         lines.append(f"  findings  {len(result.findings)}: {', '.join(rules[:8])}")
-    step = f"envbuild provision {reference} --target local" if lock else f"envbuild lock create {reference}"
-    return "\n".join([*lines, f"next: {step}"])
+    return "\n".join(lines)

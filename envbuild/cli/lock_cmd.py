@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from envbuild.model.lock import Lock, Variant
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-# Options of `create` that ask for another lock than the one that is there.
-_ASKED = ("as_of", "upgrade", "base_python", "find_links", "indexes", "allow_build", "facts")
 _index = click.option("--index", "indexes", multiple=True, metavar="NAME=URL", help="Another address of a named index.")
 _find_links = click.option(
     "--find-links", "-f", multiple=True, metavar="DIR_OR_URL", help="More places with wheels; pip's own are known."
@@ -71,26 +71,56 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     catalog have changed, nothing is resolved.
     """
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile
-    from envbuild.catalog.node_facts import load_facts
-    from envbuild.conda.virtual import of_facts
-    from envbuild.lock.check import restated
-    from envbuild.lock.conda_part import CondaAsked
-    from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
     from envbuild.lock.diff import diff_locks
-    from envbuild.lock.packages import sdists
     from envbuild.lock.write import write_lock
-    from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.profile import findings, refuse, refuse_locked
 
     loaded = load_stack(_drafted(ui, stack))
     name = pick_profile(loaded, profile)
     path = output or lock_path(loaded, name)
     previous = _previous(ui, path)
+    made = _made(ui, loaded, name, previous, **flags)
+    if flags["images"]:
+        made = _with_images(ui, loaded, made, path, flags["images"], upgrade=flags["upgrade"])
+    changed = made != previous
+    if changed:
+        write_lock(path, made)
+    diff = diff_locks(previous, made) if previous else None
+    rows = [_row(variant) for variant in made.variants]
+    data = {"lock": str(path), "changed": changed, "variants": rows, "diff": diff.as_dict() if diff else None}
+    ui.result(data, lambda: _created(path, rows, changed=changed, changes=diff.text() if diff and diff.changes else ""))
+
+
+def _made(
+    ui: Ui,
+    loaded: LoadedStack,
+    name: str,
+    previous: Lock | None,
+    *,
+    upgrade: bool = False,
+    conda_unrecorded: bool = False,
+    find_links: tuple[str, ...] = (),
+    indexes: tuple[str, ...] = (),
+    allow_build: Sequence[str] = (),
+    as_of: datetime | None = None,
+    base_python: Path | None = None,
+    facts: str | None = None,
+    **_: Any,
+) -> Lock:
+    """The lock of a profile, resolved where something of it has changed; what follows from it is said."""
+    from envbuild.catalog.node_facts import load_facts
+    from envbuild.conda.virtual import of_facts
+    from envbuild.lock.check import restated
+    from envbuild.lock.conda_part import CondaAsked
+    from envbuild.lock.create import create_lock, default_supply, standalone_interpreters
+    from envbuild.lock.packages import sdists
+    from envbuild.resolve.compat_read import load_compat
+    from envbuild.resolve.profile import findings, refuse, refuse_locked
+
     compat = load_compat()
     refuse(loaded.stack.profiles[name], compat)
-    upgrade, conda_unrecorded = flags["upgrade"], flags["conda_unrecorded"]
-    asked = any(flags[name] for name in _ASKED)
-    facts = load_facts(flags["facts"]) if flags["facts"] else {}
+    # Options that ask for another lock than the one that is there.
+    asked = any((as_of, upgrade, base_python, find_links, indexes, allow_build, facts))
+    nodes = load_facts(facts) if facts else {}
     unrecorded = previous and any(each.conda and each.conda.unrecorded for each in previous.variants)
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
     same = restated(keep, loaded.stack, ui.warn) if keep else None
@@ -98,13 +128,13 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     made = same or create_lock(
         loaded.stack,
         name,
-        default_supply(flags["find_links"], _named_urls(flags["indexes"]), flags["allow_build"]),
-        as_of=flags["as_of"].date() if flags["as_of"] else None,
-        base_python=flags["base_python"],
+        default_supply(find_links, _named_urls(indexes), allow_build),
+        as_of=as_of.date() if as_of else None,
+        base_python=base_python,
         previous=previous,
         upgrade=upgrade,
         standalone=standalone_interpreters(configured({}).toolchain),
-        conda=CondaAsked(tuple(map(of_facts, facts.values())), conda_unrecorded),
+        conda=CondaAsked(tuple(map(of_facts, nodes.values())), conda_unrecorded),
         say=ui.warn,
     )
     refuse_locked(made, compat)
@@ -113,15 +143,33 @@ def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **fl
     built = sorted({name for variant in made.variants for name in sdists(variant.packages)})
     if built:
         ui.note(f"locked as source distributions, whose setup code runs when they are built: {', '.join(built)}")
-    if flags["images"]:
-        made = _with_images(ui, loaded, made, path, flags["images"], upgrade=upgrade)
-    changed = made != previous
-    if changed:
-        write_lock(path, made)
-    diff = diff_locks(previous, made) if previous else None
-    rows = [_row(variant) for variant in made.variants]
-    data = {"lock": str(path), "changed": changed, "variants": rows, "diff": diff.as_dict() if diff else None}
-    ui.result(data, lambda: _created(path, rows, changed=changed, changes=diff.text() if diff and diff.changes else ""))
+    return made
+
+
+def ensure_lock(ui: Ui, loaded: LoadedStack, name: str, allow: Callable[[Sequence[str]], bool]) -> Path:
+    """The lock of a profile, made where there is none or its stack has changed.
+
+    `allow` is asked about packages whose setup code would have to run for that. Raises EnvbuildError as `create_lock`.
+    """
+    from envbuild.catalog.loader import lock_path, manifest_digest
+    from envbuild.lock.write import write_lock
+
+    path = lock_path(loaded, name)
+    previous = _previous(ui, path)
+    if previous is not None and previous.manifest_digest == manifest_digest(loaded.stack, name):
+        return path
+    allowed: list[str] = []
+    while True:
+        try:
+            made = _made(ui, loaded, name, previous, allow_build=allowed)
+        except EnvbuildError as error:
+            more = sorted(set(error.details.get("packages", ())) - set(allowed))
+            if error.code != "build-not-allowed" or not more or not allow(more):
+                raise
+            allowed += more
+        else:
+            write_lock(path, made)
+            return path
 
 
 def _drafted(ui: Ui, reference: str) -> str:

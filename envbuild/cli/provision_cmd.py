@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
     )
     if flags["dry_run"] or script:
         return _plan(ui, prepared, settings, facts)
-    return _provision(ui, prepared, settings)
+    return carry_out(ui, prepared, settings)
 
 
 def _print_image_script(ui: Ui, prepared: Prepared, *, recorded: bool) -> int:
@@ -184,14 +184,17 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
     return exit_of(survey.errors)
 
 
-def _provision(ui: Ui, prepared: Prepared, settings: Settings) -> int:
+def carry_out(ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[[], None] | None = None) -> int:
+    """Plan, provision, report; `confirm` is called between plan and work, where there is something to do."""
     from envbuild.cli.progress import RunProgress
     from envbuild.provision.provision import provision as run_provision
 
     def show(made: Plan, survey: Survey) -> None:
-        if not ui.quiet:
+        if not ui.quiet or confirm:
             text = plan_text(made, survey, prepared.selection, why=ui.verbose).rstrip("\n")
             progress.pause(lambda: ui.note(text))
+        if confirm and not made.nothing_to_do:
+            progress.pause(confirm)
 
     with RunProgress(ui) as progress:
         evidence, run = run_provision(prepared, settings, progress, show_plan=show)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Section of `--help` -> command -> its module in this package, where a click command has this name, and its summary.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Start": {
+        "up": ("up_cmd", "From a page, folder or repository to a verified environment"),
         "init": ("init_cmd", "Write a first target file, or draft a stack from a page"),
         "doctor": ("doctor_cmd", "Check this machine, or the nodes of a target"),
     },
@@ -46,7 +47,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "patch": ("catalog_cmd", "Patches: list, apply"),
     },
     "Hand over": {
-        "bundle": ("bundle_cmd", "Bundles for machines without a network: create, verify, list"),
+        "bundle": ("bundle_cmd", "Bundles for machines without a network: create, verify"),
         "image": ("image_cmd", "Images: dockerfile, build, verify, pods"),
     },
     "Keep house": {
@@ -68,12 +69,13 @@ NAMES = {
     **dict.fromkeys(("env prune", "run prune", "cache clean", "wheels prune", "clean", "prune", "gc"), "store clean"),
     **dict.fromkeys(("cache", "cache show", "wheels", "wheels list"), "store list"),
     "wheels verify": "store verify",
+    "bundle list": "bundle verify --quick",
     **dict.fromkeys(("wheels pack", "wheels unpack"), "bundle create"),
     **dict.fromkeys(("image pin", "lock sizes"), "lock create"),
     **dict.fromkeys(("image diff", "report merge"), "report diff"),
     **dict.fromkeys(("image apptainer", "image workflow"), "image dockerfile"),
     **dict.fromkeys(("config fabfile", "config playbooks"), "config show"),
-    **dict.fromkeys(("install", "build", "create", "setup", "sync", "up", "apply", "update"), "provision"),
+    **dict.fromkeys(("install", "build", "create", "setup", "sync", "apply", "update"), "provision"),
     **dict.fromkeys(("env list", "list", "ls", "envs", "environments"), "status --all"),
     **dict.fromkeys(("activate", "deactivate", "use"), "env activate"),
     **dict.fromkeys(("uninstall", "remove", "rm", "delete", "destroy"), "env remove"),

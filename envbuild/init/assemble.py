@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from envbuild.init.closure import Closed, close
+from envbuild.init.closure import Closed, blocked, close, distributions
 from envbuild.init.collect import Collected, collect
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
@@ -64,6 +64,7 @@ class Result:
     missing: tuple[Missing, ...]
     left_out: dict[str, str]
     compiled: frozenset[str]
+    blocked: dict[str, str] = field(default_factory=dict)  # an own module, and what it needs that nothing brings
 
     @property
     def understood(self) -> tuple[int, int]:
@@ -103,6 +104,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None) -> Result:
             draft = _with_torch(draft, known)
         draft = _with_setuptools(draft)
     draft = ask.git(_distinct(_without_brought(draft), projects))
+    compiled = _compiled(draft, known)
     return Result(
         draft,
         find(draft, known),
@@ -111,8 +113,28 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None) -> Result:
         projects,
         _missing(draft),
         dict(tree.left_out),
-        _compiled(draft, known),
+        compiled,
+        _blocked(tree, projects, _lost(closed, draft, known, compiled)),
     )
+
+
+def _lost(closed: Iterable[Closed], draft: Draft, known: Known, compiled: frozenset[str]) -> set[str]:
+    """Modules that the drafted environment will not have."""
+    there = {each.name for each in draft.packages}
+    lost = set()
+    for each in closed:
+        module = each.imported.module
+        names = set(distributions(module, known))
+        optional = each.imported.firmness != "required" and each.wanted is not None and each.wanted.name not in there
+        if each.how in ("open", "vendor") or names & compiled or optional:
+            lost.add(module)
+    return lost
+
+
+def _blocked(tree: Tree, projects: Iterable[LocalProject], lost: set[str]) -> dict[str, str]:
+    named = [(each.code, module) for each in projects for module in each.modules]
+    found = {module: blocked(tree, base, module, lost) for base, module in named}
+    return {module: needs for module, needs in found.items() if needs}
 
 
 def _compiled(draft: Draft, known: Known) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
@@ -12,6 +12,8 @@ from envbuild.init.draft import Draft, Wanted
 from envbuild.init.imports import Import
 from envbuild.init.known import Known
 from envbuild.init.readers.requirement import requirement
+from envbuild.init.tree import Tree
+from envbuild.node.smoke.programs.closure import run_on_import
 
 # What packages bring along so firmly that their users import it without asking for it.
 _BRINGS = {
@@ -97,3 +99,31 @@ def _closed(
         return Closed(imported, "open")
     how = "table" if imported.module in known.modules else "name"
     return Closed(imported, how, Wanted(wish, ()))
+
+
+def blocked(tree: Tree, base: str, module: str, lost: Collection[str]) -> str:
+    """Which of the `lost` modules an import of the tree's own module would need, by its syntax; empty for none.
+
+    Only what runs on import counts: no imports in functions, in `try` or for type checkers. `base` is the folder on
+    sys.path.
+    """
+    pending, seen = [module], set[str]()
+    while pending:
+        name = pending.pop()
+        path = next((each for each in _files_of(base, name) if each in tree.files), "")
+        if name in seen or not path:
+            continue
+        seen.add(name)
+        package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
+        for wanted in run_on_import(tree.text(path) or "", package):
+            top = wanted.partition(".")[0]
+            if top in lost and not any(each in tree.files for each in _files_of(base, top)):
+                return top
+            parts = wanted.split(".")
+            pending += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return ""
+
+
+def _files_of(base: str, name: str) -> tuple[str, str]:
+    path = f"{base}/{name.replace('.', '/')}".lstrip("/")
+    return f"{path}.py", f"{path}/__init__.py"

@@ -15,13 +15,18 @@ from envbuild.lock.readers.git import git_reader
 _ADDRESS = re.compile(r"(?:git\+)?(?:https?|ssh|git)://|git@[\w.-]+:")
 
 
+def is_address(reference: str) -> bool:
+    """Whether an input is a repository elsewhere."""
+    return bool(_ADDRESS.match(reference))
+
+
 @contextmanager
 def opened(reference: str) -> Iterator[Tree]:
     """The tree of an input, for as long as it is read.
 
     Raises EnvbuildError `init-source`, `file-unreadable` (exit 2), and what reading from git raises.
     """
-    if _ADDRESS.match(reference):
+    if is_address(reference):
         url, ref = split_ref(reference.removeprefix("git+"))
         with git_reader() as reader:
             yield of_commit(url, ref, reader)

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from envbuild.init.assemble import LocalProject, Result
-from envbuild.init.draft import DraftSource, Wanted
+from envbuild.init.draft import DraftSource, Origin, Wanted
 from envbuild.init.findings import DraftFinding
 from envbuild.init.statement import Statement
 from envbuild.model.common import settable
@@ -40,11 +40,16 @@ def text(result: Result, name: str, beside: Path, folder: Path | None) -> str:
     return "\n".join(_lines(result, name, beside, folder)) + "\n"
 
 
+def head(origin: Origin, *, any_commit: bool = False) -> str:
+    """The first line of a draft, or how it begins whatever the commit."""
+    of = f" at {origin.commit[:12]} of {origin.day}." if origin.commit else "."
+    return f"# Drafted by `envbuild init` from {_safe(origin.url or origin.name)}" + ("" if any_commit else of)
+
+
 def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iterator[str]:
     draft, (known, every) = result.draft, result.understood
     origin = draft.origin
-    of = f" at {origin.commit[:12]} of {origin.day}" if origin.commit else ""
-    yield f"# Drafted by `envbuild init` from {_safe(origin.url or origin.name)}{of}."
+    yield head(origin)
     yield f"# {known} of {every} statements understood."
     for path, noun in result.collected.used.items():
         yield f"# read: {_safe(path)} ({noun})"
@@ -206,12 +211,16 @@ def _source(source: DraftSource) -> list[str]:
 
 
 def _imports(result: Result) -> Iterator[str]:
-    own = [module for project in result.projects if not project.cuda for module in project.modules]
+    ours = [module for project in result.projects if not project.cuda for module in project.modules]
+    own = [module for module in ours if module not in result.blocked]
     tested = [each.value for each in result.draft.of("import")]
     modules = list(dict.fromkeys([*(["torch"] if result.draft.torch else []), *own, *tested]))
     valid = [each for each in modules if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", each)]
     if valid:
         yield f"    imports: [{', '.join(valid)}]"
+    for module in ours:
+        if module in result.blocked:
+            yield f"    # not imported as a test: {_safe(module)}, which needs {result.blocked[module]}"
 
 
 def _environment(result: Result) -> Iterator[str]:

@@ -82,7 +82,8 @@ _CODES = {
         environment-of-another-stack nodes-differ git-missing image-base-unfit image-base-unknown image-no-builder
         image-no-file image-of-another-lock image-without-ids image-without-python interpreter-mismatch
         interpreter-missing job-refused kernel-not-written kit-without-lock launch-does-not-fit no-acceptable-file
-        node-without-python nodes-unknown not-yet-supported patch-refused prefix-foreign prefix-not-shared
+        node-without-python nodes-unknown not-yet-supported patch-refused plan-unconfirmed prefix-foreign
+        prefix-not-shared
         profile-cannot-run project-foreign rattler-unfit replaces-base-package resolution-failed run-elsewhere
         scheduler-missing ssh-keygen-missing strategy-not-here target-untrusted toolchain-python-broken
         transfer-too-large user-files-blocked variable-refused

@@ -74,7 +74,7 @@ def test_the_tree_of_commands_is_the_one_that_is_documented() -> None:
         "target": {"list", "show", "check"},
         "lock": {"create", "record", "check", "diff", "export"},
         "patch": {"list", "apply"},
-        "bundle": {"create", "verify", "list"},
+        "bundle": {"create", "verify"},
         "image": {"dockerfile", "build", "verify", "pods"},
         "run": {"list", "show"},
         "store": {"list", "verify", "clean"},

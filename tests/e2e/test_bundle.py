@@ -58,7 +58,7 @@ def test_a_bundle_becomes_an_environment_that_is_tested_verified_and_reported_wi
     bundle = created(world)
     online = world.built()["root"]
     cut_off(world)
-    listed = world.good("bundle", "list", "b.tar").out
+    listed = world.good("bundle", "verify", "--quick", "b.tar").out
     assert "wheels/alpha-1.0-py3-none-any.whl" in listed
     assert "every file has its sha256" in world.good("bundle", "verify", "b.tar").out
     plan = world.good("provision", "--stack", "./tiny.yaml", "--target", "local", "--bundle", "b.tar", "--dry-run").out

@@ -1,0 +1,51 @@
+"""`envbuild up`: a folder of code becomes a verified environment, by one command, and a second time by none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import MINOR, World
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> World:
+    """A folder `own` with one package to install, and an import that nothing brings."""
+    world = World(tmp_path)
+    world.wheel()
+    world.place_uv()
+    files = {
+        "README.md": "# own\n\n## Install\n\n```\npip install -r requirements.txt\n```\n",
+        "requirements.txt": "alpha==1.0\n",
+        "pyproject.toml": f'[project]\nname = "own"\nversion = "1"\nrequires-python = "=={MINOR}.*"\n',
+        "own/__init__.py": "import alpha\ntry:\n    import nowhere\nexcept ImportError:\n    nowhere = None\n",
+    }
+    for path, text in files.items():
+        place = world.work / "own" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    return world
+
+
+def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing_is_done(code: World) -> None:
+    done = code.run("up", "./own", "-t", "local", "--yes")
+    assert done.rc == 0, done.err
+    assert (code.work / "own.yaml").is_file() and (code.work / "own.lock.toml").is_file()
+    steps = ("wrote ./own.yaml", "resolving own", "plan: own", "own (exact) is provisioned on 1 node")
+    said = done.err + done.out
+    assert [said.find(step) for step in steps] == sorted(said.find(step) for step in steps) and "report" in done.out
+    assert "2 of 2 modules" not in said and "smoke/sound/closure" in said, said
+    again = code.run("up", "./own", "-t", "local")
+    assert again.rc == 0, again.err
+    assert "drafted before: ./own.yaml" in again.err and "nothing to do" in again.err
+    assert len(list(code.runs.iterdir())) == 2, "one run a command"
+
+
+def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) -> None:
+    done = code.run("up", "./own", "-t", "local")
+    assert (done.rc, done.code) == (7, "plan-unconfirmed") and "plan: own" in done.err
+    assert not code.current.parent.exists() and not list((code.prefix / "envs").glob("*"))
+    assert code.run("up", "own.yaml", "-t", "local", "--yes", "--json").json["stack"] == "own"
+    asked = code.run("up", "nowhere", "-t", "local", "--yes")
+    assert asked.code == "stack-unknown"
