@@ -168,6 +168,11 @@ nodes_of_target = options(target_option, prefix_option, node_options)
 # The environment of a stack on the nodes of a target; STACK comes before.
 where_options = options(target_option, profile_option, prefix_option, node_options, progress_option)
 place_options = options(stack_argument(), where_options)
+trust_environment_option = click.option(
+    "--trust-environment",
+    is_flag=True,
+    help="Set every variable that the stack names, not only those that stacks usually set.",
+)
 build_options = options(
     place_options,
     engine_option,
@@ -175,11 +180,7 @@ build_options = options(
     click.option("--base", type=click.Choice(["none", "system", "prefix", "module"]), help="What to stand on."),
     click.option("--python", "interpreter", metavar="PATH", help="Interpreter of the environment."),
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
-    click.option(
-        "--trust-environment",
-        is_flag=True,
-        help="Set every variable that the stack names, not only those that stacks usually set.",
-    ),
+    trust_environment_option,
     click.option(
         "--jobs",
         type=click.IntRange(min=1),

@@ -1,22 +1,30 @@
-"""`envbuild init`: a first target file, or a stack drafted from a page or a checkout."""
+"""`envbuild init`: a first target file, or a stack drafted from a page or a checkout; `up`: all that follows too."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import facts_option
+from envbuild.cli import names
+from envbuild.cli.choose import (
+    configured,
+    facts_option,
+    prepared_of,
+    settings_of,
+    trust_environment_option,
+    where_options,
+)
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError
-from envbuild.text import plural
+from envbuild.text import few, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from envbuild.init.assemble import Result
-    from envbuild.init.tree import Tree
 
 
 @click.command("init")
@@ -50,89 +58,11 @@ def init(
 
 
 def _drafted(ui: Ui, source: str, file: Path | None, *, ask: bool, offline: bool, locks: bool) -> None:
-    result, path = draft(source, file, ask=ask, offline=offline)
-    reference = _reference(path)
-    lock = _locked(ui, reference) if locks else ""
-    ui.result(lambda: _data(result, path, lock), lambda: _summary(result, reference, lock))
+    from envbuild.init.make import draft, reference
 
-
-def _reference(path: Path) -> str:
-    return str(path) if "/" in str(path) else f"./{path}"
-
-
-def ensure_draft(ui: Ui, source: str, *, ask: bool) -> str:
-    """The stack file of an input as a reference, drafted unless it is there. Raises EnvbuildError as `draft`."""
-    from envbuild.init.input import opened
-    from envbuild.init.write import head
-
-    with opened(source) as tree:
-        path = Path(f"{_name(tree)}.yaml")
-        begins = head(tree.origin, any_commit=tree.folder is not None)
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(begins):
-        ui.note(f"drafted before: {_reference(path)}")
-    else:
-        result, path = draft(source, None, ask=ask)
-        ui.note(_learned(result, _reference(path)))
-    return _reference(path)
-
-
-def _name(tree: Tree) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", tree.origin.name.lower()).strip("-._")[:63] or "drafted"
-
-
-def draft(source: str, file: Path | None, *, ask: bool = False, offline: bool = False) -> tuple[Result, Path]:
-    """Draft a stack from an input and write it. Raises EnvbuildError `init-nothing`, `output-unwritable` (exit 2)."""
-    from envbuild.catalog.loader import load_stack
-    from envbuild.init.assemble import Ask, assemble
-    from envbuild.init.index import confirmed
-    from envbuild.init.input import opened
-    from envbuild.init.known import load_known
-    from envbuild.init.pins import pinned
-    from envbuild.init.write import text
-
-    with opened(source) as tree:
-        result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned))
-        name = _name(tree)
-        path = file or Path(f"{name}.yaml")
-        _refuse(path, tree, result)
-        if ask:
-            result = _asked(result)
-        folder = tree.folder.absolute() if tree.folder is not None else None
-        written = text(result, name, path.absolute().parent, folder)
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(written)
-    except OSError as error:
-        why, hint = error.strerror or "", "name a file in a folder that you can write"
-        raise EnvbuildError("output-unwritable", f"{path} was not written", why=why, hint=hint) from None
-    try:
-        load_stack(_reference(path))
-    except EnvbuildError:
-        path.unlink()
-        raise
-    return result, path
-
-
-def _refuse(path: Path, tree: Tree, result: Result) -> None:
-    if path.suffix not in (".yaml", ".yml"):
-        raise click.UsageError(f"a stack file ends in .yaml: {path}.yaml")
-    if path.exists():
-        hint = "name another file, or remove this one first"
-        raise EnvbuildError(
-            "output-unwritable", f"{path} was not written", why="a file of that name is there", hint=hint
-        )
-    if result.draft.installs or result.projects:
-        return
-    elsewhere = next((each for each in result.findings if each.rule == "env-elsewhere"), None)
-    raise EnvbuildError(
-        "init-nothing",
-        f"nothing in {tree.origin.name} says what is installed",
-        why=f"{elsewhere.statements[0].place}: {elsewhere.truth}"
-        if elsewhere
-        else f"{len(tree.files)} files were looked at",
-        hint="give the page or the folder that installs it"
-        + ("; of a job script `envbuild init FILE` describes the cluster" if elsewhere else ""),
-    )
+    result, path = draft(source, file, ask=_asked if ask else None, offline=offline)
+    lock = _locked(ui, reference(path)) if locks else ""
+    ui.result(lambda: _data(result, path, lock), lambda: _summary(result, reference(path), lock))
 
 
 def _asked(result: Result) -> Result:
@@ -222,3 +152,87 @@ def _learned(result: Result, reference: str) -> str:
     if rules:
         lines.append(f"  findings  {len(result.findings)}: {', '.join(rules[:8])}")
     return "\n".join(lines)
+
+
+@click.command("up")
+@click.argument("source", required=False, metavar="[PAGE|FOLDER|GIT|STACK]", shell_complete=names.stacks)
+@where_options
+@trust_environment_option
+@click.option("--yes", is_flag=True, help="Take defaults, allow setup code of packages, carry the plan out unasked.")
+@common_options
+def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
+    """Build, test and verify what SOURCE describes: `init`, `lock create` and `provision` in one.
+
+    SOURCE is a setup page, a folder, a repository (https://HOST/OWNER/NAME@REF) or a stack. Its draft and lock are
+    written into this folder, and used where they are there. The plan is shown and asked about once. A second `up`
+    changes nothing.
+    """
+    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.cli.lock_cmd import ensure_lock
+    from envbuild.cli.provision_cmd import carry_out
+
+    asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
+    config = configured(flags)
+    stack = source or (None if flags.get("target") else config.stack)
+    if stack is not None:
+        if not _is_stack(stack):
+            stack = _draft_of(ui, stack, ask=asks)
+        loaded = load_stack(stack)
+        if not loaded.shipped:
+            ensure_lock(ui, loaded, pick_profile(loaded, flags.get("profile") or config.profile), _allowing(yes, asks))
+    prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True, ahead=True)
+    return carry_out(ui, prepared, settings_of(config), None if yes else _confirm(asks))
+
+
+def _is_stack(source: str) -> bool:
+    """Whether a name or file is a stack itself; a name that is nothing is taken for one, and so its error is."""
+    from envbuild.catalog.loader import list_stacks
+    from envbuild.catalog.yaml_load import load_yaml
+    from envbuild.init.input import is_address
+
+    path = Path(source).expanduser()
+    if source in list_stacks():
+        return True
+    if is_address(source) or path.is_dir():
+        return False
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        data = load_yaml(path)
+        return not isinstance(data, dict) or "profiles" in data
+    return not path.exists() and "/" not in source
+
+
+def _draft_of(ui: Ui, source: str, *, ask: bool) -> str:
+    """The stack file of an input, drafted unless it is there."""
+    from envbuild.init.make import draft, drafted_before, reference
+
+    if there := drafted_before(source):
+        ui.note(f"drafted before: {there}")
+        return there
+    result, path = draft(source, None, ask=_asked if ask else None)
+    ui.note(_learned(result, reference(path)))
+    return reference(path)
+
+
+def _allowing(yes: bool, asks: bool) -> Callable[[Sequence[str]], bool]:
+    def allow(packages: Sequence[str]) -> bool:
+        listed = few(packages, 8)
+        question = f"No wheel fits for {listed}. Run setup code of each here, to learn what it needs?"
+        return yes or (asks and click.confirm(question, default=False, err=True))
+
+    return allow
+
+
+def _confirm(asks: bool) -> Callable[[], None]:
+    """Asks whether the plan, which was shown, is carried out. Raises EnvbuildError `plan-unconfirmed` (exit 7)."""
+
+    def confirm() -> None:
+        if asks and click.confirm("Carry this plan out?", default=True, err=True):
+            return
+        raise EnvbuildError(
+            "plan-unconfirmed",
+            "nothing was changed",
+            why="the plan was declined" if asks else "there is no terminal to ask whether the plan is carried out",
+            hint="`--yes` carries it out unasked",
+        )
+
+    return confirm

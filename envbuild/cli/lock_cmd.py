@@ -179,7 +179,7 @@ def _drafted(ui: Ui, reference: str) -> str:
         return reference
     stack = path.with_suffix(".yaml")
     if not stack.exists():
-        from envbuild.cli.init_cmd import draft
+        from envbuild.init.make import draft
 
         result, _ = draft(reference, stack)
         ui.note(f"drafted {stack}: {len(result.findings)} findings, {len(result.missing)} things not said")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Section of `--help` -> command -> its module in this package, where a click command has this name, and its summary.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Start": {
-        "up": ("up_cmd", "From a page, folder or repository to a verified environment"),
+        "up": ("init_cmd", "From a page, folder or repository to a verified environment"),
         "init": ("init_cmd", "Write a first target file, or draft a stack from a page"),
         "doctor": ("doctor_cmd", "Check this machine, or the nodes of a target"),
     },

@@ -17,6 +17,7 @@ from envbuild.init.statement import Statement
 from envbuild.model.common import settable
 from envbuild.model.finding import Severity
 from envbuild.node.redact import looks_secret
+from envbuild.node.variables import is_of_stacks
 from envbuild.text import visible
 
 _SEVERITY: Mapping[str, Severity] = {
@@ -233,6 +234,9 @@ def _environment(result: Result) -> Iterator[str]:
             settable(name)
         except ValueError:
             kept.append(f"      # left out: {name}, which chooses what programs run ({_at([said])})")
+            continue
+        if not is_of_stacks(name):  # it would stand in the shell of whoever activates the environment
+            kept.append(f"      # left out: {name}={_safe(value)}, which is of one run ({_at([said])})")
             continue
         if re.match(r"/(?!usr|opt|tmp|dev)\w", value):
             kept.append(f"      # left out: {name}, a path of one machine ({_at([said])})")

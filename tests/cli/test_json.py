@@ -47,6 +47,7 @@ BAD = {
     "doctor --facts-out facts.json --target locale": 2,
     "provision --stack ./none.yaml": 2,
     "provision --no-such-option": 2,
+    "up ./none.yaml": 2,
     "smoke --stack ./tiny.yaml": 1,
     "verify --stack ./tiny.yaml": 1,
     "explain torch-smok": 2,

@@ -1,0 +1,87 @@
+"""An input becomes a stack file: read, decided, asked about, written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from envbuild.catalog.loader import load_stack
+from envbuild.errors import EnvbuildError
+from envbuild.init.assemble import Ask, Result, assemble
+from envbuild.init.index import confirmed
+from envbuild.init.input import opened
+from envbuild.init.known import load_known
+from envbuild.init.pins import pinned
+from envbuild.init.tree import Tree
+from envbuild.init.write import head, text
+
+
+def reference(path: Path) -> str:
+    """How a stack file is named on a command line."""
+    return str(path) if "/" in str(path) else f"./{path}"
+
+
+def drafted_before(source: str) -> str:
+    """The stack file here that was drafted from this very input; empty for none. Raises EnvbuildError as `opened`."""
+    with opened(source) as tree:
+        path = Path(f"{_name(tree)}.yaml")
+        begins = head(tree.origin, any_commit=tree.folder is not None)
+    there = path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(begins)
+    return reference(path) if there else ""
+
+
+def _name(tree: Tree) -> str:
+    return re.sub(r"[^a-z0-9._-]+", "-", tree.origin.name.lower()).strip("-._")[:63] or "drafted"
+
+
+def draft(
+    source: str, file: Path | None, *, ask: Callable[[Result], Result] | None = None, offline: bool = False
+) -> tuple[Result, Path]:
+    """Draft a stack from an input and write it; `ask` has answers to what nothing says.
+
+    Raises EnvbuildError `init-nothing`, `output-unwritable`, `usage` (exit 2).
+    """
+    with opened(source) as tree:
+        result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned))
+        name = _name(tree)
+        path = file or Path(f"{name}.yaml")
+        _refuse(path, tree, result)
+        if ask:
+            result = ask(result)
+        folder = tree.folder.absolute() if tree.folder is not None else None
+        written = text(result, name, path.absolute().parent, folder)
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(written)
+    except OSError as error:
+        why, hint = error.strerror or "", "name a file in a folder that you can write"
+        raise EnvbuildError("output-unwritable", f"{path} was not written", why=why, hint=hint) from None
+    try:
+        load_stack(reference(path))
+    except EnvbuildError:
+        path.unlink()
+        raise
+    return result, path
+
+
+def _refuse(path: Path, tree: Tree, result: Result) -> None:
+    if path.suffix not in (".yaml", ".yml"):
+        raise EnvbuildError("usage", f"a stack file ends in .yaml: {path}.yaml")
+    if path.exists():
+        hint = "name another file, or remove this one first"
+        raise EnvbuildError(
+            "output-unwritable", f"{path} was not written", why="a file of that name is there", hint=hint
+        )
+    if result.draft.installs or result.projects:
+        return
+    elsewhere = next((each for each in result.findings if each.rule == "env-elsewhere"), None)
+    raise EnvbuildError(
+        "init-nothing",
+        f"nothing in {tree.origin.name} says what is installed",
+        why=f"{elsewhere.statements[0].place}: {elsewhere.truth}"
+        if elsewhere
+        else f"{len(tree.files)} files were looked at",
+        hint="give the page or the folder that installs it"
+        + ("; of a job script `envbuild init FILE` describes the cluster" if elsewhere else ""),
+    )
