@@ -167,8 +167,6 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     written into this folder, and used where they are there. The plan is shown and asked about once. A second `up`
     changes nothing.
     """
-    from envbuild.catalog.loader import load_stack, pick_profile
-    from envbuild.cli.lock_cmd import ensure_lock
     from envbuild.cli.provision_cmd import carry_out
 
     asks = not yes and not ui.json and sys.stdin.isatty() and sys.stderr.isatty()
@@ -177,9 +175,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     if stack is not None:
         if not _is_stack(stack):
             stack = _draft_of(ui, stack, ask=asks)
-        loaded = load_stack(stack)
-        if not loaded.shipped:
-            ensure_lock(ui, loaded, pick_profile(loaded, flags.get("profile") or config.profile), _allowing(yes, asks))
+        _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
     prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True, ahead=True)
     return carry_out(ui, prepared, settings_of(config), None if yes else _confirm(asks))
 
@@ -213,13 +209,32 @@ def _draft_of(ui: Ui, source: str, *, ask: bool) -> str:
     return reference(path)
 
 
-def _allowing(yes: bool, asks: bool) -> Callable[[Sequence[str]], bool]:
-    def allow(packages: Sequence[str]) -> bool:
-        listed = few(packages, 8)
-        question = f"No wheel fits for {listed}. Run setup code of each here, to learn what it needs?"
-        return yes or (asks and click.confirm(question, default=False, err=True))
+def _asking(yes: bool, asks: bool) -> Callable[[str], bool]:
+    return lambda question: yes or (asks and click.confirm(question, default=False, err=True))
 
-    return allow
+
+def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -> None:
+    """The lock of a stack file, made where it is needed; requirements of a draft that exclude each other give way."""
+    from envbuild.catalog.loader import load_stack, pick_profile
+    from envbuild.cli.lock_cmd import ensure_lock
+    from envbuild.init.write import relaxed
+
+    def allow(packages: Sequence[str]) -> bool:
+        return ask(f"No wheel fits for {few(packages, 8)}. Run setup code of each here, to learn what it needs?")
+
+    while not (loaded := load_stack(stack)).shipped:
+        try:
+            ensure_lock(ui, loaded, pick_profile(loaded, profile), allow)
+        except EnvbuildError as error:
+            change = next(iter(error.details.get("relaxations", ())), {"was": "", "becomes": ""})
+            text = loaded.path.read_text(encoding="utf-8")
+            changed = relaxed(text, change["was"], change["becomes"])
+            if changed == text or not ask(f"{error.what}. Take {change['becomes']} for {change['was']}?"):
+                raise
+            loaded.path.write_text(changed, encoding="utf-8")
+            ui.warn(f"{error.what}: {loaded.path.name} has {change['becomes']} for {change['was']} now")
+        else:
+            break
 
 
 def _confirm(asks: bool) -> Callable[[], None]:

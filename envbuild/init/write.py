@@ -32,6 +32,7 @@ _SEVERITY: Mapping[str, Severity] = {
 _SCRATCH = re.compile(
     r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
 )
+_HEAD = "# Drafted by `envbuild init` from"
 _MOST_PLACES = 2
 _FULL = 40
 
@@ -44,7 +45,13 @@ def text(result: Result, name: str, beside: Path, folder: Path | None) -> str:
 def head(origin: Origin, *, any_commit: bool = False) -> str:
     """The first line of a draft, or how it begins whatever the commit."""
     of = f" at {origin.commit[:12]} of {origin.day}." if origin.commit else "."
-    return f"# Drafted by `envbuild init` from {_safe(origin.url or origin.name)}" + ("" if any_commit else of)
+    return f"{_HEAD} {_safe(origin.url or origin.name)}" + ("" if any_commit else of)
+
+
+def relaxed(text: str, was: str, becomes: str) -> str:
+    """A draft with one requirement relaxed, which stays beside it; the same text where it is no draft, or lacks it."""
+    before, after = f"- {json.dumps(was)}  #", f"- {json.dumps(becomes)}  # relaxed from {was}, which excluded others;"
+    return text.replace(before, after, 1) if text.startswith(_HEAD) else text
 
 
 def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iterator[str]:
