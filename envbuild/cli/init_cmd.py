@@ -27,18 +27,24 @@ if TYPE_CHECKING:
     from envbuild.init.assemble import Result
 
 
+_flavour = click.option(
+    "--flavour", metavar="FLAVOUR", help="Build of torch instead of the one that is said: cpu, or cu121 for CUDA 12.1."
+)
+
+
 @click.command("init")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @facts_option
 @click.option(
     "--from", "source", metavar="PAGE|FOLDER|GIT[@REF]", help="Draft a stack from a setup page or a checkout."
 )
+@_flavour
 @click.option("--yes", is_flag=True, help="Take the default of what nothing says, and ask nothing.")
 @click.option("--offline", is_flag=True, help="Ask no index about guesses, and no repository about commits.")
 @click.option("--with-lock", "locks", is_flag=True, help="Also resolve the draft and write its lock.")
 @common_options
 def init(
-    ui: Ui, file: Path | None, facts: str | None, source: str | None, yes: bool, offline: bool, locks: bool
+    ui: Ui, /, file: Path | None, facts: str | None, source: str | None, yes: bool, locks: bool, **flags: Any
 ) -> None:
     """Write a first file FILE, with comments. A file that is there is never replaced.
 
@@ -54,13 +60,10 @@ def init(
         return
     if facts is not None:
         raise click.UsageError("--facts describes a target; with --from a stack is drafted")
-    _drafted(ui, source, file, ask=not yes and not ui.json and sys.stdin.isatty(), offline=offline, locks=locks)
-
-
-def _drafted(ui: Ui, source: str, file: Path | None, *, ask: bool, offline: bool, locks: bool) -> None:
     from envbuild.init.make import draft, reference
 
-    result, path = draft(source, file, ask=_asked if ask else None, offline=offline)
+    ask = not yes and not ui.json and sys.stdin.isatty()
+    result, path = draft(source, file, ask=_asked if ask else None, **flags)
     lock = _locked(ui, reference(path)) if locks else ""
     ui.result(lambda: _data(result, path, lock), lambda: _summary(result, reference(path), lock))
 
@@ -158,6 +161,7 @@ def _learned(result: Result, reference: str) -> str:
 @click.argument("source", required=False, metavar="[PAGE|FOLDER|GIT|STACK]", shell_complete=names.stacks)
 @where_options
 @trust_environment_option
+@_flavour
 @click.option("--yes", is_flag=True, help="Take defaults, allow setup code of packages, carry the plan out unasked.")
 @common_options
 def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
@@ -174,7 +178,7 @@ def up(ui: Ui, /, source: str | None, yes: bool, **flags: Any) -> int:
     stack = source or (None if flags.get("target") else config.stack)
     if stack is not None:
         if not _is_stack(stack):
-            stack = _draft_of(ui, stack, ask=asks)
+            stack = _draft_of(ui, stack, flags["flavour"], ask=asks)
         _lock(ui, stack, flags.get("profile") or config.profile, _asking(yes, asks))
     prepared = prepared_of(ui, {**flags, "stack": stack}, config, jobs=True, ahead=True)
     return carry_out(ui, prepared, settings_of(config), None if yes else _confirm(asks))
@@ -197,14 +201,14 @@ def _is_stack(source: str) -> bool:
     return not path.exists() and "/" not in source
 
 
-def _draft_of(ui: Ui, source: str, *, ask: bool) -> str:
+def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
     """The stack file of an input, drafted unless it is there."""
     from envbuild.init.make import draft, drafted_before, reference
 
     if there := drafted_before(source):
         ui.note(f"drafted before: {there}")
         return there
-    result, path = draft(source, None, ask=_asked if ask else None)
+    result, path = draft(source, None, ask=_asked if ask else None, flavour=flavour)
     ui.note(_learned(result, reference(path)))
     return reference(path)
 

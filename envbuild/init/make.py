@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from envbuild.catalog.loader import load_stack
@@ -14,7 +15,7 @@ from envbuild.init.input import opened
 from envbuild.init.known import load_known
 from envbuild.init.pins import pinned
 from envbuild.init.tree import Tree
-from envbuild.init.write import head, text
+from envbuild.init.write import AS_ASKED, head, text
 
 
 def reference(path: Path) -> str:
@@ -36,9 +37,16 @@ def _name(tree: Tree) -> str:
 
 
 def draft(
-    source: str, file: Path | None, *, ask: Callable[[Result], Result] | None = None, offline: bool = False
+    source: str,
+    file: Path | None,
+    *,
+    ask: Callable[[Result], Result] | None = None,
+    flavour: str | None = None,
+    offline: bool = False,
 ) -> tuple[Result, Path]:
     """Draft a stack from an input and write it; `ask` has answers to what nothing says.
+
+    `flavour` of torch is taken instead of the one that the input names.
 
     Raises EnvbuildError `init-nothing`, `output-unwritable`, `usage` (exit 2).
     """
@@ -49,6 +57,9 @@ def draft(
         _refuse(path, tree, result)
         if ask:
             result = ask(result)
+        if flavour and result.draft.flavour:
+            said = replace(result.draft.flavour, value=flavour, default=False, why=AS_ASKED)
+            result = replace(result, draft=replace(result.draft, flavour=said))
         folder = tree.folder.absolute() if tree.folder is not None else None
         written = text(result, name, path.absolute().parent, folder)
     try:

@@ -32,6 +32,7 @@ _SEVERITY: Mapping[str, Severity] = {
 _SCRATCH = re.compile(
     r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
 )
+AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
 _MOST_PLACES = 2
 _FULL = 40
@@ -117,6 +118,8 @@ def _torch(result: Result) -> Iterator[str]:
         return
     said = f"# {_at(torch.statements)}" if torch.statements else "# from imports"
     open_ = [_not_said(result, "torch"), _not_said(result, "flavour")]
+    if flavour is not None and flavour.why == AS_ASKED:
+        open_[1] = f"# {flavour.value} {AS_ASKED}"
     comment = "; ".join([said, *(each[2:] for each in open_ if each)])
     if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", torch.value):
         yield f"    # torch: {_safe(torch.value) or 'not said'}  {comment}"
