@@ -221,7 +221,6 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
     """The lock of a stack file, made where it is needed; requirements of a draft that exclude each other give way."""
     from envbuild.catalog.loader import load_stack, pick_profile
     from envbuild.cli.lock_cmd import ensure_lock
-    from envbuild.init.write import relaxed
 
     def allow(packages: Sequence[str]) -> bool:
         return ask(f"No wheel fits for {few(packages, 8)}. Run setup code of each here, to learn what it needs?")
@@ -230,15 +229,27 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
         try:
             ensure_lock(ui, loaded, pick_profile(loaded, profile), allow)
         except EnvbuildError as error:
-            change = next(iter(error.details.get("relaxations", ())), {"was": "", "becomes": ""})
-            text = loaded.path.read_text(encoding="utf-8")
-            changed = relaxed(text, change["was"], change["becomes"])
-            if changed == text or not ask(f"{error.what}. Take {change['becomes']} for {change['was']}?"):
+            changed, says = _given_way(loaded.path.read_text(encoding="utf-8"), error)
+            if not says or not ask(f"{error.what}. {says}?"):
                 raise
             loaded.path.write_text(changed, encoding="utf-8")
-            ui.warn(f"{error.what}: {loaded.path.name} has {change['becomes']} for {change['was']} now")
+            ui.warn(f"{error.what}. {says}: {loaded.path.name} was changed")
         else:
             break
+
+
+def _given_way(text: str, error: EnvbuildError) -> tuple[str, str]:
+    """A draft that could not be locked with one requirement less or wider, and which; empty where nothing gives way."""
+    from envbuild.init.write import relaxed, without_guess
+
+    if error.code not in ("resolution-failed", "package-not-found"):
+        return text, ""
+    changed, name = without_guess(text, f"{error.what} {error.why}")
+    if name:
+        return changed, f"Leave out {name}, which only imports suggest"
+    change = next(iter(error.details.get("relaxations", ())), {"was": "", "becomes": ""})
+    changed = relaxed(text, change["was"], change["becomes"])
+    return changed, f"Take {change['becomes']} for {change['was']}" if changed != text else ""
 
 
 def _confirm(asks: bool) -> Callable[[], None]:

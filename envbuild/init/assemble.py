@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from packaging.utils import canonicalize_name
 
 from envbuild.init.closure import Closed, blocked, close, distributions
 from envbuild.init.collect import Collected, collect
@@ -63,7 +65,7 @@ class Result:
     projects: tuple[LocalProject, ...]
     missing: tuple[Missing, ...]
     left_out: dict[str, str]
-    compiled: frozenset[str]
+    compiled: dict[str, str]  # packages that are not installed, and why
     blocked: dict[str, str] = field(default_factory=dict)  # an own module, and what it needs that nothing brings
 
     @property
@@ -118,7 +120,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None) -> Result:
     )
 
 
-def _lost(closed: Iterable[Closed], draft: Draft, known: Known, compiled: frozenset[str]) -> set[str]:
+def _lost(closed: Iterable[Closed], draft: Draft, known: Known, compiled: Collection[str]) -> set[str]:
     """Modules that the drafted environment will not have."""
     there = {each.name for each in draft.packages}
     lost = set()
@@ -126,7 +128,7 @@ def _lost(closed: Iterable[Closed], draft: Draft, known: Known, compiled: frozen
         module = each.imported.module
         names = set(distributions(module, known))
         optional = each.imported.firmness != "required" and each.wanted is not None and each.wanted.name not in there
-        if each.how in ("open", "vendor") or names & compiled or optional:
+        if each.how in ("open", "vendor") or not names.isdisjoint(compiled) or optional:
             lost.add(module)
     return lost
 
@@ -137,16 +139,24 @@ def _blocked(tree: Tree, projects: Iterable[LocalProject], lost: set[str]) -> di
     return {module: needs for module, needs in found.items() if needs}
 
 
-def _compiled(draft: Draft, known: Known) -> frozenset[str]:
-    """Packages that only nvcc can build: the index has no wheel of them, and nobody gave the address of one."""
-    return frozenset(
-        each.name
+def _compiled(draft: Draft, known: Known) -> dict[str, str]:
+    """Packages that cannot be installed as they are asked for.
+
+    Only nvcc can build them: the index has no wheel, and nobody gave the address of one. Or another one that is asked
+    for holds the same files.
+    """
+    nvcc = {
+        each.name: "compiled with nvcc, no wheel on the index"
         for each in draft.packages
         if (row := known.compiled_package(each.requirement)) is not None
         and row.cuda == "build"
         and not row.wheel
         and not any(said.get("wheel") for said in each.statements)
-    )
+    }
+    asked = {str(canonicalize_name(name)) for each in draft.packages for name in each.requirement.extras}
+    asked |= {each.name for each in draft.packages}
+    pairs = {each.name: each.name.removesuffix("-gpu") for each in draft.packages if each.name.endswith("-gpu")}
+    return nvcc | {gpu: f"{cpu} holds the same files" for gpu, cpu in pairs.items() if cpu in asked}
 
 
 def _own_address(statements: Sequence[Statement], tree: Tree) -> list[Statement]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from envbuild.init.assemble import LocalProject, Result
 from envbuild.init.draft import DraftSource, Origin, Wanted
@@ -32,6 +33,7 @@ _SEVERITY: Mapping[str, Severity] = {
 _SCRATCH = re.compile(
     r"DEBIAN_FRONTEND|PIP_\w+|TZ|LANG|LC_ALL|CMD|LAUNCHER|MASTER_\w+|WORLD_SIZE|RANK|CUDA_VISIBLE_DEVICES"
 )
+_GUESS = re.compile(r'^( +)- "([A-Za-z0-9._-]+)[^"]*"  # from imports: ([^\n]*)$', re.MULTILINE)
 AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
 _MOST_PLACES = 2
@@ -53,6 +55,16 @@ def relaxed(text: str, was: str, becomes: str) -> str:
     """A draft with one requirement relaxed, which stays beside it; the same text where it is no draft, or lacks it."""
     before, after = f"- {json.dumps(was)}  #", f"- {json.dumps(becomes)}  # relaxed from {was}, which excluded others;"
     return text.replace(before, after, 1) if text.startswith(_HEAD) else text
+
+
+def without_guess(text: str, said: str) -> tuple[str, str]:
+    """A draft without the first package that stands in it from imports alone and that `said` names, and its name."""
+    named = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", said.lower())}
+    for match in _GUESS.finditer(text) if text.startswith(_HEAD) else ():
+        if canonicalize_name(match[2]) in named:
+            line = f"{match[1]}# not said: what brings `{match[3]}`; {match[2]} of the index does not fit"
+            return text[: match.start()] + line + text[match.end() :], match[2]
+    return text, ""
 
 
 def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iterator[str]:
@@ -133,7 +145,7 @@ def _packages(result: Result) -> Iterator[str]:
     if any(each.name not in result.compiled for each in listed):
         yield "    packages:"
     for each in listed:
-        mark, note = ("# ", "; compiled with nvcc, no wheel on the index") if each.name in result.compiled else ("", "")
+        mark, note = ("# ", f"; {result.compiled[each.name]}") if each.name in result.compiled else ("", "")
         yield f"      {mark}- {_quoted(each.index_text)}  # {_why(each, result)}{note}"
     optional = {each.wanted.name: each for each in result.optional() if each.wanted}
     for name, closed in sorted(optional.items()):

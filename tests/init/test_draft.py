@@ -6,6 +6,7 @@ from datetime import date
 
 import pytest
 
+from envbuild.init import write
 from envbuild.init.draft import Draft, Origin, default_python, make_draft
 from envbuild.init.findings import find
 from envbuild.init.known import load_known
@@ -135,3 +136,18 @@ def test_a_clean_page_has_no_findings() -> None:
         "Dockerfile",
     )
     assert rules(draft) == {}
+
+
+def test_a_draft_gives_way_where_its_requirements_exclude_each_other() -> None:
+    head = "# Drafted by `envbuild init` from own.\n"
+    lines = '      - "swarms==4.1.1"  # requirements.txt:1\n      - "espnet"  # from imports: own/a.py:7\n'
+    said = "Failed to resolve dependencies for package `espnet==0.6.0`"
+    assert write.without_guess(head + lines, said) == (
+        head + lines.splitlines()[0] + "\n"
+        "      # not said: what brings `own/a.py:7`; espnet of the index does not fit\n",
+        "espnet",
+    )
+    assert '- "swarms"  # relaxed from swarms==4.1.1' in write.relaxed(head + lines, "swarms==4.1.1", "swarms")
+    for text in (lines, head + lines):  # by hand, and of another package
+        assert write.without_guess(text, "swarms==4.1.1 conflicts") == (text, "")
+    assert write.relaxed(lines, "swarms==4.1.1", "swarms") == lines
