@@ -168,7 +168,7 @@ def test_hostile_texts_stay_texts(
 ) -> None:
     page = (
         "# x\n## Install\n```\npip install 'a==1\"] }\n  evil: &x' b==1 git+https://user:hunter2@h.example.org/a/b\n"
-        "export TOKEN=hunter2\nexport LD_PRELOAD=/evil.so\nexport TORCH_OK='a\" # b'\npip install $(rm -rf /) ${IFS}\n```\n"
+        "export TOKEN=hunter2\nexport LD_PRELOAD=/evil.so\nexport TORCH_X='a\" # b'\npip install $(rm -rf /) ${IFS}\n```\n"
     )
     (tmp_path / "README.md").write_text(page)
     monkeypatch.chdir(tmp_path)
@@ -177,7 +177,7 @@ def test_hostile_texts_stay_texts(
     assert "hunter2" not in text
     profile = yaml.safe_load(text)["profiles"]["exact"]
     assert profile["packages"] == ["b==1"]
-    assert profile["environment"] == {"TORCH_OK": 'a" # b'}
+    assert profile["environment"] == {"TORCH_X": 'a" # b'}
 
 
 @pytest.mark.usefixtures("no_index")
