@@ -208,11 +208,12 @@ def _with_torch(draft: Draft, known: Known) -> Draft:
 
 
 def _with_setuptools(draft: Draft) -> Draft:
-    """Environments had setuptools until Python 3.12, and triton and others import it without asking for it."""
-    wish = requirement("setuptools<82")
-    if draft.torch is None or wish is None or draft.package("setuptools") is not None:
+    """Environments had both until Python 3.12: old packages import the one, and are built with the other."""
+    if draft.torch is None:
         return draft
-    return replace(draft, packages=(*draft.packages, Wanted(wish, ())))
+    wishes = [wish for text in ("setuptools<82", "wheel") if (wish := requirement(text)) is not None]
+    added = [Wanted(wish, ()) for wish in wishes if draft.package(wish.name) is None]
+    return replace(draft, packages=(*draft.packages, *added))
 
 
 def _without_brought(draft: Draft) -> Draft:

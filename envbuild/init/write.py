@@ -175,7 +175,7 @@ def _usable(wanted: Wanted) -> bool:
 
 def _why(wanted: Wanted, result: Result) -> str:
     if not wanted.statements:
-        return "not said: environments had it until Python 3.12, and old packages import it"
+        return "not said: environments had it until Python 3.12, and old packages need it"
     said = result.draft.from_imports.get(wanted.name)
     declared = [each for each in wanted.statements if each.kind != "import"]
     if said is not None:

@@ -168,7 +168,8 @@ def test_hostile_texts_stay_texts(
 ) -> None:
     page = (
         "# x\n## Install\n```\npip install 'a==1\"] }\n  evil: &x' b==1 git+https://user:hunter2@h.example.org/a/b\n"
-        "export TOKEN=hunter2\nexport LD_PRELOAD=/evil.so\nexport TORCH_X='a\" # b'\npip install $(rm -rf /) ${IFS}\n```\n"
+        "export TOKEN=hunter2\nexport LD_PRELOAD=/evil.so\nexport TORCH_X='a\" # b'\n"
+        "pip install $(rm -rf /) ${IFS}\n```\n"
     )
     (tmp_path / "README.md").write_text(page)
     monkeypatch.chdir(tmp_path)
