@@ -221,6 +221,7 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
     """The lock of a stack file, made where it is needed; requirements of a draft that exclude each other give way."""
     from envbuild.catalog.loader import load_stack, pick_profile
     from envbuild.cli.lock_cmd import ensure_lock
+    from envbuild.regular_file import read_file
 
     def allow(packages: Sequence[str]) -> bool:
         return ask(f"No wheel fits for {few(packages, 8)}. Run setup code of each here, to learn what it needs?")
@@ -229,7 +230,7 @@ def _lock(ui: Ui, stack: str, profile: str | None, ask: Callable[[str], bool]) -
         try:
             ensure_lock(ui, loaded, pick_profile(loaded, profile), allow)
         except EnvbuildError as error:
-            changed, says = _given_way(loaded.path.read_text(encoding="utf-8"), error)
+            changed, says = _given_way(read_file(loaded.path).decode(), error)
             if not says or not ask(f"{error.what}. {says}?"):
                 raise
             loaded.path.write_text(changed, encoding="utf-8")

@@ -16,6 +16,7 @@ from envbuild.init.known import load_known
 from envbuild.init.pins import pinned
 from envbuild.init.tree import Tree
 from envbuild.init.write import AS_ASKED, head, text
+from envbuild.regular_file import read_file
 
 
 def reference(path: Path) -> str:
@@ -28,7 +29,7 @@ def drafted_before(source: str) -> str:
     with opened(source) as tree:
         path = Path(f"{_name(tree)}.yaml")
         begins = head(tree.origin, any_commit=tree.folder is not None)
-    there = path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(begins)
+    there = path.is_file() and read_file(path).startswith(begins.encode())
     return reference(path) if there else ""
 
 
