@@ -106,6 +106,7 @@ class Draft:
     pythons: tuple[str, ...]
     torch: Choice | None
     torch_specifier: str
+    torch_release: str  # the release next to a build that only an image has
     flavour: Choice | None
     packages: tuple[Wanted, ...]
     conda: tuple[Statement, ...]
@@ -148,7 +149,8 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
     torch, specifier = _torch(taken, torch_wanted, known, origin.day, packages)
     flavour = _flavour(taken, torch_wanted)
     if torch is not None:
-        flavour = flavour or _of_prose(taken, torch, known) or pypi_flavour(torch, known)
+        released = replace(torch, value=_release_of(torch.value, known))
+        flavour = flavour or _of_prose(taken, torch, known) or pypi_flavour(released, known)
         flavour = _nearest(flavour, torch.value, known)
     ways = [each for each in every if each.get("alternative")]
     python, pythons = _python(
@@ -159,6 +161,7 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
     )
     return Draft(
         origin=origin,
+        torch_release=_release_of(torch.value, known) if torch else "",
         python=python,
         pythons=pythons,
         torch=torch,
@@ -318,6 +321,14 @@ def _of_prose(statements: Sequence[Statement], torch: Choice, known: Known) -> C
     return None
 
 
+def _release_of(version: str, known: Known) -> str:
+    """The release that a wheel can be had of: `2.1.0a0+fe05266f` of an image was on the way to 2.1.0."""
+    if version in known.compat.torch:
+        return version
+    match = re.match(r"[0-9]+\.[0-9]+\.[0-9]+(?=a0)", version)
+    return match[0] if match and match[0] in known.compat.torch else ""
+
+
 def _nearest(flavour: Choice | None, torch: str, known: Known) -> Choice | None:
     """A flavour that the release has not gives way to the newest one of its CUDA major that is not newer."""
     release = known.compat.torch.get(torch)
@@ -334,6 +345,10 @@ def _nearest(flavour: Choice | None, torch: str, known: Known) -> Choice | None:
 def pypi_flavour(torch: Choice, known: Known) -> Choice | None:
     """The flavour that the default index has of a release, as a default."""
     release = known.compat.torch.get(torch.value)
+    if release is not None and release.pypi_flavour is None and release.builds:
+        numbers = [int(match[1]) for build in release.builds if (match := _CUDA_OF.fullmatch(build))]
+        why = "the default index has no such release; this is the newest CUDA of PyTorch's own"
+        return Choice(f"cu{max(numbers)}", default=True, why=why) if numbers else None
     if release is None or release.pypi_flavour is None:
         return None
     return Choice(release.pypi_flavour, default=True, why="what the default index has of this release")

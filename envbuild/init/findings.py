@@ -16,6 +16,9 @@ from envbuild.init.statement import Statement
 
 _SHORT = re.compile(r"[0-9a-f]{7,39}")
 _MOVING = frozenset(("main", "master", "develop", "dev", "devel", "latest", "nightly", "stable", "HEAD", "trunk"))
+# A version in it, or a hash; others read like branches.
+_LIKE_A_TAG = re.compile(r"[0-9][._][0-9]|(?:^|/)(?:v|r|rel|release)-?[0-9]|^[0-9a-f]{7,40}$|^[0-9]+$")
+_REGISTRIES = re.compile(r"(?:nvcr|ghcr|quay|gcr|docker|public\.ecr|registry\.gitlab|mcr)\.")
 _CHANNELS = frozenset(
     ("pytorch", "nvidia", "conda-forge", "defaults", "anaconda", "main", "xformers", "pyg", "dglteam", "bioconda",
      "huggingface", "rapidsai", "fvcore", "iopath", "pytorch3d", "intel", "msys2")
@@ -135,7 +138,11 @@ def _known_flavour(draft: Draft, version: str, known: Known) -> Iterator[DraftFi
     release, flavour = known.compat.torch[version], draft.flavour
     if flavour is None or draft.torch is None:
         return
-    if flavour.default:
+    if release.pypi_flavour is None and flavour.default:
+        yield DraftFinding("index-missing", (f"torch {version}",), draft.torch.statements,
+                           f"the default index has no torch {version}",
+                           f"takes {flavour.value} of PyTorch's own index")  # fmt: skip
+    elif flavour.default:
         if any(each.kind in ("package", "conda") for each in draft.torch.statements):
             yield DraftFinding("flavour-by-default", (f"torch {version}",), draft.torch.statements,
                                f"no CUDA flavour is named: the default index has {flavour.value}",
@@ -197,9 +204,10 @@ def git_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
     if bare:
         truth = "what is cloned is whatever the default branch has that day"
         yield DraftFinding("git-unpinned", _names(bare), _first(bare), truth, "pins the commit of the day")
-    moving = [each for each in sources if each.ref in _MOVING]
+    moving = [each for each in sources if each.ref and (each.ref in _MOVING or not _LIKE_A_TAG.search(each.ref))]
     if moving:
-        yield DraftFinding("git-branch", _names(moving), _first(moving), "a branch moves", "pins the commit of the day")
+        yield DraftFinding("git-branch", _names(moving), _first(moving), "a branch moves, and these read like branches",
+                           "pins the commit of the day")  # fmt: skip
     short = [each for each in sources if _SHORT.fullmatch(each.ref) and not each.ref.isdigit()]
     if short:
         yield DraftFinding("short-sha", _names(short), _first(short), "a short hash can mean several commits",
@@ -355,8 +363,9 @@ def shell_rules(draft: Draft) -> Iterator[DraftFinding]:
     opened = [each for each in draft.of("import") if re.search(r"\bAutoFix\(|\.fix\(", each.text)]
     if edits or opened:
         said = (*edits, *opened)
+        by_hand = " by hand" if all(each.get("by") == "prose" for each in said) else ""
         yield DraftFinding("edited-by-sed", tuple(each.value for each in said), said,
-                           "files that were installed or cloned are edited", "asks for a patch")  # fmt: skip
+                           f"files that were installed or cloned are edited{by_hand}", "asks for a patch")  # fmt: skip
 
 
 def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
@@ -375,7 +384,12 @@ def fetch_rules(draft: Draft) -> Iterator[DraftFinding]:
         yield DraftFinding("file-elsewhere", tuple(dict.fromkeys(each.value for each in files)), tuple(files),
                            "packages or commands are in a file that was not given", "asks for it")  # fmt: skip
     made = draft.of("activate")
-    if made and not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
+    base = [each for each in made if each.get("base")]
+    if base:
+        yield DraftFinding("env-elsewhere", tuple(each.value for each in base), tuple(base),
+                           "it is laid on an environment that is made somewhere else",
+                           "asks which packages that one brings")  # fmt: skip
+    elif made and not draft.of("package", "conda", "source", "local") and not _listed_elsewhere(draft):
         yield DraftFinding("env-elsewhere", tuple(each.value for each in made), made,
                            "the environment is made somewhere else", "drafts a target and no profile")  # fmt: skip
 
@@ -470,6 +484,10 @@ def image_rules(draft: Draft) -> Iterator[DraftFinding]:
     image = draft.image
     if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
         yield DraftFinding("base-image", (image.value,), (image,), "the image has no tag that stays", "asks for one")
+    elif image is not None and "." in image.value.partition("/")[0] and not _REGISTRIES.match(image.value):
+        yield DraftFinding("base-image", (image.value,), (image,),
+                           f"{image.value.partition('/')[0]} is no registry of the image's maker",
+                           "names the image")  # fmt: skip
     elif image is not None and (_WITHDRAWN.search(image.value) or _ENDED.search(image.value)):
         truth = "tags of CUDA without a patch number were withdrawn" if _WITHDRAWN.search(image.value) else ""
         truth = truth or "its operating system is past the end of its support"

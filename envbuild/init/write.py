@@ -25,7 +25,8 @@ _SEVERITY: Mapping[str, Severity] = {
     "unpinned": "unpinned", "git-unpinned": "unpinned", "git-branch": "unpinned", "torch-floating": "unpinned",
     "python-open": "unpinned", "short-sha": "unpinned", "torch-absent": "unpinned", "flavour-by-default": "unpinned",
     "conflict": "wrong", "contradiction": "wrong", "shell-slip": "wrong", "flavour-missing": "wrong",
-    "version-missing": "wrong", "package-homonym": "wrong", "pip-global-option": "stale", "legacy-build": "stale",
+    "version-missing": "wrong", "index-missing": "wrong", "rank-slip": "wrong", "platform-mismatch": "wrong",
+    "package-homonym": "wrong", "pip-global-option": "stale", "legacy-build": "stale",
     "repo-moved": "stale", "duplicate": "note", "conda-torch": "note", "torch-below-catalog": "note",
     "torch-above-catalog": "note", "alternatives": "note", "stale-service": "stale",
     "file-elsewhere": "note", "editable-install": "note",
@@ -133,10 +134,14 @@ def _torch(result: Result) -> Iterator[str]:
     if flavour is not None and flavour.why == AS_ASKED:
         open_[1] = f"# {flavour.value} {AS_ASKED}"
     comment = "; ".join([said, *(each[2:] for each in open_ if each)])
-    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", torch.value):
-        yield f"    # torch: {_safe(torch.value) or 'not said'}  {comment}"
-        return
-    yield f"    torch: {{version: {torch.value}, flavours: [{flavour.value if flavour else 'cpu'}]}}  {comment}"
+    version = torch.value
+    if not re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", version):
+        version = result.draft.torch_release
+        note = ": no index has it, the release is taken" if version else ""
+        yield f"    # torch: {_safe(torch.value) or 'not said'}{note}  {comment}"
+        if not version:
+            return
+    yield f"    torch: {{version: {version}, flavours: [{flavour.value if flavour else 'cpu'}]}}  {comment}"
 
 
 def _packages(result: Result) -> Iterator[str]:

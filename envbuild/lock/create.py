@@ -62,6 +62,8 @@ from envbuild.node import pip_config
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import mending
 
+_BUILT_WITH_TORCH = ("torchaudio", "torchvision")
+
 
 def default_supply(
     find_links: Sequence[str] = (), indexes: Mapping[str, str] | None = None, allow_build: Sequence[str] = ()
@@ -320,6 +322,12 @@ class _Maker:
         self, request: Request, choice: TorchChoice | None, previous: Mapping[str, LockedPackage]
     ) -> tuple[LockedPackage, ...]:
         offers = resolve(request)
+        # They are built against one torch and flavour: PyPI's do not load beside a build of another index.
+        beside = [item.name for item in offers if item.name in _BUILT_WITH_TORCH]
+        if choice and choice.index and beside:
+            indexes = {**request.indexes, **dict.fromkeys(beside, choice.index)}
+            request = replace(request, requirements=(*request.requirements, *beside), indexes=indexes)
+            offers = resolve(request)
         self.say_all(newcomers(offers, request, previous))
         if choice and choice.sibling:
             offers = [item for item in offers if item.name != "torch"]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ _PROBE = (
 _CHANGE = re.compile(r"^ ([-+~]) (\S+?)==(\S+)", re.MULTILINE)
 YOUNG = timedelta(days=90)  # after a year too many are old acquaintances under a new name
 # uv's warning, with the reason where the index states one.
+_LOOSENING_S = 120
 _YANKED = re.compile(r'^warning: `([^`=]+)==[^`]+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 
 
@@ -98,9 +100,8 @@ def resolve(request: Request) -> list[Offer]:
     except EnvbuildError as error:
         if error.exit_code != ExitCode.REFUSED:
             raise
-        bound = _in_the_way(request, error)
-        if bound is not None:
-            raise no_solution(error.why, bound) from None
+        if loosened := _loosened(request, error):
+            raise no_solution(error.why, loosened) from None
         if error.code != "build-not-allowed":
             raise
         names = _without_wheel(request, error.details["packages"])
@@ -128,27 +129,36 @@ def _with_releases(request: Request, offers: list[Offer]) -> list[Offer]:
         return offers
 
 
-def _in_the_way(request: Request, error: EnvbuildError) -> str | None:
-    """The requirement or constraint without whose bounds all is there with wheels; uv's words may name another cause.
+def _loosened(request: Request, error: EnvbuildError) -> dict[str, str]:
+    """Each requirement or constraint without whose bounds all is there with wheels, and its version then.
 
-    uv tells what it tried last: a release of long ago without a wheel, or one that needs what is gone.
+    uv's words may name another cause: it tells what it tried last, a release of long ago without a wheel, or one that
+    needs what is gone. Those that it names are tried first, for two minutes at most.
     """
     named = set(error.details.get("packages", ()))
     texts = dict.fromkeys((*request.requirements, *request.constraints))
     bounds = [text for text in texts if requirement(text).specifier and package_name(text) not in named]
 
-    def fits(loosened: Sequence[str]) -> bool:
+    def offers(loosened: Sequence[str]) -> dict[str, str]:
         def loose(text: str) -> str:
             return str(requirement(text).name) if text in loosened else text
 
         asked, bounded = tuple(map(loose, request.requirements)), tuple(map(loose, request.constraints))
         try:
-            offers = _resolved(replace(request, requirements=asked, constraints=bounded, pins={}))
+            made = _resolved(replace(request, requirements=asked, constraints=bounded, pins={}))
         except EnvbuildError:
-            return False
-        return named <= {offer.name for offer in offers}
+            return {}
+        versions = {offer.name: offer.version for offer in made}
+        return versions if named <= versions.keys() else {}
 
-    return next((text for text in bounds if fits([text])), None) if bounds and fits(bounds) else None
+    words = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", error.why.lower())}
+    bounds.sort(key=lambda text: package_name(text) not in words)
+    until = time.monotonic() + _LOOSENING_S
+    found: dict[str, str] = {}
+    for text in bounds if bounds and offers(bounds) else ():
+        if time.monotonic() < until and (versions := offers([text])):
+            found[text] = versions.get(package_name(text), "")
+    return found
 
 
 def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:

@@ -119,6 +119,10 @@ SLIPS = {
     "short-sha": "git clone https://git.example.org/a/b && cd b && git checkout abc1234",
     "repo-moved": "git clone https://github.com/pytorch/fairseq",
     "torch-absent": "pip install timm==0.6.13",
+    "index-missing": "pip install torch==1.8.2",
+    "env-elsewhere": "module load conda\npython3 -m venv x --system-site-packages\npip install a",
+    "platform-mismatch": "pip install pywin32==303",
+    "stale-service": "git clone git://github.com/x/y",
 }
 
 

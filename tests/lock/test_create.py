@@ -273,6 +273,23 @@ def test_torch_comes_from_its_own_index_and_nothing_else_does(
     assert "127.0.0.1" not in render_lock(lock)
 
 
+def test_what_is_built_with_torch_comes_from_torch_s_index_whoever_wants_it(
+    tmp_path: Path, supply: MakeSupply, home: Path, torch_index: str
+) -> None:
+    (home / ".config" / "uv" / "uv.toml").unlink()
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0")
+    make_wheel(house, "models", "1.0", requires=["torchvision"])
+    make_wheel(house, "torchvision", "0.22.0", requires=["torch==2.7.0"])
+    offer(make_wheel(tmp_path / "simple" / "torchvision", "torchvision", "0.22.0+cpu", requires=["torch==2.7.0"]))
+    (home / ".config" / "uv" / "uv.toml").write_text(
+        f'index = [{{url = "{house.as_uri()}", format = "flat", default = true}}]\n'
+    )
+    lock = make(stack(torch=TORCH, packages=["models"]), supply(url=torch_index, reachable=True))
+    found = {package.name: (package.version, package.index) for package in lock.variants[0].packages}
+    assert found["torchvision"] == ("0.22.0+cpu", "pytorch-cpu") and found["alpha"] == ("1.0", "pypi")
+
+
 @pytest.mark.parametrize(("reason", "words"), [("it eats files", " (it eats files)"), ("", "")])
 def test_a_yanked_version_that_stays_in_a_lock_is_said_when_it_is_made_and_checked(
     tmp_path: Path, supply: MakeSupply, home: Path, monkeypatch: pytest.MonkeyPatch, reason: str, words: str
@@ -421,3 +438,22 @@ def test_the_date_of_the_profile_is_recorded_and_an_unknown_profile_is_named(sup
     with fails("profile-unknown") as caught:
         create_lock(stack(), "ported", supply=supply(), standalone={})
     assert caught.value.hint == "it has: exact"
+
+
+def test_a_conflict_says_which_single_change_resolves_it(tmp_path: Path, supply: MakeSupply) -> None:
+    house = tmp_path / "house"
+    make_wheel(house, "alpha", "1.0", requires=["gamma<2"])
+    make_wheel(house, "alpha", "2.0", requires=["gamma>=2"])
+    make_wheel(house, "beta", "1.0", requires=["gamma>=2"])
+    for version in ("1.0", "2.0"):
+        make_wheel(house, "gamma", version)
+    with fails("resolution-failed") as caught:
+        make(stack(packages=["alpha==1.0", "beta<2"], constraints=["gamma>=1"]), supply(house))
+    assert caught.value.details == {"loosened": {"alpha==1.0": "2.0"}}
+    assert caught.value.hint == "loosen `alpha==1.0` (2.0 fits): all other requirements fit together"
+    with fails("resolution-failed") as caught:
+        make(stack(packages=["alpha==1.0", "gamma==2.0"]), supply(house))
+    assert caught.value.what == "`alpha==1.0` and `gamma==2.0` exclude each other"
+    with fails("resolution-failed") as caught:
+        make(stack(packages=["alpha==1.0", "beta==3", "gamma==4"]), supply(house))
+    assert not caught.value.details

@@ -15,7 +15,7 @@ _INSTRUCTION = re.compile(r"\s*([A-Za-z]+)\s+(.*)", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?")
 _PAIR = re.compile(r"""([A-Za-z_]\w*)=("(?:\\.|[^"\\])*"|'[^']*'|(?:\\.|[^\s\\])*)""", re.DOTALL)
 _CUDA = re.compile(r"(?:^|/)cuda:([0-9]+\.[0-9]+)")
-_NGC = re.compile(r"nvcr\.io/nvidia/pytorch:([0-9]{2}\.[0-9]{2})")
+_NGC = re.compile(r"/nvidia/pytorch:([0-9]{2}\.[0-9]{2})")  # of nvcr.io, or of a mirror
 _PYTORCH = re.compile(r"(?:^|/)pytorch/pytorch:([0-9]+\.[0-9]+\.[0-9]+)-cuda([0-9]+\.[0-9]+)")
 _PYTHON = re.compile(r"(?:^|/)python:(3\.[0-9]+)")
 # The last NVIDIA image with each Python.

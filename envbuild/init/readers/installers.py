@@ -206,6 +206,9 @@ def conda(shell: Place, words: list[str]) -> Iterator[Statement]:
     verbs = [word for word in words[1:] if not word.startswith("-")]
     if not verbs:
         return
+    if verbs[0] == "init":
+        yield shell.make("startup", "conda init", written="yes")
+        return
     if verbs[0] == "activate":
         yield from (shell.make("activate", name) for name in verbs[1:2])
         return

@@ -138,6 +138,9 @@ def _block(
     elif language in _SHELL or (language in _PERHAPS and _STARTS.match(first)):
         other = {"alternative": "way"} if sections.is_alternative and not sections.optional else {}
         yield from (replace(each, options=dict(each.options) | other) for each in shell.read(text, line, column))
+        for number, comment in enumerate(text.splitlines()):
+            if comment.lstrip().startswith("#") and not shell.optional:
+                yield from prose.edits(comment, shell.file, line + number)
     elif language in ("yaml", "yml"):
         for number, shown in enumerate(text.splitlines()):
             if match := re.match(r"[\s-]*(?:\w*image|image\w*):\s*[\"']?([\w./-]+:[\w.-]+)", shown, re.IGNORECASE):
@@ -184,6 +187,8 @@ def _inline(shell: Shell, sections: _Sections, token: Token, line: int) -> Itera
         yield from _facts(sections, token.content, shell.file, line)
     if sections.setup and not sections.optional:
         yield from prose.packages(token.content, shell.file, line)
+    if not sections.optional:
+        yield from prose.edits(token.content, shell.file, line)
 
 
 def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterator[Statement]:

@@ -34,6 +34,21 @@ _ITEM = re.compile(
     r"[`*_\s.;,]*"
 )
 
+_EDITED = re.compile(
+    r"\bcomment out\b[^.\n]{0,80}?\b(?P<one>[\w./-]+\.(?:py|cpp|cu|cuh|h))\b"
+    r"|\bedit (?:the )?`?(?P<two>[\w./-]+\.(?:py|cpp|cu|cuh|h))\b"
+    r"|\b(?:change|set|edit|modify)\b[^.\n`]{0,60}\b(?:ip|address)\b[^.\n`]{0,40}`(?P<three>[^`\n]+\.\w+)`",
+    re.IGNORECASE,
+)
+
+
+def edits(text: str, file: str, line: int) -> Iterator[Statement]:
+    """Files of the sources that the reader is told to edit by hand."""
+    for match in _EDITED.finditer(text[:_LONGEST]):
+        place = Place(file, line + text[: match.start()].count("\n"))
+        name = match["one"] or match["two"] or match["three"]
+        yield Statement("edit", name, place, quoted(match[0]), "prose", False, {"by": "prose"})
+
 
 def packages(text: str, file: str, line: int) -> Iterator[Statement]:
     """Packages of a list in words: lines that hold a name and a version, and nothing else."""

@@ -21,7 +21,8 @@ _STRUCTURE = frozenset(
      "read", "local", "declare", "set", "trap", "exit", "true", "false", ":", "echo", "printf", "mkdir", "ls", "cat",
      "rm", "mv", "cp", "ln", "pwd", "cd", "nvidia-smi", "nvcc", "which", "date", "sleep", "wait", "unset", "grep",
      "awk", "head", "tail", "find", "xargs", "tee", "chmod", "chown", "tar", "unzip", "gunzip", "alias", "hostname",
-     "scontrol", "ulimit", "touch", "df", "du", "ps", "kill", "jupyter", "tensorboard", "vim", "nano", "code")
+     "scontrol", "ulimit", "touch", "df", "du", "ps", "kill", "popd", "ssh", "slogin", "scp",
+     "rsync", "xz", "jupyter", "tensorboard", "vim", "nano", "code")
 )  # fmt: skip
 _SYSTEM = frozenset(("apt-get", "apt", "aptitude", "yum", "dnf", "apk", "zypper", "brew", "pacman"))
 _MANAGERS = frozenset(("poetry", "pipenv", "pdm", "pixi", "hatch"))
@@ -134,7 +135,9 @@ class Shell:
         elif re.match(r"\.{0,2}/[\w./-]+\.sh$", program):
             yield from self._script(["sh", *words])
         elif program not in _STRUCTURE and re.match(r"[A-Za-z0-9_./][A-Za-z0-9_./-]*$", program):
-            yield self.make("unknown", program)
+            # A program with long options that no rule knows is one that the installed code brings.
+            starts = any(word.startswith("--") for word in words[1:]) and re.search("[a-z][-_][a-z]", program)
+            yield self.make("run" if starts else "unknown", quoted(" ".join(words)) if starts else program)
 
     def _operators(self, command: Command, previous: str) -> Iterator[Statement]:
         words = command.words
@@ -370,6 +373,8 @@ class Shell:
         elif script.endswith("setup.py"):
             yield from self._setup_py(rest[rest.index(script) + 1 :], str(PurePosixPath(script).parent))
         elif rest[:1] == ["-m"]:
+            if script == "venv" and "--system-site-packages" in rest:
+                yield self.make("activate", rest[-1] if not rest[-1].startswith("-") else rest[-2], base="yes")
             if script in ("venv", "virtualenv", "ipykernel", "http.server", "unittest", "pytest", "build"):
                 return
             yield self.make("run", quoted(" ".join(words)), program="python", module=script)

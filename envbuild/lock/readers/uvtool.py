@@ -104,15 +104,21 @@ def _failure(said: str) -> EnvbuildError:
     return no_solution(why)
 
 
-def no_solution(why: str, bound: str = "") -> EnvbuildError:
-    """The error of requirements that contradict each other; `bound`: the one without which they do not."""
+def no_solution(why: str, loosened: Mapping[str, str] | None = None) -> EnvbuildError:
+    """The error of requirements that contradict each other; `loosened`: those enough to loosen, with their versions."""
+    names = [f"`{text}`" for text in loosened or ()]
+    each = (loosened or {}).items()
+    ways = "; or ".join(f"loosen `{text}`" + (f" ({version} fits)" if version else "") for text, version in each)
     return EnvbuildError(
         "resolution-failed",
-        f"no set of packages fits the requirements{f' with `{bound}`' * bool(bound)}",
+        f"{', '.join(names[:-1])} and {names[-1]} exclude each other"
+        if len(names) > 1
+        else f"no set of packages fits the requirements{f' with {names[0]}' if names else ''}",
         why=why,
-        hint=f"loosen `{bound}`: all other requirements fit together"
-        if bound
+        hint=f"{ways}: all other requirements fit together"
+        if ways
         else "loosen a requirement or a constraint, or choose another `as_of`",
+        details={"loosened": dict(loosened)} if loosened else None,
     )
 
 
