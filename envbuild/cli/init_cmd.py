@@ -36,7 +36,11 @@ _flavour = click.option(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @facts_option
 @click.option(
-    "--from", "source", metavar="PAGE|FOLDER|GIT[@REF]", help="Draft a stack from a setup page or a checkout."
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="PAGE|FOLDER|GIT[@REF]",
+    help="Draft a stack from a setup page or a checkout; repeatable.",
 )
 @_flavour
 @click.option("--yes", is_flag=True, help="Take the default of what nothing says, and ask nothing.")
@@ -44,14 +48,14 @@ _flavour = click.option(
 @click.option("--with-lock", "locks", is_flag=True, help="Also resolve the draft and write its lock.")
 @common_options
 def init(
-    ui: Ui, /, file: Path | None, facts: str | None, source: str | None, yes: bool, locks: bool, **flags: Any
+    ui: Ui, /, file: Path | None, facts: str | None, sources: tuple[str, ...], yes: bool, locks: bool, **flags: Any
 ) -> None:
     """Write a first file FILE, with comments. A file that is there is never replaced.
 
     Without --from a target file, from eight answers at most, or from recorded facts of its nodes. With --from a stack,
     by rules and facts alone: nothing of what is read is run. FILE is then NAME.yaml where it is not said.
     """
-    if source is None:
+    if not sources:
         if file is None:
             raise click.UsageError("name the target file to write, or `--from` a page, folder or repository")
         from envbuild.cli.catalog_cmd import first_target
@@ -63,7 +67,7 @@ def init(
     from envbuild.init.make import draft, reference
 
     ask = not yes and not ui.json and sys.stdin.isatty()
-    result, path = draft(source, file, ask=_asked if ask else None, **flags)
+    result, path = draft(sources[0], file, ask=_asked if ask else None, also=sources[1:], **flags)
     lock = _locked(ui, reference(path)) if locks else ""
     ui.result(lambda: _data(result, path, lock), lambda: _summary(result, reference(path), lock))
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from packaging.utils import canonicalize_name
 
 from envbuild.init.closure import Closed, blocked, close, distributions
-from envbuild.init.collect import Collected, collect
+from envbuild.init.collect import Collected, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
 from envbuild.init.imports import Roots, roots, scan
@@ -67,6 +67,7 @@ class Result:
     left_out: dict[str, str]
     compiled: dict[str, str]  # packages that are not installed, and why
     blocked: dict[str, str] = field(default_factory=dict)  # an own module, and what it needs that nothing brings
+    page: tuple[str, str] = ("", "")  # the main file that was read, and its text
 
     @property
     def understood(self) -> tuple[int, int]:
@@ -87,10 +88,10 @@ class Ask:
     git: Callable[[Draft], Draft] = lambda draft: draft
 
 
-def assemble(tree: Tree, known: Known, ask: Ask | None = None) -> Result:
-    """Read an input and decide; pure but for the files that it reads, and what is asked of others."""
+def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tree] = ()) -> Result:
+    """Read an input, and what others say beside it, and decide; pure but for reading, and what is asked of others."""
     ask = ask or Ask()
-    collected = collect(tree)
+    collected = together([tree, *also])
     folder = len(tree.files) > 1 or tree.folder is not None
     draft = make_draft(_own_address(collected.statements, tree), tree.origin, known)
     closed: tuple[Closed, ...] = ()
@@ -114,10 +115,18 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None) -> Result:
         closed,
         projects,
         _missing(draft),
-        dict(tree.left_out),
+        {path: why for each in (tree, *also) for path, why in each.left_out.items()},
         compiled,
         _blocked(tree, projects, _lost(closed, draft, known, compiled)),
+        _page(tree, collected),
     )
+
+
+def _page(tree: Tree, collected: Collected) -> tuple[str, str]:
+    """The first page of prose that was read, else the first file."""
+    pages = [path for path, noun in collected.used.items() if noun in ("Markdown", "reStructuredText")]
+    path = next((each for each in (*pages, *collected.used) if each in tree.files), "")
+    return path, (tree.text(path) or "") if path else ""
 
 
 def _lost(closed: Iterable[Closed], draft: Draft, known: Known, compiled: Collection[str]) -> set[str]:
@@ -161,7 +170,7 @@ def _compiled(draft: Draft, known: Known) -> dict[str, str]:
 
 def _own_address(statements: Sequence[Statement], tree: Tree) -> list[Statement]:
     """A clone of the input itself, which a page begins with, is the input: its commit is known."""
-    if len(tree.files) < 2 and tree.folder is None:
+    if tree.alone:
         return list(statements)
     name = tree.origin.name.lower()
     own = {

@@ -97,6 +97,8 @@ def _closed(
     wish = requirement(names[0])
     if wish is None or not _NAME.fullmatch(imported.module) or imported.module in _NOBODY:
         return Closed(imported, "open")
+    if imported.module == "pkg_resources":  # gone with setuptools 82
+        wish = requirement("setuptools<82") or wish
     how = "table" if imported.module in known.modules else "name"
     return Closed(imported, how, Wanted(wish, ()))
 

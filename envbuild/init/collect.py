@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -43,7 +43,7 @@ class Collected:
 def collect(tree: Tree) -> Collected:
     """The statements of a file, or of the files of a folder that say something about its environment."""
     out = Collected()
-    if len(tree.files) == 1 and tree.folder is None and not tree.origin.commit:
+    if tree.alone:
         _whole(tree, tree.files[0], out)
         return out
     main, offered = _sorted(tree)
@@ -56,6 +56,23 @@ def collect(tree: Tree) -> Collected:
             _offered(tree, path, out)
     # A project that installs itself from the index is its own tree.
     out.statements = [each for each in out.statements if not _is_self(each, own)]
+    return out
+
+
+def together(trees: Sequence[Tree]) -> Collected:
+    """The statements of several inputs; a path that two of them have is named after the input that comes later."""
+    out = collect(trees[0])
+    for tree in trees[1:]:
+        more = collect(tree)
+        names = {
+            path: f"{tree.origin.name}/{path}" if path in out.used else path for path in (*more.used, *more.choices)
+        }
+        out.statements += [
+            replace(each, place=replace(each.place, file=names.get(each.place.file, each.place.file)))
+            for each in more.statements
+        ]
+        out.used |= {names[path]: noun for path, noun in more.used.items()}
+        out.choices |= {names[path]: noun for path, noun in more.choices.items()}
     return out
 
 
@@ -96,7 +113,7 @@ def _sorted(tree: Tree) -> tuple[list[str], list[str]]:
         elif noun in ("Markdown", "reStructuredText"):
             if _PAGE.fullmatch(path) and not re.search(r"[_.-](?:zh|cn|ja|jp|ko|fr|de|es|ru)\b", path, re.IGNORECASE):
                 (offered if inside else main).append(path)
-        elif noun in ("Dockerfile", "Apptainer", "workflow", "lock") or _installs(noun, path):
+        elif noun in ("Dockerfile", "Apptainer", "workflow", "lock", "meta.yaml") or _installs(noun, path):
             offered.append(path)
     return main, offered[:_MOST]
 

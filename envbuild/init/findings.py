@@ -405,6 +405,13 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         said = tuple(statement for each in differing[:1] for statement in each.statements)
         yield DraftFinding("contradiction", tuple(each.name for each in differing), said,
                            "two files name two versions of one package", "takes the one that is read last")  # fmt: skip
+    pythons = [
+        each for each in draft.of("python") if re.match(r"={2,3}3\.[0-9]+", each.value) and not each.get("inferred")
+    ]
+    minors = {".".join(each.value.lstrip("=").split(".")[:2]): each for each in reversed(pythons)}
+    if len(minors) > 1 and len({each.place.file for each in minors.values()}) > 1:
+        yield DraftFinding("contradiction", ("python", *minors), tuple(reversed(minors.values())),
+                           "two files name two Pythons", f"takes {draft.python.value}")  # fmt: skip
     yield from _pinned_cudnn(draft, known)
     yield from _other_torch(draft, known)
     foreign = [each for each in draft.of("package", "conda") if _name(each) in known.other_systems]

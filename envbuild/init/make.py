@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,15 +45,19 @@ def draft(
     ask: Callable[[Result], Result] | None = None,
     flavour: str | None = None,
     offline: bool = False,
+    also: Sequence[str] = (),
 ) -> tuple[Result, Path]:
-    """Draft a stack from an input and write it; `ask` has answers to what nothing says.
+    """Draft a stack from an input, and what others say beside it, and write it; `ask` has answers to what nothing says.
 
     `flavour` of torch is taken instead of the one that the input names.
 
     Raises EnvbuildError `init-nothing`, `output-unwritable`, `usage` (exit 2).
     """
-    with opened(source) as tree:
-        result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned))
+    with ExitStack() as stack:
+        # The code that is installed is that of the first folder or repository.
+        trees = [stack.enter_context(opened(each)) for each in (source, *also)]
+        tree, *others = sorted(trees, key=lambda each: each.alone)
+        result = assemble(tree, load_known(), Ask() if offline else Ask(confirmed, pinned), others)
         name = _name(tree)
         path = file or Path(f"{name}.yaml")
         _refuse(path, tree, result)

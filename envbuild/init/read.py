@@ -19,6 +19,7 @@ _READERS: tuple[tuple[str, str, Reader], ...] = (
     (r"setup\.py", "setup.py", setup_py.setup_py),
     (r"setup\.cfg", "setup.cfg", manifests.setup_cfg),
     (r"\.github/workflows/[^/]+\.ya?ml", "workflow", manifests.workflow),
+    (r"meta\.ya?ml", "meta.yaml", manifests.meta_yaml),
     (r"(?:[\w.-]*env(?:ironment)?[\w.-]*|conda[\w.-]*)\.ya?ml", "environment.yml", manifests.environment_yml),
     (r"[\w.-]*require[\w.-]*\.(?:txt|in)|requirements/[\w.-]+\.(?:txt|in)", "requirements", manifests.requirements),
     (

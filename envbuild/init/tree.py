@@ -29,6 +29,7 @@ class Tree:
     _read: Callable[[str], bytes]
     folder: Path | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    alone: bool = False  # one file that was named, whatever checkout it lies in
     _texts: dict[str, str | None] = field(default_factory=dict)
 
     def text(self, path: str) -> str | None:
@@ -56,7 +57,7 @@ def of_file(path: Path) -> Tree:
     def content(_: str) -> bytes:
         return read_file(path, LARGEST)
 
-    tree = Tree(origin, (path.name,), content)
+    tree = Tree(origin, (path.name,), content, alone=True)
     if tree.text(path.name) is None:
         hint = f"give a text file of at most {LARGEST // 1_000_000} MB"
         raise EnvbuildError("file-unreadable", f"cannot read {path}", why=tree.left_out[path.name], hint=hint)

@@ -17,7 +17,7 @@ from envbuild.init.findings import DraftFinding
 from envbuild.init.statement import Statement
 from envbuild.model.common import settable
 from envbuild.model.finding import Severity
-from envbuild.node.redact import looks_secret
+from envbuild.node.redact import looks_secret, redact_text
 from envbuild.node.variables import is_of_stacks
 from envbuild.text import visible
 
@@ -38,6 +38,7 @@ _GUESS = re.compile(r'^( +)- "([A-Za-z0-9._-]+)[^"]*"  # from imports: ([^\n]*)$
 AS_ASKED = "as it was asked for"
 _HEAD = "# Drafted by `envbuild init` from"
 _MOST_PLACES = 2
+_MOST_EQUAL = 100  # as many as `nth` takes
 _FULL = 40
 
 
@@ -81,6 +82,7 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
         yield f"# left out: {_safe(path)}: {_safe(why)}"
     yield f"name: {name}"
     yield f"summary: {_quoted(f'drafted from {origin.url or origin.name}')}"
+    yield from _document(result)
     yield "profiles:"
     yield "  exact:"
     yield from _python(result)
@@ -94,7 +96,7 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     yield from _system(result)
     yield "    runs: imports"
     yield from _starts(result)
-    yield from _findings(result.findings)
+    yield from _findings(result)
 
 
 def _safe(value: str) -> str:
@@ -194,7 +196,10 @@ def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]
         lines += _own(project, result, beside, folder)
     for source in result.draft.sources:
         if not source.own or not result.projects:
-            lines += _source(source)
+            nested = any(
+                each.value == "submodules" and each.get("source") == source.url for each in result.draft.statements
+            )
+            lines += _source(source, submodules=nested)
     if any(not line.lstrip().startswith("#") for line in lines):
         yield "    sources:"
     yield from lines
@@ -216,7 +221,7 @@ def _own(project: LocalProject, result: Result, beside: Path, folder: Path | Non
     return [f"      - {line}  # the input's own code{note}"]
 
 
-def _source(source: DraftSource) -> list[str]:
+def _source(source: DraftSource, *, submodules: bool) -> list[str]:
     at = _at(source.statements)
     if not source.install or source.optional:
         return [f"      # cloned, not installed: {source.url} {source.ref}  ({at})".rstrip()]
@@ -227,6 +232,7 @@ def _source(source: DraftSource) -> list[str]:
         keys.append(f"ref: {_quoted(source.ref)}")
     keys.append(f"install: {source.install}")
     keys += [f"path: {_quoted(each)}" for each in source.subdirectories[:1]]
+    keys += ["submodules: true"] if submodules else []
     build = [f"flags: [{', '.join(map(_quoted, source.flags))}]"] if source.flags else []
     if build:
         keys.append(f"build: {{{', '.join(build)}}}")
@@ -288,10 +294,38 @@ def _starts(result: Result) -> Iterator[str]:
         yield f"    # starts: {_safe(each.text)}  ({_at([each])})"
 
 
-def _findings(findings: Iterable[DraftFinding]) -> Iterator[str]:
+def _anchor(finding: DraftFinding, page: tuple[str, str]) -> Iterator[str]:
+    """The lines of the page that a finding rests on, as its annotation wants them: exact, and which of equal ones."""
+    path, text_ = page
+    rows = text_.split("\n")
+    places = {each.place.line: rows[each.place.line - 1].strip() for each in finding.statements
+              if each.place.file == path and each.place.line <= len(rows)}  # fmt: skip
+    usable = {line: row for line, row in places.items() if row and row.isprintable() and redact_text(row) == row}
+    for line, row in list(usable.items())[:1]:
+        before = "\n".join(rows[: line - 1]).count(row)
+        yield f"    anchor: {json.dumps(row, ensure_ascii=False)}"
+        if 0 < before < _MOST_EQUAL:
+            yield f"    nth: {before + 1}"
+        others = [each for each in dict.fromkeys(usable.values()) if each != row]
+        if others:
+            yield f"    also: [{', '.join(json.dumps(each, ensure_ascii=False) for each in others)}]"
+
+
+def _document(result: Result) -> Iterator[str]:
+    """The page by its commit, which `explain` annotates."""
+    origin, (path, _) = result.draft.origin, result.page
+    if origin.url.startswith("https://") and len(origin.commit) == _FULL and path:
+        yield "document:"
+        yield f"  title: {_quoted(f'{path} of {origin.name}')}"
+        yield f"  url: {_quoted(origin.url)}"
+        yield f"  commit: {origin.commit}"
+        yield f"  path: {_quoted(path)}"
+
+
+def _findings(result: Result) -> Iterator[str]:
     counts: dict[str, int] = {}
     lines = []
-    for each in findings:
+    for each in result.findings:
         counts[each.rule] = counts.get(each.rule, 0) + 1
         number = counts[each.rule]
         said = "; ".join(dict.fromkeys(item.text for item in each.statements[:3])) or "(nothing)"
@@ -303,6 +337,7 @@ def _findings(findings: Iterable[DraftFinding]) -> Iterator[str]:
             f"    does: {_quoted(each.does)}",
             f"    severity: {_SEVERITY.get(each.rule, 'trap')}",
             "    unverified: true",
+            *_anchor(each, result.page),
         ]
     if lines:
         yield "findings:"

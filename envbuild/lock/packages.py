@@ -47,7 +47,7 @@ _PROBE = (
 _CHANGE = re.compile(r"^ ([-+~]) (\S+?)==(\S+)", re.MULTILINE)
 YOUNG = timedelta(days=90)  # after a year too many are old acquaintances under a new name
 # uv's warning, with the reason where the index states one.
-_LOOSENING_S = 120
+_RELAXING_S = 120
 _YANKED = re.compile(r'^warning: `([^`=]+)==[^`]+` is yanked(?: \(reason: "(.*)"\))?', re.MULTILINE)
 
 
@@ -100,8 +100,8 @@ def resolve(request: Request) -> list[Offer]:
     except EnvbuildError as error:
         if error.exit_code != ExitCode.REFUSED:
             raise
-        if loosened := _loosened(request, error):
-            raise no_solution(error.why, loosened) from None
+        if relaxations := _relaxations(request, error):
+            raise no_solution(error.why, relaxations) from None
         if error.code != "build-not-allowed":
             raise
         names = _without_wheel(request, error.details["packages"])
@@ -129,8 +129,8 @@ def _with_releases(request: Request, offers: list[Offer]) -> list[Offer]:
         return offers
 
 
-def _loosened(request: Request, error: EnvbuildError) -> dict[str, str]:
-    """Each requirement or constraint without whose bounds all is there with wheels, and its version then.
+def _relaxations(request: Request, error: EnvbuildError) -> list[dict[str, str]]:
+    """Each requirement or constraint without whose bounds all is there with wheels, and the version of it then.
 
     uv's words may name another cause: it tells what it tried last, a release of long ago without a wheel, or one that
     needs what is gone. Those that it names are tried first, for two minutes at most.
@@ -139,9 +139,13 @@ def _loosened(request: Request, error: EnvbuildError) -> dict[str, str]:
     texts = dict.fromkeys((*request.requirements, *request.constraints))
     bounds = [text for text in texts if requirement(text).specifier and package_name(text) not in named]
 
-    def offers(loosened: Sequence[str]) -> dict[str, str]:
+    def wider(text: str) -> str:
+        parsed = requirement(text)
+        return f"{parsed.name}[{','.join(sorted(parsed.extras))}]" if parsed.extras else parsed.name
+
+    def offers(relaxed: Sequence[str]) -> dict[str, str]:
         def loose(text: str) -> str:
-            return str(requirement(text).name) if text in loosened else text
+            return wider(text) if text in relaxed else text
 
         asked, bounded = tuple(map(loose, request.requirements)), tuple(map(loose, request.constraints))
         try:
@@ -153,11 +157,11 @@ def _loosened(request: Request, error: EnvbuildError) -> dict[str, str]:
 
     words = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", error.why.lower())}
     bounds.sort(key=lambda text: package_name(text) not in words)
-    until = time.monotonic() + _LOOSENING_S
-    found: dict[str, str] = {}
+    until = time.monotonic() + _RELAXING_S
+    found = []
     for text in bounds if bounds and offers(bounds) else ():
         if time.monotonic() < until and (versions := offers([text])):
-            found[text] = versions.get(package_name(text), "")
+            found.append({"was": text, "becomes": wider(text), "version": versions.get(package_name(text), "")})
     return found
 
 

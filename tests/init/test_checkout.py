@@ -163,6 +163,39 @@ def test_a_draft_is_a_stack_with_the_lines_that_say_it(
 
 
 @pytest.mark.usefixtures("no_index")
+def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "environment.yml").write_text("dependencies:\n  - python=3.9\n  - pip:\n    - einops==0.7.0\n")
+    (folder / "environment.yml").write_text("dependencies:\n  - python=3.10\n")
+    recipe = "requirements:\n  run:\n    - numpy >=1.2\n    - pywin32  # [win]\n    - {{ pin }} six\n"
+    (tmp_path / "meta.yaml").write_text(recipe)
+    monkeypatch.chdir(tmp_path)
+    answer = drafted(capsys, "--from", "environment.yml", "--from", "own", "--from", "meta.yaml")
+    assert answer["path"] == "own.yaml" and {"environment/environment.yml", "meta.yaml"} <= set(answer["read"])
+    (einops, python) = [each for each in answer["findings"] if each["rule"] == "contradiction"]
+    assert {each["text"] for each in python["says"]} == {"- python=3.9", "- python=3.10"}
+    assert {each["text"] for each in einops["says"]} >= {"einops==0.8.0", "- einops==0.7.0"}
+    assert {"numpy>=1.2", "six"} <= set(
+        yaml.safe_load((tmp_path / "own.yaml").read_text())["profiles"]["exact"]["packages"]
+    )
+
+
+@pytest.mark.usefixtures("no_index")
+def test_the_page_of_a_draft_is_annotated_by_explain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = "# P\n\n```bash\npip install a\npip install \\\n    b\nsource ~/.bashrc\n```\n"
+    (tmp_path / "README.md").write_text(page)
+    drafted(capsys, "p.yaml", "--from", "README.md")
+    loose = next(each for each in load_stack("./p.yaml").stack.findings if each.id == "unpinned")
+    assert (loose.anchor, loose.also) == ("pip install a", ("pip install \\",))
+    assert main(["explain", "./p.yaml", "--document", "README.md", "--output", "p.html"]) == 0
+    assert "start-up-file" in (tmp_path / "p.html").read_text()
+
+
+@pytest.mark.usefixtures("no_index")
 def test_hostile_texts_stay_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

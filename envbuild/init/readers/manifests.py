@@ -163,6 +163,25 @@ def environment_yml(text: str, file: str) -> Iterator[Statement]:
         yield lines.make("environment", f"{name}={value}", line=document.locate(("variables", name))[0])
 
 
+def meta_yaml(text: str, file: str) -> Iterator[Statement]:
+    """A recipe of conda: what its packages need to run, on Linux; what Jinja would fill in is left out."""
+    kept = [
+        re.sub(r"\{\{.*?\}\}", "", line) if not re.search(r"\{%|#\s*\[(?!linux)", line) else ""
+        for line in text.splitlines()
+    ]
+    document, lines = _yaml("\n".join(kept), file), Lines(file, text, "meta.yaml")
+    data = document.data if document is not None and isinstance(document.data, dict) else {}
+    outputs = data.get("outputs")
+    for part in [data, *(outputs if isinstance(outputs, list) else ())]:
+        needs = part.get("requirements") if isinstance(part, dict) else None
+        run = needs.get("run") if isinstance(needs, dict) else None
+        for entry in run if isinstance(run, list) else ():
+            if isinstance(entry, str) and entry.strip():
+                spec = re.sub(r"\s+(?=[0-9])", "=", entry.strip(), count=1)
+                number = next((n for n, line in enumerate(kept, 1) if line.strip(" -") == entry.strip()), 1)
+                yield from _conda(lines, spec, number, "")
+
+
 def _moved(statements: Iterator[Statement], lines: Lines, line: int) -> Iterator[Statement]:
     for each in statements:
         yield lines.make(each.kind, each.value, line=line, **dict(each.options))

@@ -196,6 +196,8 @@ class Shell:
         folder = positional[1] if len(positional) > 1 else PurePosixPath(address.url).name
         self.clones[folder.rstrip("/").rpartition("/")[2].lower()] = address.url
         self.used = True
+        if {"--recursive", "--recurse-submodules"} & set(words):
+            yield self.make("trait", "submodules", source=address.url)
         yield self.source(address._replace(ref=ref), "clone", folder=folder, pinned_by="branch" if ref else "")
 
     def source(self, address: GitAddress, how: str, **options: str) -> Statement:

@@ -104,11 +104,12 @@ def _failure(said: str) -> EnvbuildError:
     return no_solution(why)
 
 
-def no_solution(why: str, loosened: Mapping[str, str] | None = None) -> EnvbuildError:
-    """The error of requirements that contradict each other; `loosened`: those enough to loosen, with their versions."""
-    names = [f"`{text}`" for text in loosened or ()]
-    each = (loosened or {}).items()
-    ways = "; or ".join(f"loosen `{text}`" + (f" ({version} fits)" if version else "") for text, version in each)
+def no_solution(why: str, relaxations: Sequence[Mapping[str, str]] = ()) -> EnvbuildError:
+    """The error of requirements that contradict each other; `relaxations`: those that are enough, one at a time."""
+    names = [f"`{each['was']}`" for each in relaxations]
+    ways = "; or ".join(
+        f"loosen `{each['was']}`" + (f" ({each['version']} fits)" if each["version"] else "") for each in relaxations
+    )
     return EnvbuildError(
         "resolution-failed",
         f"{', '.join(names[:-1])} and {names[-1]} exclude each other"
@@ -118,7 +119,7 @@ def no_solution(why: str, loosened: Mapping[str, str] | None = None) -> Envbuild
         hint=f"{ways}: all other requirements fit together"
         if ways
         else "loosen a requirement or a constraint, or choose another `as_of`",
-        details={"loosened": dict(loosened)} if loosened else None,
+        details={"relaxations": list(relaxations)} if relaxations else None,
     )
 
 
