@@ -44,6 +44,44 @@ def walked(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, words
 
 
+def _hints(tree: ast.AST) -> Iterator[str]:
+    """The texts of hints of a module, with X for what is filled in."""
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "hint"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and any(isinstance(at, ast.Name) and at.id == "hint" for at in node.targets):
+            values.append(node.value)
+    nodes = [each for value in values for each in ast.walk(value)]
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.value
+
+
+def test_d96_every_hint_that_is_a_command_parses() -> None:
+    """Commands in backticks, or after a colon to the end of a clause."""
+    seen, wrong = set[str](), []
+    for path in (TOP / "envbuild").rglob("*.py"):
+        for text in _hints(ast.parse(path.read_text(encoding="utf-8"))):
+            for found in re.finditer(r"(?:`|(?:it|again|one|them|with): )envbuild ([a-z][^`;\n]*)(?=[`;]|$)", text):
+                if "..." in found[1] or found[1] in seen:
+                    continue
+                seen.add(found[1])
+                try:
+                    command, rest = walked(shlex.split(found[1]))
+                    with click.Context(command) as context:
+                        command.parse_args(context, rest)
+                except (click.NoSuchOption, click.MissingParameter, AssertionError, ValueError) as error:
+                    wrong.append(f"{path.name}: {found[1]}: {error}")
+                except click.ClickException:
+                    pass  # of a value that stands for another
+                except click.exceptions.Exit:
+                    pass
+    assert len(seen) > 30
+    assert wrong == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def test_every_command_of_a_page_is_there_with_its_options(page: Path) -> None:
     for words in commands(page.read_text(encoding="utf-8")):

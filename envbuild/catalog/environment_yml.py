@@ -7,6 +7,7 @@ says nothing. Everything else is refused with its line.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -80,14 +81,18 @@ def _requirement(document: YamlDocument, where: tuple[str | int, ...], text: Any
         raise _refused(document, where, "a line of the pip part is text")
     line = text.strip()
     if line.startswith("-"):
-        hint = (
-            "write its lines into the pip part" if line.startswith(("-r", "--r")) else "pip's own configuration says it"
-        )
-        raise _refused(document, where, f"`{line}` is an option of pip and no package", hint)
+        what = f"`{line}` is an option of pip and no package"
+        lines = "write its lines into the pip part"
+        raise _refused(document, where, what, lines if line.startswith(("-r", "--r")) else _draft(document))
     if _LOCAL.match(line) or " @ " in line:
-        hint = "a git repository is a source: write a stack file with `sources:`"
-        raise _refused(document, where, f"{line} is a path or an address and no package of an index", hint)
+        what = f"{line} is a path or an address and no package of an index"
+        raise _refused(document, where, what, _draft(document))
     return line
+
+
+def _draft(document: YamlDocument) -> str:
+    """How a file becomes a stack with sources and indexes, which an environment.yml cannot say."""
+    return f"`{shlex.join(['envbuild', 'init', '--from', document.name])}` drafts a stack file, where it is a source"
 
 
 def _channels(document: YamlDocument) -> Iterator[dict[str, str]]:

@@ -221,16 +221,24 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     target, engine = prefix_target(ui, flags), flags["engine"]
     stack = flags["stack"] or target.stack
     name = _stack_name(stack) if stack else None
-    item = of_stack(_one_node(target, engine), name, engine)
+    items = _one_node(target, engine)
+    item = of_stack(items, name, engine)
     if item is not None:
         return item
-    # One that is not shipped has a file, most likely of its name.
-    reference = stack if stack is None or is_path(stack) or stack in list_stacks() else f"./{stack}.yaml"
+    # The name of a file need not be that of its stack.
+    known = stack is None or is_path(stack) or stack in list_stacks()
+    reference = (
+        stack
+        if known
+        else next((f"./{stack}{end}" for end in (".yaml", ".yml") if Path(f"{stack}{end}").is_file()), "FILE")
+    )
+    used = sorted({str(each["stack"]) for each in items if each.get("current")})
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: envbuild provision {reference}{f' --engine {engine}' if engine else ''}; "
-        "`envbuild status --all` shows those that are there",
+        why=f"in use: {', '.join(used)}" if used else "",
+        hint=f"build it: envbuild provision {reference or ''}".rstrip()
+        + f"{f' --engine {engine}' if engine else ''}; `envbuild status --all` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
 

@@ -259,6 +259,8 @@ def arguments(work: Path, request: Request) -> list[str]:
             listed = work / f"{flag.strip('-')}.txt"
             listed.write_text("\n".join(lines) + "\n", encoding="utf-8")
             options += [flag, str(listed)]
+            if lines is request.constraints and request.allow_build:
+                options += ["--build-constraints", str(listed)]
     if not _remote(request.find_links):
         options += [word for link in request.find_links for word in ("--find-links", link)]
     if request.as_of:

@@ -181,7 +181,7 @@ def check_room(folder: str, prefix: str, size: int, inodes: int) -> None:
             "disk-full",
             "not enough room under %s" % prefix,
             why="; ".join(short),
-            hint="remove old environments (`envbuild env remove`), or choose another prefix",
+            hint="remove old environments (`envbuild env remove NAME --yes`), or choose another prefix",
         )
 
 

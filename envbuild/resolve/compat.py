@@ -145,7 +145,10 @@ class Loads(NamedTuple):
 
 
 class PackageRule(NamedTuple):
-    """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps."""
+    """One row of packages.yaml: when it applies, what breaks, what then works, and the variable that helps.
+
+    `fails`: what Python says where it has broken.
+    """
 
     id: str
     has: tuple[Requirement, ...]
@@ -155,6 +158,7 @@ class PackageRule(NamedTuple):
     says: str
     fix: str
     variable: tuple[str, str] | None
+    fails: tuple[str, ...]
     note: Note
 
     @property

@@ -253,5 +253,6 @@ def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> Packag
         says=row["says"],
         fix=row["fix"],
         variable=(name, value) if name else None,
+        fails=tuple(row.get("fails", ())),
         note=_note(row, f"packages.yaml#{row['id']}", packages),
     )

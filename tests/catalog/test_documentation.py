@@ -25,6 +25,7 @@ def test_the_example_of_a_stack_loads(tmp_path: Path) -> None:
     stack = load_stack(str(path)).stack
     assert stack.reference is not None and stack.reference.launch is not None
     assert stack.reference.launch.source in {source.name for source in stack.profiles["exact"].sources}
+    assert stack.reference.bench is not None and stack.reference.bench.figure == "iteration-time"
     profile = stack.profiles["exact"]
     assert stack.name == "tiny-gpt"
     assert profile.python == ("3.11", "3.12")

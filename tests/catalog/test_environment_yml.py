@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,17 @@ def test_it_is_shown_like_a_stack(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["stack", "show", write(tmp_path, text)]) == ExitCode.OK
     shown = capsys.readouterr().out
     assert "conda       python=3.9, libaio from conda-forge; instead of wheels: libaio" in shown
+
+
+@pytest.mark.parametrize(
+    "line", ["-e git+https://example.org/a.git#egg=a", "a @ git+https://example.org/a.git", "-i https://example.org"]
+)
+def test_d96_what_only_a_stack_file_can_say_is_drafted_by_the_command_of_the_hint(
+    tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, GOOD.replace("six>=1.0", f'"{line}"'))
+    with pytest.raises(EnvbuildError) as caught:
+        load_stack(path)
+    words = shlex.split(caught.value.hint.split("`")[1])
+    assert main([*words[1:], str(tmp_path / "made.yaml"), "--offline", "--yes"]) == 0, capsys.readouterr().err
+    assert load_stack(str(tmp_path / "made.yaml")).stack.profiles

@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
-def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World) -> None:
+def test_d96_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World) -> None:
     done = built.run("env", "run", "tiny", "--", "python", "-c", SAYS, "-q", "--json", fresh=True)
     assert (done.rc, done.out) == (3, "tiny ['-q', '--json'] it's $x\n"), done.err
     same = built.run("env", "run", "tiny", "python", "-c", SAYS, fresh=True)
@@ -54,7 +54,10 @@ def test_exec_is_the_command_itself_with_the_variables_of_the_stack(built: World
     assert killed.rc == -15, "the process is the command, so its signal is seen"
     other = built.run("env", "run", "other", "--", "true")
     assert other.code == "environment-unknown"
-    assert "envbuild provision ./other.yaml" in other.err, "no stack of that name is shipped"
+    assert "envbuild provision FILE" in other.err and "in use: tiny" in other.err, "no stack of that name is shipped"
+    (built.work / "other.yaml").write_text("")
+    assert "envbuild provision ./other.yaml" in built.run("env", "run", "other", "--", "true").err
+    (built.work / "other.yaml").unlink()
     assert drift(built) == (0, {})
 
 

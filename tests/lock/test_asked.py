@@ -15,6 +15,7 @@ from envbuild.cli.lock_cmd import create
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import read_lock
 from envbuild.lock.packages import Request, arguments, sdists
+from envbuild.lock.readers.uvtool import _failure
 from tests.lock.wheels import make_wheel
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
 
@@ -183,3 +184,11 @@ def test_d91_requirements_that_contradict_each_other_are_told_whatever_uv_tried_
     create.main(
         args=[stack(tmp_path, "packages: ['sets<3', bar]"), "--find-links", str(links)], standalone_mode=False
     )  # as the hint says
+
+
+def test_d96_a_missing_pkg_resources_is_told_as_what_to_constrain(tmp_path: Path) -> None:
+    error = _failure("Failed to build `old==1.0`\nModuleNotFoundError: No module named 'pkg_resources'")
+    assert error.hint.startswith("under `constraints:`, setuptools 82 removed pkg_resources")
+    assert "write setuptools<82 into the stack file" in error.hint
+    request = Request("3.11", "linux_x86_64", ("old",), constraints=("setuptools<82",), allow_build=("old",))
+    assert "--build-constraints" in arguments(tmp_path, request), "what the hint says reaches the build"

@@ -30,7 +30,8 @@ Answer = Callable[[Compat], object]
 REMOVED = object()
 CARD, SERVER = "NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB"
 PROSE = (
-    r"(source|verified|says|fix|number|meaning|limits|note|trap|contradictions.*|units.*|seen_in|driver_note|registry)"
+    r"(source|verified|says|fix|fails/[0-9]+|number|meaning|limits|note|trap|contradictions.*|units.*|seen_in|driver_note|"
+    r"registry)"
 )
 
 # Cells that no rule's verdict depends on: a pattern over the whole path, and why.

@@ -12,6 +12,8 @@ from uv import find_uv_bin
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import pip_config, proc, variables
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.rules.packages import advice
 
 # uv's own words for "could not be fetched"; a resolution that fails for want of a version says something else.
 _NETWORK = re.compile(
@@ -101,6 +103,12 @@ def _failure(said: str) -> EnvbuildError:
             hint="check the name, and the index: a login page instead of a list of files looks like this, too",
             exit_code=ExitCode.REFUSED,
         )
+    known = advice(said, load_compat())
+    if known:
+        return EnvbuildError(
+            "resolution-failed", "setup code of a source distribution failed", why=why,
+            hint=f"under `constraints:`, {known}; or another version, which has a wheel", exit_code=ExitCode.REFUSED,
+        )  # fmt: skip
     return no_solution(why)
 
 

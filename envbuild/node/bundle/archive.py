@@ -164,7 +164,7 @@ def _file(path: str, follow: bool = True) -> Iterator[IO[bytes]]:
         "bundle-missing",
         f"cannot read the bundle {path}",
         why=why,
-        hint="give the file or the folder that `envbuild bundle create` wrote",
+        hint="give the file or the folder that `envbuild bundle create STACK -o FILE` wrote",
     )
 
 

@@ -113,7 +113,7 @@ def damaged(path: str, why: str) -> NodeError:
         "bundle-damaged",
         f"{path} is not the bundle that was made",
         why=why,
-        hint="carry the file here again, or make it again: `envbuild bundle create`",
+        hint="carry the file here again, or make it again: `envbuild bundle create STACK -o FILE`",
     )
 
 

@@ -36,7 +36,7 @@ def run(request: Json) -> tuple[bool, Json]:
                 raise NodeError(
                     "environment-in-use",
                     f"{environment} is the environment in use for {', '.join(users)}",
-                    hint="switch first (`envbuild env use`), or remove it with --force",
+                    hint="switch first (`envbuild env use NAME`), or remove it with --force",
                 )
             running = processes([environment])[environment]
             if running:

@@ -14,7 +14,8 @@ from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Resolution
 from envbuild.report.verdict import GPU_WARNINGS
 from envbuild.report.view import place_words
-from envbuild.resolve.rules.packages import install_words
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.rules.packages import advice, install_words
 from envbuild.text import plural
 
 NOT_BEGUN = "not-begun"
@@ -85,16 +86,21 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     """The node with an error where only its checks failed: a code, and the command that repeats it.
 
     `smoke` can repeat the first check alone. `several`: the command is about more nodes than this one, and can be
-    given one of them.
+    given one of them. What a rule knows of the failure comes first: nothing repeats well until the stack is edited.
     """
     failed = [check for check in node.checks if check.status == "failed"]
-    if node.error is not None or not failed:
+    if node.error is not None:
+        known = _advice(*(str(node.error.get(key, "")) for key in ("what", "why")))
+        hint = known + str(node.error.get("hint", ""))
+        return node.model_copy(update={"error": {**node.error, "hint": hint}}) if known else node
+    if not failed:
         return node
     first, more = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     smoke = first.name.startswith("smoke/")
     words = _only(command, first.name) if smoke and verb == "smoke" else list(command)
     again = shlex.join([*words, *(["--host", node.node] if several and "--host" not in command else [])])
-    repeat = _log(first) + _missing_library(first.says) + (f"again: {again}" if command else "")
+    known = _advice(*(f"{check.says} {check.details.get('output', '')}" for check in failed))
+    repeat = known + _log(first) + _missing_library(first.says) + (f"again: {again}" if command else "")
     measured = smoke or first.name.split()[0] in ("bench", "trial")
     error = EnvbuildError(
         ("below-floor" if node.exit == ExitCode.BELOW_FLOOR else "smoke-failed")
@@ -117,6 +123,11 @@ def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
         declare = "declare what runs write: `generated:` or `outputs:` of the source in the stack file"
         return f"{declare}; {repair} builds the environment without these files"
     return f"{repair} builds it again; {names}"
+
+
+def _advice(*said: str) -> str:
+    known = advice(" ".join(said), load_compat())
+    return f"{known}; " if known else ""
 
 
 def _log(check: Check) -> str:

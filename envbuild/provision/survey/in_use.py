@@ -121,6 +121,7 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
     if isinstance(found, EnvbuildError):
         return found
     stack, engine = prepared.stack.name, prepared.choice.engine
+    place = f"{prepared.reference or stack} --target {prepared.choice.target}"
     item = of_stack(found, stack, engine)
     if item is not None:
         stamp = item.get("stamp") or {}
@@ -131,20 +132,22 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
                 return EnvbuildError(
                     "environment-not-of-lock",
                     f"{node}: the environment in use is of the profile {profile}, not {prepared.profile}",
-                    hint=f"`--profile {profile}` asks about the one in use; `envbuild provision` builds the other",
+                    hint=f"`--profile {profile}` asks about the one in use; "
+                    f"`envbuild provision {place} --profile {prepared.profile}` builds the other",
                 )
             return EnvbuildError(
                 "environment-not-of-lock",
                 f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
                 why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
-                hint="`envbuild provision` builds what the lock says now; the old environment stays until removed",
+                hint=f"`envbuild provision {place} --profile {prepared.profile}` builds what the lock says now; "
+                "the old environment stays until removed",
             )
         return str(item["path"]), variant, stamp
     return EnvbuildError(
         "environment-unknown",
         f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: envbuild provision {prepared.reference or stack} --target {prepared.choice.target}"
+        hint=f"build it: envbuild provision {place}"
         f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}; "
-        f"envbuild status --all --target {prepared.choice.target}` shows those that are there",
+        f"`envbuild status --all --target {prepared.choice.target}` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )

@@ -116,17 +116,26 @@ def package_rule(
     if mended:
         return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note)
     source, _, _ = name.partition("/")
-    patch = next((each for each, ended in patches.items() if rule.trait in ended), None)
-    fix = (
-        f"{rule.fix}, or `patches: [{patch}]` for the source {source}"
-        if patch and source in request.commits
-        else rule.fix
-    )
+    fix = _with_patch(rule, patches, f"the source {source}") if source in request.commits else rule.fix
     if AT_IMPORT in place:
         what = f"{rule.says}: {place} uses it, so that its import fails"
         return decision(rule.id, rule.verdict, what, compared, rule.note, fix)  # type: ignore[arg-type]
     what = f"{rule.says}: {place} uses it, and fails when it gets there"
     return decision(rule.id, "warn", what, compared, rule.note, fix)
+
+
+def _with_patch(rule: PackageRule, patches: Mapping[str, tuple[str, ...]], source: str) -> str:
+    patch = next((each for each, ended in patches.items() if rule.trait in ended), None)
+    return f"{rule.fix}, or `patches: [{patch}]` for {source}" if patch else rule.fix
+
+
+def advice(said: str, compat: Compat) -> str:
+    """What ends a failure that a rule knows by what Python said of it: rule, and edit of the stack; else nothing."""
+    rule = next((each for each in compat.package_rules if any(text in said for text in each.fails)), None)
+    if rule is None:
+        return ""
+    fix = _with_patch(rule, compat.patched_traits, "the source that does so")
+    return f"{rule.says} (rule {rule.id}): write {fix} into the stack file, then `envbuild lock create` with it"
 
 
 def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:

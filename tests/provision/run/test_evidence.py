@@ -197,3 +197,24 @@ def test_a_gpu_of_a_node_that_is_slow_or_that_others_use_is_a_warning_of_the_run
     shown = [line for line in lines if line.startswith("  warning: gpu1")]
     assert shown == [f"  warning: gpu1: {used}", f"  warning: gpu1: {told}"]
     assert told in (run.path / "report.md").read_text()
+
+
+NO_INT = "import indexed: AttributeError: module 'numpy' has no attribute 'int'."
+
+
+@pytest.mark.parametrize(
+    ("says", "edit"),
+    [
+        (NO_INT, "write numpy<1.24, or `patches: [numpy-aliases]` for the source that does so into the stack file"),
+        ("ModuleNotFoundError: No module named 'pkg_resources'", "write setuptools<82 into the stack file"),
+        ("ModuleNotFoundError: No module named 'torch._six'", "`patches: [megatron-torch-six]`"),
+    ],
+)
+@pytest.mark.parametrize("of_node", [False, True])
+def test_d94_a_failure_that_a_rule_knows_names_the_edit_before_the_command(says: str, edit: str, of_node: bool) -> None:
+    error = {"code": "build-failed", "what": "src cannot be built", "why": says, "hint": "again", "exit": 1}
+    node = failed("smoke/sound", says, **({"error": error} if of_node else {}))
+    told = coded(node, ("envbuild", "provision"), verb="provision", several=False).error
+    assert told is not None
+    first, last = told["hint"].split("; again")
+    assert edit in first and "`envbuild lock create`" in first and "again" not in first, last
