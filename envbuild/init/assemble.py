@@ -234,9 +234,9 @@ def _without_brought(draft: Draft) -> Draft:
 
 def _projects(tree: Tree, local: Roots, collected: Collected, draft: Draft) -> tuple[LocalProject, ...]:
     """The tree's own code: its root, and the nested projects whose modules the rest imports."""
-    names: dict[str, list[str]] = {}
+    files, names = set(tree.files), dict[str, list[str]]()
     for module, folder in local.names.items():
-        if any(path.startswith(_inside(folder, module)) for path in tree.files):
+        if _inside(folder, module) in files:
             names.setdefault(folder, []).append(module)
     compiled = {each.place.file.rpartition("/")[0] for each in collected.statements if each.value == "compiles-cuda"}
     out = []

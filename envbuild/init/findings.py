@@ -13,6 +13,7 @@ from envbuild.init.draft import Draft, DraftSource, Wanted
 from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import name_of, requirement
 from envbuild.init.statement import Statement
+from envbuild.text import plural
 
 _SHORT = re.compile(r"[0-9a-f]{7,39}")
 _MOVING = frozenset(("main", "master", "develop", "dev", "devel", "latest", "nightly", "stable", "HEAD", "trunk"))
@@ -99,8 +100,11 @@ def torch_rules(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         if _listed_elsewhere(draft):
             return
         wanting = [each.name for each in draft.packages if each.name in known.want_torch]
-        truth = f"{', '.join(wanting[:4])} want torch, and nothing names it"
-        yield DraftFinding("torch-absent", tuple(wanting), (), truth, f"takes torch {torch.value or '?'}: {torch.why}")
+        truth = f"{', '.join(wanting[:4])} want torch" if wanting else "the code imports torch"
+        truth += ", and nothing names it"
+        yield DraftFinding(
+            "torch-absent", tuple(wanting or ["torch"]), (), truth, f"takes torch {torch.value or '?'}: {torch.why}"
+        )
     elif torch.default:
         truth = f"torch{draft.torch_specifier} is whatever the index has on the day of the installation"
         yield DraftFinding(
@@ -189,7 +193,7 @@ def unpinned(draft: Draft) -> Iterator[DraftFinding]:
     ]
     if loose:
         yield DraftFinding("unpinned", tuple(each.name for each in loose), tuple(each.statements[-1] for each in loose),
-                           f"{len(loose)} packages have no exact version", _as_of(draft))  # fmt: skip
+                           f"{plural(len(loose), 'package')} without an exact version", _as_of(draft))  # fmt: skip
 
 
 def _as_of(draft: Draft) -> str:

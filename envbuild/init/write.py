@@ -156,7 +156,7 @@ def _packages(result: Result) -> Iterator[str]:
         yield f"      {mark}- {_quoted(each.index_text)}  # {_why(each, result)}{note}"
     optional = {each.wanted.name: each for each in result.optional() if each.wanted}
     for name, closed in sorted(optional.items()):
-        if draft.package(name) is None and closed.wanted is not None:
+        if draft.package(name) is None and closed.wanted is not None and not (name == "torch" and draft.torch):
             kind = {"guarded": "in `try`", "aside": "by tests and examples"}[closed.imported.firmness]
             yield f"      # - {_quoted(closed.wanted.index_text)}  # optional: imported {kind}, {closed.imported.place}"
     for closed in result.closed:
@@ -203,6 +203,24 @@ def _sources(result: Result, beside: Path, folder: Path | None) -> Iterator[str]
     if any(not line.lstrip().startswith("#") for line in lines):
         yield "    sources:"
     yield from lines
+    yield from _nested(result)
+
+
+def _nested(result: Result) -> Iterator[str]:
+    """Folders of the input that compile CUDA code: they are built after torch, where somebody wants them."""
+    origin = result.draft.origin
+    built: dict[str, list[Statement]] = {}
+    for each in result.draft.statements:
+        folder = each.place.file.rpartition("/")[0]
+        if each.kind == "extension" and each.get("cuda") and folder:
+            built.setdefault(folder, []).append(each)
+    for folder, extensions in built.items():
+        names = ", ".join(dict.fromkeys(_safe(each.value) for each in extensions))
+        yield f"      # compiled with nvcc, after torch: {_safe(folder)} ({names}; {_at(extensions)})"
+        if len(origin.commit) == _FULL and origin.url:
+            name = re.sub(r"[^a-z0-9._-]+", "-", folder.lower()).strip("-._")[:63]
+            where = f"git: {_quoted(origin.url)}, commit: {origin.commit}, path: {_quoted(folder)}"
+            yield f"      # - {{name: {name}, {where}, build: {{kind: wheel, extensions: [{names}]}}}}"
 
 
 def _own(project: LocalProject, result: Result, beside: Path, folder: Path | None) -> list[str]:

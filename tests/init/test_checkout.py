@@ -182,6 +182,18 @@ def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
 
 
 @pytest.mark.usefixtures("no_index")
+def test_folders_that_compile_cuda_code_are_named_after_torch(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('_ops', [])])\n"
+    write_file(folder / "models" / "ops" / "setup.py", setup)
+    monkeypatch.chdir(tmp_path)
+    drafted(capsys, "--from", "own")
+    text = (tmp_path / "own.yaml").read_text()
+    assert "# compiled with nvcc, after torch: models/ops (_ops; models/ops/setup.py:2)" in text
+
+
+@pytest.mark.usefixtures("no_index")
 def test_the_page_of_a_draft_is_annotated_by_explain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*
 # `$PROGRAM` is a variable, unless it is glued to a program that pages install with.
 _PROMPT = re.compile(
     r"^[ \t]*(?:\([\w.-]+\)[ \t]*)?"
-    r"(?:\$(?=[ \t]|(?:pip3?|conda|python3?|git|sudo|cd)\b)|%(?=[ ])|>(?=[ ])|!)[ \t]*(?=[A-Za-z./])"
+    r"(?:\$(?=[ \t]|(?:pip3?|conda|python3?|git|sudo|cd)\b)|%(?=[ ])|>(?=[ ])|!)[ \t]*(?=[A-Za-z./$~])"
 )
 
 
