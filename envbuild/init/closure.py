@@ -104,28 +104,36 @@ def _closed(
 
 
 def blocked(tree: Tree, base: str, module: str, lost: Collection[str]) -> str:
-    """Which of the `lost` modules an import of the tree's own module would need, by its syntax; empty for none.
+    """What an import of the tree's own module would need and not find, by its syntax; empty for none.
 
-    Only what runs on import counts: no imports in functions, in `try` or for type checkers. `base` is the folder on
-    sys.path.
+    That is one of the `lost` modules, or one of its own that has to be compiled. Only what runs on import counts: no
+    imports in functions, in `try` or for type checkers. `base` is the folder on sys.path.
     """
+    ours = _modules(tree, f"{base}/" if base else "")
     pending, seen = [module], set[str]()
     while pending:
         name = pending.pop()
-        path = next((each for each in _files_of(base, name) if each in tree.files), "")
-        if name in seen or not path:
+        path = ours.get(name, "")
+        if name in seen or not path.endswith(".py"):
             continue
         seen.add(name)
         package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
-        for wanted in run_on_import(tree.text(path) or "", package):
+        for wanted, sure in run_on_import(tree.text(path) or "", package):
             top = wanted.partition(".")[0]
-            if top in lost and not any(each in tree.files for each in _files_of(base, top)):
-                return top
+            if (top in lost and top not in ours) or (sure and top in ours and wanted not in ours):
+                return wanted if top in ours else top
             parts = wanted.split(".")
             pending += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     return ""
 
 
-def _files_of(base: str, name: str) -> tuple[str, str]:
-    path = f"{base}/{name.replace('.', '/')}".lstrip("/")
-    return f"{path}.py", f"{path}/__init__.py"
+def _modules(tree: Tree, base: str) -> dict[str, str]:
+    """The modules of a folder by their full names, each with its file; of a package without one nothing."""
+    found: dict[str, str] = {}
+    for path in tree.files:
+        if path.startswith(base) and path.endswith((".py", ".so")):
+            *folders, file = path[len(base) :].split("/")
+            for depth in range(1, len(folders) + 1):
+                found.setdefault(".".join(folders[:depth]), "")
+            found[".".join([*folders, file.partition(".")[0]]).removesuffix(".__init__")] = path
+    return found

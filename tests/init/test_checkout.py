@@ -14,7 +14,7 @@ import yaml
 from envbuild.catalog.loader import load_stack
 from envbuild.cli.entry import main
 from envbuild.errors import EnvbuildError
-from envbuild.init import index, pins, tree
+from envbuild.init import closure, index, pins, tree
 from envbuild.init.assemble import Ask, Result, assemble
 from envbuild.init.draft import Origin, make_draft
 from envbuild.init.imports import roots, scan
@@ -308,3 +308,25 @@ def test_what_is_on_no_index_comes_from_its_repository_whoever_lists_it(folder: 
     (closed,) = [each for each in result.closed if each.imported.module == "panopticapi"]
     assert (closed.how, closed.source) == ("source", "https://github.com/cocodataset/panopticapi")
     assert [each.name for each in result.draft.sources] == ["panopticapi"]
+
+
+@pytest.mark.parametrize(
+    ("code", "needs"),
+    [
+        ("import flash_attn", "flash_attn"),
+        ("from own import layers", "flash_attn"),
+        ("from own._C import forward", "own._C"),
+        ("from own import helper, VALUE", ""),
+        ("def run():\n    import flash_attn", ""),
+        ("try:\n    import flash_attn\nexcept ImportError: ...", ""),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flash_attn", ""),
+    ],
+)
+def test_an_own_module_is_not_tested_where_its_import_needs_what_is_left_out(code: str, needs: str) -> None:
+    files = {
+        "src/own/__init__.py": f"{code}\nVALUE = 1\n",
+        "src/own/layers.py": "import flash_attn.ops\n",
+        "src/own/helper.py": "import os\n",
+    }
+    made = tree.Tree(Origin("own"), tuple(files), lambda path: files[path].encode())
+    assert closure.blocked(made, "src", "own", {"flash_attn"}) == needs

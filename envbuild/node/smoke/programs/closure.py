@@ -137,17 +137,18 @@ def _below(node: ast.AST, guarded: bool) -> Iterator[Tuple[str, int, bool]]:
             yield from _below(child, guarded or soft)
 
 
-def run_on_import(text: str, package: str) -> Iterator[str]:
-    """The full names of modules that importing a file of `package` imports; `from a import b` may mean `a.b`."""
+def run_on_import(text: str, package: str) -> Iterator[Tuple[str, bool]]:
+    """Modules that importing a file of `package` imports, by full name; not sure of `a.b` where `from a import b`."""
     pending: List[ast.AST] = list(getattr(parsed(text), "body", ()))
     while pending:
         node = pending.pop(0)
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from ((each.name, True) for each in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join(above + [node.module or ""]).strip(".")
-            yield from (".".join((base, each.name)).strip(".") for each in node.names)
+            yield base, True
+            yield from ((base + "." + each.name, False) for each in node.names)
         elif isinstance(node, (ast.ClassDef, ast.With)) or (
             isinstance(node, ast.If)
             and not _GUARD.search(ast.dump(node.test))
