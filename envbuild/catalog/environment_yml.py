@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from envbuild.catalog.yaml_load import YamlDocument
@@ -32,6 +32,30 @@ def is_environment(data: Any) -> bool:
     return isinstance(data, dict) and "dependencies" in data and "profiles" not in data
 
 
+class Entry(NamedTuple):
+    """One line of it: a `channel`, a match spec (`conda`), a line of the `pip` part, or a `variable`.
+
+    `problem`: why no lock can hold it, with its hint.
+    """
+
+    kind: str
+    text: str
+    where: tuple[str | int, ...]
+    problem: str = ""
+    hint: str = ""
+
+
+def entries(document: YamlDocument) -> Iterator[Entry]:
+    """What it lists, with what is wrong about it; nothing is refused here."""
+    yield from _channels(document.data.get("channels"))
+    # How a file becomes a stack with sources and indexes, which an environment.yml cannot say.
+    draft = f"`{shlex.join(['envbuild', 'init', '--from', document.name])}` drafts a stack file, where it is a source"
+    yield from _dependencies(document.data.get("dependencies"), draft)
+    variables = document.data.get("variables")
+    for name, value in (variables if isinstance(variables, dict) else {}).items():
+        yield Entry("variable", f"{name}={value}", ("variables", name))
+
+
 def as_stack(document: YamlDocument, path: Path) -> dict[str, Any]:
     """The stack that it stands for, as plain data: one profile `exact` for the engine conda.
 
@@ -42,71 +66,67 @@ def as_stack(document: YamlDocument, path: Path) -> dict[str, Any]:
     for key in data:
         if key not in KEYS:
             raise _refused(document, (key,), f"`{key}` is no key of an environment.yml that envbuild reads")
-    specs, pip = _dependencies(document)
+    listed = list(entries(document))
+    for entry in sorted(listed, key=lambda each: each.kind == "channel"):
+        if entry.problem:
+            raise _refused(document, entry.where, entry.problem, entry.hint)
+    texts = {kind: [entry.text for entry in listed if entry.kind == kind] for kind in ("conda", "pip", "channel")}
+    specs = texts["conda"]
     section = {
-        "channels": list(_channels(document)),
+        "channels": [_channel(text) for text in texts["channel"] if text != "nodefaults"],
         "packages": specs,
         "provides": dict(sorted(_provides(specs))),
         "only": True,
     }
-    profile = {"python": [_python(document, specs)], "conda": section, "packages": pip}
+    profile = {"python": [_python(document, specs)], "conda": section, "packages": texts["pip"]}
     if data.get("variables"):
         profile["environment"] = data["variables"]
     name = re.sub(r"[^a-z0-9._-]+", "-", str(data.get("name") or path.stem).lower()).strip("-._") or "environment"
     return {"name": name[:63], "summary": f"{path.name} of conda", "profiles": {"exact": profile}}
 
 
-def _dependencies(document: YamlDocument) -> tuple[list[str], list[str]]:
-    """The match specs and the requirements of the pip part."""
-    entries = document.data["dependencies"]
-    if not isinstance(entries, list):
-        raise _refused(document, ("dependencies",), "`dependencies` is no list")
-    specs: list[str] = []
-    pip: list[str] = []
-    for place, entry in enumerate(entries):
+def _dependencies(listed: Any, draft: str) -> Iterator[Entry]:
+    if not isinstance(listed, list):
+        yield Entry("conda", "", ("dependencies",), "`dependencies` is no list")
+        return
+    for place, entry in enumerate(listed):
         where = ("dependencies", place)
         if isinstance(entry, dict) and list(entry) == ["pip"] and isinstance(entry["pip"], list):
-            pip += [_requirement(document, (*where, "pip", n), text) for n, text in enumerate(entry["pip"])]
+            yield from (_requirement((*where, "pip", n), text, draft) for n, text in enumerate(entry["pip"]))
         elif not isinstance(entry, str):
-            raise _refused(document, where, "a dependency is a match spec, or `pip:` with a list")
+            yield Entry("conda", "", where, "a dependency is a match spec, or `pip:` with a list")
         elif _LOCAL.match(entry):
-            raise _refused(document, where, f"{entry} is a file or an address; a lock holds packages of channels")
+            problem = f"{entry} is a file or an address; a lock holds packages of channels"
+            yield Entry("conda", entry, where, problem)
         else:
-            specs.append(entry.strip())
-    return specs, pip
+            yield Entry("conda", entry.strip(), where)
 
 
-def _requirement(document: YamlDocument, where: tuple[str | int, ...], text: Any) -> str:
+def _requirement(where: tuple[str | int, ...], text: Any, draft: str) -> Entry:
+    line = str(text).strip()
     if not isinstance(text, str):
-        raise _refused(document, where, "a line of the pip part is text")
-    line = text.strip()
+        return Entry("pip", line, where, "a line of the pip part is text")
     if line.startswith("-"):
-        what = f"`{line}` is an option of pip and no package"
-        lines = "write its lines into the pip part"
-        raise _refused(document, where, what, lines if line.startswith(("-r", "--r")) else _draft(document))
+        hint = "write its lines into the pip part" if line.startswith(("-r", "--r")) else draft
+        return Entry("pip", line, where, f"`{line}` is an option of pip and no package", hint)
     if _LOCAL.match(line) or " @ " in line:
-        what = f"{line} is a path or an address and no package of an index"
-        raise _refused(document, where, what, _draft(document))
-    return line
+        return Entry("pip", line, where, f"{line} is a path or an address and no package of an index", draft)
+    return Entry("pip", line, where)
 
 
-def _draft(document: YamlDocument) -> str:
-    """How a file becomes a stack with sources and indexes, which an environment.yml cannot say."""
-    return f"`{shlex.join(['envbuild', 'init', '--from', document.name])}` drafts a stack file, where it is a source"
-
-
-def _channels(document: YamlDocument) -> Iterator[dict[str, str]]:
-    listed = document.data.get("channels")
+def _channels(listed: Any) -> Iterator[Entry]:
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed) or not listed:
         hint = "`channels: [conda-forge]`; without one conda would take Anaconda's own, which need a licence"
-        raise _refused(document, ("channels",), "it lists no channel", hint)
-    for place, text in enumerate(listed):
-        if text == "nodefaults":
-            continue
-        name = text if "://" not in text else PurePosixPath(urlsplit(text).path).name.lower()
-        if not _CHANNEL.fullmatch(name):
-            raise _refused(document, ("channels", place), f"{text} is no name of a channel", "write its full address")
-        yield {"name": name} if name == text else {"name": name, "url": text}
+        yield Entry("channel", "", ("channels",), "it lists no channel", hint)
+    for place, text in enumerate(listed if isinstance(listed, list) else ()):
+        named = isinstance(text, str) and (text == "nodefaults" or _CHANNEL.fullmatch(_channel(text)["name"]))
+        problem = "" if named else f"{text} is no name of a channel"
+        yield Entry("channel", str(text), ("channels", place), problem, "write its full address" if problem else "")
+
+
+def _channel(text: str) -> dict[str, str]:
+    name = text if "://" not in text else PurePosixPath(urlsplit(text).path).name.lower()
+    return {"name": name} if name == text else {"name": name, "url": text}
 
 
 def _python(document: YamlDocument, specs: list[str]) -> str:

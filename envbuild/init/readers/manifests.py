@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from envbuild.catalog.environment_yml import entries
 from envbuild.catalog.yaml_load import parse_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.init.readers.installers import conda_facts
@@ -144,23 +145,19 @@ def environment_yml(text: str, file: str) -> Iterator[Statement]:
     document = _yaml(text, file)
     if document is None or not isinstance(document.data, dict):
         return
-    channels = document.data.get("channels")
-    listed = [name for name in channels if isinstance(name, str)] if isinstance(channels, list) else []
-    for place, name in enumerate(listed):
-        yield lines.make("channel", name, line=document.locate(("channels", place))[0])
-    entries = document.data.get("dependencies")
-    for place, entry in enumerate(entries if isinstance(entries, list) else ()):
-        number = document.locate(("dependencies", place))[0]
-        if isinstance(entry, str):
-            yield from _conda(lines, entry, number, " ".join(listed))
-        elif isinstance(entry, dict) and isinstance(entry.get("pip"), list):
-            for n, wish in enumerate(entry["pip"]):
-                line = document.locate(("dependencies", place, "pip", n))[0]
-                for _, each in _logical(str(wish)):
-                    yield from _moved(requirements(each, file), lines, line)
-    variables = document.data.get("variables")
-    for name, value in (variables if isinstance(variables, dict) else {}).items():
-        yield lines.make("environment", f"{name}={value}", line=document.locate(("variables", name))[0])
+    listed = list(entries(document))
+    channels = " ".join(entry.text for entry in listed if entry.kind == "channel" and entry.text)
+    for entry in listed:
+        number = document.locate(entry.where)[0]
+        if entry.kind == "pip":
+            for _, each in _logical(entry.text):
+                yield from _moved(requirements(each, file), lines, number)
+        elif entry.kind == "conda" and entry.text:
+            yield from _conda(lines, entry.text, number, channels)
+        elif entry.kind == "channel" and entry.text:
+            yield lines.make("channel", entry.text, line=number)
+        elif entry.kind == "variable":
+            yield lines.make("environment", entry.text, line=number)
 
 
 def meta_yaml(text: str, file: str) -> Iterator[Statement]:
