@@ -57,7 +57,7 @@ ROOMS = {
     "document": (r"--output opt\.html", "test_snippets_shipped.py"),
     "opt": (r"(?<!init )my-azure\.yaml", "slurm/test_snippets.py"),
     "gpus": (
-        r"h200|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
+        r"h200|nanogpt|megatronapp --gpus-per-node 4 --run|bench opt-175b --gpus-per-node 8$|"
         r"data megatron-deepspeed-slurm",
         "test_snippets_shipped.py",
     ),
@@ -167,8 +167,9 @@ def user(world: World) -> World:
     (world.work / "train.py").write_text("import alpha\n")
     (world.work / "README.md").write_text("# Their code\n\n```sh\npip install alpha==1.0\n```\n")
     write_file(world.work / "their-code" / "requirements.txt", "alpha==1.0\n")
-    world.repository("lab/code", {"requirements.txt": "alpha==1.0\n"})
-    subprocess.run(["git", "-C", str(world.hub / "lab" / "code"), "tag", "v1.2"], check=True)
+    for name in ("lab/code", "lab/model"):
+        world.repository(name, {"requirements.txt": "alpha==1.0\n"})
+        subprocess.run(["git", "-C", str(world.hub / name), "tag", "v1.2"], check=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(world.work / "key")], check=True)
     Sealed(world.top / "sealed").folder.rename(world.work / "A")
     Sealed(world.top / "sealed", 1, first=3, run="20260302T100000Z-5e5e").folder.rename(world.work / "B")

@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+import yaml
 
 from envbuild import resources
 from envbuild.catalog.loader import load_stack
@@ -33,8 +34,10 @@ SAYS = {
     r"^envbuild bench megatron-alpa ": r"ran on 1 node: [0-9.]+ TFLOP/s per GPU",
     r"^envbuild bench megatron-deepspeed-slurm ": r"ran on 1 node: 127 ms",
     r"^envbuild bench opt-175b ": r"ran on 1 node: 210,000 words/s",
+    r"^envbuild bench ./nanogpt": r"ran on 1 node: 135 ms",
     r"^envbuild data ": r"/data/my-gpt2_text_document\.bin\n",
     r"^envbuild launch megatron-alpa ": r"Values: \{'tflops'",
+    r"^envbuild launch ./nanogpt": r"torchrun --nproc-per-node 8 .*train\.py --max_iters=200",
     r"^envbuild launch ": r"iteration +20/ +20 \|",
     r"^envbuild image build ": r"localhost/envbuild/torch-smoke:exact-[0-9a-f]{12}\b",
     r"^envbuild image verify .*--smoke": r"smoke/sound",
@@ -64,6 +67,9 @@ def machine(world: World) -> Machine:
         world.good("provision", "--stack", name, "--profile", profile, "-t", target, before=machine.before)
     for name, profile in PORTED.items():
         machine.small(name, profile)
+    page = (TOP / "docs" / "launch.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(reference:\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    machine.own("nanogpt", yaml.safe_load(block)["reference"])
     (world.work / "data").mkdir()
     training_data.write("gpt2", str(world.work / "data"))
     return machine

@@ -72,6 +72,12 @@ def main():
         print(f"2026-11-23 10:00:0{number} | INFO | train_inner | {json.dumps(row)}", flush=True)
     print("2026-11-23 10:00:09 | INFO | metaseq.cli.train | done training in 9.0 seconds", flush=True)
 """
+NANOGPT = """
+import torch.distributed
+
+for step in range(8):
+    print(f"iter {step}: loss {4 - step / 10:.4f}, time 135.00ms, mfu 10.00%", flush=True)
+"""
 TOOL = """
 import argparse
 parser = argparse.ArgumentParser()
@@ -88,6 +94,7 @@ PROGRAMS = {
     "alpa": {"osdi22_artifact/megatron/benchmark_gpt_one_case.py": ALPA},
     "megatron-deepspeed": {"pretrain_gpt.py": MEGATRON + READS, "tools/preprocess_data.py": TOOL},
     "megatronapp": {"Megatron/pretrain_gpt.py": MEGATRON},
+    "nanogpt": {"train.py": NANOGPT},
 }
 
 
@@ -147,7 +154,11 @@ class Machine(Shelf):
         launch = {f"torch/distributed/{name}.py": LAUNCH.encode() for name in ("run", "launch")}
         files = {"torch/__init__.py": b"", "torch/distributed/__init__.py": b"", **launch}
         files |= {f"own_runs/{name}.py": text.encode() for name, text in RUNS.items()}
-        scripts = {"deepspeed": "own_runs.launch:main", "opt-baselines": "own_runs.opt:main"}
+        scripts = {
+            "deepspeed": "own_runs.launch:main",
+            "torchrun": "own_runs.launch:main",
+            "opt-baselines": "own_runs.opt:main",
+        }
         write_wheel(world.wheels, "own-runs", "1.0", files, scripts=scripts)
 
     def small(self, name: str, profile: str) -> None:
@@ -156,6 +167,18 @@ class Machine(Shelf):
         profiles = dict.fromkeys(shipped["profiles"], self._profile(name))
         self.put(name, profiles=profiles, repositories=None, findings=None)
         self.lock(name, profile, "--base-python", str(self.python))
+
+    def own(self, name: str, reference: object) -> None:
+        """A stack file of that name in the folder of work, with that run of its own, locked and provisioned."""
+        packages = {
+            "python": [MINOR],
+            "packages": ["own-runs==1.0"],
+            "sources": [{**self.pins[name], "install": "path"}],
+        }
+        stack = {"name": name, "summary": "a test", "profiles": {"exact": packages}, "reference": reference}
+        (self.world.work / f"{name}.yaml").write_text(json.dumps(stack))
+        self.world.good("lock", "create", f"./{name}.yaml", before=self.before)
+        self.world.good("provision", f"./{name}.yaml", "-t", "local", before=self.before)
 
     def _profile(self, name: str) -> dict[str, Any]:
         own = {"megatron-alpa": "alpa", "megatronapp": "megatronapp", "opt-175b": ""}.get(name, "megatron-deepspeed")
