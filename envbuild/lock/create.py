@@ -113,15 +113,20 @@ def create_lock(
     day = as_of or profile.as_of
     old = {variant.id: variant for variant in previous.variants} if previous else {}
     say = cache(say)  # a sentence once, whichever variants it is about
+    pinned = standalone_interpreters() if standalone is None else standalone
+    plans = tuple(variant_plans(profile, pinned, conda.virtual))
+    until = day.isoformat() if day else None
+    supply = replace(supply, reachable=cache(supply.reachable))
+    maker = _Maker(stack.name, profile_name, profile, supply, until, (), say, base, upgrade, conda=conda)
+    # Whether indexes are in reach costs seconds, and resolving without one minutes.
+    for plan in plans:
+        maker.torch(plan, _packages_of(old.get(plan.id)))
     with git_reader() as reader:
         sources = tuple(lock_source(source, reader) for source in profile.pinned_sources)
         sources = with_what_trees_say(sources, previous, reader, say)
         needs = read_needs(profile.pinned_sources, reader)
     sources = with_needs(sources, needs, profile)
-    until = day.isoformat() if day else None
-    maker = _Maker(stack.name, profile_name, profile, supply, until, needs, say, base, upgrade, sources, conda)
-    pinned = standalone_interpreters() if standalone is None else standalone
-    plans = variant_plans(profile, pinned, conda.virtual)
+    maker = replace(maker, needs=needs, sources=sources)
     lock = Lock(
         stack=stack.name,
         profile=profile_name,
@@ -169,6 +174,10 @@ def added_names(
     read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
     named = {name: sorted(set(each.needs or ()) - read[name]) for name, each in sources.items()}
     return named | {plan.id: maker.added(plan, variant) for plan, variant in both}
+
+
+def _packages_of(variant: Variant | None) -> dict[str, LockedPackage]:
+    return {package.name: package for package in variant.packages} if variant else {}
 
 
 def _profile(stack: Stack, name: str) -> Profile:
@@ -221,10 +230,10 @@ class _Maker:
 
     def variant(self, plan: Plan, old: Variant | None) -> Variant:
         """One locked variant."""
-        previous = {package.name: package for package in old.packages} if old else {}
+        previous = _packages_of(old)
         keep = old if not self.upgrade and self.as_of is None else None
         conda = lock_conda(self.profile, plan, self.as_of, keep, self.conda, self.say)
-        choice = self._torch(plan, previous)
+        choice = self.torch(plan, previous)
         request = self._request(plan, choice, previous, conda)
         known = self.base if self.base and plan.base.kind != "none" and self.base.python == plan.python else None
         if known:
@@ -275,14 +284,15 @@ class _Maker:
     def added(self, plan: Plan, old: Variant) -> list[str]:
         """The packages of a locked variant without which the profile is resolved at the same versions."""
         previous = {package.name: package for package in old.packages}
-        choice = self._torch(plan, previous)
+        choice = self.torch(plan, previous)
         request = self._request(plan, choice, previous, old.conda if old else None)
         offers = resolve(replace(request, pins={name: package.version for name, package in previous.items()}))
         locked = [each for each in offers if each.name in previous and each.version == previous[each.name].version]
         self.say_all(yanked_sentences(locked))
         return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
-    def _torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
+    def torch(self, plan: Plan, previous: Mapping[str, LockedPackage]) -> TorchChoice | None:
+        """Where the torch of a variant comes from; raises as `choose_torch`."""
         if self.profile.torch is None or plan.flavour is None or "torch" in left_to_conda(plan, self.profile):
             return None
         version = self.profile.torch.version

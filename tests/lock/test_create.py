@@ -173,6 +173,14 @@ def test_the_needs_of_an_unreachable_cpu_build_come_from_the_pypi_build_without_
         make(stack(torch={"version": "2.5.0", "flavours": ["cu99"]}), supply(house))
 
 
+def test_d98_an_index_out_of_reach_is_told_before_anything_is_resolved(tmp_path: Path, supply: MakeSupply) -> None:
+    wanted = stack(torch={"version": "2.5.0", "flavours": ["cpu", "cu118"]}, packages=["not-there==1"])
+    with pytest.raises(EnvbuildError) as caught:
+        make(wanted, supply(tmp_path))
+    assert (caught.value.code, caught.value.exit_code) == ("index-unreachable", ExitCode.TRY_AGAIN)
+    assert "leave cu118 out" in caught.value.hint
+
+
 @pytest.mark.parametrize(("version", "flavour", "sibling"), [("2.0.1", "cu118", "2.0.1"), ("1.8.2", "cu111", "1.8.1")])
 def test_the_needs_of_a_cuda_build_with_cuda_inside_come_from_the_nearest_pypi_build_and_are_named(
     tmp_path: Path, supply: MakeSupply, version: str, flavour: str, sibling: str

@@ -158,7 +158,7 @@ def _from_records(
         "index-unreachable",
         f"what torch {full} needs is not known while `{index.name}` is out of reach",
         why="CUDA builds since 2.2 need packages of their own flavour, which only that index states",
-        hint="lock where the index can be reached, or put the wheel into a find-links folder",
+        hint=f"lock where the index can be reached, put the wheel into a find-links folder, or leave {flavour} out",
     )
 
 
