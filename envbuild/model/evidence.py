@@ -224,9 +224,13 @@ class Deviation(StrictModel):
 
 
 class Equality(StrictModel):
-    """Whether all nodes have one environment: the Merkle root that most have, on which nodes, and who deviates."""
+    """Whether all nodes have one environment: the Merkle root that most have, on which nodes, and who deviates.
+
+    `python`: the full version of their interpreter, which is part of the contents; None where no check told it.
+    """
 
     root: Public[str]
+    python: Public[str | None] = None
     nodes: NodeNames
     deviating: Public[tuple[Deviation, ...]] = ()
 

@@ -41,7 +41,21 @@ def equality_of(
             if files_of is not None:
                 differs += (_files(files.get(usual.node), files.get(group[0].node)),)
             deviating.append(Deviation(nodes=_names(group), root=group[0].root, differs=differs))
-    return Equality(root=root, nodes=_names(equal), deviating=tuple(deviating))
+    return Equality(root=root, python=_python(equal[0]) or None, nodes=_names(equal), deviating=tuple(deviating))
+
+
+def without_cause(nodes: Iterable[NodeEvidence], found: Equality | None) -> list[NodeEvidence]:
+    """Nodes with another root than most, although variant and interpreter are theirs: a stamp was changed."""
+    if found is None or found.python is None:
+        return []
+    by_name = {node.node: node for node in nodes}
+    variant = by_name[found.nodes[0]].variant_digest
+    deviating = [by_name[name] for each in found.deviating for name in each.nodes]
+    return [
+        node
+        for node in deviating
+        if (node.variant_digest, _python(node)) == (variant, found.python) and node.root != found.root
+    ]
 
 
 def _names(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:

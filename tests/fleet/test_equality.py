@@ -46,6 +46,12 @@ def test_roots_are_compared_and_what_differs_is_named(fleet: StartNodes, world: 
     (line,) = deviation["differs"]
     assert line.startswith("1 of ")
     assert line.endswith("alpha/__init__.py")
+    # D106
+    again = world.fleet("provision")
+    assert again.rc == 8, "one of three nodes"
+    error = by_node(again)[second]["error"]
+    assert (error["code"], error["exit"]) == ("drift", 1)
+    assert "--repair` builds it again" in error["hint"]
 
     file = nodes[2].run(["find", f"{PREFIX}/current/{STACK}/", "-path", "*/beta/__init__.py"]).stdout.strip()
     nodes[2].run(["sh", "-c", f"echo '# tampered' >> '{file}'"])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from envbuild.model.evidence import Equality, NodeEvidence
-from envbuild.report.equality import equality_of
+from envbuild.provision.run.evidence import of_another_root
+from envbuild.report.equality import equality_of, without_cause
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 FILES = {f"lib/m{number}.py": "file-0123" for number in range(10)}
@@ -37,7 +38,8 @@ def _files(**of: Mapping[str, str]) -> Any:
 
 
 def test_equal_nodes_have_one_root_and_nobody_is_asked() -> None:
-    assert equality_of([_node("n1"), _node("n2"), _node("n3", None)], _never) == Equality(root=A, nodes=("n1", "n2"))
+    found = equality_of([_node("n1"), _node("n2"), _node("n3", None)], _never)
+    assert found == Equality(root=A, python="3.11.7", nodes=("n1", "n2"))
 
 
 def test_one_node_alone_is_compared_with_nothing() -> None:
@@ -95,3 +97,18 @@ def test_where_nobody_is_to_be_asked_files_are_not_spoken_of() -> None:
     found = equality_of([_node("n1"), _node("n2"), _node("n3", B, python="3.11.2")], None)
     assert found is not None
     assert found.deviating[0].differs == ("Python 3.11.2, not 3.11.7",)
+
+
+def test_d106_a_root_that_variant_and_interpreter_do_not_explain_fails_with_what_to_do() -> None:
+    changed, older = _node("n3", B), _node("n4", C, python="3.11.2")
+    other, drifted = _node("n5", C, variant_digest="e" * 64), _node("n6", drift_count=2)
+    nodes = [_node("n1"), _node("n2"), changed, older, other, drifted]
+    found = equality_of(nodes, None)
+    assert found is not None and found.python == "3.11.7"
+    assert without_cause(nodes, found) == [changed]
+    failed = of_another_root(changed, found.root, ("envbuild", "provision", "x", "--target", "fleet.yaml"))
+    assert failed.error is not None
+    assert (failed.status, failed.exit, failed.error["code"], failed.error["exit"]) == ("failed", 1, "drift", 1)
+    assert "`envbuild provision x --target fleet.yaml --repair` builds it again" in failed.error["hint"]
+    unknown = [_node("n1", python=""), _node("n2", python=""), _node("n3", B, python="")]
+    assert without_cause(unknown, equality_of(unknown, None)) == [], "nobody knows the interpreters"

@@ -12,7 +12,7 @@ from typing import Any
 
 from envbuild import __version__
 from envbuild.catalog.loader import is_path, load_stack, manifest_text
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import (
     Attachment,
@@ -34,7 +34,7 @@ from envbuild.provision.run.context import Work
 from envbuild.provision.run.journal import EventKind, read_journal, utc_now
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.regular_file import read_manifest
-from envbuild.report.equality import equality_of
+from envbuild.report.equality import equality_of, without_cause
 from envbuild.report.render import write_report
 from envbuild.report.tables import steps
 from envbuild.resolve.artifacts import built
@@ -156,6 +156,10 @@ def write_evidence(
     # Where nothing was done, nobody is asked for files either: that run is to be over in a second.
     lists = FileLists(prepared.target, work.run) if pages else None
     equality = equality_of(nodes, lists)
+    if verb == "provision" and equality is not None:
+        odd = {node.node for node in without_cause(nodes, equality) if node.exit == ExitCode.OK}
+        command = work.settings.command
+        nodes = [collect.of_another_root(each, equality.root, command) if each.node in odd else each for each in nodes]
     variants = variants_of(work, nodes)
     evidence = Evidence(
         envbuild=__version__,

@@ -115,6 +115,19 @@ def coded(node: NodeEvidence, command: Sequence[str], *, verb: str, several: boo
     return node.model_copy(update={"error": error.as_dict()})
 
 
+def of_another_root(node: NodeEvidence, usual: str, command: Sequence[str]) -> NodeEvidence:
+    """A node whose stamp has a root that its variant and interpreter do not give elsewhere: it may not pass as well."""
+    error = EnvbuildError(
+        "drift",
+        f"{node.node}: the stamp has the root {str(node.root)[:12]}, and other nodes with this variant and this Python "
+        f"have {usual[:12]}",
+        hint=_what_to_do(node, command),
+        exit_code=ExitCode.CHECK_FAILED,
+    )
+    failed = {"status": "failed", "exit": int(ExitCode.CHECK_FAILED), "error": error.as_dict()}
+    return node.model_copy(update=failed)
+
+
 def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
     """What to do about drift. Files that only lie beside those of a source may be somebody's work."""
     added = all(each.get("kind") == "extra" and each.get("path", "").startswith("src/") for each in node.drift)
