@@ -17,6 +17,8 @@ LONG_PAUSE = 60.0
 PEEK = 1.0
 # The script has ended; the scheduler will say so within seconds.
 SOON = 1.0
+# How often a scheduler that does not answer is asked, for the first minutes: one that is restarted is back soon.
+AGAIN = (*PAUSES[1:], *repeat(PAUSES[-1], 20))
 # A slurmctld that is restarted or fails over is back within minutes, a login host or the way to it too.
 PATIENCE = 1800.0
 # Slurm's reasons for which a job waits that asks for more than it may have, where the site has these taken at first:
@@ -66,7 +68,7 @@ def wait_for(
     """
     limits, clock = limits or Limits(), clock or Clock()
     begun = heard = clock.now()
-    restarts = 0
+    restarts, silent = 0, False
     last: JobState | None = None
     steps = chain(PAUSES, repeat(LONG_PAUSE))
     while True:
@@ -80,7 +82,9 @@ def wait_for(
         except SchedulerUnavailableError as error:
             if clock.now() - heard > limits.patience:
                 raise _silent(number, str(error), clock.now() - heard) from error
+            steps, silent = steps if silent else chain(AGAIN, repeat(LONG_PAUSE)), True
             continue
+        steps, silent = chain(PAUSES[1:], repeat(LONG_PAUSE)) if silent else steps, False
         heard = clock.now()
         if state.restarts != restarts:
             # It was requeued, and waits anew.

@@ -127,6 +127,12 @@ def test_a_silent_scheduler_is_asked_again_and_given_up_after_a_long_time(clock:
     assert gone.cancelled == []
 
 
+def test_d102_a_scheduler_that_was_lost_is_heard_soon_after_it_is_back(clock: FakeClock) -> None:
+    script = Script(clock, [(70, RUNNING), (86, None)])
+    assert wait_for(script, job(), "1", clock=clock).good
+    assert script.asked == [0, 2, 6, 14, 74, 76, 80, 88]
+
+
 def test_a_login_host_out_of_reach_is_a_silent_scheduler_and_any_other_error_ends_the_waiting(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
