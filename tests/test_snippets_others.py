@@ -74,6 +74,7 @@ ELSEWHERE = {
     r"pip |python3 -m venv |export |for |git config": "e2e/test_packaging.py",
     r"uv tool |pipx |git clone |cd envbuild|\. \.venv|tool/bin/pip": "e2e/test_packaging.py",
     r"ssh ": "test_snippets_others.py",
+    r"kubectl apply -f run\.yaml$": "container/test_pods.py",  # no cluster here: it validates the file
 }
 # What the lines of contributors have done, by what they print.
 SAYS = {
