@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from envbuild.catalog.loader import list_stacks, list_targets, load_stack
 from envbuild.cli.verbs import COMMANDS
 from tests.e2e.world import World
+from tests.support.need import need
 from tests.support.programs import completed, executable
 
 
@@ -85,8 +85,7 @@ ASK = {
 
 @pytest.mark.parametrize("shell", ASK)
 def test_a_shell_with_the_script_offers_a_name_at_its_tab_key(world: World, shell: str, tmp_path: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not there (apt-get install {shell})")
+    need(shell)
     script = world.good("completion", shell).out
     executable(tmp_path / "bin" / "envbuild", f'#!/bin/sh\nexec {sys.executable} -m envbuild "$@"\n')
     env = {**world.env, "PATH": f"{tmp_path}/bin{os.pathsep}{world.env['PATH']}"}

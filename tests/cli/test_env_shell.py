@@ -17,6 +17,7 @@ from envbuild.cli.env_cmd import add_kernel, code_for
 from tests.e2e.world import World, drift
 from tests.support.fails import fails
 from tests.support.files import write_file
+from tests.support.need import need
 from tests.support.programs import completed
 
 SAYS = "import os, sys; print(os.environ['ENVBUILD_STACK'], sys.argv[1:], os.environ.get('HF_MINE')); sys.exit(3)"
@@ -112,8 +113,7 @@ def test_code_for_each_shell_names_its_own_file(built: World) -> None:
 
 @pytest.mark.parametrize("folder", ["=1", "it's", "a!b", "a b"])
 def test_code_for_csh_is_read_literally(tmp_path: Path, folder: str) -> None:
-    if shutil.which("tcsh") is None:
-        pytest.skip("tcsh is not there (apt-get install tcsh)")
+    need("tcsh")
     write_file(tmp_path / folder / ".envbuild" / "activate.csh", "echo loaded\n")
     done = completed(["tcsh", "-f"], input=code_for(folder, "csh"), cwd=tmp_path)
     assert done.stdout == "loaded\n", done.stderr
@@ -121,8 +121,7 @@ def test_code_for_csh_is_read_literally(tmp_path: Path, folder: str) -> None:
 
 @pytest.mark.parametrize("shell", ["fish", "tcsh"])
 def test_the_shell_that_calls_is_known(built: World, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not there (apt-get install {shell})")
+    need(shell)
     call = f"{sys.executable} -m envbuild env activate tiny"
     line = f"{call} | source" if shell == "fish" else f"eval `{call}`"
     words = [shell, *(["-f"] if shell == "tcsh" else []), "-c", f"{line}; echo $ENVBUILD_STACK $HF_MINE"]
@@ -155,8 +154,7 @@ def typed(world: World, shell: str, text: str, until: str) -> str:
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "dash"])
 def test_a_shell_has_the_environment_after_the_users_own_start_up_files(built: World, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not there (apt-get install {shell})")
+    need(shell)
     (built.home / ".bashrc").write_text("export PATH=/usr/bin:/bin OWN=mine; PS1='> '\n")
     write_file(built.home / ".config" / "fish" / "config.fish", "set -gx PATH /usr/bin /bin; set -gx OWN mine\n")
     built.env["OWN"] = "mine"  # dash reads no file of the user's

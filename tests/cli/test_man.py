@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from pathlib import Path
 
-import pytest
-
 from envbuild.cli.verbs import COMMANDS
+from tests.support.need import need
 from tests.support.programs import completed
 
 TOP = Path(__file__).parents[2]
@@ -25,8 +23,7 @@ def test_the_man_page_is_what_the_commands_give() -> None:
 
 
 def test_man_shows_every_command_and_complains_of_nothing() -> None:
-    if shutil.which("man") is None:
-        pytest.skip("man is not there (apt-get install man-db)")
+    need("man")
     done = completed(["man", "--warnings", "-l", str(PAGE)], env={"MANWIDTH": "80"})
     assert (done.returncode, done.stderr) == (0, "")
     first = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("       ") and line.split()}

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from envbuild.cli.verbs import cli
 from envbuild.container.pods import KINDS, gpu_names
 from tests.support.patience import PATIENCE
+from tests.support.programs import completed
 
 IMAGE = "registry.example.org/team/megatronapp:1"
 COMMAND = ("--", "python", "train.py")
@@ -230,5 +231,5 @@ def test_a_worker_starts_when_the_masters_port_answers(kind: str, tmp_path: Path
         out, _ = worker.communicate(timeout=PATIENCE)
         assert out == "1 2 127.0.0.1\n"
     env[KINDS[kind].rank] = "0"
-    master = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    master = completed(argv, env=env, timeout=PATIENCE)
     assert master.stdout == "0 2 127.0.0.1\n"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -128,45 +127,26 @@ def test_a_prefix_below_a_file_is_refused(world: World) -> None:
     assert (world.top / "file").read_text() == ""
 
 
-@pytest.fixture
-def small_disk(world: World) -> Iterator[object]:
-    """`small_disk(options)`: the prefix is a tmpfs of that size."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small tmpfs")
-    mounted = []
-
-    def mount(options: str) -> None:
-        world.prefix.mkdir()
-        done = completed(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(world.prefix)])
-        if done.returncode:
-            pytest.skip(f"no tmpfs can be mounted here: {done.stderr}")
-        mounted.append(world.prefix)
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.mark.parametrize(
     ("options", "code"),
     [("size=60m", "disk-full"), pytest.param("size=200m,nr_inodes=45", "disk-full", marks=pytest.mark.slow)],
 )
-def test_a_full_disk_is_told_and_leaves_nothing(world: World, small_disk: object, options: str, code: str) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(
+    world: World, mount: Callable[[str], None], options: str, code: str
+) -> None:
     files = {f"alpha/m{number}.py": os.urandom(40000).hex().encode() for number in range(400)}
     world.wheel(files={"alpha/__init__.py": b"VERSION = '1.0'\n", **files})
     world.tiny()
     forget_sizes(world.work / "tiny.lock.toml")
-    assert callable(small_disk)
-    small_disk(options)
+    mount(options)
     said = failed(world, 75, code)
     assert str(world.prefix) in said
 
 
-def test_a_disk_that_cannot_even_hold_the_tools(world: World, small_disk: object) -> None:
+def test_a_disk_that_cannot_even_hold_the_tools(world: World, mount: Callable[[str], None]) -> None:
     world.tiny()
     forget_sizes(world.work / "tiny.lock.toml")
-    assert callable(small_disk)
-    small_disk("size=4m")
+    mount("size=4m")
     done = world.provision()
     assert (done.rc, done.node["error"]["code"]) == (75, "toolchain-unpack")
     assert "disk full" in done.node["error"]["what"]

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.world import World
-from tests.support.programs import completed
 
 BLOCK = 4096
 Mount = Callable[[int], None]
 
 
 @pytest.fixture
-def mount(world: World) -> Iterator[Mount]:
-    """`mount(size)`: the prefix is a tmpfs of that many bytes, whatever it was before."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small tmpfs")
-
-    def end() -> None:
-        if world.prefix.is_mount():
-            subprocess.run(["umount", "-l", str(world.prefix)], check=True)
-
-    def mounted(size: int) -> None:
-        end()
-        world.prefix.mkdir(exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={-(-size // BLOCK) * BLOCK}", "tmpfs", str(world.prefix)]
-        done = completed(command)
-        if done.returncode:
-            pytest.skip(f"no tmpfs can be mounted here: {done.stderr}")
-
-    yield mounted
-    end()
+def mount(mount: Callable[[str], None]) -> Mount:
+    """`mount(size)`: the prefix is a tmpfs of that many bytes."""
+    return lambda size: mount(f"size={-(-size // BLOCK) * BLOCK}")
 
 
 def used(folder: Path) -> int:

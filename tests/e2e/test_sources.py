@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import yaml
 
 from tests.e2e.world import World, drift, edit_lock
 from tests.node.env_support import git
-from tests.node.forge import download
+from tests.node.forge import download, need_compiler
 from tests.node.test_git_source import PROJECT
+from tests.support.need import need
 from tests.support.programs import completed
 from tests.support.repositories import lose_file
 
@@ -103,8 +103,7 @@ def test_an_editable_source_is_watched_but_not_its_generated_files(world: World)
 
 @pytest.mark.slow
 def test_an_extension_is_built_in_place(world: World) -> None:
-    if shutil.which("cc") is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        pytest.skip("no C compiler, or no headers of this Python: an extension cannot be built here")
+    need_compiler()
     pin = source(
         world, "megatron", {"setup.py": SETUP, "helpers.c": HELPERS, "megatron/__init__.py": ""}, install="path",
         build={"kind": "inplace"}, generated=["helpers*.so"],
@@ -121,8 +120,7 @@ def test_an_extension_is_built_in_place(world: World) -> None:
 
 @pytest.mark.parametrize("shell", [pytest.param("dash", marks=pytest.mark.slow), "bash"])
 def test_variables_arrive_literally_in_a_shell(world: World, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+    need(shell)
     value = """$(touch /tmp/pwned) `id` 'single' "double" \\ $HOME ; & | * é"""
     there = world.top / "it's there $(id)"
     there.touch()

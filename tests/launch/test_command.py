@@ -16,6 +16,7 @@ from envbuild.model.reference import Bench
 from envbuild.model.stack import Stack
 from envbuild.node.smoke.training_log import read_line
 from tests.launch.support import ENVIRONMENT, OUTPUT, place
+from tests.support.fails import fails
 
 WORDS = ["torchrun", "--nnodes={nodes}", "--node-rank={rank}", "--rdzv-endpoint={address}:{port}", "train.py", "{size}"]
 
@@ -58,9 +59,9 @@ def test_d99_a_command_without_a_rank_starts_all_nodes_and_without_a_source_runs
     ],
 )
 def test_d99_what_cannot_start_is_refused(words: dict[str, Any], nodes: int, code: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails(code) as caught:
         made(nodes, stack(**words))
-    assert caught.value.code == code and caught.value.hint
+    assert caught.value.hint
 
 
 def test_d99_an_unknown_parameter_is_told_with_the_nearest() -> None:

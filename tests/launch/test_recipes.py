@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from envbuild.model.launch import Launch
 from envbuild.model.stack import Stack
 from tests.launch.support import ENVIRONMENT, OUTPUT, place, stack, started
 from tests.node.patch_support import write
+from tests.support.fails import fails
+from tests.support.programs import completed
 
 ALCF, APP, OPT = "megatron-deepspeed-alcf", "megatronapp", "opt-175b"
 SLURM, ALPA = "megatron-deepspeed-slurm", "megatron-alpa"
@@ -60,9 +61,8 @@ def said(made: Launch) -> dict[str, str]:
 
 def test_every_document_has_a_recipe_and_the_default_stack_says_that_it_has_none() -> None:
     assert {launch_data(stack(name))[1].recipe for name in WITH_RECIPE} == set(RECIPES) - {"command"}
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("no-recipe", ExitCode.USAGE):
         started("torch-smoke", place())
-    assert (caught.value.code, caught.value.exit_code) == ("no-recipe", ExitCode.USAGE)
 
 
 @pytest.mark.parametrize("name", WITH_RECIPE)
@@ -445,13 +445,7 @@ def test_opt_on_few_gpus_is_what_opt_baselines_would_start(
     write(tmp_path, "metaseq/launcher/opt_baselines.py", BASELINES)
     own = write(tmp_path, "few_gpus.py", file.text)
     words = [str(script) if word == train else word for word in command.argv[-11:]]
-    ran = subprocess.run(
-        [sys.executable, str(own), *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(tmp_path)},
-    )
+    ran = completed([sys.executable, str(own), *words], check=True, env={"PYTHONPATH": str(tmp_path)})
     # Its own batch is that of all parts; on one GPU that of the two it wants at least.
     its = f"--task dummy_lm --full-megatron-init --batch-size {batch * parts}"
     ours = f"--model-parallel-size {parallel} --batch-size {batch} --update-freq {parts}"
@@ -580,9 +574,7 @@ def test_one_node_is_started_by_deepspeed_and_several_by_torchrun() -> None:
     at = two.index(f"{ENVIRONMENT}/bin/python3")
     assert two[at + 1 : at + 3] == ("-m", "torch.distributed.run")
     # Each node is told its rank: by itself c10d has the node listen that finds its own name in the address.
-    told = subprocess.run(
-        [*two[two.index("bash") : at], "env"], env={"SLURM_NODEID": "7"}, capture_output=True, text=True
-    )
+    told = completed([*two[two.index("bash") : at], "env"], env={"SLURM_NODEID": "7"})
     assert "PET_NODE_RANK=7" in told.stdout.splitlines()
     assert "--container-image" not in two
 
@@ -689,9 +681,8 @@ def test_a_parameter_without_a_default_must_be_given() -> None:
     ],
 )
 def test_launch_data_of_ones_own_that_lack_something_are_told(name: str, data: dict[str, Any], lacks: str) -> None:
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("launch-data", ExitCode.USAGE) as caught:
         launch(own_stack(name, **data), "exact", {}, place())
-    assert (caught.value.code, caught.value.exit_code) == ("launch-data", ExitCode.USAGE)
     assert repr(lacks) in caught.value.what
 
 
@@ -744,13 +735,7 @@ def test_alcf_tells_deepspeed_its_rank_so_that_it_takes_the_port(
     own = write(tmp_path, "mpi_ranks.py", file.text)
     say = "import os; print(os.environ.get('RANK'), os.environ.get('LOCAL_RANK'))"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "MPI", "PALS", "OMPI"))}
-    ran = subprocess.run(
-        [sys.executable, str(own), sys.executable, "-c", say],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**clean, **variables},
-    )
+    ran = completed([sys.executable, str(own), sys.executable, "-c", say], check=True, env={**clean, **variables})
     assert ran.stdout == told + "\n"
     assert len(started(ALCF, place(1, 4), profile="exact").files) == 1, "0.10.3 is told --deepspeed_mpi"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from envbuild.node.env import remove
 from envbuild.node.protocol import NodeError
 from tests.node.env_support import Node, git, locked, make_repository, make_variant, make_wheel, redirect_git, site
 from tests.support.fails import fails
+from tests.support.need import need
 from tests.support.programs import completed, executable
 
 # A PEP 517 backend of a few lines, so that builds need no package index.
@@ -282,8 +282,7 @@ subprocess.check_call(command)
 
 
 def test_code_compiled_under_two_prefixes_has_one_root(node: Node, hub: Path, tmp_path: Path) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler: whether compiled files are equal was not tried")
+    need("cc")
     files = {"setup.py": COMPILED, "c.c": "#include <type.h>\nof_environment used;\nint f(void) { return __LINE__; }\n"}
     source = pin(hub, "ext", files, install="path", build={"kind": "inplace"})
     variant = make_variant([], sources=[source])

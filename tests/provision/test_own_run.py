@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from envbuild.report.claimed import NO_GPU, Gpus, gpus_of
 from envbuild.transport.processes import end_orphans
 from tests.provision.survey.test_up_to_date import facts
 from tests.support.fails import fails
+from tests.support.need import need
 from tests.support.patience import PATIENCE, text_of, until
 from tests.support.programs import executable
 
@@ -280,8 +280,7 @@ printf 'A=1\\0{marker}\\0' >{process}/environ
 def test_a_hosts_shell_ends_what_was_just_being_started_and_waits_for_nothing_else(
     tmp_path: Path, shell: str, program: bool
 ) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell}")
+    need(shell)
     marker = f"{own_run.MARKER}=mine"
     with subprocess.Popen(["sleep", "600"]) as victim:
         process = tmp_path / "proc" / str(victim.pid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config
+from tests.support.need import need
 from tests.support.patience import PATIENCE, with_deadline
 from tests.transport.sshd import Server, make_key, require_sshd, user
 
@@ -130,8 +130,7 @@ def test_forced_noise_before_and_after(start: StartServer, client: Path) -> None
 
 @pytest.mark.parametrize("shell", ["csh", "tcsh", "fish"])
 def test_login_shell_that_is_not_posix(shell: str, start: StartServer, client: Path) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed: not proven as a login shell here")
+    need(shell)
     server = start(force=f'{shell} -c "$SSH_ORIGINAL_COMMAND"')
     assert first_contact.run_node(server.address, request("n1"), options(client, server, server.known)).result()
 

@@ -18,6 +18,9 @@ from envbuild.node import merkle
 from envbuild.node.protocol import NodeError
 from envbuild.node.shared import look
 from tests.node.env_support import MINOR, Node, make_variant, make_wheel, site
+from tests.support.fails import fails
+from tests.support.files import write_file
+from tests.support.programs import completed
 
 FILES = {"alpha/__init__.py": b"VALUE = 1\n", "alpha/data.bin": bytes(range(256)), "alpha/tool.sh": b"#!/bin/sh\n"}
 
@@ -48,7 +51,7 @@ def test_an_untouched_environment_passes_and_only_the_time_is_written(node: Node
     before[read], before[read.parent] = (os.lstat(path).st_mtime_ns for path in (read, read.parent))
     assert [check["name"] for check in result["checks"]] == ["stamp", "packages", "link", "files", "bytecode"]
     told = [str(built / "bin" / "python"), "-c", "import platform; print(platform.python_version())"]
-    version = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    version = completed(told, check=True).stdout.strip()
     assert result["checks"][0]["details"] == {"python": version}
     assert {path: os.lstat(path).st_mtime_ns for path in node.prefix.rglob("*")} == before
 
@@ -132,8 +135,7 @@ def test_another_variant_another_version_and_an_extra_package(node: Node, built:
 )
 def test_orphan_foreign_and_broken_pycs_are_refused(node: Node, built: Path, name: str, data: bytes) -> None:
     path = site(built) / name.replace("{tag}", MINOR.replace(".", ""))
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(data)
+    write_file(path, data)
     assert [each["kind"] for each in node.verify(deep=True)["drift"]] == ["pyc-not-from-source"]
 
 
@@ -173,6 +175,5 @@ def test_the_files_of_a_stamp_are_told_as_the_list_that_gives_its_root(node: Nod
     files = json.loads(zlib.decompress(base64.b64decode(told["files"])))
     assert (files, merkle.root_of(files)) == (stamped, told["root"])
     (built / ".envbuild" / "stamp.json").unlink()
-    with pytest.raises(NodeError, match="no stamp") as caught:
+    with fails("environment-unstamped", match="no stamp"):
         look.run(node.request("verify", tell="files", environment=str(built)))
-    assert caught.value.code == "environment-unstamped"

@@ -12,6 +12,7 @@ import pytest
 from envbuild.model.evidence import Check
 from envbuild.node.smoke import extensions, smoke
 from tests.node.torch_env import torch_environment
+from tests.support.need import need
 from tests.support.patience import with_deadline
 from tests.support.programs import executable
 from tests.support.torch_imported import torch_imported as torch_imported
@@ -292,8 +293,7 @@ def test_two_ranks_must_see_each_other(
 
 
 def test_the_real_mpi_sees_two_ranks(environment: Path) -> None:
-    if shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec here")
+    need("mpiexec")
     spec = smoke.Spec(str(environment), VARIANT, False)
     real = [
         each for each in smoke.smoke_items(spec, [{"name": "extensions"}], None, {}) if each["name"].endswith("mpi")

@@ -6,7 +6,6 @@ The scripts are small ones without torch.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from envbuild.model.evidence import Check
 from envbuild.node.smoke import smoke
 from envbuild.node.smoke.step import fill, values_for
 from tests.support.files import write_file
+from tests.support.need import need
 from tests.support.patience import PATIENCE, with_deadline
 
 HEAD = "import json, os, sys, time\nrank = int(os.environ.get('RANK', 0))\n"
@@ -187,8 +187,7 @@ DRIVER = "int cuInit(unsigned flags) { return 0; }\nint cuDeviceGetCount(int *co
 
 def test_it_does_not_wait_until_torch_is_imported_for_others(environment: Path, tmp_path: Path) -> None:
     """On an H100 it began ten seconds late: to count the GPUs it wanted a copy of the process that imports torch."""
-    if shutil.which("cc") is None:
-        pytest.skip("no cc here: no driver can stand in")
+    need("cc")
     (tmp_path / "driver.c").write_text(DRIVER)
     driver, begun, met = (str(tmp_path / name) for name in ("driver.so", "begun", "met"))
     subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, str(tmp_path / "driver.c")], check=True)

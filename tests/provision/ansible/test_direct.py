@@ -6,11 +6,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from envbuild.errors import EnvbuildError
 from envbuild.provision.ansible.steps import Limits, NodeHost, StepsResult, TaskEvent, run_here
+from tests.support.fails import fails
 from tests.support.patience import alive, text_of
+from tests.support.programs import executable
 
 
 def _put(playbook: str, store: Path, **files: Any) -> tuple[StepsResult, list[TaskEvent]]:
@@ -39,15 +38,13 @@ def test_an_image_is_copied_for_its_owner_alone(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_steps_also_where_nobody_reads_what_is_said(tmp_path: Path) -> None:
     program, request, pid = tmp_path / "python", tmp_path / "install.json", tmp_path / "pid"
     request.write_text("{}")
-    program.write_text(f"#!/bin/sh\necho $$ >'{pid}'\nexec sleep 600\n")
-    program.chmod(0o755)
+    executable(program, f"#!/bin/sh\necho $$ >'{pid}'\nexec sleep 600\n")
     host = NodeHost("localhost", str(program), "/nowhere", requests={"install": request})
 
     def unread() -> None:
         raise BrokenPipeError
 
-    with pytest.raises(EnvbuildError) as caught:
+    with fails("interrupted"):
         limits = Limits(600, lambda: text_of(pid).endswith("\n"), unread)
         run_here("provision.yml", host, on_event=lambda _: None, limits=limits)
-    assert caught.value.code == "interrupted"
     assert not alive(int(text_of(pid)))

@@ -24,6 +24,7 @@ from envbuild.provision.contact import first_contact
 from envbuild.provision.run.run_dir import RunDir
 from tests.node.pythons import require_python
 from tests.support.fails import fails
+from tests.support.need import need
 from tests.support.patience import until
 from tests.support.programs import executable
 
@@ -48,8 +49,7 @@ SHELLS = {
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_gives_the_same_findings_and_facts(shell: str, tmp_path: Path) -> None:
     argv = SHELLS[shell]
-    if shutil.which(argv[0]) is None:
-        pytest.skip(f"{argv[0]} is not installed: first contact is not proven under it here")
+    need(argv[0])
     script = first_contact.build_script(request(str(tmp_path / "p")), node_pyz(), NONCE)
     done = subprocess.run([*argv, "-s"], input=script.encode(), capture_output=True, timeout=60)
     assert done.stderr == b""

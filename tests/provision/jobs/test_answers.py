@@ -20,6 +20,7 @@ from envbuild.provision.jobs.answers import Asked, _tell_phases, collect, first_
 from envbuild.provision.jobs.site import place
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import JobState, Phase, job_error
+from tests.support.files import write_file
 
 RUN = Path(__file__).parents[3] / "envbuild" / "provision" / "jobs" / "job_run.sh"
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -32,8 +33,7 @@ def test_small_files_arrive_for_this_user_alone_and_come_back_by_node(tmp_path: 
     assert (folder / "run.sh").read_bytes() == b"\x00\xff"
     assert folder.stat().st_mode & 0o777 == 0o700
     for node, content in (("n 1", b"\x00answer\n"), ("n2", b"")):
-        (folder / node).mkdir()
-        (folder / node / "probe.json").write_bytes(content)
+        write_file(folder / node / "probe.json", content)
         (folder / node / "smoke.new").write_bytes(b"half")
     assert collect(Here(), str(folder), ".json") == {
         "n 1": {"probe": b"\x00answer\n"}, "n2": {"probe": b""}, "requests": {"a": b"{}"},
@@ -127,8 +127,7 @@ def limited() -> Iterator[Path]:
     """A memory cgroup of 60 MB."""
     group = MEMORY / f"envbuild-test-{os.getpid()}"
     try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text("60000000")
+        write_file(group / "memory.limit_in_bytes", "60000000")
     except OSError as error:
         with contextlib.suppress(OSError):
             group.rmdir()
@@ -138,8 +137,7 @@ def limited() -> Iterator[Path]:
 
 
 def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: Path, limited: Path) -> None:
-    (tmp_path / "requests").mkdir()
-    (tmp_path / "requests" / "install.sh").write_text('exec python3 -c "x = bytearray(300 << 20)"\n')
+    write_file(tmp_path / "requests" / "install.sh", 'exec python3 -c "x = bytearray(300 << 20)"\n')
     argv = ["/bin/sh", str(RUN), str(tmp_path), "install"]
     inside = ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(limited / "cgroup.procs"), *argv]
     env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "n1"}
@@ -165,8 +163,7 @@ class _Counted(Here):
 def test_d46_answers_of_a_large_fleet_come_whole_in_several_exchanges(tmp_path: Path) -> None:
     answer = json.dumps({"ok": True, "result": {"text": "x" * 800_000}}).encode() + b"\n"
     for number in range(30):  # 24 MB in all
-        (tmp_path / f"n{number}").mkdir()
-        (tmp_path / f"n{number}" / "probe.json").write_bytes(answer)
+        write_file(tmp_path / f"n{number}" / "probe.json", answer)
     runner = _Counted()
     assert collect(runner, str(tmp_path), ".json") == {f"n{number}": {"probe": answer} for number in range(30)}
     assert len(runner.sizes) == 3
@@ -178,8 +175,7 @@ def test_d46_one_answer_that_is_too_large_is_the_error_of_its_node_alone(
 ) -> None:
     monkeypatch.setattr(job_answers, "FILE_LIMIT", 100_000)
     for node, size in (("n1", 10), ("n2", 100_001), ("n3", 10)):
-        (tmp_path / node).mkdir()
-        (tmp_path / node / "smoke.json").write_text(json.dumps({"ok": True, "result": {"text": "x" * size}}))
+        write_file(tmp_path / node / "smoke.json", json.dumps({"ok": True, "result": {"text": "x" * size}}))
     found = {node: plain(verbs["smoke"], "", node) for node, verbs in collect(Here(), str(tmp_path), ".json").items()}
     assert [found[node].exit for node in ("n1", "n2", "n3")] == [0, 1, 0]
     error = found["n2"].failure
