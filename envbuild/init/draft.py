@@ -182,6 +182,10 @@ def _wish(statement: Statement, known: Known) -> Requirement | None:
         return requirement(statement.value)
     if statement.kind == "conda" and statement.get("name") not in known.conda_only:
         name = _CONDA_NAMES.get(statement.get("name"), statement.get("name"))
+        # An exported list has its builds: what no Python built is a library of C.
+        build = statement.value.partition("=")[2].lstrip("=").partition("=")[2]
+        if build and "py" not in build:
+            return None
         if re.match(r"_|lib(?!rosa)|gcc|gxx|nvidia/|cuda-", name):
             return None
         return requirement(f"{name}{statement.get('version')}")

@@ -336,7 +336,7 @@ def backend(draft: Draft) -> Iterator[DraftFinding]:
     if said is None or not module or module == "backend":
         return
     wanted = {name_of(each).replace("-", "_") for each in said.get("requires").split("\n")}
-    brings = {"poetry": {"poetry"}, "flit_core": {"flit_core"}}.get(module, {module, f"{module}_core"})
+    brings = {module, f"{module}_core"} if said.get("backend") != "poetry.masonry.api" else {"poetry"}
     if not wanted & brings and module != "setuptools":
         yield DraftFinding("missing-build-backend", (module,), (said,), f"nothing that it requires brings {module}",
                            "puts the code on sys.path, and builds nothing")  # fmt: skip

@@ -133,6 +133,20 @@ def test_each_rule_finds_its_slip(rule: str) -> None:
     assert rule == "torch-absent" or finding.statements[0].place.file == "install.sh"
 
 
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("mkdir a || true\n", "install.sh"),
+        ('[build-system]\nrequires = ["poetry-core"]\nbuild-backend = "poetry.core.masonry.api"\n', "pyproject.toml"),
+        ("# A\n\nIf you like, set `export TORCH_CUDA_ARCH_LIST=6.0`.\n", "README.md"),
+        ("dependencies:\n  - python=3.9.1\n  - aws-c-io=0.13.28=hcfcfb64_0\n", "environment.yml"),
+    ],
+)
+def test_what_is_no_slip_is_none(text: str, path: str) -> None:
+    draft = draft_of(text, path)
+    assert rules(draft) == {} and not draft.packages
+
+
 def test_a_clean_page_has_no_findings() -> None:
     draft = draft_of(
         "FROM nvidia/cuda:11.8.0-devel-ubuntu22.04\nRUN pip install a==1 torch==2.1.0+cu118 "

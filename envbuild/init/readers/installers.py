@@ -25,7 +25,8 @@ _VALUED = frozenset(
      "--editable", "--global-option", "--install-option", "--config-settings", "--config-setting", "-C", "-t",
      "--target", "--prefix", "--root", "--trusted-host", "--timeout", "--default-timeout", "--retries", "--cache-dir",
      "--no-binary", "--only-binary", "--platform", "--python-version", "--progress-bar", "--proxy", "--cert", "-p",
-     "--python", "--index", "--default-index", "--torch-backend", "--extra", "--group", "--with", "--src")
+     "--python", "--index", "--default-index", "--torch-backend", "--extra", "--group", "--with", "--src",
+     "--resume-retries")
 )  # fmt: skip
 _JOINED = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
 _CONDA_VALUED = frozenset(("-n", "--name", "-p", "--prefix", "-c", "--channel", "-f", "--file", "--solver"))
@@ -90,7 +91,7 @@ def pip(shell: Place, words: list[str], command: Command) -> Iterator[Statement]
     else:
         words = words[1:]
     verb = next((word for word in words if not word.startswith("-")), "")
-    parts = taken_apart(words[words.index(verb) + 1 :] if verb else [], _VALUED)
+    parts = taken_apart(_joined(words[words.index(verb) + 1 :]) if verb else [], _VALUED)
     if verb == "uninstall":
         yield from (shell.make("remove", name) for name in parts.names)
     elif verb in ("install", "add", "wheel", "download"):
@@ -123,7 +124,7 @@ def _installed(shell: Place, parts: Words, command: Command) -> Iterator[Stateme
     for name in parts.values("-c", "--constraint"):
         yield shell.make("file", _place(shell, name), by="-c", source=shell.where[0])
     slips = [item.target for item in command.redirects if item.operator == ">" and _SLIP.match(item.target)]
-    names = _joined(parts.names)
+    names = parts.names
     if slips and names:  # what was meant
         names[-1] = f"{names[-1]}>{slips[0]}"
     for name in names:

@@ -199,7 +199,10 @@ def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterat
         )
     )
     for statement in shell.read(command, line):
-        if statement.kind not in ("run", "unknown", "trait") or statement.value in ("shell-slip", "interactive"):
+        if statement.kind not in ("run", "unknown", "trait", "environment") or statement.value in (
+            "shell-slip",
+            "interactive",
+        ):
             place = Place(shell.file, statement.place.line)
             extra = {"offered": "yes"} if offered else {}
             yield replace(statement, place=place, options=dict(statement.options) | extra)

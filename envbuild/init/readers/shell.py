@@ -26,6 +26,10 @@ _STRUCTURE = frozenset(
 )  # fmt: skip
 _SYSTEM = frozenset(("apt-get", "apt", "aptitude", "yum", "dnf", "apk", "zypper", "brew", "pacman"))
 _MANAGERS = frozenset(("poetry", "pipenv", "pdm", "pixi", "hatch"))
+# What is built or installed by the command before `|| true`.
+_INSTALLERS = frozenset(
+    ("pip", "pip3", "uv", "conda", "mamba", "bash", "sh", "make", "cmake", "git", "python", "python3", "apt-get", "apt")
+)
 _SCRIPTS = frozenset(("sh", "bash", "zsh"))
 _LAUNCHERS = frozenset(
     ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "horovodrun", "ray", "sbatch", "qsub")
@@ -141,7 +145,8 @@ class Shell:
 
     def _operators(self, command: Command, previous: str) -> Iterator[Statement]:
         words = command.words
-        if command.before == "||" and words[0] in ("exit", "true", ":") and words[1:] in ((), ("0",)):
+        goes_on = words[0] in ("exit", "true", ":") and words[1:] in ((), ("0",))
+        if command.before == "||" and goes_on and PurePosixPath(previous).name in _INSTALLERS:
             yield self.make("trait", "silent-skip")
         program = PurePosixPath(words[0]).name
         if command.before == "|" and previous in ("curl", "wget") and (program in _SCRIPTS or "python" in program):
