@@ -385,20 +385,47 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
 @prefix_option
 @environment_option
 @click.option("-o", "--output", metavar="DIR", default="data", help="Where to put the data (default: ./data).")
+@click.option("--real", is_flag=True, help="The document's own files: downloaded, unpacked and preprocessed.")
+@click.option(
+    "--from", "folders", multiple=True, metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="With --real: take the document's files from this folder, and download none. Repeatable.",
+)  # fmt: skip
 @common_options
-def data(ui: Ui, /, stack: str, **flags: Any) -> int:
-    """Make small synthetic data for STACK's own run.
+def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: Any) -> int:
+    """Make small synthetic data for STACK's own run, or its document's data.
 
-    A corpus and a tokenizer, preprocessed by the stack's own tool. Instead of the documents' downloads. The same
-    environment makes the same bytes; a second call replaces them.
+    A corpus and a tokenizer, preprocessed by the stack's own tool. The same environment makes the same bytes; a second
+    call replaces them. With --real the document's own files instead: the sha256 of each is recorded in your lock of
+    the stack when it is first fetched, and compared from then on.
     """
-    from envbuild.catalog.loader import load_stack
-    from envbuild.provision.training_data import make
+    from envbuild.catalog.loader import load_stack, lock_path, pick_profile, shipped_lock
+    from envbuild.lock.agreement import profile_in_use
+    from envbuild.lock.files import read_lock
+    from envbuild.lock.record import record_data
+    from envbuild.provision.training_data import Real, make
 
-    loaded = load_stack(stack).stack
-    place = launch_place(loaded.name, {"gpus_per_node": 1, **flags})
+    if folders and not real:
+        raise click.UsageError("--from needs --real")
+    loaded = load_stack(stack)
+    place = launch_place(loaded.stack.name, {"gpus_per_node": 1, **flags})
+    own = None
+    if real:
+        profile = pick_profile(loaded, profile_in_use(loaded.stack, place.environment))
+        path = lock_path(loaded, profile)
+        lock = read_lock(path)
+        path = shipped_lock(loaded, profile)[1] if loaded.shipped else path
+
+        def record(name: str, sha256: str) -> None:
+            nonlocal lock
+            lock = record_data(path, lock, name, sha256)
+            ui.note(f"recorded sha256 {sha256} of {name} in {path}")
+
+        own = Real(folders, lock.data, record, ui.note)
     with writing(Path(place.output)):
-        made = make(loaded, place)
+        made = make(loaded.stack, place, own)
     files = [{"file": f"{place.output}/{name}", "sha256": digest} for name, digest in made.items()]
-    ui.result({"files": files}, lambda: "\n".join(f"{row['sha256']}  {row['file']}" for row in files))
+    if own is None:
+        ui.note("these data are synthetic; --real takes the document's own")
+    kind = "synthetic" if own is None else "real"
+    ui.result({"kind": kind, "files": files}, lambda: "\n".join(f"{row['sha256']}  {row['file']}" for row in files))
     return 0

@@ -217,6 +217,7 @@ def record(
     path = output or users
     before, lacking = _previous(ui, path), read_lock(base)
     made = filled(lacking, recorded(before) if before else {})
+    made = made.model_copy(update={"data": before.data}) if before else made
     links = pip_config.folders(pip_config.alive(pip_config.read(os.environ).find_links))
     origin = Origin(folders or links, artifact_cache() / "packages", _named_urls(indexes), only_folders=bool(folders))
     rows: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.launch import alcf, alpa, command, megatronapp, metaseq, slurm
 from envbuild.launch.request import Order, Parameters, Place, fill
 from envbuild.model.launch import Command, Launch, LaunchData, RecipeName
-from envbuild.model.reference import Reference
+from envbuild.model.reference import DataFile, Reference
 
 if TYPE_CHECKING:
     from envbuild.model.stack import Stack
@@ -79,15 +79,16 @@ def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) 
 class Preparation:
     """`files`: what each synthetic file is, by its name, and what stands in for modules, in a folder of its own.
 
-    Then the commands, all in the folder of the data.
+    `real`: the document's own files, instead of the synthetic ones. Then the commands, all in the folder of the data.
     """
 
     files: Mapping[str, str]
     commands: tuple[Command, ...]
+    real: tuple[DataFile, ...] = ()
 
 
-def preparation(stack: Stack, place: Place) -> Preparation:
-    """What makes small data in `place.output`, with the tools of the environment.
+def preparation(stack: Stack, place: Place, *, real: bool = False) -> Preparation:
+    """What makes small data in `place.output`, or data of the document's `real` files, with the environment's tools.
 
     Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how, and `data-not-made` (exit 7) for one
     that says why not.
@@ -107,7 +108,9 @@ def preparation(stack: Stack, place: Place) -> Preparation:
             why="its file has no `reference: prepare:`, or no file of `reference: data:` with `synthetic:`",
             hint="megatron-deepspeed-slurm, megatron-deepspeed-alcf and megatronapp do",
         )
-    packed = {file.name for file in reference.data if file.name.endswith(_PACKED)}
+    own = tuple(file for file in reference.data if file.synthetic) if real else ()
+    made = {} if real else made
+    packed = set() if real else {file.name for file in reference.data if file.name.endswith(_PACKED)}
     values = {"source": place.source(data.source, data.folder)}
     environment = {"PYTHONDONTWRITEBYTECODE": "1"}
     if reference.unused:
@@ -119,4 +122,4 @@ def preparation(stack: Stack, place: Place) -> Preparation:
         # Synthetic files are not packed.
         if not (words[0] == "xz" and packed.intersection(words))
     ]
-    return Preparation(made, tuple(commands))
+    return Preparation(made, tuple(commands), own)

@@ -134,6 +134,7 @@ def create_lock(
         manifest_fields=field_digests(profile),
         as_of=maker.as_of,
         created_with={"envbuild": __version__, "git": git_version(), "uv": uv_version(), **solver_version(profile)},
+        data=previous.data if previous else {},
         variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
     )
     # The same contents give the same bytes, whatever versions the tools have.

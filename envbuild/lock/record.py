@@ -14,6 +14,7 @@ from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode, writing
 from envbuild.lock.readers import wheel_record
 from envbuild.lock.readers.wheel_record import of_wheel
+from envbuild.lock.write import write_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, Variant
 from envbuild.node import pip_config
 from envbuild.node.packages import index_client
@@ -68,6 +69,15 @@ def filled(lock: Lock, known: Known) -> Lock:
         return made.model_copy(update={"digest": made.compute_digest(lock.stack, lock.profile)})
 
     return lock.model_copy(update={"variants": tuple(map(with_digest, lock.variants))})
+
+
+def record_data(path: Path, lock: Lock, name: str, sha256: str) -> Lock:
+    """Write a lock that knows one more file of data to `path`, and return it."""
+    known = lock.model_copy(update={"data": {**lock.data, name: sha256}})
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_lock(path, known)
+    return known
 
 
 def fetch(package: LockedPackage, file: ArtifactFile, origin: Origin, say: Callable[[str], None]) -> ArtifactFile:

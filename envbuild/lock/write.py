@@ -16,7 +16,7 @@ HEADER = (
     "A lock of envbuild: exact contents and their sha256, no addresses.",
     "Written by `envbuild lock create`; the digests make an edit by hand an error.",
 )
-_NAMED = ("created_with", "manifest_fields", "environment", "provided")
+_NAMED = ("created_with", "data", "manifest_fields", "environment", "provided")
 # Sub-tables come last: a plain key after one would belong to it.
 _LAST = (*_NAMED, NESTED, *TABLES)
 

@@ -310,7 +310,8 @@ class Lock(StrictModel):
     """One lock file: `<stack>.<profile>.lock.toml` in `lockfiles/`, `my.lock.toml` beside a user's `my.yaml`.
 
     `manifest_digest` is sha256 over the canonical profile of the stack file, so `--locked` notices a disagreement;
-    `manifest_fields` is the same for each field of the profile alone, so that the disagreement can be named.
+    `manifest_fields` is the same for each field of the profile alone, so that the disagreement can be named. `data` is
+    the sha256 of each file that the document downloads, as this user first fetched it.
     """
 
     version: Literal[1] = 1
@@ -320,6 +321,7 @@ class Lock(StrictModel):
     manifest_fields: dict[Name, Sha256] = {}
     as_of: Text | None = None
     created_with: dict[str, str] = {}
+    data: dict[Text, Sha256] = {}
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
 
     @property

@@ -6,27 +6,48 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.launch.recipes import preparation
 from envbuild.launch.request import Place
 from envbuild.launch.shell import command_text
+from envbuild.model.reference import DataFile
 from envbuild.model.stack import Stack
 from envbuild.node.redact import redact_text
 from envbuild.node.smoke import training_data
 from envbuild.regular_file import sha256_of
+from envbuild.transport.download import download
 from envbuild.transport.processes import end_marked, end_orphans, marker_value
 
 _MARKER = "ENVBUILD_DATA_RUN"
 _DEADLINE = 600.0
+_FETCH = 24 * 3600.0
+_LARGEST = 64 << 30
 _LAST = 12  # lines of a tool that failed, in the error
 
 
-def make(stack: Stack, place: Place) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Real:
+    """The document's own files: from `folders`, else from where the document has them.
+
+    `known`: sha256 by name of those that were fetched before; `record` keeps that of a new one, `say` hears of each.
+    """
+
+    folders: Sequence[Path]
+    known: Mapping[str, str]
+    record: Callable[[str, str], object]
+    say: Callable[[str], None]
+
+
+def make(stack: Stack, place: Place, real: Real | None = None) -> dict[str, str]:
     """The data in `place.output`, as sha256 by name; files of an earlier call are replaced, and only when all are made.
 
-    Raises EnvbuildError as `preparation` does, `environment-unknown` and `data-failed` (exit 1).
+    `real`: of the document's own files, which stay there as they were fetched; else small and synthetic. Raises
+    EnvbuildError as `preparation` does, `environment-unknown` and `data-failed` (exit 1), and where a real file is not
+    to be had `data-not-made` (exit 7) and what `download` raises.
     """
     folder, activate = Path(place.output), f"{place.environment}/.envbuild/activate.sh"
     preparation(stack, place)
@@ -40,23 +61,53 @@ def make(stack: Stack, place: Place) -> dict[str, str]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as staging:
-        there = preparation(stack, place.model_copy(update={"output": staging}))
+        there = preparation(stack, place.model_copy(update={"output": staging}), real=real is not None)
         for name, kind in there.files.items():
             Path(staging, name).parent.mkdir(exist_ok=True)
             training_data.write_file(kind, str(Path(staging, name)))
+        for file in there.real:
+            assert real is not None  # noqa: S101 - only then it has files
+            shutil.copyfile(_fetched(file, folder, real), Path(staging, file.name))
         for command in there.commands:
-            _run(command_text(command, activate), command.argv[:2], Path(staging))
+            _run(command_text(command, activate), command.argv[:2], Path(staging), _DEADLINE * (36 if real else 1))
         made = sorted(path for path in Path(staging).iterdir() if path.is_file())
         for path in made:
             shutil.move(path, folder / path.name)
     return {path.name: sha256_of(folder / path.name) for path in made}
 
 
-def _run(text: str, words: tuple[str, ...], folder: Path) -> None:
+def _fetched(file: DataFile, folder: Path, real: Real) -> Path:
+    """A file of the document in the folder of the data, with the sha256 that is known of it, or recorded now."""
+    here, known = folder / file.name, file.sha256 or real.known.get(file.name)
+    if known and here.is_file() and sha256_of(here) == known:
+        return here
+    carried = next((path for path in (Path(top, file.name).absolute() for top in real.folders) if path.is_file()), None)
+    if carried is None and (real.folders or file.url is None):
+        where = f"no file of that name is in {', '.join(map(str, real.folders))}" if real.folders else file.note or ""
+        raise EnvbuildError(
+            "data-not-made",
+            f"{file.name} is not available",
+            why=where,
+            hint=f"put it into a folder and name that: --from DIR{f' (it is at {file.url})' if file.url else ''}",
+        )
+    url = carried.as_uri() if carried else str(file.url)
+    real.say(f"fetching {file.name} from {url}")
+    try:
+        got = download(url, here, known, size_cap=_LARGEST, deadline=_FETCH, resume=True)
+    except EnvbuildError as error:
+        if error.exit_code != ExitCode.INTEGRITY:
+            error.hint = f"{error.hint}; or carry {file.name} here and name its folder: --from DIR"
+        raise
+    if not known:
+        real.record(file.name, got.sha256)
+    return here
+
+
+def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> None:
     """Run a tool; one whose workers died may say nothing of it but an empty file."""
     end_orphans(_MARKER)
     marker = marker_value()
-    said, failed = "", f"timed out after {_DEADLINE:g} s"
+    said, failed = "", f"timed out after {seconds:g} s"
     try:
         done = subprocess.run(
             ["bash", "-c", text],
@@ -65,7 +116,7 @@ def _run(text: str, words: tuple[str, ...], folder: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            timeout=_DEADLINE,
+            timeout=seconds,
             check=False,
         )
         said, failed = done.stdout.decode("utf-8", "replace"), f"exit code {done.returncode}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import glob
 import hashlib
 import os
 import secrets
@@ -13,6 +15,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -65,16 +68,18 @@ def download(
     deadline: float,
     progress: Progress | None = None,
     authorization: str = "",
+    resume: bool = False,
 ) -> Downloaded:
     """Fetch an http(s) or file URL to `dest`, at most `size_cap` bytes in at most `deadline` seconds, retries included.
 
-    `dest` appears complete or not at all; its folder must exist. `progress` gets bytes so far and the total where it is
-    known. Proxies and netrc follow the rules of requests, certificates those of pip as well, and `authorization` (that
-    header's value, in place of netrc) those of its redirects: no other host gets it. Raises EnvbuildError:
-    `hash-mismatch`, `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`, `tls-failed` (exit 4),
-    `download-failed`, `download-timeout`, `disk-full` (exit 75), `url-unsupported` (exit 2).
+    `dest` appears complete or not at all; its folder must exist. `resume`: what came of a file before the connection or
+    this program ended stays beside it, and is gone on with where the server still has that file. `progress` gets bytes
+    so far and the total where it is known. Proxies and netrc follow the rules of requests, certificates those of pip as
+    well, and `authorization` (that header's value, in place of netrc) those of its redirects: no other host gets it.
+    Raises EnvbuildError: `hash-mismatch`, `html-instead-of-file`, `download-too-large` (exit 5), `download-refused`,
+    `tls-failed` (exit 4), `download-failed`, `download-timeout`, `disk-full` (exit 75), `url-unsupported` (exit 2).
     """
-    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress, authorization)
+    job = _Job(url, dest, sha256, size_cap, time.monotonic() + deadline, deadline, progress, authorization, resume)
     scheme = urlsplit(url).scheme.lower()
     if scheme == "file":
         return job.store(job.file_chunks())
@@ -101,7 +106,7 @@ def _with_retries(job: _Job) -> Downloaded:
 
     def attempt() -> Downloaded:
         try:
-            return job.store(job.http_chunks())
+            return job.fetch()
         except _TryAgainError as failure:
             failures.append(failure.error)
             raise
@@ -135,6 +140,7 @@ class _Job:
     deadline: float
     progress: Progress | None
     authorization: str = field(repr=False)
+    resume: bool = False
 
     @property
     def shown(self) -> str:
@@ -152,32 +158,40 @@ class _Job:
                 hint="try again, or use a nearer mirror",
             )
 
-    def store(self, chunks: Chunks) -> Downloaded:
-        """Write the chunks to a temporary neighbour of `dest`, check them, and rename."""
-        temporary = self.dest.with_name(f".{self.dest.name[:80]}.{secrets.token_hex(6)}.part")
+    def store(self, chunks: Chunks, part: Path | None = None) -> Downloaded:
+        """Write the chunks to a temporary neighbour of `dest`, check them, and rename.
+
+        A `part` is added to, and stays where the rest may come later.
+        """
+        temporary = part or self.dest.with_name(f".{self.dest.name[:80]}.{secrets.token_hex(6)}.part")
+        stays = part is not None
         try:
-            with contextlib.closing(chunks), temporary.open("xb") as stream:
+            with contextlib.closing(chunks), temporary.open("a+b" if part else "xb") as stream:
+                if part:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 digest, size = self._copy(chunks, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
-            if self.sha256 is not None and digest != self.sha256:
-                raise EnvbuildError(
-                    "hash-mismatch",
-                    f"{self.shown} is not the file that was recorded",
-                    why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
-                    hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
-                    details={"expected": self.sha256, "received": digest},
-                )
+            stays = False
+            self.check_hash(digest)
             temporary.replace(self.dest)
             sync_folder(str(self.dest.parent))
+        except EnvbuildError as error:
+            stays = stays and error.code == "download-timeout"
+            raise
         except OSError as error:
             raise _disk_error(error, self.dest) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            if not stays:
+                temporary.unlink(missing_ok=True)
         return Downloaded(self.dest, digest, size)
 
     def _copy(self, chunks: Chunks, stream: IO[bytes]) -> tuple[str, int]:
-        digest, size = hashlib.sha256(), 0
+        digest, size = hashlib.sha256(), stream.tell()
+        if size:
+            stream.seek(0)
+            for chunk in iter(partial(stream.read, CHUNK), b""):
+                digest.update(chunk)
         for chunk, total in chunks:
             begins = chunk[:200].lstrip().lower()
             if size == 0 and self.sha256 is not None and begins.startswith((b"<!doctype html", b"<html")):
@@ -190,6 +204,16 @@ class _Job:
             if self.progress is not None:
                 self.progress(size, total)
         return digest.hexdigest(), size
+
+    def check_hash(self, digest: str) -> None:
+        if self.sha256 is not None and digest != self.sha256:
+            raise EnvbuildError(
+                "hash-mismatch",
+                f"{self.shown} is not the file that was recorded",
+                why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
+                hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
+                details={"expected": self.sha256, "received": digest},
+            )
 
     def check_size(self, size: int) -> None:
         if size > self.size_cap:
@@ -222,31 +246,51 @@ class _Job:
         except OSError as error:
             raise self._refused(f"{path}: {error.strerror or error}") from None
 
-    def http_chunks(self) -> Chunks:
+    def fetch(self) -> Downloaded:
+        """One attempt over HTTP."""
+        self.check_time()
+        stem = f".{self.dest.name[:80]}."
+        parts = self.dest.parent.glob(f"{glob.escape(stem)}{'[0-9a-f]' * 16}.part") if self.resume else ()
+        left = max(parts, key=lambda path: path.stat().st_size, default=None)
+        begin = left.stat().st_size if left else 0
+        response = self._answer(begin)
+        with contextlib.closing(response):
+            version = response.headers.get("ETag") or response.headers.get("Last-Modified")
+            named = f"{stem}{hashlib.sha256(version.encode()).hexdigest()[:16]}.part" if version else ""
+            part = self.dest.with_name(named) if self.resume and version else None
+            goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {begin}-")
+            if left and not (response.status_code == 206 and part == left and goes_on):
+                if response.status_code in (200, 206, 416):
+                    left.unlink(missing_ok=True)
+                if response.status_code in (206, 416):
+                    raise self._passing("the file is not the one that came in part")
+                begin = 0
+            total = self._accepted(response, begin)
+            return self.store(self._body(response, begin, total), part)
+
+    def _body(self, response: requests.Response, received: int, total: int | None) -> Chunks:
         import requests
         from urllib3.exceptions import HTTPError
 
-        self.check_time()
-        response = self._answer()
-        with response:
-            total = self._accepted(response)
-            received = 0
-            try:
-                # `read1` returns what is there; `read` would wait for a full chunk however slowly it drips in.
-                while chunk := response.raw.read1(CHUNK, decode_content=False):
-                    received += len(chunk)
-                    yield chunk, total
-            except (HTTPError, requests.RequestException, OSError) as error:
-                self.check_time()
-                raise self._passing(f"the connection broke after {received} bytes: {error}") from None
+        try:
+            # `read1` returns what is there; `read` would wait for a full chunk however slowly it drips in.
+            while chunk := response.raw.read1(CHUNK, decode_content=False):
+                received += len(chunk)
+                yield chunk, total
+        except (HTTPError, requests.RequestException, OSError) as error:
+            self.check_time()
+            raise self._passing(f"the connection broke after {received} bytes: {error}") from None
         if total is not None and received != total:
             raise self._passing(f"{received} of {total} bytes came")
 
-    def _answer(self) -> requests.Response:
-        """Ask, in a thread that is left behind when the headers themselves drip in past the deadline."""
+    def _answer(self, begin: int = 0) -> requests.Response:
+        """Ask for the bytes from `begin` on.
+
+        In a thread that is left behind when the headers themselves drip in past the deadline.
+        """
         outcome: list[requests.Response | Exception] = []
         given_up = threading.Event()
-        thread = threading.Thread(target=_ask, args=(self, outcome, given_up), daemon=True)
+        thread = threading.Thread(target=_ask, args=(self, begin, outcome, given_up), daemon=True)
         thread.start()
         thread.join(max(self.remaining(), 0.0))
         if not outcome:
@@ -271,17 +315,17 @@ class _Job:
             return self._passing(str(error))
         return self._refused(str(error))
 
-    def _accepted(self, response: requests.Response) -> int | None:
-        """The announced size of an answer that can be the file."""
+    def _accepted(self, response: requests.Response, begin: int) -> int | None:
+        """The announced size of an answer that can be the file, or its rest from `begin` on."""
         if response.status_code in _AGAIN:
             raise self._passing(f"the server answered {response.status_code}", _retry_after(response))
-        if response.status_code != 200:
+        if response.status_code != (206 if begin else 200):
             raise self._refused(f"the server answered {response.status_code} {response.reason}")
         kind = response.headers.get("Content-Type", "").split(";")[0].strip().lower()
         if self.sha256 is not None and kind in ("text/html", "application/xhtml+xml"):
             raise self.html(f"Content-Type is {kind}")
         length = response.headers.get("Content-Length", "")
-        total = int(length) if length.isascii() and length.isdigit() else None
+        total = begin + int(length) if length.isascii() and length.isdigit() else None
         self.check_size(total or 0)
         return total
 
@@ -303,14 +347,15 @@ class _Job:
         )
 
 
-def _ask(job: _Job, outcome: list[requests.Response | Exception], given_up: threading.Event) -> None:
+def _ask(job: _Job, begin: int, outcome: list[requests.Response | Exception], given_up: threading.Event) -> None:
 
     def logged_in(request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers["Authorization"] = job.authorization
         return request
 
     quiet = max(0.1, min(job.remaining(), QUIET_SECONDS))
-    plain, auth = {"Accept-Encoding": "identity"}, logged_in if job.authorization else None
+    plain = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
+    auth = logged_in if job.authorization else None
     try:
         session = _session()
         response = session.get(job.url, stream=True, timeout=(quiet, quiet), headers=plain, auth=auth)

@@ -28,7 +28,7 @@ def test_d81_a_rule_that_a_finding_names_is_one(finding: Finding) -> None:
 
 
 def test_d81_what_five_findings_say_is_bound_to_what_does_it() -> None:
-    assert "fetches none" in does("slurm-data-unpinned")
+    assert "`data --real` fetches the three files" in does("slurm-data-unpinned")
     alpa = load_stack("megatron-alpa").stack.profiles["exact"]
     apex = next(source for source in alpa.sources if source.name == "apex")
     assert apex.build is not None and apex.build.flags and "without pip" in does("alpa-global-option")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from envbuild.catalog.loader import load_stack, shipped_lock
 from envbuild.cli.verbs import cli
 from envbuild.errors import EnvbuildError
 from envbuild.launch.recipes import preparation
 from envbuild.launch.request import Place
+from envbuild.lock.files import read_lock
+from envbuild.lock.write import render_lock
 from envbuild.node.smoke import training_data
 from envbuild.provision.training_data import make
 from tests.launch.support import place, stack
@@ -199,3 +203,90 @@ def test_a_folder_that_cannot_be_made_is_said_and_no_mistake_of_envbuild(built: 
     asked = ["data", SLURM, "--environment", built.environment, "--output", str(output)]
     done = CliRunner().invoke(cli, asked, standalone_mode=False)
     assert getattr(done.exception, "code", done.exception) == "output-unwritable"
+
+
+# --- the document's own files (D82) -------------------------------------------------------------------------------
+
+CORPUS = "".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(9)).encode()
+REAL = {
+    "oscar-1GB.jsonl.xz": lzma.compress(CORPUS),
+    "gpt2-vocab.json": json.dumps({"a": 0, "b": 1}).encode(),
+    "gpt2-merges.txt": b"#version: 0.2\na b\n",
+}
+
+
+@pytest.fixture
+def carried(tmp_path: Path) -> Path:
+    folder = tmp_path / "stick"
+    folder.mkdir()
+    for name, content in REAL.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def data(built: Place, *words: str) -> tuple[int, dict[str, Any], str]:
+    arguments = ["data", SLURM, "--environment", built.environment, "--output", built.output, "--json", *words]
+    done = CliRunner().invoke(cli, arguments)
+    if isinstance(done.exception, EnvbuildError):
+        return int(done.exception.exit_code), {"error": done.exception.as_dict()}, done.stderr
+    return done.exit_code, json.loads(done.stdout or "{}"), done.stderr
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("envbuild.resources.user_locks", lambda: tmp_path / "locks")
+    return tmp_path / "locks" / f"{SLURM}.{stack(SLURM).default_profile}.lock.toml"
+
+
+def test_d82_real_data_are_unpacked_preprocessed_recorded_and_compared(
+    built: Place, carried: Path, locks: Path
+) -> None:
+    code, made, _ = data(built, "--real", "--from", str(carried))
+    assert (code, made["kind"]) == (0, "real")
+    name = stack(SLURM).reference.launch.defaults["data_name"]  # type: ignore[union-attr]
+    texts = "".join(f"document {n}" for n in range(9))
+    assert Path(built.output, f"{name}.bin").read_text() == f".bin{hashlib.sha256(texts.encode()).hexdigest()}2"
+    assert Path(built.output, "oscar-1GB.jsonl").read_bytes() == CORPUS
+    assert read_lock(locks).data == {each: hashlib.sha256(content).hexdigest() for each, content in REAL.items()}
+    assert data(built, "--real")[0] == 0, "what is there and right is not fetched again"
+    for file in REAL:
+        Path(built.output, file).unlink()
+    (carried / "gpt2-merges.txt").write_text("another\n")
+    code, said, _ = data(built, "--real", "--from", str(carried))
+    assert (code, said["error"]["code"]) == (5, "hash-mismatch")
+
+
+def test_d82_recorded_data_outlive_lock_record_and_a_new_lock(built: Place, carried: Path, locks: Path) -> None:
+    data(built, "--real", "--from", str(carried))
+    before = read_lock(locks)
+    done = CliRunner().invoke(cli, ["lock", "record", SLURM, "--from", str(carried)])
+    assert read_lock(locks).data == before.data, done.output
+    assert (
+        render_lock(before.model_copy(update={"data": {}})) == shipped_lock(load_stack(SLURM), "exact")[0].read_text()
+    )
+
+
+def test_d82_without_a_network_the_error_says_what_to_carry(
+    built: Place, tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said, _ = data(built, "--real", "--from", str(tmp_path))
+    assert (code, said["error"]["code"]) == (7, "data-not-made")
+    assert "--from DIR (it is at https://huggingface.co/" in said["error"]["hint"]
+    failure = EnvbuildError("download-failed", "cannot download x", hint="check the network")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("envbuild.provision.training_data.download", refuse)
+    code, said, _ = data(built, "--real")
+    assert (code, said["error"]["hint"]) == (
+        75, "check the network; or carry oscar-1GB.jsonl.xz here and name its folder: --from DIR"
+    )  # fmt: skip
+    assert not locks.exists()
+
+
+def test_d82_synthetic_data_say_that_they_are(built: Place) -> None:
+    code, made, said = data(built)
+    assert (code, made["kind"]) == (0, "synthetic")
+    assert "synthetic; --real takes the document's own" in said
+    assert data(built, "--from", built.output)[0] == 2

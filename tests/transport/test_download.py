@@ -303,3 +303,39 @@ def test_credentials_in_a_url_do_not_reach_the_error(server: Server, tmp_path: P
     url = server.on("/f", lambda h, _: unavailable(h, 403, None)).replace("http://", "http://bob:hunter22@")
     error = refused(url, tmp_path)
     assert "hunter22" not in f"{error.what} {error.why} {error.hint}"
+
+
+def in_parts(etag: Callable[[int], str], most: int) -> Answer:
+    """Sends at most so many bytes of what is asked for, and then breaks the connection."""
+
+    def answer(handler: BaseHTTPRequestHandler, count: int) -> None:
+        begin = int((handler.headers.get("Range") or "bytes=0-")[6:-1])
+        handler.send_response(206 if begin else 200)
+        handler.send_header("Content-Length", str(len(BODY) - begin))
+        handler.send_header("ETag", etag(count))
+        if begin:
+            handler.send_header("Content-Range", f"bytes {begin}-{len(BODY) - 1}/{len(BODY)}")
+        handler.end_headers()
+        handler.wfile.write(BODY[begin : begin + most])
+        handler.close_connection = True
+
+    return answer
+
+
+def test_d82_a_broken_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    url = server.on("/x", in_parts(lambda _: '"one"', len(BODY) // 3 + 1))
+    found = download(url, tmp_path / "x", None, size_cap=1 << 20, deadline=60, resume=True)
+    assert (found.sha256, found.size, len(server.asked)) == (DIGEST, len(BODY), 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_d82_another_call_goes_on_too_and_a_changed_file_begins_again(server: Server, tmp_path: Path) -> None:
+    url = server.on("/x", in_parts(lambda _: '"one"', 1000))
+    with pytest.raises(EnvbuildError) as caught:
+        download(url, tmp_path / "x", DIGEST, size_cap=1 << 20, deadline=60, resume=True)
+    assert caught.value.code == "download-failed"
+    [part] = tmp_path.iterdir()
+    assert part.read_bytes() == BODY[:5000]
+    server.on("/x", in_parts(lambda _: '"two"', len(BODY)))
+    assert download(url, tmp_path / "x", DIGEST, size_cap=1 << 20, deadline=60, resume=True).size == len(BODY)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
