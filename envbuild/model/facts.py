@@ -188,7 +188,8 @@ class NodeFacts(_Fact):
     of each source that is a working tree. `busy`: the lease
     of who is changing the prefix. `product`: what the firmware says the machine is, where it says so. `brief`: the
     probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares with the
-    login host, where the prefix lies on a disk of its own; no probe says it, the target does.
+    login host, where the prefix lies on a disk of its own; no probe says it, the target does. `limits`: what the system
+    lets a process of the session have (`node/probe/system.py`).
     """
 
     @classmethod
@@ -225,6 +226,7 @@ class NodeFacts(_Fact):
     modules: str | None = None
     containers: tuple[str, ...] = ()
     umask: str = ""
+    limits: dict[str, str] = {}
     environments: tuple[StampFacts, ...] = ()
     toolchain: tuple[str, ...] = ()
     files_found: dict[str, str] = {}
@@ -255,7 +257,18 @@ class NodeFacts(_Fact):
         data = self.model_dump(mode="json")
         for key in ("node", "hostname", "probed_at", "prefix", "shared", "tmp", "environments", "toolchain", "busy"):
             data.pop(key)
-        for key in ("files_found", "reachable", "trees", "warnings", "nics", "user", "home", "scheduler", "cpu"):
+        for key in (
+            "files_found",
+            "reachable",
+            "trees",
+            "warnings",
+            "nics",
+            "user",
+            "home",
+            "scheduler",
+            "cpu",
+            "limits",
+        ):
             data.pop(key)
         for gpu in data["gpus"]:
             for key in ("uuid", "pci_bus_id", "ecc_errors", "mig", "health"):

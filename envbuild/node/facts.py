@@ -94,6 +94,7 @@ def _quick(args: Json, prefix: str, folders: "list[str]", environments: "list[Js
         "modules": None,
         "containers": [name for name in system.CONTAINERS if which(name, folders)],
         "umask": "%04o" % paths.umask(),
+        "limits": system.limit_facts(),
         "environments": environments,
         "toolchain": probe_prefix.toolchain_names(prefix),
         "files_found": {},

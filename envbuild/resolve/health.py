@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from envbuild.hostlist import fold_hosts
 from envbuild.model.facts import GpuFacts, NodeFacts
-from envbuild.node.variables import VISIBLE
+from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.resolve.request import physical_gpus, visible_gpus
 from envbuild.text import grouped, plural
 
@@ -45,7 +45,7 @@ def _cause(pattern: str, means: str, helps: str, *, stops: bool = False) -> _Cau
     return _Cause(re.compile(pattern, re.IGNORECASE), means, helps, stops)
 
 
-_GPU = r"GPU\s*((?:[0-9a-f]{4,8}:)?[0-9a-f]{1,4}(?::[0-9a-f]{2}\.[0-9])?)"
+_GPU = r"GPU\s*(?:[0-9]{1,3}:\s+)?((?:[0-9a-f]{4,8}:)?[0-9a-f]{1,4}(?::[0-9a-f]{2}\.[0-9])?)"
 CAUSES = (
     _cause(r"Driver/library version mismatch",
            "the driver's libraries are not those of the kernel module that is loaded",
@@ -60,7 +60,10 @@ CAUSES = (
            "the NVIDIA kernel module is not loaded", _LOAD, stops=True),
     _cause(r"Insufficient Permissions", "this user may not open the GPUs' devices",
            "ask the administrator for access to /dev/nvidia* (a group, or the job's devices)", stops=True),
-    _cause(r"couldn't find libnvidia-ml", "the driver's libraries are not there",
+    _cause(r"blocked by the operating system", "the system withholds the GPUs from this session",
+           "under WSL update Windows' NVIDIA driver and `wsl --update`; in a container start it with its GPUs "
+           "(`--gpus all`, `--nv`)", stops=True),
+    _cause(r"couldn't find libnvidia-ml|loading shared libraries", "the driver's libraries are not there",
            "install the driver's user libraries of the module's version; in a container start it with its GPUs "
            "(`--gpus all`, `--nv`)", stops=True),
     _cause(r"Failed to initialize NVML: Unknown Error", "the GPUs' devices were taken away from this session",
@@ -90,6 +93,11 @@ def _yes(value: str, _gpu: GpuFacts) -> bool:
     return value.lower() in ("yes", "pending", "active") or (value.isdigit() and int(value) > 0)
 
 
+def _unlike(other: str) -> Callable[[str, GpuFacts], bool]:
+    """Whether the value is another than that of a second field."""
+    return lambda value, gpu: value != gpu.health.get(other, value)
+
+
 def _is(*values: str) -> Callable[[str, GpuFacts], bool]:
     return lambda value, _gpu: value in values
 
@@ -99,15 +107,37 @@ SIGNS = (
     _Sign("remapped_rows.failure", _yes, "has memory rows that could not be remapped", "have it replaced"),
     _Sign("remapped_rows.pending", _yes, "waits for a reset to remap memory rows", _RESET),
     _Sign("retired_pages.pending", _yes, "waits for a reset to retire memory pages", _RESET),
+    _Sign("gpu_recovery_action", lambda value, _gpu: value != "None", "asks for its recovery: {value}", _RESET),
+    _Sign("mig.mode.pending", _unlike("mig.mode.current"), "waits for a reset to have MIG {value}", _RESET),
+    _Sign("ecc.mode.pending", _unlike("ecc.mode.current"), "waits for a reboot to have ECC {value}", _RESET),
+    _Sign("nvlinks.active", _unlike("nvlinks"), "has {value} active NVLinks, fewer than it could have", _RESET),
+    _Sign("clocks_throttle_reasons.sw_thermal_slowdown", _yes, "is slowed down for its heat", "look at its cooling"),
     _Sign("clocks_throttle_reasons.hw_slowdown", _yes, "is slowed down by its hardware (heat or power)",
           "look at its cooling and power supply"),
-    _Sign("pcie.link.width.current", lambda value, gpu: value != gpu.health.get("pcie.link.width.max", value),
+    _Sign("pcie.link.width.current", _unlike("pcie.link.width.max"),
           "has {value} PCIe lanes, fewer than it could have", "have it reseated, or look at the slot"),
     _Sign("compute_mode", _is("Prohibited"), "takes no process (compute mode Prohibited)",
           "`nvidia-smi -c DEFAULT`, as the node's administrator", stops=True),
     _Sign("fabric.state", _is("Not Started", "In Progress"), "is not joined to the others by NVLink yet",
           "start nvidia-fabricmanager on the node (CUDA fails with error 802 until then)"),
 )  # fmt: skip
+# What the system lets a process of a node with GPUs have: name, when that is bad, what it means, what helps.
+_LIMITS: tuple[tuple[str, Callable[[str, NodeFacts], bool], str, str], ...] = (
+    ("memlock", lambda value, facts: value != "unlimited" and any(nic.kind == "infiniband" for nic in facts.nics),
+     "a process may lock {value} of memory: NCCL cannot register its buffers with InfiniBand",
+     "`ulimit -l unlimited` (limits.conf, `LimitMEMLOCK` of slurmd, `--ulimit memlock=-1` of a container)"),
+    ("shm", lambda value, facts: len(facts.gpus) > 1 and (_mib(value) or _LEAST_SHM) < _LEAST_SHM,
+     "the shared memory of /dev/shm is {value}: NCCL and the workers of data loaders need more",
+     "start the container with `--shm-size=16g` or `--ipc=host`; else mount it larger, as the node's administrator"),
+)  # fmt: skip
+
+
+def _mib(value: str) -> int | None:
+    match = re.fullmatch(r"([0-9]{1,12}) MiB", value)
+    return int(match[1]) if match else None
+
+
+_LEAST_SHM = 1024  # MiB; docker's default of 64 holds no NCCL of several GPUs
 # What a port of InfiniBand is in before it carries traffic; one that is down may have no cable, so others decide.
 _PORT_SIGNS = {
     "init": ("has a cable and no subnet manager", "start one (opensm), or ask who runs the fabric"),
@@ -137,6 +167,10 @@ def faults(facts: NodeFacts) -> tuple[Fault, ...]:
                 bus = gpu.pci_bus_id or str(gpu.index)
                 what = f"GPU {gpu.index} ({bus}) {sign.means.format(value=value)}"
                 found.append(Fault(what, sign.helps.format(gpu=bus), sign.stops))
+    for name, bad, means, helps in _LIMITS if facts.gpus else ():
+        limit = facts.limits.get(name)
+        if limit is not None and bad(limit, facts):
+            found.append(Fault(means.format(value=limit), helps))
     for nic in facts.nics:
         if nic.state in _PORT_SIGNS:
             means, helps = _PORT_SIGNS[nic.state]
@@ -159,7 +193,7 @@ def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
     if fault is not None:
         return fault.helps
     number = count or "N"
-    if facts.scheduler.job:
+    if facts.scheduler.job and not (facts.gpus and visible_devices(facts.visible_devices) and not visible_gpus(facts)):
         have = "has no GPU" if not visible_gpus(facts) else f"has {visible_gpus(facts)}"
         ask = f"-l select=1:ngpus={number}" if facts.scheduler.kind == "pbs" else f"--gres=gpu:{number}"
         return f"this job {have}: ask for them (`{ask}`)"
@@ -197,6 +231,17 @@ def _of_gpus(field: str) -> Callable[[NodeFacts], str]:
     return lambda facts: _each(gpu.health[field] for gpu in facts.gpus if field in gpu.health)
 
 
+def _limit(name: str) -> Callable[[NodeFacts], str]:
+    """A limit, sizes in whole GiB: they follow the memory, which differs by some megabytes."""
+
+    def read(facts: NodeFacts) -> str:
+        value = facts.limits.get(name, "")
+        size = _mib(value)
+        return value if size is None else f"about {round(size / 1024)} GiB"
+
+    return read
+
+
 def gpus_text(facts: NodeFacts) -> str:
     """`8 x NVIDIA A100`, `7 of 8 x …` where a process sees fewer than there are; MIG instances with their number."""
     names = [gpu.name for gpu in facts.gpus]
@@ -228,7 +273,12 @@ SHARED: tuple[tuple[str, Callable[[NodeFacts], str]], ...] = (
     *((name, _of_gpus(field)) for name, field in (
         ("ECC", "ecc.mode.current"), ("compute mode", "compute_mode"), ("power limit", "power.limit"),
         ("highest clock", "clocks.max.sm"), ("persistence mode", "persistence_mode"),
+        ("NVLinks", "nvlinks"), ("PCIe generation", "pcie.link.gen.max"), ("GPU firmware", "vbios_version"),
     )),
+    *((name, _limit(field)) for name, field in (
+        ("locked memory", "memlock"), ("shared memory", "shm"), ("nvidia_peermem", "peermem"),
+    )),
+    ("file system of the prefix", lambda facts: facts.prefix.filesystem),
     ("driver", lambda facts: facts.driver.version or facts.driver.problem or ""),
     ("newest CUDA of the driver", lambda facts: facts.driver.cuda_ceiling or ""),
     ("system", lambda facts: f"{facts.os.id} {facts.os.version} {facts.os.arch}"),

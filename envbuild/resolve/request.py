@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -94,9 +95,23 @@ def capabilities(facts: NodeFacts) -> tuple[tuple[str, Numbers], ...]:
 
 
 def visible_gpus(facts: NodeFacts) -> int:
-    """How many GPUs a process on the node sees: all, or those that CUDA_VISIBLE_DEVICES names."""
+    """How many GPUs a process on the node sees: all, or those that CUDA_VISIBLE_DEVICES names and that are there."""
     named = visible_devices(facts.visible_devices)
-    return len(facts.gpus) if named is None else min(len(named), len(facts.gpus))
+    if named is None:
+        return len(facts.gpus)
+    there = list(itertools.takewhile(lambda entry: _is_there(entry, facts), named))
+    # CUDA shows none where one is named twice.
+    return min(len(there), len(facts.gpus)) if len(set(there)) == len(there) else 0
+
+
+def _is_there(entry: str, facts: NodeFacts) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES is one of the node's; where their names are not known it is."""
+    if entry.isdigit():
+        return int(entry[:9]) < len(facts.gpus)
+    names = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
+    if entry.startswith("MIG-"):
+        names = [name.rpartition(" ")[2] for gpu in facts.gpus for name in gpu.mig]
+    return not names or any(name.startswith(entry) for name in names)
 
 
 def physical_gpus(facts: NodeFacts) -> int:

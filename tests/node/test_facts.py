@@ -175,6 +175,27 @@ def test_d56_what_a_gpu_says_of_its_health_is_read_without_what_its_driver_does_
     }  # fmt: skip
 
 
+def test_d60_repairs_links_and_limits_are_read(node: Node) -> None:
+    links = "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-0)\n\t Link 0: 25 GB/s\n\t Link 1: <inactive>\n"
+    program(
+        node.bin / "nvidia-smi",
+        'case "$*" in\n  "nvlink -s") printf %b ' + repr(links) + " ;;\n"
+        "  --query-gpu=pci*) echo '00000000:3B:00.0, Enabled, Disabled, Enabled, Reset, 92.00, 4, Active' ;;\nesac\n"
+        + SCRIPT_A,
+    )
+    facts = node.probe()
+    assert facts.gpus[0].health == {
+        "nvlinks": "2", "nvlinks.active": "1", "ecc.mode.pending": "Enabled", "mig.mode.current": "Disabled",
+        "mig.mode.pending": "Enabled", "gpu_recovery_action": "Reset", "vbios_version": "92.00",
+        "pcie.link.gen.max": "4", "clocks_throttle_reasons.sw_thermal_slowdown": "Active",
+    }  # fmt: skip
+    assert {"memlock", "shm"} <= facts.limits.keys()
+
+
+def test_d60_links_of_a_tool_that_makes_no_sense_are_none() -> None:
+    assert gpus.parse_nvlinks("NVML: Not Supported\n\t Link 0: 25 GB/s\nGPU 0: x (UUID: y)\n") == {}
+
+
 def test_d58_a_row_that_says_a_gpu_does_not_answer_is_a_problem_with_its_bus_id(node: Node) -> None:
     fake_smi(node.bin, "na")
     assert node.probe().driver.problem == "GPU 00000000:02:00.0: Unknown Error"

@@ -11,6 +11,7 @@ from envbuild import resources
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
 from envbuild.resolve import health
+from envbuild.resolve.request import visible_gpus
 from tests.resolve.builders import compat, make_lock, node_facts, resolve, target, torch_lock, torch_package
 
 LOST = "Unable to determine the device handle for GPU0000:BA:00.0: Unknown Error"
@@ -59,6 +60,10 @@ def test_d56_the_gpu_of_a_warning_is_named_and_that_smoke_decides() -> None:
          ("modprobe nvidia",)),
         ({**NONE, "problem": "Failed to initialize NVML: Insufficient Permissions"}, ("/dev/nvidia",)),
         ({"problem": MISMATCH}, ("reboot the node",)),
+        ({**NONE, "problem": "Failed to initialize NVML: GPU access blocked by the operating system"},
+         ("wsl --update", "--gpus all")),
+        ({**NONE, "problem": "nvidia-smi ended with 127: nvidia-smi: error while loading shared libraries: "
+                             "libnvidia-ml.so.1"}, ("user libraries",)),
     ],
 )  # fmt: skip
 def test_d58_a_node_whose_gpus_are_broken_is_refused_with_what_helps(facts: dict[str, Any], says: tuple[str]) -> None:
@@ -82,6 +87,28 @@ def test_d58_a_lost_gpu_is_named_with_reset_or_reboot() -> None:
     assert "unset" not in text
     eight = decided(facts, environment={}).variant_id
     assert eight == "cu130-py3.12"
+
+
+def test_d58_a_gpu_that_is_named_by_number_and_bus_has_its_bus_id_in_the_command() -> None:
+    fault = health.driver_fault(
+        node_facts("b200", problem="Unable to determine the device handle for GPU2: 0000:65:00.0: Not Found")
+    )
+    assert fault is not None and "-i 0000:65:00.0" in fault.helps
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("8,9", 0), ("0,0", 0), ("-1", 0), ("0,1,-1,2", 2), (" 0, 1", 2), ("6,7,8", 2), ("GPU-0123", 1), ("GPU-9", 0)],
+)
+def test_d59_gpus_that_the_variable_names_and_that_are_not_there_are_none(visible: str, seen: int) -> None:
+    plain = node_facts("b200", visible=visible).to_json_dict()
+    plain["gpus"] = [{**gpu, "uuid": f"GPU-0123{n}"} for n, gpu in enumerate(plain["gpus"])]
+    facts = NodeFacts.model_validate(plain)
+    assert visible_gpus(facts) == seen
+    if not seen:
+        job = facts.model_copy(update={"scheduler": facts.scheduler.model_copy(update={"kind": "slurm", "job": "7"})})
+        wanted = "unset CUDA_VISIBLE_DEVICES" if visible != "-1" else "this job has no GPU"
+        assert wanted in health.what_shows_gpus(job)
 
 
 def test_d59_a_job_without_gpus_is_told_how_to_ask_for_them() -> None:
@@ -123,6 +150,13 @@ def changed(field: str, value: Any, place: int = 3) -> NodeFacts:
         ("nvcc", [], "nvcc is none, and 11.6.124 on n[2-3]"),
         ("nics", [], "port mlx5_ib2 is absent, and active on n[2-3]"),
         ("gpus.health", {"power.limit": "300.00"}, "power limit is 300.00, and none on n[2-3]"),
+        ("gpus.health", {"nvlinks": "17"}, "NVLinks is 17, and none on n[2-3]"),
+        ("gpus.health", {"vbios_version": "96.0"}, "GPU firmware is 96.0, and none on n[2-3]"),
+        ("gpus.health", {"pcie.link.gen.max": "3"}, "PCIe generation is 3, and none on n[2-3]"),
+        ("limits.memlock", "64 KiB", "locked memory is 64 KiB, and none on n[2-3]"),
+        ("limits.shm", "64 MiB", "shared memory is about 0 GiB, and none on n[2-3]"),
+        ("limits.peermem", "not loaded", "nvidia_peermem is not loaded, and none on n[2-3]"),
+        ("prefix.filesystem", "ext2", "file system of the prefix is ext2, and nfs4 on n[2-3]"),
     ],
 )
 def test_d60_the_odd_node_of_a_class_is_named(field: str, value: Any, says: str) -> None:
@@ -146,6 +180,11 @@ def test_d60_two_nodes_name_the_one_whose_port_is_down_and_equal_nodes_none() ->
         ({"health": {"pcie.link.width.current": "8", "pcie.link.width.max": "16"}}, "has 8 PCIe lanes"),
         ({"health": {"clocks_throttle_reasons.hw_slowdown": "Active"}}, "slowed down by its hardware"),
         ({"health": {"fabric.state": "In Progress"}}, "not joined to the others by NVLink"),
+        ({"health": {"gpu_recovery_action": "Reset"}}, "asks for its recovery: Reset"),
+        ({"health": {"mig.mode.current": "Disabled", "mig.mode.pending": "Enabled"}}, "reset to have MIG Enabled"),
+        ({"health": {"ecc.mode.current": "Enabled", "ecc.mode.pending": "Disabled"}}, "reboot to have ECC Disabled"),
+        ({"health": {"nvlinks": "12", "nvlinks.active": "11"}}, "has 11 active NVLinks"),
+        ({"health": {"clocks_throttle_reasons.sw_thermal_slowdown": "Active"}}, "slowed down for its heat"),
     ],
 )
 def test_d60_what_a_gpu_says_of_itself_is_a_warning_with_its_bus_id(gpu: dict[str, Any], says: str) -> None:
@@ -156,12 +195,28 @@ def test_d60_what_a_gpu_says_of_itself_is_a_warning_with_its_bus_id(gpu: dict[st
     assert not fault.stops and fault.helps
 
 
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"memlock": "64 KiB"}, "may lock 64 KiB of memory: NCCL cannot register"),
+        ({"shm": "64 MiB"}, "shared memory of /dev/shm is 64 MiB"),
+        ({"memlock": "unlimited", "shm": "64000 MiB", "peermem": "not loaded"}, ""),
+        ({"shm": "much"}, ""),
+    ],
+)
+def test_d60_limits_that_stop_nccl_are_warnings_where_there_are_gpus(limits: dict[str, str], says: str) -> None:
+    found = health.faults(azure(limits=limits))
+    assert [says in fault.what for fault in found] == ([True] if says else [])
+    assert not health.faults(azure(limits=limits, gpus=[], gpus_physical=0))
+
+
 def test_d60_a_gpu_that_takes_no_process_is_refused_and_what_is_well_says_nothing() -> None:
     plain = azure().to_json_dict()
     plain["gpus"][0]["health"] = {
         "compute_mode": "Default", "pcie.link.width.current": "16", "pcie.link.width.max": "16",
         "remapped_rows.failure": "0", "retired_pages.pending": "No", "clocks_throttle_reasons.hw_slowdown":
-        "Not Active", "fabric.state": "Completed",
+        "Not Active", "fabric.state": "Completed", "gpu_recovery_action": "None", "mig.mode.current": "Disabled",
+        "mig.mode.pending": "Disabled", "nvlinks": "12", "nvlinks.active": "12",
     }  # fmt: skip
     assert health.faults(NodeFacts.model_validate(plain)) == ()
     plain["gpus"][0]["health"]["compute_mode"] = "Prohibited"

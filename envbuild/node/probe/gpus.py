@@ -51,12 +51,23 @@ HEALTH_FIELDS: "tuple[str, ...]" = (
     "remapped_rows.failure",
     "fabric.state",
 )
+REPAIR_FIELDS: "tuple[str, ...]" = (
+    "pci.bus_id",
+    "ecc.mode.pending",
+    "mig.mode.current",
+    "mig.mode.pending",
+    "gpu_recovery_action",
+    "vbios_version",
+    "pcie.link.gen.max",
+    "clocks_throttle_reasons.sw_thermal_slowdown",
+)
 
 _VERSION = r"([0-9]+(?:\.[0-9]+)+)"
 _DRIVER = re.compile(r"(?:Driver|KMD) Version\s*:\s*" + _VERSION)
 _CEILING = re.compile(r"CUDA (?:UMD )?Version\s*:\s*" + _VERSION)
 _LIST_GPU = re.compile(r"GPU ([0-9]{1,6}): (.*) \(UUID: ([^)]*)\)")
 _LIST_MIG = re.compile(r"\s{1,40}MIG (.{1,80}?)\s{1,40}Device\s{1,40}([0-9]{1,6}): \(UUID: ([^)]*)\)")
+_LINK = re.compile(r"\s{1,40}Link [0-9]{1,3}: (.{1,40})")
 _PROC = re.compile(r"NVRM version:.*?\s" + _VERSION + r"\s")
 _NVCC = re.compile(r"release ([0-9]+\.[0-9]+), V([0-9]+(?:\.[0-9]+)+)")
 _UNKNOWN_FIELD = re.compile(r'Field "([a-z_.]{1,80})" is not a valid field')
@@ -98,8 +109,11 @@ def gpu_facts(folders: "list[str]", deadline: float = SMI_DEADLINE, root: str = 
 def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     query = [smi, "--query-gpu=" + ",".join(QUERY_FIELDS), _FORMAT]
     run = partial(proc.run, timeout=deadline, limit=SMI_LIMIT)
-    asked: list[Callable[[], Any]] = [partial(run, [smi]), partial(run, query), partial(_health, smi, run)]
-    plain, answer, health = proc.parallel(asked)
+    asked: list[Callable[[], Any]] = [
+        partial(run, [smi]), partial(run, query), partial(run, [smi, "nvlink", "-s"]),
+        partial(_health, smi, run, HEALTH_FIELDS), partial(_health, smi, run, REPAIR_FIELDS),
+    ]  # fmt: skip
+    plain, answer, linked, *health = proc.parallel(asked)
     plain, answer = plain or proc.Finished(missing=True), answer or proc.Finished(missing=True)
     header = parse_header(plain.out)
     driver: Json = {"version": header["version"], "cuda_ceiling": header["cuda_ceiling"], "problem": None}
@@ -110,8 +124,11 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     gpus = parse_query(answer.out, fields)
     problem = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
     driver["problem"] = problem or parse_sick(answer.out, fields)
+    nvlinks = parse_nvlinks(linked.out) if linked else {}
     for gpu in gpus:
-        gpu["health"] = (health or {}).get(gpu["pci_bus_id"], {})
+        gpu["health"] = dict(nvlinks.get(gpu["index"], {}))
+        for part in health:
+            gpu["health"].update((part or {}).get(gpu["pci_bus_id"], {}))
         driver["version"] = driver["version"] or gpu["driver_version"]
         del gpu["driver_version"]
     if any(gpu["mig_enabled"] for gpu in gpus):
@@ -123,9 +140,11 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
     return driver, gpus
 
 
-def _health(smi: str, run: "Callable[[list[str]], proc.Finished]") -> "dict[str, dict[str, str]]":
+def _health(
+    smi: str, run: "Callable[[list[str]], proc.Finished]", known: "tuple[str, ...]"
+) -> "dict[str, dict[str, str]]":
     """PCI bus id -> what the GPU says of modes, limits and repairs, in fields that its driver knows."""
-    fields = list(HEALTH_FIELDS)
+    fields = list(known)
     for _ in range(_MOST_UNKNOWN):
         answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
         unknown = unknown_field(answer.out + answer.err)
@@ -227,13 +246,29 @@ def _gpu(index: int, row: "dict[str, str | None]") -> Json:
 
 
 def parse_health(text: str, fields: "list[str]") -> "dict[str, dict[str, str]]":
-    """The same query for `HEALTH_FIELDS` -> PCI bus id -> field -> value, what has none left out."""
+    """The same query for fields of health, the bus id first -> PCI bus id -> field -> value, what has none left out."""
     found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         cells = [_value(cell) for cell in line.split(",")]
         if len(cells) == len(fields) and cells[0] is not None:
             found[cells[0]] = {name: cell[:80] for name, cell in zip(fields[1:], cells[1:]) if cell is not None}  # noqa: B905
     return found
+
+
+def parse_nvlinks(text: str) -> "dict[int, dict[str, str]]":
+    """`nvidia-smi nvlink -s` -> GPU index -> how many of its links there are, and how many of them are active."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        gpu, link = _LIST_GPU.match(line), _LINK.match(line)
+        if gpu:
+            links = found.setdefault(int(gpu[1]), [])
+        elif link and found:
+            links.append(link[1])
+    return {
+        index: {"nvlinks": str(len(links)), "nvlinks.active": str(sum("inactive" not in link for link in links))}
+        for index, links in found.items()
+        if links
+    }
 
 
 def parse_sick(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "str | None":

@@ -6,6 +6,7 @@ What reads a text of the system or of a tool is a pure function, `parse_...`, th
 import contextlib
 import os
 import re
+import resource
 
 from envbuild.node import proc
 from envbuild.node.protocol import Json
@@ -55,6 +56,20 @@ def libc_facts(folders: "list[str]") -> "dict[str, str]":
 def product(root: str = "/") -> str:
     """What the firmware calls this machine (`p4d.24xlarge`, `PowerEdge XE9680`); empty where it does not say."""
     return read(os.path.join(root, "sys/class/dmi/id/product_name")).strip()[:100]
+
+
+def limit_facts(root: str = "/") -> "dict[str, str]":
+    """What the system lets a process of this session have: memory that it may lock, its share of /dev/shm, modules."""
+    found = {}
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    found["memlock"] = "unlimited" if locked == resource.RLIM_INFINITY else "%d KiB" % (locked >> 10)
+    with contextlib.suppress(OSError):
+        shm = os.statvfs(os.path.join(root, "dev/shm"))
+        found["shm"] = "%d MiB" % (shm.f_frsize * shm.f_blocks >> 20)
+    loaded = [line.partition(" ")[0] for line in read(os.path.join(root, "proc/modules")).splitlines()]
+    if "nvidia" in loaded:
+        found["peermem"] = "loaded" if {"nvidia_peermem", "nv_peer_mem"}.intersection(loaded) else "not loaded"
+    return found
 
 
 def cpu_count(root: str = "/") -> int:
