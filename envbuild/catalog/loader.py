@@ -230,7 +230,8 @@ def _is_there(path: Path) -> bool:
 def _need_kind(document: YamlDocument, noun: str) -> None:
     if not isinstance(document.data, dict):
         problem = "the file is empty" if document.data is None else "is not a mapping of keys"
-        raise refuse("manifest-invalid", document.name, 1, 1, problem, f"a {noun} begins with `name:`")
+        draft = "; `envbuild init STACK.yaml --from FOLDER` drafts one" if noun == "stack" else ""
+        raise refuse("manifest-invalid", document.name, 1, 1, problem, f"a {noun} begins with `name:`{draft}")
     other = "stack" if "profiles" in document.data else "target" if {"extends", "hosts"} & set(document.data) else noun
     if other != noun:
         hint = f"envbuild {other} check {document.name}"

@@ -68,14 +68,16 @@ def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
     """
     from envbuild.catalog.loader import load_stack
     from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.profile import refuse
+    from envbuild.resolve.profile import refuse, unlocked
 
     compat = load_compat()
 
     def name_of(reference: str) -> str:
         found = load_stack(reference).stack
-        for profile in found.profiles.values():
+        for name, profile in found.profiles.items():
             refuse(profile, compat)
+            for text in unlocked(profile, compat):
+                ui.warn(f"{found.name}, profile {name}: {text}")
         return found.name
 
     return each_checked(ui, "stack", stacks, name_of)

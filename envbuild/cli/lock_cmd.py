@@ -64,7 +64,8 @@ def lock() -> None:
 def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **flags: Any) -> None:
     """Resolve STACK and write its lock.
 
-    A requirements.txt or pyproject.toml stands for the stack that `init --from` drafts of it, written beside it.
+    A requirements.txt, pyproject.toml, setup.py, Pipfile or Dockerfile stands for the stack that `init --from` drafts
+    of it, written beside it.
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
     changed only in what is run with the environment (variables, imports, smoke items, deviations), or patches of the
@@ -173,9 +174,12 @@ def ensure_lock(ui: Ui, loaded: LoadedStack, name: str, allow: Callable[[Sequenc
 
 
 def _drafted(ui: Ui, reference: str) -> str:
-    """A list of packages stands for the stack that `init` drafts of it, beside it; others stand for themselves."""
+    """A file that lists packages stands for the stack that `init` drafts of it, beside it; others for themselves."""
+    from envbuild.init.read import reader_of
+
     path = Path(reference)
-    if path.suffix not in (".txt", ".toml") or not path.is_file():
+    lists = path.suffix in (".txt", ".toml") or (path.suffix not in (".yaml", ".yml") and reader_of(path.name))
+    if not lists or not path.is_file():
         return reference
     stack = path.with_suffix(".yaml")
     if not stack.exists():
@@ -183,6 +187,8 @@ def _drafted(ui: Ui, reference: str) -> str:
 
         result, _ = draft(reference, stack)
         ui.note(f"drafted {stack}: {len(result.findings)} findings, {len(result.missing)} things not said")
+    else:
+        ui.note(f"taking {stack}, which is there, for {reference}")
     return str(stack) if "/" in str(stack) else f"./{stack}"
 
 

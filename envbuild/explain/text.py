@@ -123,7 +123,7 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
 def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
     if explanation.rules:
         yield ""
-        yield from (_wrapped("the lock: ", text, width) for text in explanation.rules)
+        yield from (_wrapped("any node: ", text, width) for text in explanation.rules)
     if explanation.note:
         yield ""
         yield _wrapped("decisions: " if explanation.resolutions else "no decisions: ", explanation.note, width)

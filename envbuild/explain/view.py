@@ -325,14 +325,15 @@ def decide(
 
 
 def without_facts(loaded: LoadedStack, profile: str) -> tuple[str, ...]:
-    """What rules that need no node say of the lock of a profile; nothing where it has none yet."""
+    """What rules that need no node say of a profile, and of its lock where it has one."""
     from envbuild.catalog.loader import lock_path
     from envbuild.lock.files import read_lock
     from envbuild.resolve.compat_read import load_compat
-    from envbuild.resolve.profile import findings
+    from envbuild.resolve.profile import findings, unlocked
 
-    path = lock_path(loaded, profile)
-    return tuple(findings(read_lock(path), load_compat())) if path.is_file() else ()
+    path, compat = lock_path(loaded, profile), load_compat()
+    found = dict.fromkeys(unlocked(loaded.stack.profiles[profile], compat))
+    return tuple(found | dict.fromkeys(findings(read_lock(path), compat) if path.is_file() else ()))
 
 
 def other_profiles(

@@ -6,7 +6,7 @@ from packaging.utils import canonicalize_name
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, OsFacts
-from envbuild.model.finding import package_name
+from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Decision
 from envbuild.model.stack import Profile
@@ -39,12 +39,31 @@ def refusals(profile: Profile, compat: Compat) -> Decisions:
         for flavour in profile.torch.flavours:
             request = Request(torch=profile.torch.version, flavour=flavour)
             found += [item for check in _TORCH for item in check(_NOBODY, request, compat)]
+        by_conda = profile.conda is not None and "torch" in map(canonicalize_name, profile.conda.provides)
+        if any(base.kind == "none" for base in profile.bases) and not by_conda:
+            asked = (Request(torch=profile.torch.version, python=python) for python in profile.python)
+            found += [item for request in asked for item in wheel.torch_python(_NOBODY, request, compat)]
     return tuple(item for item in found if item.verdict == "refuse")
 
 
 def refuse(profile: Profile, compat: Compat) -> None:
     """Raise the first of `refusals` (exit 7), its rule as the code and what would work as the hint."""
     _raise_first(refusals(profile, compat))
+
+
+def unlocked(profile: Profile, compat: Compat) -> tuple[str, ...]:
+    """What of a profile cannot work on any node, by its own versions, as `findings` say it of a lock."""
+    pins = [pin for text in (*profile.packages, *profile.constraints) if (pin := _pin(text))]
+    request = Request(torch=profile.torch.version if profile.torch else None, packages=dict(pins))
+    found = (*refusals(profile, compat), *rules_packages.package_rules(_NOBODY, request, compat))
+    return tuple(dict.fromkeys(_sentence(item) for item in found if item.verdict == "refuse"))
+
+
+def _pin(text: str) -> tuple[str, str] | None:
+    """Name and version of a requirement that leaves no choice."""
+    wanted = requirement(text)
+    versions = [item.version for item in wanted.specifier if item.operator == "==" and not item.version.endswith(".*")]
+    return (package_name(text), versions[0]) if versions and wanted.marker is None else None
 
 
 def refuse_locked(lock: Lock, compat: Compat) -> None:

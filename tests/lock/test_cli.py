@@ -46,6 +46,27 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Pipfile", '[packages]\nalpha = "*"\n'),
+        ("uv.lock", 'version = 1\n[[package]]\nname = "alpha"\nversion = "1.0"\n'),
+        ("setup.cfg", "[options]\ninstall_requires =\n  alpha\n"),
+        ("setup.py", "from setuptools import setup\nsetup(install_requires=['alpha'])\n"),
+        ("requirements.in", "alpha\n"),
+    ],
+)
+def test_d62_a_file_that_lists_packages_stands_for_its_draft(
+    name: str, text: str, stack: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(stack.parent)
+    Path(name).write_text(text)
+    code, made = call(capsys, "create", f"./{name}")
+    assert (code, made["variants"][0]["packages"]) == (ExitCode.OK, 1)
+    code, made = call(capsys, "create", f"./{name}")
+    assert (code, made["changed"]) == (ExitCode.OK, False)
+
+
 def test_create_writes_the_lock_beside_the_stack_and_again_changes_nothing(
     stack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 from envbuild.lock.check import check_lock
 from envbuild.lock.readers.scan import imported_from_top, uses
 from envbuild.model.lock import LockedSource, Variant
-from envbuild.model.stack import Stack
-from envbuild.resolve.profile import WITHOUT_NODE, findings, mending
+from envbuild.model.stack import Profile, Stack
+from envbuild.resolve.profile import WITHOUT_NODE, findings, mending, unlocked
 from tests.lock.conftest import Repos
 from tests.lock.test_create import MakeSupply, make, stack, versions
 from tests.lock.wheels import make_wheel
@@ -57,6 +57,26 @@ def test_d61_every_rule_that_reads_no_facts_is_asked_without_a_node() -> None:
 
     blind = {check for check in RULES.values() if check.__code__.co_varnames[0].startswith("_")}
     assert blind <= set(WITHOUT_NODE)
+
+
+@pytest.mark.parametrize(
+    ("python", "packages", "says"),
+    [
+        ("3.11", ["numpy==2.0.1"], ["numpy-torch-abi"]),
+        ("3.12", ["numpy==1.26.4"], ["torch-python"]),
+        ("3.11", ["numpy>=2", "numpy==1.26.*"], []),
+        ("3.11", ["numpy==2.0.1; python_version < '3'"], []),
+        ("3.12", ["numpy==2.0.1", "apex"], ["package-homonym", "torch-python", "numpy-torch-abi"]),
+    ],
+)
+def test_d61_a_profile_is_asked_by_its_own_versions_before_it_has_a_lock(
+    python: str, packages: list[str], says: list[str]
+) -> None:
+    wanted = {"python": [python], "torch": {"version": "2.1.2", "flavours": ["cu121"]}, "packages": packages}
+    profile = Profile.from_plain(wanted)
+    assert [text.partition(":")[0] for text in unlocked(profile, compat())] == says
+    on_base = Profile.from_plain({**wanted, "bases": [{"kind": "system", "provides": ["torch==2.1.2"]}]})
+    assert "torch-python" not in "".join(unlocked(on_base, compat())), "its torch is no wheel"
 
 
 def test_d57_what_a_build_imports_of_torch_bounds_setuptools(tmp_path: Path, supply: MakeSupply, repos: Repos) -> None:
