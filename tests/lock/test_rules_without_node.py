@@ -59,6 +59,13 @@ def test_d61_every_rule_that_reads_no_facts_is_asked_without_a_node() -> None:
     assert blind <= set(WITHOUT_NODE)
 
 
+@pytest.mark.parametrize("build", [{}, {"sources": [{**SOURCE, "build": {"kind": "wheel"}}]}])
+def test_d57_what_only_a_run_imports_is_a_warning_beside_builds_too(build: dict[str, object]) -> None:
+    pins = [package("setuptools", "84.2.1"), package("tensorboard", "2.20.0")]
+    (text,) = findings(make_lock({"id": "cpu", "python": "3.11", "packages": pins, **build}), compat())
+    assert "tensorboard 2.20.0/tensorboard/default.py uses it" in text and "no node" not in text
+
+
 @pytest.mark.parametrize(
     ("python", "packages", "says"),
     [

@@ -151,8 +151,8 @@ def _ask(path: str, packages: bool) -> "Json | None":
     """Run one candidate; None when it is no CPython 3 that answers in time."""
     arguments = ["-c", _ASK] + (["-P"] if packages else [])
     answer = proc.run([path, "-I"] + ([] if packages else ["-S"]) + arguments, timeout=DEADLINE, limit=4 << 20)
-    try:
-        data = json.loads(answer.out.strip().splitlines()[-1])
+    try:  # what a sitecustomize prints before and after is passed over
+        data = json.loads([line for line in answer.out.splitlines() if line.startswith("{")][-1])
     except (IndexError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or data.get("implementation") != "cpython":
@@ -219,13 +219,14 @@ def _version(name: str, path: str) -> "str | None":
 
 
 def parse_compiler(text: str) -> "str | None":
-    """First line of `gcc --version` -> version; the vendor's own version in parentheses is not it."""
-    lines = text.splitlines()
-    if not lines:
-        return None
-    bare = re.sub(r"\([^()]*\)", " ", re.sub(r"\([^()]*\)", " ", lines[0]))
-    found = re.search(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
-    return found.group(1) if found else None
+    """`gcc --version` -> version; neither the vendor's own one in parentheses nor a warning before its line is it."""
+    lines = text.splitlines()[:5]
+    for line in [line for line in lines if re.match(r"\S*(gcc|g\+\+)", line)] + lines[:1]:
+        bare = re.sub(r"\([^()]*\)", " ", re.sub(r"\([^()]*\)", " ", line))
+        found = re.search(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
+        if found:
+            return found.group(1)
+    return None
 
 
 def parse_tool(text: str) -> "str | None":

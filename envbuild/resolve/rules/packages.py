@@ -209,7 +209,7 @@ def traits_of(
         version = packages.get(canonicalize_name(row.has.name))
         if version is None or not meets(version, row.has):
             continue
-        if row.at and not built:
+        if row.at and not (built and row.builds):
             uses.update(dict.fromkeys(row.traits, f"{row.has.name} {version}/{row.at}"))
         else:
             stops.update(row.traits)

@@ -191,6 +191,13 @@ def test_compiler_version_is_not_the_vendors(name: str, version: str) -> None:
     assert programs.parse_compiler(read(f"gcc/{name}.txt")) == version
 
 
+def test_d56_a_warning_before_the_line_of_a_compiler_is_not_its_answer() -> None:
+    line = "gcc (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0\nCopyright (C) 2021\n"
+    assert programs.parse_compiler(f"ccache: warning: version 4.8 is old\n{line}") == "11.4.0"
+    assert programs.parse_compiler(f"perl: warning: Setting locale failed.\n{line}") == "11.4.0"
+    assert programs.parse_compiler("x86_64-linux-gnu-gcc-12 (Debian) 12.2.0") == "12.2.0"
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [
