@@ -262,7 +262,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 def _unpinned(rows: Sequence[Row]) -> dict[int, Finding]:
     """By row what its command installs without a version or commit, as `init` reads commands."""
-    shell = Shell("document")
+    shell = Shell("document", session=True)
     said = [(n, each) for n, row in enumerate(rows) if row.kind == "command"
             for each in shell.read(_DOCKERFILE.sub("", row.text, count=1))]  # fmt: skip
     pinned = {each.get("source") for _, each in said if each.kind == "checkout" and _COMMIT.fullmatch(each.value)}
