@@ -39,7 +39,9 @@ def refusals(profile: Profile, compat: Compat) -> Decisions:
         for flavour in profile.torch.flavours:
             request = Request(torch=profile.torch.version, flavour=flavour)
             found += [item for check in _TORCH for item in check(_NOBODY, request, compat)]
-        by_conda = profile.conda is not None and "torch" in map(canonicalize_name, profile.conda.provides)
+        by_conda = profile.conda is not None and any(
+            str(canonicalize_name(name)) == "torch" for name in profile.conda.provides
+        )
         if any(base.kind == "none" for base in profile.bases) and not by_conda:
             asked = (Request(torch=profile.torch.version, python=python) for python in profile.python)
             found += [item for request in asked for item in wheel.torch_python(_NOBODY, request, compat)]
