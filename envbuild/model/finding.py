@@ -8,7 +8,17 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from envbuild.model.common import Commit, Flavour, Name, PythonVersion, RelPath, StrictModel, Text, plain_line
+from envbuild.model.common import (
+    Commit,
+    Flavour,
+    Name,
+    PythonVersion,
+    RelPath,
+    SourceName,
+    StrictModel,
+    Text,
+    plain_line,
+)
 
 Severity = Literal["wrong", "stale", "unpinned", "trap", "note"]
 _TorchVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
@@ -62,7 +72,7 @@ class _AtCommit(StrictModel):
     `commit` looks at another commit than the one that name is pinned to.
     """
 
-    at: Name
+    at: SourceName
     commit: Commit | None = None
 
 
@@ -123,7 +133,7 @@ class RefCheck(StrictModel):
     """Whether a branch or tag of the remote repository is still at the pinned commit, or exists at all."""
 
     kind: Literal["ref-at-remote"]
-    at: Name
+    at: SourceName
     ref: Text
     expected: Literal["pinned", "moved", "missing"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from envbuild.model.common import AbsPath, Count, EnvName, Name, Port, RelPath, StrictModel, Text
+from envbuild.model.common import AbsPath, Count, EnvName, Name, Port, RelPath, SourceName, StrictModel, Text
 from envbuild.node.smoke.training_log import FORMATS, LOSS, is_pattern, pattern_names
 
 _FILLED = frozenset({"ranks", "tensor", "data", "batch", "work"})  # node/smoke/step.py: values_for
@@ -39,7 +39,7 @@ class Step(StrictModel):
     that kind in the work folder. `log` says how losses are read, `steps` how many there must be.
     """
 
-    source: Name
+    source: SourceName
     script: RelPath
     launcher: Literal["torchrun", "mpi"] = "torchrun"
     arguments: tuple[Text, ...] = ()
@@ -83,7 +83,7 @@ class LaunchData(StrictModel):
     """
 
     recipe: RecipeName = "command"
-    source: Name | None = None
+    source: SourceName | None = None
     folder: RelPath | None = None
     defaults: dict[Text, Text] = {}
     before: dict[Name, tuple[Text | Words, ...]] = {}

@@ -21,6 +21,7 @@ from envbuild.model.common import (
     RelPath,
     SettableName,
     Sha256,
+    SourceName,
     StrictModel,
     Text,
     TreeHash,
@@ -107,7 +108,7 @@ class LockedSource(StrictModel):
     of submodules included.
     """
 
-    name: Name
+    name: SourceName
     git: GitUrl
     commit: Commit
     tree: TreeHash
@@ -135,7 +136,7 @@ class LockedSource(StrictModel):
 class LockedTree(StrictModel):
     """A folder of the user as a source: named, and how it is installed. `at`: where it lies here; never in a lock."""
 
-    name: Name
+    name: SourceName
     install: Literal["path", "editable"] = "path"
     at: AbsPath | None = None
 

@@ -19,6 +19,7 @@ from envbuild.model.common import (
     RelPath,
     SettableName,
     Sha256,
+    SourceName,
     StrictModel,
     Text,
     TreeHash,
@@ -143,7 +144,7 @@ class Source(StrictModel):
     folders that runs write, each a link to `<prefix>/outputs/<stack>/<source>/...`, which no verb deletes.
     """
 
-    name: Name
+    name: SourceName
     git: GitUrl
     commit: Commit
     tree: TreeHash | None = None
@@ -185,7 +186,7 @@ class WorkingTree(StrictModel):
     `path` puts it on sys.path, `editable` runs its build backend there, which may write its metadata into the folder.
     """
 
-    name: Name
+    name: SourceName
     path: BesidePath
     install: Literal["path", "editable"] = "path"
 
@@ -274,7 +275,7 @@ class Profile(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        all_differ((source.name for source in self.sources), "two sources have the same name")
+        all_differ((source.name.lower() for source in self.sources), "two sources have the same name")
         trees = {source.name for source in self.sources if source.install != "wheel"}
         lost = [item.step.source for item in self.smoke if item.step and item.step.source not in trees]
         if lost:

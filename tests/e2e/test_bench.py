@@ -267,7 +267,8 @@ def test_what_cannot_be_measured_is_refused(built: World, world: World) -> None:
 OWN = {
     "figures": [{"name": "speed", "value": 1000, "unit": "tokens/s", "where": "README", "source": "own", "gpus": 1,
                  "gpu": "H100-SXM5-80GB"}],
-    "launch": {"source": "mine", "arguments": ["python3", "train.py", "--steps={steps}"], "defaults": {"steps": "3"}},
+    "launch": {"source": "nanoGPT", "arguments": ["python3", "train.py", "--steps={steps}"],
+               "defaults": {"steps": "3"}},
     "bench": {"log": "step {step} ... loss {loss}, {speed} tokens/s", "metric": "speed", "unit": "tokens/s",
               "warmup": 1, "figure": "speed"},
 }  # fmt: skip
@@ -281,7 +282,7 @@ for step in range(int(sys.argv[1].partition("=")[2])):
 def test_d99_any_stack_file_has_launch_bench_and_a_claim_in_its_kit(world: World) -> None:
     (world.work / "mine").mkdir()
     (world.work / "mine/train.py").write_text(TRAIN)
-    path = world.stack("mine", [], sources=[{"name": "mine", "path": "./mine"}])
+    path = world.stack("mine", [], sources=[{"name": "nanoGPT", "path": "./mine"}])
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"reference": OWN}))
     world.lock(path)
     world.built(stack="./mine.yaml")

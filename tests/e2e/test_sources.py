@@ -58,6 +58,14 @@ def test_a_moved_branch_changes_nothing_but_the_answer_of_lock_check(world: Worl
     assert drift(world) == (0, {})
 
 
+def test_d99_a_source_may_be_called_as_its_repository_with_capitals(world: World) -> None:
+    world.tiny(sources=[source(world, "nanoGPT", install="path")])
+    (told,) = world.built()["sources"]
+    assert told["name"] == "nanoGPT"
+    assert world.python("import lib; print(lib.VALUE)") == "41"
+    assert drift(world) == (0, {})
+
+
 @pytest.mark.slow
 def test_a_wrong_tree_hash_is_an_integrity_failure_and_nothing_is_built(world: World) -> None:
     lock = world.tiny(sources=[source(world)]).with_name("tiny.lock.toml")

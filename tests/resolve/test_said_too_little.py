@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from envbuild.model.resolution import Resolution
 from envbuild.plan.source_builds import build_request, compiler_variables
 from envbuild.resolve.engine import evaluate
@@ -78,8 +80,9 @@ def test_d16_a_flag_that_apex_dropped_is_refused_before_the_build() -> None:
         assert ("apex-flags" in refusals(found)) is refused
 
 
-def test_d19_an_apex_that_stops_at_another_minor_version_is_refused_without_its_patch() -> None:
-    lock = lock_with_apex(commit="e2083df5eb96643c61613b9df48dd4eea6b07690")
+@pytest.mark.parametrize("name", ["apex", "Apex"])
+def test_d19_d99_an_apex_that_stops_at_another_minor_version_is_refused_without_its_patch(name: str) -> None:
+    lock = lock_with_apex(name=name, commit="e2083df5eb96643c61613b9df48dd4eea6b07690")
     found = resolve(node_facts("a100-azure"), lock, target(), compat())
     assert "patches: [apex-cuda-check]" in refusals(found)["apex-cuda-check"]
 

@@ -74,7 +74,7 @@ def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decis
     A commit that is not in the known history is only warned of: not every Apex stops.
     """
     pair = _minor_pair(facts, request, compat)
-    strict = [name for name in request.compiled if name in compat.cuda.exact_minor]
+    strict = [name for name in request.compiled if name.lower() in compat.cuda.exact_minor]
     if pair is None or not strict:
         return NOTHING
     compared, note = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}"), compat.cuda.check_note
@@ -86,7 +86,7 @@ def apex_cuda_check(facts: NodeFacts, request: Request, compat: Compat) -> Decis
 def _apex_check(
     name: str, pair: tuple[Numbers, Numbers], compared: tuple[str, str], request: Request, compat: Compat
 ) -> Decision:
-    patch, commit, note = compat.cuda.exact_minor[name], request.commits.get(name, ""), compat.apex_note
+    patch, commit, note = compat.cuda.exact_minor[name.lower()], request.commits.get(name, ""), compat.apex_note
     instead = f"`patches: [{patch}]` for this source and a new lock, or nvcc {dotted(pair[1])}"
     if patch in request.patches.get(name, ()):
         what = f"{name} stops when the CUDA versions differ; its check is patched out, the majors are equal"
@@ -106,7 +106,7 @@ def _apex_check(
 def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`own-cuda-list`: DeepSpeed keeps its own list of tolerated minor versions."""
     pair = _minor_pair(facts, request, compat)
-    listed = [name for name in request.compiled if name in compat.cuda.own_list]
+    listed = [name for name in request.compiled if name.lower() in compat.cuda.own_list]
     if pair is None or not listed:
         return NOTHING
     compared = (f"nvcc {dotted(pair[0])}", f"CUDA {dotted(pair[1])}")
@@ -116,7 +116,7 @@ def own_cuda_list(facts: NodeFacts, request: Request, compat: Compat) -> Decisio
 def _own_list(
     name: str, pair: tuple[Numbers, Numbers], compared: tuple[str, str], request: Request, compat: Compat
 ) -> Decision:
-    own = compat.cuda.own_list[name]
+    own = compat.cuda.own_list[name.lower()]
     if pair[0] == pair[1]:
         return decision("own-cuda-list", "allow", "the versions are equal", compared, own.note)
     if {**request.variables, **request.build_variables.get(name, {})}.get(own.variable) == "1":

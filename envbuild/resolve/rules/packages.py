@@ -203,7 +203,7 @@ def traits_of(
 
     A build imports such a module, so where something is `built` what it does stops that.
     """
-    stops = {trait for name in names for trait in compat.source_traits.get(name, ())}
+    stops = {trait for name in names for trait in compat.source_traits.get(name.lower(), ())}
     uses: dict[str, str] = {}
     for row in compat.package_traits:
         version = packages.get(canonicalize_name(row.has.name))
