@@ -147,6 +147,8 @@ def make_draft(statements: Iterable[Statement], origin: Origin, known: Known) ->
     packages = _packages(taken, known)
     torch_wanted = next((each for each in packages if each.name == "torch"), None)
     torch, specifier = _torch(taken, torch_wanted, known, origin.day, packages)
+    if torch is not None and torch.default and not torch.statements:
+        torch = _torch_of_an_extra(every) or torch
     flavour = _flavour(taken, torch_wanted)
     if torch is not None:
         released = replace(torch, value=_release_of(torch.value, known))
@@ -264,6 +266,15 @@ def _torch(
     if any(each.name in known.want_torch for each in packages):
         return newest_torch(known, day, "", ()), ""
     return None, ""
+
+
+def _torch_of_an_extra(statements: Iterable[Statement]) -> Choice | None:
+    """The exact version in an extra of the project, where nothing else names a torch that is needed."""
+    for each in statements:
+        wish = requirement(each.value) if each.kind == "package" and each.get("extra").startswith("extra:") else None
+        if wish is not None and wish.name == "torch" and (exact := exact_version(wish.specifier)):
+            return Choice(_full(Version(exact).public), (each,))
+    return None
 
 
 def _torch_of(wanted: Wanted, known: Known, said: str) -> Choice | None:

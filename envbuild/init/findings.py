@@ -19,6 +19,7 @@ _SHORT = re.compile(r"[0-9a-f]{7,39}")
 _MOVING = frozenset(("main", "master", "develop", "dev", "devel", "latest", "nightly", "stable", "HEAD", "trunk"))
 # A version in it, or a hash; others read like branches.
 _LIKE_A_TAG = re.compile(r"[0-9][._][0-9]|(?:^|/)(?:v|r|rel|release)-?[0-9]|^[0-9a-f]{7,40}$|^[0-9]+$")
+_MIRRORED = re.compile(r"[\w-]+\.[^/]+/(?:[^/]+/)*(?:nvidia|pytorch)/")
 _REGISTRIES = re.compile(r"(?:nvcr|ghcr|quay|gcr|docker|public\.ecr|registry\.gitlab|mcr)\.")
 _CHANNELS = frozenset(
     ("pytorch", "nvidia", "conda-forge", "defaults", "anaconda", "main", "xformers", "pyg", "dglteam", "bioconda",
@@ -495,7 +496,7 @@ def image_rules(draft: Draft) -> Iterator[DraftFinding]:
     image = draft.image
     if image is not None and (":" not in image.value.rpartition("/")[2] or image.value.endswith(":latest")):
         yield DraftFinding("base-image", (image.value,), (image,), "the image has no tag that stays", "asks for one")
-    elif image is not None and "." in image.value.partition("/")[0] and not _REGISTRIES.match(image.value):
+    elif image is not None and _MIRRORED.match(image.value) and not _REGISTRIES.match(image.value):
         yield DraftFinding("base-image", (image.value,), (image,),
                            f"{image.value.partition('/')[0]} is no registry of the image's maker",
                            "names the image")  # fmt: skip

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envbuild.init.draft import Origin, make_draft
+from envbuild.init.known import load_known
 from envbuild.init.read import read
 from envbuild.init.readers.manifests import specifier
 from envbuild.init.readers.requirement import conda_spec, git_address, wheel
@@ -238,6 +240,17 @@ def test_a_list_of_dependencies_that_setup_py_looks_up() -> None:
         "setup(name='own', install_requires=[deps['torch'], deps['trl'], deps['absent']])\n"
     )
     assert said(text, "setup.py", "package") == ["torch==2.6.0", "trl>=0.18"]
+
+
+def test_extras_that_setup_py_sets_one_at_a_time_say_which_torch() -> None:
+    text = (
+        "_deps = ['torch==2.6.0', 'trl>=0.18']\nextras = {}\nextras['torch'] = deps_list('torch')\n"
+        "setup(name='own', install_requires=[deps['trl']], extras_require=extras)\n"
+    )
+    (torch,) = [each for each in read(text, "setup.py") if each.get("extra") == "extra:torch"]
+    assert (torch.value, torch.optional, torch.place.line) == ("torch==2.6.0", True, 3)
+    draft = make_draft(read(text, "setup.py"), Origin("own"), load_known())
+    assert draft.torch is not None and (draft.torch.value, draft.torch.default) == ("2.6.0", False)
 
 
 def test_what_is_nested_too_deep_is_not_understood_and_nothing_breaks() -> None:

@@ -133,6 +133,7 @@ def _required(lines: Lines, module: _Module, keywords: dict[str, ast.expr]) -> I
         yield lines.make("file", str(PurePosixPath(PurePosixPath(lines.file).parent, name)), line=line, by="-r")
     extras = keywords.get("extras_require")
     if isinstance(extras, ast.Name):
+        yield from _set_extras(lines, module, extras.id)
         extras = module.values.get(extras.id)
     if isinstance(extras, ast.Dict):
         for key, value in zip(extras.keys, extras.values, strict=True):
@@ -140,6 +141,18 @@ def _required(lines: Lines, module: _Module, keywords: dict[str, ast.expr]) -> I
             inside = Lines(lines.file, lines.text, lines.via, f"extra:{name}")
             for text, line in module.strings(value):
                 yield from inside.wanted(text, line=line)
+
+
+def _set_extras(lines: Lines, module: _Module, table: str) -> Iterator[Statement]:
+    """`extras["torch"] = deps_list("torch")`, one at a time."""
+    for node in ast.walk(module.tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.Assign) and isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            key = target.slice.value if isinstance(target.slice, ast.Constant) else ""
+            if target.value.id == table and isinstance(key, str) and key:
+                inside = Lines(lines.file, lines.text, lines.via, f"extra:{key}")
+                for text, line in module.strings(node.value):
+                    yield from inside.wanted(text, line=line)
 
 
 def _compiled(lines: Lines, tree: ast.Module) -> Iterator[Statement]:

@@ -21,7 +21,7 @@ _STRUCTURE = frozenset(
      "read", "local", "declare", "set", "trap", "exit", "true", "false", ":", "echo", "printf", "mkdir", "ls", "cat",
      "rm", "mv", "cp", "ln", "pwd", "cd", "nvidia-smi", "nvcc", "which", "date", "sleep", "wait", "unset", "grep",
      "awk", "head", "tail", "find", "xargs", "tee", "chmod", "chown", "tar", "unzip", "gunzip", "alias", "hostname",
-     "scontrol", "ulimit", "touch", "df", "du", "ps", "kill", "popd", "ssh", "slogin", "scp",
+     "scontrol", "ulimit", "touch", "df", "du", "ps", "kill", "popd", "update-alternatives", "ssh", "slogin", "scp",
      "rsync", "xz", "jupyter", "tensorboard", "vim", "nano", "code")
 )  # fmt: skip
 _SYSTEM = frozenset(("apt-get", "apt", "aptitude", "yum", "dnf", "apk", "zypper", "brew", "pacman"))
