@@ -42,6 +42,7 @@ from envbuild.lock.packages import (
 )
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
 from envbuild.lock.readers.git import git_reader, git_version
+from envbuild.lock.readers.pylock import Offer
 from envbuild.lock.readers.torch_wheels import (
     Supply,
     TorchChoice,
@@ -191,6 +192,25 @@ def _profile(stack: Stack, name: str) -> Profile:
     return stack.profiles[name]
 
 
+# Distributions that hold the same files: whichever is installed last would win, a part of the other would stay.
+_TWINS = (
+    ("opencv-python", "opencv-contrib-python", "opencv-python-headless", "opencv-contrib-python-headless"),
+    ("onnxruntime", "onnxruntime-gpu"),
+)
+
+
+def _twins(offers: Sequence[Offer], request: Request) -> dict[str, str]:
+    """Offers that another one stands for, with that one: what the stack names goes first."""
+    asked = {package_name(text) for text in request.requirements}
+    found = dict[str, str]()
+    for group in _TWINS:
+        there = [name for name in group if name in {offer.name for offer in offers}]
+        kept = next((name for name in there if name in asked), next(iter(there), ""))
+        if not asked.issuperset(there):
+            found |= {name: kept for name in there if name != kept and name not in asked}
+    return found
+
+
 def _needed_by_sibling(request: Request, choice: TorchChoice, known: BasePython | None) -> tuple[str, ...]:
     """The packages of a choice's `left_out` that nothing but the sibling of its torch needs."""
     every = _versions(request, known)
@@ -338,6 +358,10 @@ class _Maker:
         if choice and choice.index and beside:
             indexes = {**request.indexes, **dict.fromkeys(beside, choice.index)}
             request = replace(request, requirements=(*request.requirements, *beside), indexes=indexes)
+            offers = resolve(request)
+        if twins := _twins(offers, request):
+            request = replace(request, excludes=(*request.excludes, *twins))
+            self.say_all(f"{name} is left out: {kept} holds the same files" for name, kept in twins.items())
             offers = resolve(request)
         self.say_all(newcomers(offers, request, previous))
         if choice and choice.sibling:

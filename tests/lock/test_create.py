@@ -60,6 +60,19 @@ def test_packages_and_what_they_need_are_locked_with_hash_and_size(tmp_path: Pat
     assert str(tmp_path) not in render_lock(lock)
 
 
+def test_of_two_packages_with_the_same_files_the_one_that_the_stack_names_is_locked(
+    tmp_path: Path, supply: MakeSupply
+) -> None:
+    house, said = tmp_path / "house", list[str]()
+    make_wheel(house, "alpha", "1.0", requires=["opencv-python-headless"])
+    make_wheel(house, "opencv-python", "4.1")
+    make_wheel(house, "opencv-python-headless", "4.2")
+    lock = make(stack(packages=["alpha", "opencv-python"]), supply(house), say=said.append)
+    assert versions(lock) == {"alpha": "1.0", "opencv-python": "4.1"}
+    assert said[0] == "opencv-python-headless is left out: opencv-python holds the same files"
+    assert versions(make(stack(packages=["alpha"]), supply(house))) == {"alpha": "1.0", "opencv-python-headless": "4.2"}
+
+
 def test_locking_again_gives_the_same_bytes_and_keeps_versions_until_upgraded(
     tmp_path: Path, supply: MakeSupply
 ) -> None:
