@@ -118,14 +118,21 @@ def activate(ui: Ui, /, shell: str | None, **flags: Any) -> None:
 @env.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("stack", metavar="STACK", shell_complete=names.used)
 @click.argument("command", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
+@click.option("--failed", is_flag=True, help="In the newest one whose build or test has failed, as it was left.")
 @_nodes
-def run(ui: Ui, /, command: tuple[str, ...], **flags: Any) -> None:
+def run(ui: Ui, /, command: tuple[str, ...], *, failed: bool, **flags: Any) -> None:
     """Run COMMAND in the environment of STACK, or a shell.
 
     For example: envbuild env run STACK -- python train.py. The exit code of COMMAND is the answer; without it a shell
     is opened, until `exit`. Options of envbuild stand before STACK.
     """
-    words, item = command[command[:1] == ("--",) :], _current(ui, flags)
+    words = command[command[:1] == ("--",) :]
+    if failed:
+        place = _failed(ui, flags)
+        ui.note(f"{place} is half built: its programs come first on PATH, and variables of the stack are not set")
+        os.environ.update(VIRTUAL_ENV=place, PYTHONNOUSERSITE="1", PATH=paths.search_path(place, os.environ["PATH"]))
+        _replace(list(words) or [os.environ.get("SHELL") or "/bin/sh"])
+    item = _current(ui, flags)
     if words:
         become(item["path"], words)
     ui.note(f"{item['stack']} is loaded in this shell; `exit` leaves it")
@@ -241,6 +248,21 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
         + f"{f' --engine {engine}' if engine else ''}; `envbuild status --all` shows those that are there",
         exit_code=ExitCode.CHECK_FAILED,
     )
+
+
+def _failed(ui: Ui, flags: dict[str, Any]) -> str:
+    """The newest half-built environment of STACK on this machine."""
+    target, name = prefix_target(ui, flags), _stack_name(flags["stack"])
+    half = [Path(item["path"]) for item in _one_node(target, None) if not item.get("stamp")]
+    there = [path for path in half if path.name.startswith(f"{name}-") and (path / "bin").is_dir()]
+    if not there:
+        raise EnvbuildError(
+            "environment-unknown",
+            f"no environment of {name} is half built here",
+            hint="`envbuild status --all` shows those that are there",
+            exit_code=ExitCode.CHECK_FAILED,
+        )
+    return str(max(there, key=lambda path: path.stat().st_mtime))
 
 
 def _stack_name(reference: str) -> str:

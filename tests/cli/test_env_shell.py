@@ -162,3 +162,13 @@ def test_a_shell_has_the_environment_after_the_users_own_start_up_files(built: W
     shown = typed(built, shell, 'printf "<%s %s %s>\\n" "$OWN" "$HF_MINE" "$PATH"\nexit\n', wanted)
     assert wanted in shown
     assert shell != "bash" or "(tiny) > " in shown
+
+
+def test_d99_an_environment_that_failed_can_be_entered(world: World) -> None:
+    world.tiny(imports=["nowhere"])
+    assert world.run("env", "run", "--failed", "tiny", "--", "true").code == "environment-unknown"
+    assert world.provision().rc != 0
+    said = world.run("env", "run", "--failed", "tiny", "--", "python", "-c", "import alpha, sys; print(sys.prefix)")
+    assert said.rc == 0, said.err
+    assert said.out.startswith(str(world.prefix / "envs" / "tiny-"))
+    assert "half built" in said.err
