@@ -19,7 +19,7 @@ from envbuild.provision.ansible.play import following, node_host, run_hosts, tel
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.run import evidence as collect
-from envbuild.provision.run.context import Outcome, Question, Work
+from envbuild.provision.run.context import Outcome, Question, Route, Work
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey import plan_run
@@ -27,40 +27,60 @@ from envbuild.provision.survey.in_use import Current, current_of
 from envbuild.text import plural
 
 
-class Environments:
+class Environments(Route):
     """Nodes that are asked one by one: this machine."""
-
-    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
-        """Ask the nodes, decide for each, and plan."""
-        self.look(work, bring_python=bring_python)
-        return plan_run.plan_surveyed(work)
 
     def look(self, work: Work, *, bring_python: bool) -> None:
         """Fill `work.survey`; `bring_python` as `plan_run.look` has it."""
         plan_run.look(work, bring_python=bring_python)
 
-    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
-        """Do what the plan says, then verify what is there; the plan as it was carried out, and the evidence."""
-        outcome = Outcome()
-        if plan.nothing_to_do:
-            with work.phase("verify", ""):
-                _verify(work, plan, outcome)
-        else:
-            plan, outcome = self.execute(work, plan)
-        return plan, _node_evidence(work, plan, outcome)
+    def plan(self, work: Work) -> Plan:
+        """The plan of what was found."""
+        return plan_run.plan_surveyed(work)
 
-    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-        """Carry out a plan that has something to do."""
+    def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Stage what nodes need, and run their steps."""
         plan, files = stage(work, plan)
         with work.phase("provision", "provisioning"):
-            outcome = run_hosts(requests_of(plan), files, work)
-        self.verify(work, plan, outcome)
-        return plan, outcome
+            return plan, run_hosts(requests_of(plan), files, work)
 
     def verify(self, work: Work, plan: Plan, outcome: Outcome) -> None:
-        """The fast check of every node whose steps all went well."""
-        with work.phase("verify", "verifying"):
-            _verify(work, plan, outcome)
+        """The fast check: what `activate` or the probe saw, else asked for now."""
+        by_name = {node.node: node for node in plan.nodes}
+        for name, node_plan in by_name.items():
+            activated = outcome.responses.get(name, {}).get("activate", {}).get("result") or {}
+            found = activated.get("verify") if outcome.well(name) else None
+            found = found or _verified_by_probe(work, node_plan)
+            if found is not None:
+                outcome.responses.setdefault(name, {})["verify"] = {"ok": True, "changed": False, "result": found}
+        good = [name for name in by_name if outcome.well(name) and "verify" not in outcome.responses.get(name, {})]
+
+        def request_for(node: str) -> dict[str, Any]:
+            variant = work.survey.variants[node].to_json_dict()
+            args = {"stack": plan.stack, "environment": by_name[node].environment, "variant": variant, "deep": False}
+            return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
+
+        with work.phase("verify", "" if plan.nothing_to_do else "verifying"):
+            for node, answer in contact(good, request_for, work.prepared.target.connection, run=work.run).items():
+                outcome.take(node, "verify", answer)
+
+    def evidence(self, work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
+        """What each node of the plan did, and the notes of all."""
+        work.notes += [
+            f"{node}: {note}"
+            for node, answers in outcome.responses.items()
+            for answer in answers.values()
+            for note in (answer.get("result") or {}).get("notes", ())
+        ]
+        return [
+            collect.node_evidence(
+                node,
+                work.survey.facts[node.node],
+                outcome.responses.get(node.node, {}),
+                outcome.errors.get(node.node),
+            )
+            for node in plan.nodes
+        ]
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """`verify` or `smoke` of the environment in use on every node."""
@@ -105,26 +125,6 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
     return plan, files
 
 
-def _verify(work: Work, plan: Plan, outcome: Outcome) -> None:
-    """The fast check of every node whose steps all went well: what `activate` or the probe saw, else asked for now."""
-    by_name = {node.node: node for node in plan.nodes}
-    for name, node_plan in by_name.items():
-        activated = outcome.responses.get(name, {}).get("activate", {}).get("result") or {}
-        found = activated.get("verify") if outcome.well(name) else None
-        found = found or _verified_by_probe(work, node_plan)
-        if found is not None:
-            outcome.responses.setdefault(name, {})["verify"] = {"ok": True, "changed": False, "result": found}
-    good = [name for name in by_name if outcome.well(name) and "verify" not in outcome.responses.get(name, {})]
-
-    def request_for(node: str) -> dict[str, Any]:
-        variant = work.survey.variants[node].to_json_dict()
-        args = {"stack": plan.stack, "environment": by_name[node].environment, "variant": variant, "deep": False}
-        return node_request("verify", work.survey.facts[node].prefix.path, args, work.run.id)
-
-    for node, answer in contact(good, request_for, work.prepared.target.connection, run=work.run).items():
-        outcome.take(node, "verify", answer)
-
-
 def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
     """The result of a `verify` made of what the probe checked already; only where nothing was changed since."""
     if not node.nothing_to_do:
@@ -136,23 +136,6 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
             told = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
             return {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **told}
     return None
-
-
-def _node_evidence(work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
-    survey = work.survey
-    work.notes += [
-        f"{node}: {note}"
-        for node, answers in outcome.responses.items()
-        for answer in answers.values()
-        for note in (answer.get("result") or {}).get("notes", ())
-    ]
-    out = [
-        collect.node_evidence(
-            node, survey.facts[node.node], outcome.responses.get(node.node, {}), outcome.errors.get(node.node)
-        )
-        for node in plan.nodes
-    ]
-    return out + work.unplanned(plan)
 
 
 def environments(

@@ -5,54 +5,38 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from envbuild.lock.variants import hash_unrecorded
-from envbuild.model.evidence import Evidence, NodeEvidence
+from envbuild.model.evidence import Evidence
 from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Question, Settings, Work, about, one_run
+from envbuild.provision.run.context import Question, Route, Settings, Work, about, one_run
 from envbuild.provision.run.findings import Prepared, Survey
 from envbuild.provision.run.journal import EventKind, Journal, Watch, read_journal
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.prepare import as_asked, chosen
 from envbuild.resolve.variant_checks import record_command, unrecorded_files
 
-
-class Route(Protocol):
-    """What a run does with one kind of target. Errors of single nodes are in the evidence, others are raised."""
-
-    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
-        """Ask the nodes, decide for each, and plan; `bring_python`: also put a Python where there is none."""
-
-    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
-        """Do what the plan says and verify it; the plan as it was carried out, and the evidence."""
-
-    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
-        """`verify` or `smoke` of what is in use."""
-
-
-# (engine, connection) -> the class; imported when it is needed, for each brings programs of its own along.
+# (what is built, connection) -> the class; imported when it is needed, for each brings programs of its own along.
 _ROUTES = {
-    ("venv", "local"): ("environments", "Environments"),
-    ("venv", "ssh"): ("fleet.rollout", "OverSsh"),
-    ("venv", "job"): ("jobs.provision", "InJobs"),
-    ("conda", "local"): ("environments", "Environments"),
-    ("conda", "ssh"): ("fleet.rollout", "OverSsh"),
-    ("conda", "job"): ("jobs.provision", "InJobs"),
-    ("container", "local"): ("images.provision", "InImages"),
-    ("container", "ssh"): ("images.provision", "OverSsh"),
-    ("container", "job"): ("images.jobs", "InJobs"),
+    ("environment", "local"): ("environments", "Environments"),
+    ("environment", "ssh"): ("fleet.rollout", "OverSsh"),
+    ("environment", "job"): ("jobs.provision", "InJobs"),
+    ("image", "local"): ("images.provision", "InImages"),
+    ("image", "ssh"): ("images.provision", "OverSsh"),
+    ("image", "job"): ("images.jobs", "InJobs"),
 }
 
 
 def route_of(target: Target) -> Route:
-    """The route of a target; what has none was refused before (`survey/supported.py`)."""
-    module, name = _ROUTES[target.engine, target.connection.kind]
+    """The route of a target; what has none was refused before (`survey/hosts.py`)."""
+    what = "image" if target.engine == "container" else "environment"
+    module, name = _ROUTES[what, target.connection.kind]
     route: Route = getattr(import_module(f"envbuild.provision.{module}"), name)()
     return route
 

@@ -29,12 +29,13 @@ Wave = Callable[[Work, Plan], tuple[Plan, Outcome]]
 class OverSsh(Environments):
     """Nodes over SSH."""
 
-    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-        """In waves, then the joint smoke test of nodes with one environment, where one has been changed."""
-        plan, outcome = in_waves(work, plan, _wave)
-        self.verify(work, plan, outcome)
+    def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """In waves."""
+        return in_waves(work, plan, _wave)
+
+    def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:
+        """Nodes with one environment, where one has been changed."""
         meet_nodes(work, plan, outcome)
-        return plan, outcome
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """As one by one, after `smoke` several together."""

@@ -46,7 +46,7 @@ Told = dict[str, dict[str, Any]]
 class InJobs(InImages):
     """The login host is asked, then jobs: the image lies in the folder that nodes share, and all of them test it."""
 
-    def look(self, work: Work) -> None:
+    def ask_nodes(self, work: Work) -> None:
         """Ask the login host, and the nodes through one short job where nothing is known of them; decide.
 
         Raises EnvbuildError as `contact`, `JobSite.of` and `ask_in_job` do.
@@ -66,9 +66,47 @@ class InJobs(InImages):
         if images.why:
             images.why = dict.fromkeys(images.nodes, "the job tests on every node") | images.why
 
-    def execute(self, work: Work) -> tuple[Plan, Outcome]:
-        """Get the image into the shared folder, and test it through one job; the plan is of the job's nodes."""
-        return carry_out_in_jobs(work, self.images)
+    def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Get the image into the shared folder, test it through one job, and accept it; the plan is of its nodes."""
+        images = self.images
+        name, first = next(iter(images.nodes.items()))
+        site, prefix = JobSite.of(work.prepared.target), images.login["facts"]["prefix"]["path"]
+        record = images.login["containers"].get("record") or {}
+        there = (
+            bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
+        )
+        made = there and record["runtime"] == first.chosen.runtime
+        with work.phase("image", "getting the image"):
+            if builds_in_job(work.prepared):
+                known = made and record["key"] == images.wanted.key
+                say, folder = work.journal.stage, work.run.path
+                got = Obtained(record["id"]) if known else make_context(images.wanted, work.prepared, folder, say)
+            else:
+                got = obtain(
+                    images.wanted, work.prepared, work.run.path, say=work.journal.stage,
+                    file=lambda found: not (made and record["id"] == found),
+                )  # fmt: skip
+        archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
+        file = record["file"] if made and record["id"] == got.id else None
+        try:
+            with work.phase("stage", f"staging on {site.login}"):
+                args = args_of(work, images, name, got, archive)
+                file = file or _stage(work, site, images, got, args, prefix)
+            if not got.id:
+                with work.phase("build", "building the image in a job"):
+                    file = build_in_job(work, site, images.login, args, _folder(images.login, work))
+                args["id"] = file["sha256"]
+            with work.phase("provision", "testing through a job"):
+                return _test(work, site, images, {**args, "file": file}, prefix)
+        except KeyboardInterrupt:
+            if not work.settings.cancel_job:
+                archive = None  # a job that goes on reads it
+            raise
+        finally:
+            if got.archive is not None:
+                got.archive.unlink(missing_ok=True)
+            if archive is not None:
+                site.runner.run(["rm", "-f", "--", archive])
 
     def answers(self, work: Work, verb: str, request: dict[str, Any]) -> tuple[dict[str, ContactResult], Outcome]:
         """One request to every node of a job, and then the joint test of them.
@@ -146,46 +184,6 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
                 hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
                 details={"node": node},
             )
-
-
-def carry_out_in_jobs(work: Work, images: Images) -> tuple[Plan, Outcome]:
-    """Get the image into the shared folder, test it through one job, and accept it; the plan is of the job's nodes."""
-    name, first = next(iter(images.nodes.items()))
-    site, prefix = JobSite.of(work.prepared.target), images.login["facts"]["prefix"]["path"]
-    record = images.login["containers"].get("record") or {}
-    there = bool(record.get("file")) and bool(images.login["containers"].get("present")) and not work.settings.repair
-    made = there and record["runtime"] == first.chosen.runtime
-    with work.phase("image", "getting the image"):
-        if builds_in_job(work.prepared):
-            known = made and record["key"] == images.wanted.key
-            say, folder = work.journal.stage, work.run.path
-            got = Obtained(record["id"]) if known else make_context(images.wanted, work.prepared, folder, say)
-        else:
-            got = obtain(
-                images.wanted, work.prepared, work.run.path, say=work.journal.stage,
-                file=lambda found: not (made and record["id"] == found),
-            )  # fmt: skip
-    archive = None if got.archive is None else posixpath.join(prefix, "images", got.archive.name)
-    file = record["file"] if made and record["id"] == got.id else None
-    try:
-        with work.phase("stage", f"staging on {site.login}"):
-            args = args_of(work, images, name, got, archive)
-            file = file or _stage(work, site, images, got, args, prefix)
-        if not got.id:
-            with work.phase("build", "building the image in a job"):
-                file = build_in_job(work, site, images.login, args, _folder(images.login, work))
-            args["id"] = file["sha256"]
-        with work.phase("provision", "testing through a job"):
-            return _test(work, site, images, {**args, "file": file}, prefix)
-    except KeyboardInterrupt:
-        if not work.settings.cancel_job:
-            archive = None  # a job that goes on reads it
-        raise
-    finally:
-        if got.archive is not None:
-            got.archive.unlink(missing_ok=True)
-        if archive is not None:
-            site.runner.run(["rm", "-f", "--", archive])
 
 
 def _stage(

@@ -15,7 +15,7 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import Check, NodeEvidence
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Variant
-from envbuild.model.plan import Plan
+from envbuild.model.plan import NodePlan, Plan
 from envbuild.node import identity
 from envbuild.provision.ansible.play import node_host, run_hosts
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
@@ -46,7 +46,7 @@ from envbuild.provision.images.plan import (
     verify_args,
 )
 from envbuild.provision.run import evidence as collect
-from envbuild.provision.run.context import Outcome, Question, Work
+from envbuild.provision.run.context import Outcome, Question, Route, Work
 from envbuild.provision.run.evidence import all_well
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.survey.ask import decide, refusal
@@ -154,18 +154,21 @@ _BROUGHT = {"here": "take in", "job": "build in a job"}
 ASK_DEADLINE = 2 * 3600.0
 
 
-class InImages:
-    """Nodes that are asked one by one: this machine. `look_and_plan` comes before `carry_out`."""
+class InImages(Route):
+    """Nodes that are asked one by one: this machine. `look` comes before all else."""
 
     images: Images
 
-    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
-        """Ask every node once, decide for each, and plan. Changes nothing."""
+    def look(self, work: Work, *, bring_python: bool) -> None:
+        """Ask every node once, and decide what is done there. Changes nothing: images bring no Python."""
         self.images = Images(wanted(work.prepared))
-        self.look(work)
+        self.ask_nodes(work)
+
+    def plan(self, work: Work) -> Plan:
+        """The plan of what was found."""
         return planned(work, self.images)
 
-    def look(self, work: Work) -> None:
+    def ask_nodes(self, work: Work) -> None:
         """Ask, and decide what is done on which node."""
         target = work.prepared.target
         names = expand_hosts(target.hosts)
@@ -179,15 +182,8 @@ class InImages:
                     work.survey.errors[node] = error
         decide_images(work, self.images)
 
-    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
-        """Get the image, bring it to the nodes that need it; the plan as it was carried out, and the evidence."""
-        outcome = Outcome()
-        if not plan.nothing_to_do:
-            plan, outcome = self.execute(work)
-        return plan, evidence_of(work, plan, self.images, outcome)
-
-    def execute(self, work: Work) -> tuple[Plan, Outcome]:
-        """Carry out a plan that has something to do."""
+    def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Get the image, and bring it to the nodes that need it."""
         images = self.images
         with work.phase("image", "getting the image"):
             got = obtain(
@@ -207,6 +203,10 @@ class InImages:
         finally:
             if got.archive is not None:
                 got.archive.unlink(missing_ok=True)
+
+    def evidence(self, work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
+        """What each node of the plan did."""
+        return [_evidence(work, node, self.images, outcome) for node in plan.nodes]
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """`verify` or `smoke` inside the image in use on every node. Ids that are not equal are a failed check.
@@ -234,11 +234,16 @@ class InImages:
 class OverSsh(InImages):
     """Nodes over SSH, which are also tested together."""
 
-    def execute(self, work: Work) -> tuple[Plan, Outcome]:
-        """As for one machine, then the joint smoke test."""
-        plan, outcome = super().execute(work)
-        meet_images(work, plan, self.images.nodes, self.images.wanted.variant, outcome)
-        return plan, outcome
+    def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:
+        """Nodes that have the image, where it was brought to one."""
+        members = []
+        for each in plan.nodes:
+            node, facts = each.node, work.survey.facts[each.node]
+            if outcome.well(node):
+                where = addresses(node, own_addresses(facts), work.prepared.target.connection)
+                gpus = self.images.nodes[node].gpus
+                members.append(Member(node, each.environment, self.images.wanted.variant, where, gpus))
+        meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
 
 
 def _carried(work: Work, node: NodeImage, image_id: str) -> bool:
@@ -272,31 +277,26 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
     return outcome
 
 
-def evidence_of(work: Work, plan: Plan, images: Images, outcome: Outcome) -> list[NodeEvidence]:
-    """What each node of the plan did, and the nodes that could not be planned for."""
-    found = []
-    for node_plan in plan.nodes:
-        node = node_plan.node
-        facts, responses = work.survey.facts[node], outcome.responses.get(node, {})
-        answer = responses.get("container")
-        record = images.nodes[node].record
-        if answer is None and node not in outcome.errors and not node_plan.steps:
-            parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
-        else:
-            parts = _parts(answer, responses)
-            record = images.used.get(node, {})
-        evidence = collect.node_evidence(node_plan, facts, parts, outcome.errors.get(node))
-        result = (answer or {}).get("result") or {}
-        good = (evidence.status in ("ok", "unchanged") or VERB in responses) and bool(record)
-        update: dict[str, Any] = {}
-        if good:
-            image = image_evidence(record, result.get("launcher"))
-            says = f"{image.runtime} runs the image {image.id[:12]}"
-            update["image"] = image
-            update["packages"] = {each.name: each.version for each in images.wanted.variant.packages}
-            update["checks"] = (Check(name="image/id", status="passed", says=says), *evidence.checks)
-        found.append(evidence.model_copy(update=update))
-    return found + work.unplanned(plan)
+def _evidence(work: Work, plan: NodePlan, images: Images, outcome: Outcome) -> NodeEvidence:
+    node = plan.node
+    responses = outcome.responses.get(node, {})
+    answer, record = responses.get("container"), images.nodes[node].record
+    if answer is None and node not in outcome.errors and not plan.steps:
+        parts: dict[str, Mapping[str, Any]] = {"verify": {"ok": True, "result": _of_record(record)}, **responses}
+    else:
+        parts = _parts(answer, responses)
+        record = images.used.get(node, {})
+    evidence = collect.node_evidence(plan, work.survey.facts[node], parts, outcome.errors.get(node))
+    if not record or not (evidence.status in ("ok", "unchanged") or VERB in responses):
+        return evidence
+    image = image_evidence(record, ((answer or {}).get("result") or {}).get("launcher"))
+    says = f"{image.runtime} runs the image {image.id[:12]}"
+    update = {
+        "image": image,
+        "packages": {each.name: each.version for each in images.wanted.variant.packages},
+        "checks": (Check(name="image/id", status="passed", says=says), *evidence.checks),
+    }
+    return evidence.model_copy(update=update)
 
 
 def _parts(
@@ -365,17 +365,6 @@ def asks_of(work: Work, verb: str) -> dict[str, Any]:
 
 # What of an install says which image a job tests and how: its record is written after that.
 _TESTED = ("command", "inside", "id", "file", "environment")
-
-
-def meet_images(work: Work, plan: Plan, nodes: Mapping[str, NodeImage], variant: Variant, outcome: Outcome) -> None:
-    """The joint test of a run over SSH that brought an image to a node; answers and errors go into the outcome."""
-    members = []
-    for each in plan.nodes:
-        node, facts = each.node, work.survey.facts[each.node]
-        if outcome.well(node):
-            where = addresses(node, own_addresses(facts), work.prepared.target.connection)
-            members.append(Member(node, each.environment, variant, where, nodes[node].gpus))
-    meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
 
 
 def meet_asked(work: Work, answers: Mapping[str, ContactResult]) -> Outcome:

@@ -179,19 +179,19 @@ class InJobs(Environments):
         with work.phase("probe", "asking the login host, and nodes through a job where they are not known"):
             work.survey = survey_jobs(work, JobSite.of(work.prepared.target), bring_python=bring_python)
 
-    def execute(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
-        """Stage, then one job; plan and outcome of the nodes that it got. The job verifies."""
-        plan = self.stage(work, plan)
-        with work.phase("provision", "provisioning through a job"):
-            return execute_jobs(plan, work, JobSite.of(work.prepared.target))
-
-    def stage(self, work: Work, plan: Plan) -> Plan:
-        """Put tools and bundles under the prefix, from the login host; the plan as it is then."""
+    def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Put tools and bundles under the prefix, from the login host, then one job; plan and outcome of its nodes."""
         site, builder = JobSite.of(work.prepared.target), builder_of(plan)
         plan, files = stage(work, plan, only=builder.node)
         with work.phase("stage", f"staging on {site.login}"):
             stage_on_login(files.get(builder.node), work, site)
-        return plan
+        with work.phase("provision", "provisioning through a job"):
+            return execute_jobs(plan, work, site)
+
+    def verify(self, work: Work, plan: Plan, outcome: Outcome) -> None:
+        """Where there was a job, it has verified."""
+        if plan.nothing_to_do:
+            super().verify(work, plan, outcome)
 
     def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
         """The smoke test through one job, on every node of it and then several together.

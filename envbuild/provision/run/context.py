@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -157,6 +158,54 @@ class Outcome:
             self.responses.setdefault(node, {})[verb] = answer.response
         elif (error := answer.failure) is not None:
             self.errors.setdefault(node, error)
+
+
+class Route(ABC):
+    """What a run does with one kind of target: what is brought is one subclass, and how nodes are reached another.
+
+    Errors of single nodes are in the evidence, others are raised.
+    """
+
+    def look_and_plan(self, work: Work, *, bring_python: bool) -> Plan:
+        """Ask the nodes, decide for each, and plan; `bring_python`: also put a Python where there is none."""
+        self.look(work, bring_python=bring_python)
+        return self.plan(work)
+
+    def carry_out(self, work: Work, plan: Plan) -> tuple[Plan, list[NodeEvidence]]:
+        """Do what the plan says and verify it; the plan as it was carried out, and the evidence."""
+        outcome, todo = Outcome(), not plan.nothing_to_do
+        if todo:
+            plan, outcome = self.bring(work, plan)
+        self.verify(work, plan, outcome)
+        if todo:
+            self.meet(work, plan, outcome)
+        return plan, self.evidence(work, plan, outcome) + work.unplanned(plan)
+
+    @abstractmethod
+    def look(self, work: Work, *, bring_python: bool) -> None:
+        """Ask the nodes and decide for each; without `bring_python`, nothing changes on any of them."""
+
+    @abstractmethod
+    def plan(self, work: Work) -> Plan:
+        """The plan of what was found, written down."""
+
+    @abstractmethod
+    def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
+        """Carry out a plan that has something to do; the plan as it was carried out, and what nodes answered."""
+
+    def verify(self, work: Work, plan: Plan, outcome: Outcome) -> None:  # noqa: B027 - bringing may verify
+        """Ask of every node whose steps all went well whether it has what it should; its answer into the outcome."""
+
+    def meet(self, work: Work, plan: Plan, outcome: Outcome) -> None:  # noqa: B027 - one node meets nobody
+        """The joint smoke test of nodes where something was done; answers and errors into the outcome."""
+
+    @abstractmethod
+    def evidence(self, work: Work, plan: Plan, outcome: Outcome) -> list[NodeEvidence]:
+        """What each node of the plan did."""
+
+    @abstractmethod
+    def ask(self, work: Work, question: Question) -> list[NodeEvidence]:
+        """`verify` or `smoke` of what is in use on every node."""
 
 
 @contextmanager
