@@ -65,7 +65,7 @@ def verify(ui: Ui, /, **flags: Any) -> int:
 
     Changes nothing: a damaged wheel is put aside when it is next wanted, and built again.
     """
-    from envbuild.provision.contact.wheel_stores import ask_each
+    from envbuild.provision.contact.first_contact import ask_each
 
     target = prefix_target(ui, flags)
     named = {"store": target.store} if target.store else {}

@@ -68,7 +68,7 @@ def logs(
             _say(line)
 
     with _chosen(context, target, limit) as (target, limit):
-        _end(_each(_target(target, limit, exclude), "log", lambda _: args, show))
+        _end(_each(_target(target, limit, exclude), "log", args, show))
 
 
 @task(help={**_HELP, "keep": "what is younger, or was used since: 30d, 12h", "yes": "remove it; else only say what"})
@@ -94,7 +94,7 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
                 _write(Path(to) / node / f"{path.rsplit('/', 1)[-1]}.stamp.json", each["stamp"])
                 wanted.setdefault(path, []).append(node)
 
-    codes = _each(place, "verify", lambda _: {"tell": "environments"}, keep)
+    codes = _each(place, "verify", {"tell": "environments"}, keep)
     for path, nodes in wanted.items():
         name = path.rsplit("/", 1)[-1]
 
@@ -103,8 +103,7 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
 
         prefix = path.rsplit("/", 2)[0]
         some = place.model_copy(update={"hosts": tuple(nodes), "prefix": prefix})
-        asked = {"tell": "files", "environment": path}
-        codes += _each(some, "verify", lambda _, asked=asked: asked, put)  # type: ignore[misc]
+        codes += _each(some, "verify", {"tell": "files", "environment": path}, put)
     found = sum(len(nodes) for nodes in wanted.values())
     _say(f"{plural(found, 'environment')} in use; their stamps are in {to}")
     _end(codes)
@@ -169,24 +168,18 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     return as_login(found)
 
 
-def _each(
-    target: Target, verb: str, args: Callable[[str], dict[str, Any]], use: Callable[[str, dict[str, Any]], None]
-) -> list[int]:
+def _each(target: Target, verb: str, args: dict[str, Any], use: Callable[[str, dict[str, Any]], None]) -> list[int]:
     """Ask all nodes at once, and use what they say in their order; the exit codes of what went wrong."""
     from envbuild.errors import EnvbuildError
-    from envbuild.hostlist import expand_hosts
-    from envbuild.provision.contact.first_contact import contact, node_request
+    from envbuild.provision.contact.first_contact import DEADLINE, ask_each
 
-    answers = contact(
-        expand_hosts(target.hosts), lambda node: node_request(verb, target.prefix, args(node)), target.connection
-    )
     codes = []
-    for node, answer in answers.items():
-        try:
-            use(node, answer.result())
-        except EnvbuildError as error:
-            codes.append(int(error.exit_code))
-            _say(f"== {node}: {error}" + (f"\n   why: {error.why}" if error.why else ""))
+    for node, answer in ask_each(verb, target, args, DEADLINE).items():
+        if isinstance(answer, EnvbuildError):
+            codes.append(int(answer.exit_code))
+            _say(f"== {node}: {answer}" + (f"\n   why: {answer.why}" if answer.why else ""))
+        else:
+            use(node, answer)
     return codes
 
 

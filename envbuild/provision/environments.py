@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envbuild.errors import EnvbuildError
+from envbuild.errors import EnvbuildError, as_dicts
 from envbuild.hostlist import expand_hosts
 from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
@@ -17,12 +17,13 @@ from envbuild.model.target import Target
 from envbuild.plan.source_builds import BUNDLE, store_folder
 from envbuild.provision.ansible.play import following, node_host, run_hosts, telling
 from envbuild.provision.ansible.steps import NodeHost
-from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, ask_each, contact, node_request
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Outcome, Question, Route, Work
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey import plan_run
+from envbuild.provision.survey.ask import decide, note_refusals, survey_nodes
 from envbuild.provision.survey.in_use import Current, current_of
 from envbuild.text import plural
 
@@ -31,12 +32,35 @@ class Environments(Route):
     """Nodes that are asked one by one: this machine."""
 
     def look(self, work: Work, *, bring_python: bool) -> None:
-        """Fill `work.survey`; `bring_python` as `plan_run.look` has it."""
-        plan_run.look(work, bring_python=bring_python)
+        """Ask all nodes and decide for each.
+
+        `bring_python`: put a Python under the prefix of nodes that have none, so that they can be asked; without it
+        such nodes are errors (`node-without-python`).
+        """
+        nodes = expand_hosts(work.prepared.target.hosts)
+        meant = work.prepared.selection or plural(len(nodes), "node")
+        with work.phase("probe", f"asking {meant}"):
+            work.survey = survey_nodes(nodes, work.prepared, work.run, keep=not work.settings.repair)
+        if bring_python and work.survey.without_python:
+            with work.phase("toolchain", "bringing a Python to nodes that have none"):
+                plan_run.bring_python(work)
+            # What is known of these nodes now may be what others wait for: one that can build for them.
+            decide(work.prepared, work.survey, list(work.survey.resolutions))
 
     def plan(self, work: Work) -> Plan:
-        """The plan of what was found."""
-        return plan_run.plan_surveyed(work)
+        """The plan of what was found, written down with what stands against it node by node."""
+        survey = work.survey
+        for node in survey.without_python:
+            if (error := survey.contacts[node].failure) is not None:
+                survey.errors.setdefault(node, error)
+        work.journal.append(EventKind.CONTACTED, nodes=sorted(survey.facts), errors=as_dicts(survey.errors))
+        note_refusals(work.prepared, survey)
+        chosen = {node: variant.id for node, variant in survey.variants.items()}
+        work.journal.append(EventKind.RESOLVED, variants=chosen)
+        plan_run.find_tools(work)
+        plan = plan_run.plan_of(work)
+        survey.errors.update(work.lacking)
+        return work.planned(plan)
 
     def bring(self, work: Work, plan: Plan) -> tuple[Plan, Outcome]:
         """Stage what nodes need, and run their steps."""
@@ -142,13 +166,11 @@ def environments(
     target: Target, run: RunDir | None = None, *, detailed: bool = False
 ) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     """Every environment under the prefix of every node (`StampFacts` as JSON; `detailed`: `node/shared/look.py`)."""
-    answers = contact(
-        expand_hosts(target.hosts),
-        lambda _: node_request("verify", target.prefix, {"tell": "environments", "detailed": detailed}),
-        target.connection,
-        run=run,
-    )
-    return {node: answer.failure or list(answer.result()["environments"]) for node, answer in answers.items()}
+    answers = ask_each("verify", target, {"tell": "environments", "detailed": detailed}, DEADLINE, run=run)
+    return {
+        node: answer if isinstance(answer, EnvbuildError) else list(answer["environments"])
+        for node, answer in answers.items()
+    }
 
 
 # Asks nodes together that have answered well: their environments, and what they answered.

@@ -16,7 +16,7 @@ from typing import Any
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Target
 from envbuild.node.env.caches import Place, tidy
-from envbuild.provision.contact.wheel_stores import ask_each
+from envbuild.provision.contact.first_contact import ask_each
 from envbuild.provision.environments import environments
 
 Kept = dict[str, Any]

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from envbuild.errors import EnvbuildError
-from envbuild.model.target import Connection
+from envbuild.hostlist import expand_hosts
+from envbuild.model.target import Connection, Target
 from envbuild.node import proc
 from envbuild.node.__main__ import CONNECTION
 from envbuild.node.protocol import PROTOCOL
@@ -319,3 +320,12 @@ def contact(
     # Daemon threads: an interrupt ends the run at once and does not wait for every node's deadline.
     answers = proc.parallel([partial(one, node) for node in wanted])
     return {node: answer for node, answer in zip(wanted, answers, strict=True) if answer is not None}
+
+
+def ask_each(
+    verb: str, target: Target, args: Mapping[str, Any], deadline: float = 3600.0, *, run: RunFolder | None = None
+) -> dict[str, dict[str, Any] | EnvbuildError]:
+    """Node of a target -> result of a verb with `args` (docs/dev/node-verbs.md), or why there is none."""
+    request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}-{secrets.token_hex(6)}")
+    answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, deadline, run=run)
+    return {node: answer.failure or answer.result() for node, answer in answers.items()}

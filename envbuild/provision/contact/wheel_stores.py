@@ -9,10 +9,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from envbuild.errors import EnvbuildError
-from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Connection, Target
 from envbuild.provision.contact.first_contact import RunFolder, contact, node_request
@@ -30,13 +28,6 @@ trap 'exit 1' HUP INT PIPE TERM
 printf '\\n%s\\n' {begin}
 cat < "$path"
 """
-
-
-def ask_each(verb: str, target: Target, args: Mapping[str, Any]) -> dict[str, dict[str, Any] | EnvbuildError]:
-    """Node -> result of a verb with `args` (docs/dev/node-verbs-fleets.md), or why there is none."""
-    request = node_request(verb, target.prefix, args, f"{verb}-{args.get('action', 'ask')}-{uuid4().hex[:12]}")
-    answers = contact(expand_hosts(target.hosts), lambda _: request, target.connection, DEADLINE)
-    return {node: answer.failure or answer.result() for node, answer in answers.items()}
 
 
 def store_of(target: Target, prefix: str, facts: NodeFacts) -> str:

@@ -1,4 +1,4 @@
-"""Look and plan: facts, resolutions and the plan of a run. Changes nothing on a node that has a Python."""
+"""The parts of looking and planning: tools, the plan of a run, and a Python for nodes that have none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envbuild.catalog.patches import patches_of
-from envbuild.errors import EnvbuildError, as_dicts
-from envbuild.hostlist import expand_hosts
+from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.node import identity
@@ -20,41 +19,7 @@ from envbuild.provision.contact import toolchain
 from envbuild.provision.run.context import Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.findings import Survey
-from envbuild.provision.run.journal import EventKind
-from envbuild.provision.survey.ask import decide, note_refusals, python_broken, survey_nodes
-from envbuild.text import plural
-
-
-def look(work: Work, *, bring_python: bool) -> None:
-    """Ask all nodes and decide for each.
-
-    `bring_python`: put a Python under the prefix of nodes that have none, so that they can be asked; without it such
-    nodes are errors (`node-without-python`).
-    """
-    nodes = expand_hosts(work.prepared.target.hosts)
-    meant = work.prepared.selection or plural(len(nodes), "node")
-    with work.phase("probe", f"asking {meant}"):
-        work.survey = survey_nodes(nodes, work.prepared, work.run, keep=not work.settings.repair)
-    if bring_python and work.survey.without_python:
-        with work.phase("toolchain", "bringing a Python to nodes that have none"):
-            _bring_python(work)
-        # What is known of these nodes now may be what others wait for: one that can build for them.
-        decide(work.prepared, work.survey, list(work.survey.resolutions))
-
-
-def plan_surveyed(work: Work) -> Plan:
-    """The plan of what was found, written down with what stands against it node by node."""
-    for node in work.survey.without_python:
-        if (error := work.survey.contacts[node].failure) is not None:
-            work.survey.errors.setdefault(node, error)
-    work.journal.append(EventKind.CONTACTED, nodes=sorted(work.survey.facts), errors=as_dicts(work.survey.errors))
-    note_refusals(work.prepared, work.survey)
-    chosen = {node: variant.id for node, variant in work.survey.variants.items()}
-    work.journal.append(EventKind.RESOLVED, variants=chosen)
-    _find_tools(work)
-    plan = plan_of(work)
-    work.survey.errors.update(work.lacking)
-    return work.planned(plan)
+from envbuild.provision.survey.ask import python_broken, survey_nodes
 
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
@@ -111,7 +76,8 @@ def _controller(survey: Survey) -> dict[str, Any]:
     return {**identity.here(), **({"ended": sorted(ended)} if ended else {})}
 
 
-def _find_tools(work: Work) -> None:
+def find_tools(work: Work) -> None:
+    """The tools of every node that something was chosen for; where they cannot be had, that is the node's error."""
     for node, variant in work.survey.variants.items():
         if node in work.survey.errors:
             continue
@@ -127,7 +93,7 @@ def _find_tools(work: Work) -> None:
             work.survey.errors[node] = error
 
 
-def _bring_python(work: Work) -> None:
+def bring_python(work: Work) -> None:
     """Run the toolchain task alone on nodes without a Python, then ask them again."""
     files: dict[str, NodeHost] = {}
     for node in work.survey.without_python:

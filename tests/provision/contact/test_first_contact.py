@@ -272,11 +272,11 @@ def test_every_contact_of_a_run_has_its_folder() -> None:
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef)
         for call in ast.walk(function)
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "contact"
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("contact", "ask_each")
         if "run" not in {each.arg for each in call.keywords}
     }
-    # What `probe`, `wheels`, `cache` and `bundle create` ask is no run.
-    assert without == {"probe_nodes", "ask_each"}
+    # What `doctor` and `store` ask is no run.
+    assert without == {"probe_nodes", "node_caches", "node_wheels"}
 
 
 @pytest.mark.parametrize(
