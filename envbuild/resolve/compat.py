@@ -169,12 +169,11 @@ class PackageRule(NamedTuple):
 
 
 class PackageTraits(NamedTuple):
-    """What a well known package does; `at`: the module of it that does, which `builds` import or only a run does."""
+    """What a well known package does; `at`: the module of it that does, which builds import of torch."""
 
     has: Requirement
     traits: tuple[str, ...]
     at: str = ""
-    builds: bool = True
 
 
 class OwnList(NamedTuple):

@@ -86,7 +86,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
         limits=_limits(data["limits"]),
         package_rules=tuple(_package_rule(row, packages) for row in packages["rules"]),
         package_traits=tuple(
-            PackageTraits(Requirement(row["has"]), tuple(row["traits"]), row.get("at", ""), row.get("builds", True))
+            PackageTraits(Requirement(row["has"]), tuple(row["traits"]), row.get("at", ""))
             for row in packages["traits"]["packages"]
         ),
         source_traits=_words(packages["traits"]["sources"]),
