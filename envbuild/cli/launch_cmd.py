@@ -17,13 +17,13 @@ from envbuild.cli.choose import (
     Time,
     configured,
     described_target,
+    named_target,
     options,
     prefix_option,
     prepared_of,
     profile_option,
     settings_of,
     stack_argument,
-    target_name,
     target_of,
     target_option,
     where_options,
@@ -96,10 +96,20 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     made = _of_rank(made, flags["rank"])
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
+        _ask_for_environment(ui, flags)
         return run_here(ui, made, place, activate)
     data = {"launch": made.to_json_dict(), **({} if activate is None else {"activate": activate})}
     ui.result(data, lambda: comments_fitted(render(made, activate), sys.stdout), verbatim=True)
     return 0
+
+
+def _ask_for_environment(ui: Ui, flags: dict[str, Any]) -> None:
+    """Before an environment that nobody named runs here: its prefix may have come with the folder.
+
+    Raises EnvbuildError `target-untrusted` (exit 7).
+    """
+    if not flags["environment"]:
+        named_target(ui, flags, configured(flags))
 
 
 def _refuse_together(flags: dict[str, Any]) -> None:
@@ -381,7 +391,7 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
 
 @click.command("data")
 @stack_argument(required=True)
-@target_name
+@target_option
 @prefix_option
 @environment_option
 @click.option("-o", "--output", metavar="DIR", default="data", help="Where to put the data (default: ./data).")
@@ -407,6 +417,7 @@ def data(ui: Ui, /, stack: str, real: bool, folders: tuple[Path, ...], **flags: 
     if folders and not real:
         raise click.UsageError("--from needs --real")
     loaded = load_stack(stack)
+    _ask_for_environment(ui, flags)
     place = launch_place(loaded.stack.name, {"gpus_per_node": 1, **flags})
     own = None
     if real:

@@ -123,7 +123,7 @@ def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> Non
         empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
         if done.returncode == 0 and not empty:
             return
-        failed += f", {empty[0]} is empty" * bool(empty)
+        failed += f", {empty[0]} is empty" if empty else ""
     except subprocess.TimeoutExpired as error:
         said = (error.stdout or b"").decode("utf-8", "replace")
     finally:

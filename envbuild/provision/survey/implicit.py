@@ -45,7 +45,7 @@ def brought_prefix(target: Target, prefix: str, project: Path) -> str:
         place = Path(expand_prefix(prefix)).resolve()
     except NodeError:  # the node says so
         return ""
-    there = any((place / name).exists() for name in ("tools", "envs"))
+    there = any((place / name).exists() for name in ("tools", "envs", "current"))
     came = target.connection.kind == "local" and place.is_relative_to(project.parent.resolve()) and there
     return f"runs the programs that lie in {place}" if came else ""
 
