@@ -17,6 +17,7 @@ from envbuild.regular_file import read_file
 
 MOST_FILES = 100_000
 LARGEST = 2_000_000
+_DEADLINE = 30.0  # for git to say the commit of a checkout
 _SAFE = ("-c", "core.fsmonitor=false", "-c", "log.showSignature=false")
 
 
@@ -145,7 +146,7 @@ def _origin(folder: Path, name: str) -> Origin:
     """Repository, commit and day of a checkout, by commands of git that run nothing of its configuration."""
 
     def git(*arguments: str) -> str:
-        done = run_git([*_SAFE, *arguments], cwd=folder)
+        done = run_git([*_SAFE, *arguments], cwd=folder, local=_DEADLINE)
         return done.stdout if done.returncode == 0 else ""
 
     commit = git("rev-parse", "--verify", "HEAD").strip()

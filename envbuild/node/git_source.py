@@ -41,12 +41,14 @@ _TRANSPORT = re.compile(
 )
 # What git says, on its own or for the other side, of a repository that lost objects.
 _LOST = re.compile(r"(?:unable to read|Could not read|missing (?:blob|tree|commit)(?: object)?) '?([0-9a-f]{40})")
+_COUNT = re.compile(r"[0-9]{1,4}\Z")
 _HEX = re.compile(r"\A[0-9a-f]{40}\Z")
 
 
-def _git(folder: str, *args: str, deadline: float = DEADLINE) -> "proc.Finished":
+def _git(folder: str, *args: str, deadline: float = DEADLINE, more: "dict[str, str] | None" = None) -> "proc.Finished":
     drop: dict[str, str | None] = dict.fromkeys(REPOSITORY_VARIABLES)
-    env = proc.clean_env(dict(drop, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1", GIT_OPTIONAL_LOCKS="0"))
+    own = dict(more or {}, GIT_TERMINAL_PROMPT="0", GIT_LFS_SKIP_SMUDGE="1", GIT_OPTIONAL_LOCKS="0")
+    env = proc.clean_env(dict(drop, **own))
     options = [word for setting in _SAFE for word in ("-c", setting)]
     done = proc.run(["git"] + options + ["-C", folder] + list(args), timeout=deadline, env=env)
     if done.missing:
@@ -213,7 +215,7 @@ def tree_state(place: str) -> Json:
         return dict(state, problem="cannot be read")
     try:
         words = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "--", ".")
-        done = _git(place, *words, deadline=STATE_DEADLINE)
+        done = _git(place, *words, deadline=STATE_DEADLINE, more=_disarmed(place))
     except NodeError:
         return dict(state, unknown="there is no git on the node")
     if not done.ok:
@@ -221,6 +223,25 @@ def tree_state(place: str) -> Json:
         no_git = "not a git repository" in done.err
         return dict(state, unknown="no git repository" if no_git else "git: %s" % (text or ["no answer"])[0][:200])
     return dict(state, **_status(done.out.split("\0")))
+
+
+def _disarmed(place: str) -> "dict[str, str]":
+    """The variables with which `git status` runs nothing that the configuration of a repository names.
+
+    Its filters have no program, and what it lacks is not fetched. gits before 2.31 know no such variables.
+    """
+    keys = set()
+    for scope in ("--local", "--worktree"):
+        words = ("config", scope, "--includes", "--null", "--name-only", "--get-regexp", r"^filter\.")
+        keys.update(_git(place, *words, deadline=STATE_DEADLINE).out.split("\0"))
+    first = os.environ.get("GIT_CONFIG_COUNT", "")
+    number = int(first) if _COUNT.match(first) else 0
+    found = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
+    for key in sorted(filter(None, keys)):
+        found.update({"GIT_CONFIG_KEY_%d" % number: key, "GIT_CONFIG_VALUE_%d" % number: ""})
+        number += 1
+    found["GIT_CONFIG_COUNT"] = str(number)
+    return found
 
 
 def tree_unusable(name: str, place: str, problem: str) -> "NodeError":

@@ -40,17 +40,19 @@ _OPTIONS: dict[Part, tuple[str, ...]] = {
 
 
 def run_git(
-    arguments: list[str], *, cwd: Path | None = None, stdin: bytes | None = None
+    arguments: list[str], *, cwd: Path | None = None, stdin: bytes | None = None, local: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run git without a terminal; the caller judges the exit status.
 
+    `local`: it may fetch nothing, and has so many seconds.
     Raises EnvbuildError `git-missing` (exit 7) and `source-unreachable` (exit 75) after 15 minutes.
     """
     command = ["git", *_SAFE, *arguments]
     env = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
     env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+    env |= {} if local is None else {"GIT_ALLOW_PROTOCOL": ""}  # gits before 2.45 do not know the variable above
     # Its session has no terminal, so that ssh cannot ask for a password there; at the end its helpers end with it.
-    done = proc.run(command, timeout=_TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd), stdin=stdin)
+    done = proc.run(command, timeout=local or _TIMEOUT_S, env=env, cwd=None if cwd is None else str(cwd), stdin=stdin)
     if done.missing:
         raise EnvbuildError(
             "git-missing",
@@ -59,7 +61,9 @@ def run_git(
             hint="install git, for example: sudo apt-get install -y git",
         )
     if done.timed_out or done.rc is None:
-        raise EnvbuildError("source-unreachable", f"git did not finish within {_TIMEOUT_S} s", hint="try again")
+        raise EnvbuildError(
+            "source-unreachable", f"git did not finish within {local or _TIMEOUT_S:g} s", hint="try again"
+        )
     return subprocess.CompletedProcess(command, done.rc, done.out, done.err)
 
 
