@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,7 +39,8 @@ _REMOVE = "remove it; text has no control characters, invisible characters or li
 _LONGEST_INT = 18
 
 
-class YamlDocument(NamedTuple):
+@dataclass(frozen=True)
+class YamlDocument:
     """Plain data with its places: `name` as shown in errors, `data`, and the `content` that `locate` looks into."""
 
     name: str
@@ -46,14 +49,15 @@ class YamlDocument(NamedTuple):
 
     def locate(self, path: DataPath) -> tuple[int, int]:
         """Line and column (from 1) of the deepest part of a data path that exists here."""
-        places = self._places()
+        places = self._places
         steps = range(len(path), -1, -1)
         return next((places[path[:length]] for length in steps if path[:length] in places), (1, 1))
 
     def holds(self, path: DataPath) -> bool:
         """Whether the whole path exists in this document."""
-        return path in self._places()
+        return path in self._places
 
+    @cached_property
     def _places(self) -> dict[DataPath, tuple[int, int]]:
         reader = _Reader(self.content, self.name)
         reader.document()

@@ -41,6 +41,7 @@ Kind = Literal[
     "unknown",  # a command that no rule understands
 ]
 _LONGEST = 300
+_READ = 10 * _LONGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Statement:
 
 def quoted(text: str) -> str:
     """Words of a file in one line of bounded length, without secrets."""
+    if len(text) > _READ:  # what is cut in its middle must not show half of a secret
+        text = f"{text[:_READ].rpartition(' ')[0]} …"
     line = redact_text(" ".join(re.sub(r"\\\n", " ", text).split()))
     line = "".join(character for character in line if character.isprintable())
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

@@ -44,7 +44,8 @@ _FULL = 40
 
 def text(result: Result, name: str, beside: Path, folder: Path | None) -> str:
     """The stack file; `beside` is the folder that it will lie in, `folder` that of the input where it is one."""
-    return "\n".join(_lines(result, name, beside, folder)) + "\n"
+    # Names of files, too, are text of strangers: here nothing ends its line, and no secret stays.
+    return "".join(f"{redact_text(visible(line))}\n" for line in _lines(result, name, beside, folder))
 
 
 def head(origin: Origin, *, any_commit: bool = False) -> str:
@@ -279,7 +280,7 @@ def _environment(result: Result) -> Iterator[str]:
     kept: list[str] = []
     for name, said in result.draft.environment.items():
         value = said.value.partition("=")[2]
-        if _SCRATCH.fullmatch(name) or looks_secret(name) or "$" in value:
+        if _SCRATCH.fullmatch(name) or looks_secret(name) or redact_text(value) != value or "$" in value:
             continue
         try:
             settable(name)

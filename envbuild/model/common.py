@@ -106,7 +106,8 @@ def _host_name(value: str) -> str:
     return value
 
 
-def _git_url(value: str) -> str:
+def git_url(value: str) -> str:
+    """An address that git may be given; raises ValueError for any other."""
     plain_line(value)
     parts = urlsplit(value)
     if parts.scheme not in ("https", "ssh"):
@@ -169,7 +170,7 @@ RelPath = Annotated[str, AfterValidator(_rel_path)]
 AbsPath = Annotated[str, AfterValidator(_abs_path)]
 BesidePath = Annotated[str, AfterValidator(_beside_path)]
 HostName = Annotated[str, AfterValidator(_host_name)]
-GitUrl = Annotated[str, AfterValidator(_git_url)]
+GitUrl = Annotated[str, AfterValidator(git_url)]
 WebUrl = Annotated[str, AfterValidator(_https_url)]
 
 

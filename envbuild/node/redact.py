@@ -33,6 +33,7 @@ _ORDINARY_WORDS = frozenset({"TIKTOKEN"})  # TIKTOKEN_CACHE_DIR
 
 # No pattern starts with an unbounded repeat: a megabyte without a match must stay linear.
 _URL_USERINFO = re.compile(r"://([^\s/?#\"'<>]*)@")
+_CONDA_TOKEN = re.compile(r"(://[^\s/]{1,253}/t/)[^\s/\"'<>]{4,}")
 _HEADER = re.compile(
     r"(?i)((?:proxy-)?authorization|private-token|x-api-key|x-auth-token|(?:set-)?cookie)"
     r"([\"']?[ \t]*[:=][ \t]*[\"']?)((?:digest\b[^\r\n]*)|[^\r\n\"']+)"
@@ -40,6 +41,11 @@ _HEADER = re.compile(
 _ASSIGNED = re.compile(
     r"(?i)((?:token|passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key)"
     r"(?:=[\"']?|[\"']\s{0,4}:\s{0,4}[\"']))([^\s\"'&,;]+)"
+)
+_OPTION = re.compile(
+    r"(?i)(?<![\w-])((?:wandb[ \t]{1,4}login|--(?:(?:hf|api|auth|access|client|github|gitlab|user|db)[_-])?"
+    r"(?:token|passw(?:or)?d|passphrase|secret|(?:api|access|secret|wandb)[_-]?key))[ \t]+[\"']?)"
+    r"([^\s\"'&,;<-][^\s\"'&,;]{3,})"
 )
 # A variable as a shell and as JSON has it; its name decides.
 _VARIABLE = re.compile(r"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{1,63})(=[\"']?|[\"']\s{0,4}:\s{0,4}[\"'])([^\s\"'&,;]+)")
@@ -63,7 +69,7 @@ _KNOWN_FORMS = re.compile(
 )
 # What every one of these patterns needs somewhere: nearly all texts have nothing of it, and are left after one look.
 _SUSPICIOUS = re.compile(
-    r"(?i)://|authorization|token|key|cookie|pass|secret|bearer"
+    r"(?i)://|authorization|login|token|key|cookie|pass|secret|bearer"
     r"|gh[pousr]_|_pat_|hf_|glpat-|a[ks]ia|pypi-|npm_|xox|sk-|nvapi-|eyj|(?-i:[A-Z0-9_][\"']?\s{0,4}[=:])"
 )
 
@@ -123,8 +129,10 @@ class Redactor:
             return text
         text = _PRIVATE_KEY.sub(MASK, text)
         text = _URL_USERINFO.sub(_mask_userinfo, text)
+        text = _CONDA_TOKEN.sub(r"\1" + MASK, text)
         text = _HEADER.sub(r"\1\2" + MASK, text)
         text = _ASSIGNED.sub(_mask_assigned, text)
+        text = _OPTION.sub(_mask_assigned, text)
         text = _VARIABLE.sub(_mask_variable, text)
         text = _BEARER.sub(r"\1" + MASK, text)
         return _KNOWN_FORMS.sub(MASK, text)

@@ -135,13 +135,16 @@ def _installed(shell: Place, parts: Words, command: Command) -> Iterator[Stateme
 
 def _joined(words: list[str]) -> list[str]:
     """Words of one bracket together: `.[LIST OF MODES]` is one thing to fill in, and no package."""
-    out: list[str] = []
+    out: list[list[str]] = []
+    depth = 0
     for word in words:
-        if out and out[-1].count("[") > out[-1].count("]"):
-            out[-1] += f" {word}"
+        if depth > 0:
+            out[-1].append(word)
         else:
-            out.append(word)
-    return [word for word in out if word not in ("pip", "pip3")]
+            out.append([word])
+            depth = 0
+        depth += word.count("[") - word.count("]")
+    return [word for word in map(" ".join, out) if word not in ("pip", "pip3")]
 
 
 def _flags(parts: Words) -> str:
@@ -186,8 +189,8 @@ def _one(shell: Place, word: str, how: dict[str, str], *, editable: bool) -> Ite
 
 
 def _extras(word: str) -> tuple[str, str]:
-    match = re.fullmatch(r"(.*?)\[([^\]]*)\]", word)
-    return (match[1], match[2]) if match else (word, "")
+    folder, sign, extras = word.removesuffix("]").rpartition("[")
+    return (folder, extras) if sign and word.endswith("]") and "]" not in extras else (word, "")
 
 
 def _folder(shell: Place, folder: str, extras: str, marks: dict[str, str]) -> Iterator[Statement]:
@@ -223,6 +226,7 @@ def conda(shell: Place, words: list[str]) -> Iterator[Statement]:
         return
     channels = parts.values("-c", "--channel")
     yield from (shell.make("channel", name) for name in channels)
+    joined = " ".join(channels)
     named = False
     for word in parts.names:
         spec = conda_spec(word)
@@ -230,8 +234,7 @@ def conda(shell: Place, words: list[str]) -> Iterator[Statement]:
             yield shell.make("unknown", f"conda {verbs[0]}")
             continue
         named = named or spec.name == "python"
-        of = spec.channel or " ".join(channels)
-        yield shell.make("conda", word, name=spec.name, version=spec.version, channels=of)
+        yield shell.make("conda", word, name=spec.name, version=spec.version, channels=spec.channel or joined)
         yield from conda_facts(shell, spec.name, spec.version)
     if verbs[0] == "create" and not named:
         yield shell.make("trait", "conda-without-python")

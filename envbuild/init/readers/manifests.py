@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import configparser
 import re
-import tomllib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,9 +19,10 @@ from envbuild.init.readers.installers import conda_facts
 from envbuild.init.readers.requirement import conda_spec, git_address, is_git, is_local, requirement, wheel
 from envbuild.init.readers.shell import Shell
 from envbuild.init.statement import Kind, Place, Statement, quoted, without_credentials
+from envbuild.regular_file import parse_toml
 
-_CARET = re.compile(r"\^\s*([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?(\S*)")
-_TILDE = re.compile(r"~\s*([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?$")
+_CARET = re.compile(r"\^\s*([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?([^\s0-9]\S*)?")
+_TILDE = re.compile(r"~\s*([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?$")
 _EXPORT = re.compile(r"([A-Za-z0-9_.-]+)=([^=\s]+)=([A-Za-z0-9_.]+)")
 
 
@@ -34,13 +37,26 @@ class Lines:
 
     def make(self, kind: Kind, value: str, needle: str = "", *, line: int = 0, **options: str) -> Statement:
         """A statement about the line `line`, or the first that holds `needle`."""
-        lines = self.text.splitlines()
-        number = line or next((n for n, each in enumerate(lines, 1) if needle and needle in each), 1)
-        shown = lines[number - 1] if number <= len(lines) else ""
+        number = line or self._line(needle)
+        shown = self.lines[number - 1] if number <= len(self.lines) else ""
         column = shown.find(needle) + 1 if needle and needle in shown else len(shown) - len(shown.lstrip()) + 1
         kept = {name: each for name, each in (options | {"extra": self.extra}).items() if each}
         optional = bool(self.extra)
         return Statement(kind, value, Place(self.file, number, column), quoted(shown.strip()), self.via, optional, kept)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the file."""
+        return self.text.splitlines()
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(map(len, self.text.splitlines(keepends=True))))
+
+    def _line(self, needle: str) -> int:
+        """The number of the first line with a text, 1 where none has it."""
+        place = self.text.find(needle)
+        return bisect_right(self._ends, place) + 1 if needle and place >= 0 else 1
 
     def wanted(self, text: str, *, line: int = 0) -> Iterator[Statement]:
         """What one requirement says, whatever its form."""
@@ -163,11 +179,12 @@ def environment_yml(text: str, file: str) -> Iterator[Statement]:
 def meta_yaml(text: str, file: str) -> Iterator[Statement]:
     """A recipe of conda: what its packages need to run, on Linux; what Jinja would fill in is left out."""
     kept = [
-        re.sub(r"\{\{.*?\}\}", "", line) if not re.search(r"\{%|#\s*\[(?!linux)", line) else ""
+        re.sub(r"\{\{.{0,200}?\}\}", "", line) if not re.search(r"\{%|#\s*\[(?!linux)", line) else ""
         for line in text.splitlines()
     ]
     document, lines = _yaml("\n".join(kept), file), Lines(file, text, "meta.yaml")
     data = document.data if document is not None and isinstance(document.data, dict) else {}
+    places = {line.strip(" -"): n for n, line in reversed(list(enumerate(kept, 1)))}
     outputs = data.get("outputs")
     for part in [data, *(outputs if isinstance(outputs, list) else ())]:
         needs = part.get("requirements") if isinstance(part, dict) else None
@@ -175,8 +192,7 @@ def meta_yaml(text: str, file: str) -> Iterator[Statement]:
         for entry in run if isinstance(run, list) else ():
             if isinstance(entry, str) and entry.strip():
                 spec = re.sub(r"\s+(?=[0-9])", "=", entry.strip(), count=1)
-                number = next((n for n, line in enumerate(kept, 1) if line.strip(" -") == entry.strip()), 1)
-                yield from _conda(lines, spec, number, "")
+                yield from _conda(lines, spec, places.get(entry.strip(), 1), "")
 
 
 def _moved(statements: Iterator[Statement], lines: Lines, line: int) -> Iterator[Statement]:
@@ -240,7 +256,7 @@ def pyproject(text: str, file: str) -> Iterator[Statement]:
 
 def _toml(text: str) -> dict[str, Any] | None:
     try:
-        return tomllib.loads(text)
+        return parse_toml(text)
     except (ValueError, RecursionError):
         return None
 

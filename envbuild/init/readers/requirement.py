@@ -11,6 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from envbuild.init.statement import without_credentials
+from envbuild.model.common import git_url
 
 _GIT = re.compile(
     r"(?:(?P<name>[A-Za-z0-9._-]+(?:\[[^\]]*\])?)\s*@\s*)?git\+(?P<url>[^\s;#]+)(?:#(?P<fragment>[^\s;]*))?(?:\s*;.*)?"
@@ -43,7 +44,9 @@ def git_address(text: str) -> GitAddress | None:
     if scp:
         ref = url[scp.end() :].removeprefix("@")
         path = scp["path"].removesuffix("/")
-        return GitAddress(f"https://{scp['host']}/{path.removesuffix('.git')}", ref, _egg(name, fragment), ssh=True)
+        return _usable(
+            GitAddress(f"https://{scp['host']}/{path.removesuffix('.git')}", ref, _egg(name, fragment), ssh=True)
+        )
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -56,7 +59,16 @@ def git_address(text: str) -> GitAddress | None:
     if parts.scheme in ("git", "http"):
         clean = "https" + clean[len(parts.scheme) :]
     subdirectory = dict(item.partition("=")[::2] for item in fragment.split("&")).get("subdirectory", "")
-    return GitAddress(clean, unquote(ref), _egg(name, fragment), subdirectory, parts.scheme == "ssh")
+    return _usable(GitAddress(clean, unquote(ref), _egg(name, fragment), subdirectory, parts.scheme == "ssh"))
+
+
+def _usable(address: GitAddress) -> GitAddress | None:
+    """The address, if a stack may have it: git is asked about no other."""
+    try:
+        git_url(address.url)
+    except ValueError:
+        return None
+    return None if address.ref.startswith("-") else address
 
 
 def _egg(name: str, fragment: str) -> str:
@@ -103,10 +115,10 @@ class Wheel(NamedTuple):
 
 def wheel(text: str) -> Wheel | None:
     """The facts in the name of a wheel, by its path or address; None for what is none."""
-    file = unquote(PurePosixPath(urlsplit(text).path if "://" in text else text).name)
     try:
+        file = unquote(PurePosixPath(urlsplit(text).path if "://" in text else text).name)
         name, version, _, tags = parse_wheel_filename(file)
-    except InvalidWheelFilename:
+    except (InvalidWheelFilename, ValueError):  # the second of what is no address
         return None
     pythons = {tag.interpreter for tag in tags if tag.interpreter.startswith("cp3") and not tag.abi.startswith("abi3")}
     python = f"3.{pythons.pop()[3:]}" if len(pythons) == 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 
 from envbuild.init.readers.installers import conda, pip
@@ -91,14 +92,12 @@ class Shell:
         """The statements of one simple command."""
         words = [plain(word, self.variables) for word in command.words]
         self._via = ""
-        while words and words[0] in _LEADING:
-            words = words[1:]
+        words = list(dropwhile(_LEADING.__contains__, words))
         for redirect in command.redirects:
             yield from self._written(redirect.operator, redirect.target, words)
-        assigned: list[tuple[str, str]] = []
-        while words and (match := _ASSIGNED.fullmatch(words[0])):
-            assigned.append((match[1], match[2]))
-            words = words[1:]
+        pairs = (_ASSIGNED.fullmatch(word) for word in words)
+        assigned = [(match[1], match[2]) for match in takewhile(bool, pairs) if match]
+        words = words[len(assigned) :]
         if not words:
             self.variables.update({name: value for name, value in assigned if "$" not in value})
             for name, value in assigned:
