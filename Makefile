@@ -8,7 +8,7 @@ test: WORKERS ?= 5
 test-slow: WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(WORKERS) --dist worksteal --timeout=600 --durations=25 -rfEs
 
-.PHONY: provision test test-slow lint generated containers docs bench locks clean
+.PHONY: provision test test-slow fuzz lint generated containers docs bench locks clean
 
 provision: .venv/.ready  ## build torch-smoke on this machine
 	.venv/bin/envbuild provision --target local
@@ -18,6 +18,9 @@ test: .venv/.ready system-packages  ## the fast tests (some minutes on 2 cores)
 
 test-slow: .venv/.ready system-packages  ## real torch environments, real nodes, kill -9 everywhere
 	$(PYTEST) -m slow
+
+fuzz: .venv/.ready  ## hostile input for every parser, two minutes at low priority
+	.venv/bin/python -m tests.fuzz
 
 lint: .venv/.ready
 	.venv/bin/ruff check .

@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import trust
-from envbuild.regular_file import read_manifest
+from envbuild.regular_file import parse_toml, read_manifest
 from envbuild.text import did_you_mean, seconds_of, unsafe
 
 PROJECT_FILE = "envbuild.toml"
@@ -173,10 +173,8 @@ def _refuse_foreign(project: Path, *more: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import tomllib
-
     try:
-        return tomllib.loads(read_manifest(path).decode("utf-8"))
+        return parse_toml(read_manifest(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise EnvbuildError("config-invalid", f"{path} is not valid TOML", why=f"{path}: {error}") from None
 

@@ -61,7 +61,7 @@ def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
         try:
             # One pattern at a time: NodeSet takes minutes to join thousands of names with two numbers.
             names = NodeSet(pattern, resolver=RESOLVER_NOGROUP) if "[" in pattern else [pattern]
-        except NodeSetException as error:
+        except (NodeSetException, ValueError) as error:  # it takes the digits of a name for a number, too
             raise _bad_hosts(pattern, str(error)) from error
         out |= {check_host(str(name)): None for name in names}
     return list(out)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from envbuild.errors import EnvbuildError
 
@@ -46,6 +48,25 @@ def read_text(path: Path) -> str:
         return read_file(path).decode("utf-8", "replace")
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+_DEEPEST_KEY = 100
+# Starts at the first part of a key alone, so that text without one costs linear time.
+_KEY_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_.\"'-])(?:{_KEY_PART}){{{_DEEPEST_KEY}}}")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The data of a TOML text.
+
+    Raises ValueError for what is none, and for a key of more than 100 parts, on which the parser spends the square of
+    their number; RecursionError for values that are nested too deep.
+    """
+    import tomli  # tomllib, compiled: a lock has up to 3,000 lines
+
+    if _DEEP_KEY.search(text):
+        raise ValueError(f"a key of more than {_DEEPEST_KEY} parts")
+    return tomli.loads(text)
 
 
 def unreadable(path: Path, error: OSError) -> EnvbuildError:

@@ -7,7 +7,6 @@ credentials; `addresses` gives them without, for other machines.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from envbuild.catalog.yaml_load import read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.conda import CondaChannel, CondaSpec
 from envbuild.node.conda.logins import condarc_files, rattler_files, without_login
-from envbuild.regular_file import read_file
+from envbuild.regular_file import parse_toml, read_file
 
 ALIAS = "https://conda.anaconda.org"
 # What Anaconda's terms of service cover: the channels that the name `defaults` stands for, and their copies.
@@ -96,7 +95,7 @@ def _checked(path: Path, data: Any, forms: Mapping[str, TypeAdapter[Any]]) -> di
 
 def _toml(path: Path) -> Any:
     try:
-        return tomllib.loads(read_file(path).decode("utf-8"))
+        return parse_toml(read_file(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise EnvbuildError("conda-config-invalid", f"{path} is not valid TOML", why=str(error)) from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.common import AbsPath, Name, Sha256, StrictModel, Text
 from envbuild.model.lock import Variant
 from envbuild.node import paths
-from envbuild.regular_file import read_file
+from envbuild.regular_file import parse_toml, read_file
 from envbuild.resolve.artifacts import Numbers, dotted, flavour_cuda, numbers
 from envbuild.resolve.variant_checks import needs_nvcc
 
@@ -174,7 +173,7 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
     """Reference -> digest; empty where nobody asked yet. Raises EnvbuildError `file-unreadable` (exit 2)."""
     path = path or digests_path()
     try:
-        data = tomllib.loads(read_file(path).decode("utf-8"))
+        data = parse_toml(read_file(path).decode("utf-8"))
         return {name: AskedDigest.from_plain(value) for name, value in data.get("images", {}).items()}
     except FileNotFoundError:
         return {}

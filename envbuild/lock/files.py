@@ -8,14 +8,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import tomli
 from pydantic import ValidationError
 
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
 from envbuild.model.lock import LOCK_VERSION, Lock, canonical_json
 from envbuild.model.stack import Profile
-from envbuild.regular_file import read_file
+from envbuild.regular_file import parse_toml, read_file
 from envbuild.text import unsafe_at
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -38,7 +37,7 @@ def read_lock(path: Path) -> Lock:
 def parse_lock(text: str, name: str) -> Lock:
     """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
     try:
-        data = tomli.loads(text)  # tomllib, compiled: a lock has up to 3,000 lines
+        data = parse_toml(text)
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
         raise EnvbuildError(
             "lock-invalid", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"

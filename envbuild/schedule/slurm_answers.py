@@ -48,7 +48,7 @@ def parse_job(text: str) -> JobState | None:
     fields: dict[str, str] = {}
     for key, value in re.findall(r"(?:\A|\s)([A-Za-z/:]+)=(\S*)", text):
         fields.setdefault(key, value)
-    if "JobState" not in fields:
+    if not fields.get("JobState"):
         return None
     reason = fields.get("Reason", "")
     return _state(
@@ -64,7 +64,7 @@ def parse_sacct(text: str) -> JobState | None:
     """`sacct -X -n -P -j ID -o State,ExitCode,NodeList,Reason`: the last line that says anything, None without one."""
     for line in reversed(text.splitlines()):
         cells = line.split("|")
-        if len(cells) >= 3 and cells[0]:
+        if len(cells) >= 3 and cells[0].strip():
             reason = cells[3].strip() if len(cells) > 3 else ""
             return _state(cells[0], cells[1], "" if reason == "None" else reason, cells[2], 0)
     return None

@@ -14,11 +14,14 @@ from envbuild.lock.files import MAX_BYTES, parse_lock, read_lock
 from envbuild.lock.write import render_lock, write_lock
 from envbuild.model.lock import ArtifactFile, Lock, LockedPackage, LockedSource, LockedSubmodule
 from envbuild.model.stack import Base, Build, EnvPath, SmokeItem
+from envbuild.text import unsafe
 from tests.lock.build import SHA, lock, package, variant
 from tests.support.fails import fails
 
 names = st.from_regex(r"\A[a-z][a-z0-9-]{0,8}[a-z0-9]\Z")
-texts = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20)
+texts = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=20).filter(
+    lambda text: not unsafe(text, prose=True)
+)
 shas = st.binary(min_size=32, max_size=32).map(bytes.hex)
 commits = st.binary(min_size=20, max_size=20).map(bytes.hex)
 env_names = st.one_of(st.from_regex(r"\A[A-Z_][A-Z0-9_]{0,8}\Z"), st.sampled_from(["package", "source", "variant"]))

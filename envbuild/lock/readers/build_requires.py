@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import tomllib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from envbuild.lock.readers.git import GitReader
 from envbuild.lock.variants import applies
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Profile, Source
+from envbuild.regular_file import parse_toml
 
 _LEGACY = ("setuptools", "wheel")
 # What takes a version from git's tags, which an exported tree has not, and the variable that says it instead.
@@ -80,7 +80,7 @@ def _needs(source: Source, reader: GitReader) -> Needs:
         return reader.read(source.git, source.commit, inside + name) or ""
 
     try:
-        project = tomllib.loads(read("pyproject.toml"))
+        project = parse_toml(read("pyproject.toml"))
     except (ValueError, RecursionError):
         project = {}
     system = project.get("build-system", {})

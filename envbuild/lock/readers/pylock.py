@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from envbuild.lock.readers.wheel_record import of_wheel
 from envbuild.model.common import Unpacked
 from envbuild.node import pip_config
 from envbuild.node.read_text import integer
+from envbuild.regular_file import parse_toml
 from envbuild.resolve.artifacts import Platform, best_wheel
 
 # What a resolution may assume of a node's C library; torch wheels need 2.28 since 2.7 (compat: glibc floors).
@@ -78,7 +78,7 @@ def parse_pylock(text: str) -> list[Offer]:
                 tuple(map(_file, each.wheels or ())),
                 _file(each.sdist) if each.sdist else None,
             )
-            for each in Pylock.from_dict(tomllib.loads(text)).packages
+            for each in Pylock.from_dict(parse_toml(text)).packages
         ]
     except (ValueError, RecursionError, PylockValidationError) as error:
         raise EnvbuildError(
