@@ -21,7 +21,7 @@ def _word(value: str) -> str:
 
 
 def _pinned(value: str) -> str:
-    if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", _word(value)):
+    if not re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", _word(value)):
         raise ValueError("must end with the digest, as NAME@sha256:<64 hex>; a tag is what its registry gives today")
     name, _, digest = value.partition("@")
     return f"{without_tag(name)}@{digest}"
