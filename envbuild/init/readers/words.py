@@ -16,13 +16,13 @@ _TOKEN = re.compile(
     |(?P<operator>&&|\|\||;;|;|\|&|\||&|\(|\))
     |(?P<word>(?:
         \\.|'[^']*+'|"(?:\\.|[^"\\])*+"|`[^`]*+`
-        |\$\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)|\$\{[^}\n]*+\}
+        |\$\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\)|\$\{[^}\n]{0,400}+\}
         |[^\s;&|()<>'"\\`])++)
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _PIECE = re.compile(r"""'([^']*+)'|"((?:\\.|[^"\\])*+)"|\\(.)|([^'"\\]+)""", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}]*))?\})")
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}]{0,400}))?\})")
 # `$PROGRAM` is a variable, unless it is glued to a program that pages install with.
 _PROMPT = re.compile(
     r"^[ \t]*(?:\([\w.-]+\)[ \t]*)?"
