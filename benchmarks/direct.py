@@ -35,7 +35,7 @@ def main() -> None:
 
         cases = [
             Case("steps called directly", command, before=empty, env=env),
-            Case("--connection ansible", [*command, "--connection", "ansible"], before=empty, env=env),
+            Case("--ansible", [*command, "--ansible"], before=empty, env=env),
         ]
         samples = measure(cases, runs=7)
     ours, ansible = samples.values()

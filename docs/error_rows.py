@@ -21,11 +21,12 @@ _SIGNS = ("%s", "%d", "%r", "%.12s", "%.1f", "%g")
 
 
 class Row(NamedTuple):
-    """One error: its code, the exit code in digits, what it says and the next step, "…" for what is not constant."""
+    """One error: its code, the exit code in digits, message, cause and next step, "…" for what is not constant."""
 
     code: str
     exit: str
     what: str
+    why: str
     hint: str
 
 
@@ -194,7 +195,7 @@ def _rows(path: Path, function: Function, call: ast.Call, names: Names) -> Itera
     for each in code.known:
         by_table = str(EXITS.get(each, Exit.USAGE))
         number = by_table if said is None else f"{ExitCode[said.attr]:d}" if named else "…"  # type: ignore[attr-defined]
-        texts = (what.words, value(given.get("hint"), known, path).words)
+        texts = (what.words, *(value(given.get(key), known, path).words for key in ("why", "hint")))
         yield Row(each, number, *(re.sub("…{2,}", "…", text) for text in texts))
 
 
@@ -222,8 +223,8 @@ def rows() -> set[Row]:
             for call in _calls(function):
                 if _called(call) in ("EnvbuildError", "NodeError", "PatchError") and call.args:
                     found.update(_of_call(path, function, call))
-    found |= {Row(code, str(EXITS[code]), means, HINTS.get(code, "")) for _, code, means in CAUSES}
+    found |= {Row(code, str(EXITS[code]), means, "…", HINTS.get(code, "")) for _, code, means in CAUSES}
     jobs = {f"job-{each}": hint_for(each) for each in Failure} | dict.fromkeys(
         ("job-failed", "job-lost"), hint_for(None)
     )
-    return found | {Row(code, str(EXITS[code]), "job … ended as …", hint) for code, hint in jobs.items()}
+    return found | {Row(code, str(EXITS[code]), "job … ended as …", "…", hint) for code, hint in jobs.items()}

@@ -21,9 +21,8 @@ HERE = Path(__file__).parent
 ERRORS = """# Error codes
 
 Every error says what happened, why, and what to do next; `--json` has it as `code`, `what`, `why`, `hint`.
-This list is made from the sources (`make generated` compares it); "…" stands for a name, a number or a text of
-its own. A code with several lines is used for each of them. A rule that refuses a node is an error by the name of the
-rule (exit 7): [rules](rules.md), and in `envbuild/resolve/`.
+`envbuild help CODE` prints the rows of a code. "…" stands for a name, a number or a text of the failure itself.
+A rule that refuses a node is an error by the name of the rule (exit 7): [rules](rules.md).
 
 """
 
@@ -44,8 +43,8 @@ def quoted(text: str) -> str:
 
 def errors_page() -> str:
     """One row a code and text, sorted by code."""
-    rows = ((f"`{code}`", number, quoted(what), quoted(hint)) for code, number, what, hint in sorted(errors()))
-    return ERRORS + table(("code", "exit", "what it says", "next step"), rows)
+    rows = ((f"`{code}`", number, *map(quoted, texts)) for code, number, *texts in sorted(errors()))
+    return ERRORS + table(("code", "exit", "message", "cause", "next step"), rows)
 
 
 def _place(check: Check) -> str:

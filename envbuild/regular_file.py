@@ -107,7 +107,7 @@ def refuse(code: str, name: str, line: int, column: int, problem: str, hint: str
     return EnvbuildError(
         code,
         f"{name}: {problem}",
-        why=f"{name}:{line}:{column}: {problem}",
+        why=f"{name}:{line}:{column}",
         hint=hint,
         details={"file": name, "line": line, "column": column},
     )

@@ -10,9 +10,9 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def _shipped(name: str) -> Path:
-    """A folder that lies at the top of a checkout and under `_data/` in a wheel."""
+    """What lies at the top of a checkout and under `_data/` in a wheel."""
     installed = _PACKAGE / "_data" / name
-    return installed if installed.is_dir() else _PACKAGE.parent / name
+    return installed if installed.exists() else _PACKAGE.parent / name
 
 
 def catalog() -> Path:
@@ -40,6 +40,11 @@ def user_locks() -> Path:
 def containers() -> Path:
     """Generated Dockerfiles and build contexts of the shipped stacks."""
     return _shipped("containers")
+
+
+def error_table() -> Path:
+    """Every error code with its messages."""
+    return _shipped("docs/reference/errors.md")
 
 
 def node_package() -> Path:

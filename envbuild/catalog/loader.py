@@ -109,7 +109,12 @@ def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, templat
         if key in own:
             data[key] = own[key]
     learn(data)
-    target = validated(Target, _merged(data, overrides or {}), *documents)
+    try:
+        target = validated(Target, _merged(data, overrides or {}), *documents)
+    except EnvbuildError:
+        # What the files alone do not have is a mistake of the options, and is not looked for in a file.
+        validated(Target, data, *documents)
+        target = validated(Target, _merged(data, overrides or {}))
     loaded = LoadedTarget(ref, target, path, shipped=not is_path(ref), documents=tuple(documents))
     if not template:
         refuse_template(loaded)
@@ -259,7 +264,8 @@ def _chain(path: Path) -> list[YamlDocument]:
         try:
             path = _find(parent, "target", path.parent)
         except EnvbuildError as error:
-            raise _extends_error(document, f"extends an unknown target: {show_value(parent)}", error.hint) from None
+            hint = "a file is named with its path: `extends: ./FILE.yaml`; " + error.hint
+            raise _extends_error(document, f"extends an unknown target: {show_value(parent)}", hint) from None
 
 
 def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> EnvbuildError:
@@ -277,13 +283,14 @@ def refuse_template(loaded: LoadedTarget) -> None:
     field = ".".join(path)
     line, column = next((d.locate(path) for d in documents if d.holds(path)), (1, 1))
     wanted = "`hosts: [...]`" if placeholder == PLACEHOLDER_HOST else f"your own `{field}`"
+    where = f"your own target with `extends: {target.name}` and" if loaded.shipped else f"into {loaded.path}:"
     raise refuse(
         "target-template",
         documents[0].name,
         line,
         column,
         f"`{field}` still holds the placeholder {placeholder}",
-        f"write your own target with `extends: {target.name}` and {wanted}",
+        f"write {where} {wanted}",
     )
 
 

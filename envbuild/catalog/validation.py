@@ -17,7 +17,7 @@ from envbuild.model.common import StrictModel
 from envbuild.node.redact import redact_text
 from envbuild.text import did_you_mean
 
-SHOWN = 5
+SHOWN = 20
 _LONGEST_VALUE = 60
 _MISSING = object()
 Step = str | int
@@ -150,7 +150,7 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
         "column": place[2] if place else None,
         "hint": hint,
         "at": where + shown,
-        "line": f"{where}: {told}{shown}",
+        "line": f"{where}: {told}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
     }
 
 

@@ -269,7 +269,8 @@ class _Reader:
             problem, hint = "a tab in the indentation", "indent with spaces"
             return refuse("manifest-invalid", self.name, mark.line + 1 if mark else 1, tab + 1, problem, hint)
         words = "; ".join(part for part in (error.context, error.problem) if part)
-        return self.refusal("manifest-invalid", mark, f"not valid YAML: {words}")
+        hint = f"check the indentation, brackets and quotes of line {mark.line + 1} and the line before" if mark else ""
+        return self.refusal("manifest-invalid", mark, f"not valid YAML: {words}", hint)
 
 
 def _decoded(content: bytes, name: str) -> str:

@@ -72,15 +72,15 @@ def stack_check(ui: Ui, stacks: tuple[str, ...]) -> int:
 
     compat = load_compat()
 
-    def name_of(reference: str) -> str:
-        found = load_stack(reference).stack
-        for name, profile in found.profiles.items():
+    def load(reference: str) -> dict[str, Any]:
+        stack = load_stack(reference).stack
+        for name, profile in stack.profiles.items():
             refuse(profile, compat)
             for text in unlocked(profile, compat):
-                ui.warn(f"{found.name}, profile {name}: {text}")
-        return found.name
+                ui.warn(f"{stack.name}, profile {name}: {text}")
+        return {"name": stack.name}
 
-    return each_checked(ui, "stack", stacks, name_of)
+    return each_checked(ui, "stack", stacks, load)
 
 
 def _configured() -> str:
@@ -169,7 +169,13 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     The exit code is that of the first that is refused. A stack that the target names is looked up too; no host is
     asked. A template is good as far as it goes.
     """
-    return each_checked(ui, "target", targets, lambda reference: _valid(reference).name)
+    from envbuild.catalog.loader import is_template
+
+    def load(reference: str) -> dict[str, Any]:
+        target = _valid(reference)
+        return {"name": target.name, "template": is_template(target)}
+
+    return each_checked(ui, "target", targets, load)
 
 
 def _valid(reference: str) -> Target:

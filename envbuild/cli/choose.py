@@ -65,21 +65,24 @@ def stack_argument(*, required: bool = False, complete: names.Completion = names
 
     def decorate(function: F) -> F:
         @click.argument("stack", required=False, metavar="STACK" if required else "[STACK]", shell_complete=complete)
-        @click.option("-s", "--stack", "named", metavar="STACK", hidden=True, help="The argument STACK.")
+        @click.option(
+            "-s", "--stack", "more", metavar="STACK", multiple=True, hidden=True, help="The argument STACK."
+        )  # fmt: skip
         @functools.wraps(function)
-        def wrapper(*args: Any, stack: str | None, named: str | None, **kwargs: Any) -> Any:
-            if stack and named and stack != named:
+        def wrapper(*args: Any, stack: str | None, more: tuple[str, ...], **kwargs: Any) -> Any:
+            given = list(dict.fromkeys([*filter(None, [stack]), *more]))
+            if len(given) > 1:
                 raise EnvbuildError(
                     "stack-twice",
-                    f"two stacks are named: {stack} and {named}",
+                    f"two stacks are named: {given[0]} and {given[1]}",
                     why="STACK and --stack mean the same",
                     hint="name one stack, as the first argument",
                 )
-            if required and not (stack or named):
+            if required and not given:
                 context = click.get_current_context()
-                param = next(each for each in context.command.params if each.name == "stack")
+                param = next(param for param in context.command.params if param.name == "stack")
                 raise click.MissingParameter(ctx=context, param=param)
-            return function(*args, stack=stack or named, **kwargs)
+            return function(*args, stack=next(iter(given), None), **kwargs)
 
         return cast(F, wrapper)
 
@@ -182,10 +185,11 @@ build_options = options(
     click.option("--cache", metavar="DIR", help="Keep what uv unpacks in this folder on the nodes."),
     trust_environment_option,
     click.option(
-        "--jobs",
+        "--compile-jobs",
+        "jobs",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Compile jobs at once on a node; else the target's, else from its cores and memory.",
+        help="Compile N files at once on a node (default: the target's, else by its cores and memory).",
     ),
     click.option("--wait", metavar="TIME", help="Wait for another envbuild this long: 90s, 10m."),
 )

@@ -245,18 +245,22 @@ def columns(lines: Sequence[Sequence[str]], *, right: bool = False) -> str:
     return "\n".join(shown)
 
 
-def each_checked(ui: Ui, noun: str, references: Sequence[str], name_of: Callable[[str], str]) -> int:
-    """Load each manifest with `name_of`, which raises EnvbuildError; the exit code is that of the first refused."""
+def each_checked(ui: Ui, noun: str, references: Sequence[str], load: Callable[[str], dict[str, Any]]) -> int:
+    """Load each manifest: its name, and whether it is a template. `load` raises EnvbuildError.
+
+    The exit code is that of the first that is refused.
+    """
     rows: list[dict[str, Any]] = []
     failed: EnvbuildError | None = None
     for reference in references:
         try:
-            rows.append({noun: reference, "ok": True, "name": name_of(reference)})
+            rows.append({noun: reference, "ok": True, **load(reference)})
         except EnvbuildError as error:
             failed = failed or error
             print_error(error)
             rows.append({noun: reference, "ok": False, "error": error.as_dict()})
-    lines = [f"{row[noun]}: {'ok' if row['ok'] else 'refused'}" for row in rows]
+    template = "a valid template: write a target that extends it, then check that"
+    lines = [f"{r[noun]}: {template if r.get('template') else 'ok' if r['ok'] else 'refused'}" for r in rows]
     ui.result({"ok": failed is None, f"{noun}s": rows}, lambda: "\n".join(lines))
     return int(failed.exit_code) if failed else 0
 

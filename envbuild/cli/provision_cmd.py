@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -56,13 +57,11 @@ if TYPE_CHECKING:
     help="Nodes of a wave that are not done then have failed; 6 hours without it. Jobs have a time limit instead.",
 )
 @click.option(
-    "--connection",
-    type=click.Choice(["ansible"]),
-    help="Run the playbook on this machine too; without it, its steps are called directly.",
+    "--ansible", is_flag=True, help="Run the playbook on this machine too, instead of calling its steps directly."
 )
 @click.option("--repair", is_flag=True, help="Build again although a finished environment is there.")
 @click.option("--check-rebuild", is_flag=True, help="Build what is compiled twice and say whether both are equal.")
-@click.option("--no-locked", is_flag=True, help="Accept a lock that was made from another version of the stack file.")
+@click.option("--frozen", is_flag=True, help="Use the lock as it is, although the stack file has changed.")
 @facts_option
 @common_options
 def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
@@ -72,7 +71,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         raise click.UsageError("--facts needs --dry-run or --print-script: recorded nodes cannot be changed")
     asks = facts is None
     prepared = prepared_of(
-        ui, flags, config, locked=not flags["no_locked"], recorded=not asks, jobs=asks, script=script, ahead=asks
+        ui, flags, config, locked=not flags["frozen"], recorded=not asks, jobs=asks, script=script, ahead=asks
     )
     if flags["print_prolog"] and asks:
         return _print_prolog(ui, prepared)
@@ -89,7 +88,7 @@ def provision(ui: Ui, /, facts: str | None, **flags: Any) -> int:
         repair=flags["repair"] or script,  # a script builds everything, also what is there already
         jobs=flags["jobs"],
         check_rebuild=flags["check_rebuild"],
-        playbook=flags["connection"] is not None,
+        playbook=flags["ansible"],
         cancel_job=flags["cancel_job"],
         script=script,
         bundle=flags["bundle"],
@@ -382,18 +381,28 @@ def _prepared(ui: Ui, flags: dict[str, Any], *, ahead: bool) -> tuple[Prepared, 
     return prepared, settings_of(config)
 
 
+def _one_place() -> bool:
+    """Whether stdout and stderr are one terminal, pipe or file."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return True
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except OSError:  # streams without a file
+        return False
+
+
 def show_evidence(ui: Ui, evidence: Evidence, run: RunDir) -> int:
     """The summary of a run that changed nothing, and the errors of its nodes; its exit code.
 
-    On a terminal, where both are read together, without the error that stands in the summary.
+    Where stdout and stderr go to one place, the error that stands in the summary is not printed again.
     """
     from envbuild.report.terminal import summary_lines
     from envbuild.report.view import View
 
     page = str(run.path / "report.html")
     ui.result(evidence.to_json_dict(), lambda: summary_lines(evidence, page, verbose=ui.verbose))
-    told = View(evidence).nodes_by_need[:1] if sys.stdout.isatty() and sys.stderr.isatty() else ()
+    in_summary = View(evidence).nodes_by_need[:1] if _one_place() else ()
     for node in evidence.nodes:
-        if node.error and not ui.json and node not in told:
+        if node.error and not ui.json and node not in in_summary:
             print_error(EnvbuildError.from_dict(node.error))
     return evidence.exit

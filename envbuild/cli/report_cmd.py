@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -13,9 +14,16 @@ from envbuild.cli.output import Ui, common_options
 from envbuild.cli.verbs import Group
 from envbuild.errors import EnvbuildError, ExitCode
 
-_publish = click.option(
-    "--publish/--no-publish", default=None, help="Only the fields that the schema marks as public; nodes are numbered."
-)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _publish(default: bool) -> Callable[[F], F]:
+    return click.option(
+        "--publish/--no-publish", default=default, show_default=True,
+        help="Only the fields that the schema marks as public; nodes are numbered.",
+    )  # fmt: skip
+
+
 _key = click.option(
     "--key", type=click.Path(path_type=Path, dir_okay=False),
     help="Sign with this private SSH key, or the public one of a key that the agent has.",
@@ -34,9 +42,9 @@ def report() -> None:
     show_default=True, help="junit: JUnit XML; cyclonedx: a bill of materials (1.6, JSON).",
 )  # fmt: skip
 @output_option("Write all forms, and what belongs to them, into a folder.", folder=True)
-@_publish
+@_publish(False)
 @common_options
-def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool | None) -> None:
+def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> None:
     """Show the report of RUN, rendered anew from its evidence.
 
     RUN is an id, its beginning, `last`, or the folder of a run.
@@ -55,7 +63,7 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool | None)
     if output is not None:
         from envbuild.report.publish import copy_report
 
-        written, left = copy_report(path, output, publish=bool(publish))
+        written, left = copy_report(path, output, publish=publish)
         for each in written:
             ui.note(f"written: {each}")
         for said in left:
@@ -153,13 +161,11 @@ def sign(ui: Ui, run: str, key: Path | None) -> None:
     "-o", "--output", metavar="DIR|FILE.tar", type=click.Path(path_type=Path),
     help="Where to write it (default: kit-STACK-RUN here); of a tar file, the same report gives the same bytes.",
 )  # fmt: skip
-@_publish
+@_publish(True)
 @_key
 @click.option("-s", "--stack", metavar="STACK", help="The file of your own stack (default: what the run kept of it).")
 @common_options
-def kit(
-    ui: Ui, run: str, output: Path | None, publish: bool | None, key: Path | None, stack: str | None
-) -> None:  # fmt: skip
+def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, stack: str | None) -> None:
     """Make the reviewer's kit of RUN.
 
     Its report and lock, how to repeat it, what to expect, everything by sha256. Without --no-publish it has the public
@@ -168,7 +174,7 @@ def kit(
     from envbuild.kit.make import default_name, make_kit
 
     path = _place(run)
-    output, publish = output or Path(default_name(path)), publish is not False
+    output = output or Path(default_name(path))
     files, left = make_kit(path, output, publish=publish, stack=stack, key=key)
     if publish and key is not None:
         ui.warn("the public key goes with the signature, and may tell whose kit it is")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -50,9 +51,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
             sys.stderr.write(f"{error.format_message()}\n")
             return ExitCode.USAGE
-        path = error.ctx.command_path if error.ctx else "envbuild"
-        usage = EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
-        return _report(usage, as_json=as_json, verbose=verbose)
+        return _report(_usage(error, arguments), as_json=as_json, verbose=verbose)
     except click.ClickException as error:
         return _report(EnvbuildError("usage", error.format_message()), as_json=as_json, verbose=verbose)
     except (KeyboardInterrupt, click.Abort):
@@ -68,6 +67,16 @@ def _run(arguments: list[str]) -> int:
         internal.hint = next(kept, internal.hint)
         return _report(internal, as_json=as_json, verbose=verbose)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _usage(error: click.UsageError, arguments: list[str]) -> EnvbuildError:
+    """The error for a command line that click refuses."""
+    path = error.ctx.command_path if error.ctx else "envbuild"
+    if isinstance(error, click.NoSuchOption) and path == "envbuild":
+        words = [word for word in arguments if word != error.option_name] or ["COMMAND"]
+        line = shlex.join(["envbuild", *words, error.option_name])
+        return EnvbuildError("usage", f"{error.option_name} stands before the command", hint=f"write `{line}`")
+    return EnvbuildError("usage", error.format_message(), hint=f"{_where_stacks_go(error)}see `{path} --help`")
 
 
 def _where_stacks_go(error: click.UsageError) -> str:

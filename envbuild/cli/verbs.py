@@ -111,6 +111,15 @@ def _unknown(words: list[str], names: list[str]) -> EnvbuildError:
     )
 
 
+def _explained(code: str) -> str:
+    """What an error code means. Raises EnvbuildError `command-unknown` (exit 2) where there is none."""
+    from envbuild.cli.help_code import codes, explanation
+
+    if explained := explanation(code):
+        return explained
+    raise _unknown([code] if code in NAMES else ["help", code], [*COMMANDS, *codes()])
+
+
 class Group(click.Group):
     """A group of commands that names the right command where another one was typed."""
 
@@ -143,11 +152,14 @@ class Tree(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """`help COMMAND` is `COMMAND --help`; of a group that is gone the error names what replaced its command."""
+        """`help COMMAND` is `COMMAND --help`, and `help CODE` explains an error.
+
+        Of a group that is gone the error names what replaced its command.
+        """
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
-            if len(args) == 1:
-                click.echo(ctx.get_help())
+            if len(args) == 1 or (len(args) == 2 and args[0] not in COMMANDS):
+                click.echo(ctx.get_help() if len(args) == 1 else _explained(args[0]))
                 ctx.exit()
         if args and args[0] not in COMMANDS and " ".join(args[:2]) in NAMES:
             raise _unknown(args[:2], [])
@@ -172,7 +184,8 @@ class Tree(Group):
     cls=Tree,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 ok, 1 check failed or drift, 2 usage, 3 unreachable, 4 build failed, 5 integrity, "
-    "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted, 143 terminated.",
+    "6 below floor, 7 refused, 8 partial, 9 job failed, 70 internal, 75 try again, 130 interrupted, 143 terminated. "
+    "`envbuild help CODE` explains an error code such as disk-full.",
 )
 @click.version_option(__version__, message="envbuild %(version)s")
 def cli() -> None:

@@ -84,7 +84,9 @@ def _host(value: str) -> str:
     if "{{" in value or any(c.isspace() for c in value):
         raise ValueError("a host holds no spaces and no '{{'")
     if value.count(":") == 1:
-        raise ValueError("a host has no port; write `connection: {port: 2222}`, or `connection: {hosts: {NAME: ...}}`")
+        host, _, port = value.partition(":")
+        own = f"for one host of several `connection: {{hosts: {{{host}: {{port: {port}}}}}}}`"
+        raise ValueError(f"a host has no port; write {host} here, and `connection: {{port: {port}}}` ({own})")
     return value
 
 
@@ -356,7 +358,7 @@ class Target(StrictModel):
     @model_validator(mode="after")
     def _hosts_fit_the_connection(self) -> Self:
         if self.connection.kind == "local" and self.hosts != ("localhost",):
-            raise ValueError("connection: local has one host, localhost")
+            raise ValueError("a target with `connection: local` has one host, localhost; other hosts need `kind: ssh`")
         if not self.hosts:
             raise ValueError("`hosts` is empty")
         return self

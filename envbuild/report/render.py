@@ -130,7 +130,7 @@ def write_new(output: Path, contents: Mapping[str, bytes] | bytes) -> None:
     Raises EnvbuildError `output-exists` (exit 2) and `output-unwritable`.
     """
     if os.path.lexists(output):
-        raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --out")
+        raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --output")
     if isinstance(contents, bytes):
         write_whole(output.parent, {output.name: contents})
         return

@@ -40,15 +40,26 @@ def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
         return _unknown(node, options, found[2], words)
     if denied(words):
         return _refused(node, words)
-    hint = f"try `ssh {node} true`"
+    trial = _trial(node, options)
+    hint = f"try `{trial}`"
     if found := _NAMELESS.search(words):
         # Of shipped targets the name is the document's, of a jump host it is not the node's.
         name = found[1]
         hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or name another host in a "
-        hint += f"target of your own that extends this one; then try `ssh {node} true`"
+        hint += f"target of your own that extends this one; then try `{trial}`"
         if shutil.which("sbatch") or shutil.which("qsub"):
             hint = f"on the login node itself, write `connection: {{login: null}}` in a target of your own; else {hint}"
     return _unreachable(node, "node-unreachable", f"{node} cannot be reached", _last(words), hint)
+
+
+def _trial(node: str, options: Connection) -> str:
+    """The login by hand: to the address, by the user and with the port and files that the target says."""
+    address, user, port = options.reaches(node)
+    files = {"UserKnownHostsFile": options.known_hosts}
+    given = {"-F": options.config, "-p": port, "-l": user, "-i": options.identity}
+    words = [str(word) for option, value in given.items() if value for word in (option, value)]
+    words += [word for option, value in files.items() if value for word in ("-o", f"{option}={value}")]
+    return shlex.join(["ssh", *words, address, "true"])
 
 
 def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:

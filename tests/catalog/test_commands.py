@@ -62,6 +62,10 @@ def test_stack_check_names_every_refusal(capsys: pytest.CaptureFixture[str], tmp
     assert document["stacks"][0]["error"]["code"] == "manifest-invalid"
 
 
+TEMPLATES = ("aws-p3-16xlarge", "pbs", "pods-rtx4090", "polaris", "slurm", "slurm-pyxis", "ssh")
+TEMPLATE = "a valid template: write a target that extends it, then check that"
+
+
 def test_target_check_names_every_refusal_and_looks_for_the_stack_too(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -72,8 +76,8 @@ def test_target_check_names_every_refusal_and_looks_for_the_stack_too(
     assert main(["target", "check", *list_targets(), "good.yaml", "gone.yaml", "root.yaml", "part.yaml"]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        *(f"{name}: ok" for name in list_targets()), "good.yaml: ok", "gone.yaml: refused", "root.yaml: refused",
-        "part.yaml: refused",
+        *(f"{name}: {TEMPLATE if name in TEMPLATES else 'ok'}" for name in list_targets()),
+        "good.yaml: ok", "gone.yaml: refused", "root.yaml: refused", "part.yaml: refused",
     ]  # fmt: skip
     assert all(word in err for word in ("error[stack-unknown]", "error[manifest-invalid]", "error[profile-unknown]"))
 

@@ -110,6 +110,20 @@ def test_the_error_of_a_summary_is_not_said_again_on_the_same_terminal(
     assert sys.stdout.getvalue().count("error[gone]") == 1 and sys.stderr.getvalue().count("error[gone]") == times
 
 
+def test_the_error_of_a_summary_is_not_said_again_in_the_same_pipe_or_file(tmp_path: Path) -> None:
+    failed = node(status="failed", exit=1, error={"code": "gone", "what": "w", "hint": "build it", "exit": 1})
+    for other, times in (("a", 1), ("b", 2)):
+        with (
+            (tmp_path / "a").open("w") as out,
+            (tmp_path / other).open("a") as err,
+            pytest.MonkeyPatch.context() as here,
+        ):
+            here.setattr(sys, "stdout", out)
+            here.setattr(sys, "stderr", err)
+            show_evidence(Ui(), evidence(failed, exit=1), RunDir(tmp_path))
+        assert sum((tmp_path / name).read_text().count("error[gone]") for name in {"a", other}) == times
+
+
 HOSTILE = "a\x9b31m\x9d0;pwn\x9c\x85\u202e\u2028\x1b[2J\ud800b"
 
 

@@ -16,6 +16,7 @@ from envbuild.cli import begin
 from envbuild.cli.choose import Time
 from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
+from envbuild.cli.help_code import codes, explanation
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
 from envbuild.provision.survey.in_use import of_stack
 from tests.e2e.world import World
@@ -27,6 +28,33 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
     assert "Everyday:" in capsys.readouterr().out
     assert main(["help", "lock", "create"]) == 0
     assert capsys.readouterr().out.startswith("Usage: envbuild lock create")
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "says"),
+    [
+        ("disk-full", "exit code 75 (try again)", "hint: name a larger disk"),
+        ("drift", "the exit code depends on what failed", "differs from its lock or stamp"),
+        ("torch-python", "exit code 7 (refused)", "has a wheel for this Python"),
+    ],
+)
+def test_help_of_an_error_code_explains_it(
+    code: str, ending: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["help", code]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{code}: {ending}") and says in out
+
+
+def test_every_error_code_can_be_explained_and_a_mistyped_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(explanation(code) for code in codes())
+    assert main(["help", "disk-ful"]) == 2
+    assert capsys.readouterr().err.endswith("hint: `envbuild help disk-full`\n")
+
+
+def test_an_option_before_the_command_is_named_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "plan", "opt-175b"]) == 2
+    assert capsys.readouterr().err.endswith("hint: write `envbuild plan opt-175b --json`\n")
 
 
 def options(command: click.Command, context: click.Context) -> Iterator[tuple[click.Context, click.Option]]:
@@ -160,6 +188,8 @@ def test_two_stacks_that_differ_are_a_mistake_and_the_same_twice_is_none(capsys:
         assert capsys.readouterr().err.startswith(
             "error[stack-twice]: two stacks are named: opt-175b and megatronapp\n"
         )
+    assert main(["plan", "--stack", "opt-175b", "--stack", "megatronapp"]) == 2
+    assert "two stacks are named" in capsys.readouterr().err
     assert main(["explain", "torch-smoke", "-s", "torch-smoke"]) == main(["explain", "-s", "torch-smoke"]) == 0
     assert capsys.readouterr().err == ""
 

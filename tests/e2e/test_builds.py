@@ -45,7 +45,7 @@ def test_a_patched_extension_is_built_proven_and_reported(world: World, forge: P
     locked(world)
     plan = world.good("plan", "--target", "local", "--stack", "./tiny.yaml").out
     assert "compile quick, where the wheel store has no wheel of it" in plan
-    (told,) = world.built("--jobs", "1", "--check-rebuild")["sources"]
+    (told,) = world.built("--compile-jobs", "1", "--check-rebuild")["sources"]
     assert world.python("import quick._fast as f; print(f.answer())") == "42"
     build, (patched,) = told["build"], told["patches"]
     assert (build["from"], build["extensions"], build["jobs"]) == ("built", ["quick._fast"], 1)

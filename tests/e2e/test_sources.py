@@ -71,7 +71,7 @@ def test_a_wrong_tree_hash_is_an_integrity_failure_and_nothing_is_built(world: W
     lock = world.tiny(sources=[source(world)]).with_name("tiny.lock.toml")
     edit_lock(lock, lambda plain: plain["sources"][0].update(tree="1" * 40))
     assert world.provision().code == "lock-edited", "the stack names the tree as well"
-    done = world.provision("--no-locked")
+    done = world.provision("--frozen")
     assert (done.rc, done.node["error"]["code"]) == (5, "tree-mismatch")
     assert nothing_was_built(world)
 

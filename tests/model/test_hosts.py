@@ -52,6 +52,6 @@ def test_d27_a_host_that_is_none_is_refused_where_a_target_names_one(name: str, 
 
 
 def test_a_host_with_a_port_is_refused_with_where_ports_are_written_and_an_ipv6_address_is_taken() -> None:
-    with pytest.raises(ValidationError, match=r"connection: \{port: 2222\}"):
+    with pytest.raises(ValidationError, match=r"write 127.0.0.1 here, and `connection: \{port: 2299\}`"):
         TypeAdapter(Host).validate_python("127.0.0.1:2299")
     assert TypeAdapter(Host).validate_python("fe80::1") == "fe80::1"

@@ -40,3 +40,6 @@ def test_w1_on_a_login_node_the_hint_begins_with_what_a_target_says_there(
 def test_of_a_host_with_an_address_that_does_not_answer_no_name_is_asked_for() -> None:
     error = login_error("n1", Connection(kind="ssh"), "ssh: connect to host n1 port 22: Connection timed out")
     assert error.hint == "try `ssh n1 true`"
+    said = Connection(kind="ssh", user="bob", identity="/my key", hosts={"n1": {"address": "10.0.0.1", "port": 2299}})
+    error = login_error("n1", said, "ssh: connect to host 10.0.0.1 port 2299: Connection timed out")
+    assert error.hint == "try `ssh -p 2299 -l bob -i '/my key' 10.0.0.1 true`"

@@ -103,7 +103,7 @@ def run_hosts(
 
 
 def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, work: Work) -> StepsResult:
-    """The steps on this machine directly, on others with Ansible; `--connection ansible`: here too."""
+    """The steps on this machine directly, on others with Ansible; `--ansible`: here too."""
     connection, settings = work.prepared.target.connection, work.settings
     limits = Limits(settings.deadline, settings.cancel, partial(work.journal.stage, INTERRUPTED))
     if connection.kind == "local" and not settings.playbook:

@@ -146,8 +146,8 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
     return EnvbuildError(
         "environment-unknown",
         f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
-        hint=f"build it: envbuild provision {place}"
-        f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}; "
-        f"`envbuild status --all --target {prepared.choice.target}` shows those that are there",
+        hint=f"build it: `envbuild provision {place}"
+        f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}`; "
+        f"`envbuild status --all --target {prepared.choice.target}` lists the environments",
         exit_code=ExitCode.CHECK_FAILED,
     )
