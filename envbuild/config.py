@@ -165,7 +165,7 @@ def _refuse_foreign(project: Path, *more: Path) -> None:
         if why:
             raise EnvbuildError(
                 "project-foreign",
-                f"{project} is not used: {path} is not yours alone",
+                f"{project} is not used: other users can change {path}",
                 why=f"{why}; a project file chooses the target, and a target runs programs as you",
                 hint=f"read it, then copy it: `cp -r {shlex.quote(str(project.parent))} ~/`; or run envbuild elsewhere "
                 "with `--target FILE`",

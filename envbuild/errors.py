@@ -96,7 +96,7 @@ class EnvbuildError(Exception):
 
         That a disk is full can come up wherever something is written, and is no mistake of ours (`disk-full`, exit 75).
         """
-        why = f"a mistake in envbuild itself: {type(error).__name__}: {error}"
+        why = f"a bug in envbuild: {type(error).__name__}: {error}"
         told = EnvbuildError("internal", what, why=why, hint="run again with -v and report the traceback")
         if isinstance(error, OSError):
             from envbuild.node import paths

@@ -42,7 +42,7 @@ def expand_hosts(hosts: Iterable[str] | HostSource) -> list[str]:
     if isinstance(hosts, HostSource):
         named = ", ".join(f"{key}: {value}" for key, value in hosts.given.items())
         raise EnvbuildError(
-            "not-yet-supported", f"hosts named by {named} cannot be listed here", hint="list them: `hosts: [...]`"
+            "not-yet-supported", f"envbuild cannot list the hosts of {named}", hint="list the hosts: `hosts: [...]`"
         )  # fmt: skip
     texts = list(hosts)
     if all(HOST.match(text) for text in texts):
@@ -100,7 +100,10 @@ def _count(pattern: str) -> int:
 
 def _bad_hosts(text: str, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "hosts-invalid", f"cannot read the host list {text[:80]!r}", why=visible(why), hint="an example: nid[001-064]"
+        "hosts-invalid",
+        f"cannot read the host list {text[:80]!r}",
+        why=visible(why),
+        hint="write a list such as nid[001-064]",
     )
 
 

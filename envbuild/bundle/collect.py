@@ -193,7 +193,7 @@ class Collector:
                     "tree-mismatch",
                     f"source {name} is not what the lock says",
                     why=f"commit {source.commit} has tree {tree}, the lock says {source.tree}",
-                    hint="do not use this repository or mirror; if the lock is wrong, create it again",
+                    hint="use another repository or mirror; if the lock is wrong, run `envbuild lock create STACK`",
                 )
             with _half(path) as half:
                 reader.write_bundle(source.git, source.commit, half)
@@ -338,5 +338,5 @@ def _wrong_hash(file: ArtifactFile, why: str) -> EnvbuildError:
         "hash-mismatch",
         f"{file.file} is not the file that the lock names",
         why=why,
-        hint="do not use this index or mirror; if the lock is wrong, create it again",
+        hint="use another index or mirror; if the lock is wrong, run `envbuild lock create STACK`",
     )

@@ -73,7 +73,7 @@ def index_for_torch(version: str, flavour: str) -> IndexEntry:
             return entry
     raise EnvbuildError(
         "index-unknown",
-        f"no index is named for torch {version}+{flavour}",
-        why="no entry of compat/indexes.json holds that release in that flavour",
-        hint="ask for a flavour that this release has",
+        f"no package index is known for torch {version}+{flavour}",
+        why="compat/indexes.json has no entry for this release in this flavour",
+        hint="choose another flavour of this release",
     )

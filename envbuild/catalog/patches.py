@@ -102,7 +102,7 @@ def _sed(script: str, data: bytes) -> bytes:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise EnvbuildError("sed-failed", "sed could not carry out a document's recipe", why=str(error)) from None
+        raise EnvbuildError("sed-failed", "sed could not apply an edit of the document", why=str(error)) from None
     return done.stdout
 
 

@@ -98,8 +98,8 @@ class Toolchain(StrictModel):
         raise EnvbuildError(
             "interpreter-missing",
             f"the toolchain does not have {name}",
-            why="a lock names it, and neither the shipped nor the configured toolchain file does",
-            hint="name a toolchain file that has it (config key `toolchain`), or create the lock again",
+            why="a lock names it; neither the shipped nor the configured toolchain file has it",
+            hint="name a toolchain file that has it (config key `toolchain`), or run `envbuild lock create STACK`",
         )
 
     def _newest_last(self) -> list[ToolchainPython]:

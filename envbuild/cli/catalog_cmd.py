@@ -332,7 +332,7 @@ def patch_apply(
             "patch-changed",
             f"the patch {name} is not the one that was locked",
             why=f"it has digest {digest_of(name)[:12]}, wanted is {digest[:12]}",
-            hint="`envbuild lock create` locks the patch as it is now, after you know why it differs",
+            hint="find out why it differs; then `envbuild lock create STACK` locks the patch as it is now",
         )
     try:
         (result,) = apply(str(directory), [patch.spec(patch.expected(commit))], check=check)

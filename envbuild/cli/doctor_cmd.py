@@ -58,7 +58,7 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
 
     if flags["hosts"] or flags["limit"] or flags["exclude"]:
         raise EnvbuildError("target-missing", "--host, --limit and --exclude choose among the hosts of a target",
-                            hint="name it: `--target TARGET`")  # fmt: skip
+                            hint="name the target: `--target TARGET`")  # fmt: skip
     lines = [*diagnose(prefix=Path(flags["prefix"]) if flags["prefix"] else None), *_gpus_here()]
     ok = all(line.level != "missing" for line in lines)
     data = {"ok": ok, "checks": [asdict(line) for line in lines]}

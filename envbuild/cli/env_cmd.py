@@ -245,7 +245,7 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
         why=f"in use: {', '.join(used)}" if used else "",
         hint=f"build it: envbuild provision {reference or ''}".rstrip()
-        + f"{f' --engine {engine}' if engine else ''}; `envbuild status --all` shows those that are there",
+        + f"{f' --engine {engine}' if engine else ''}; `envbuild status --all` lists all environments",
         exit_code=ExitCode.CHECK_FAILED,
     )
 
@@ -285,7 +285,7 @@ def _named(target: Target, engine: str | None, name: str) -> dict[str, Any]:
     raise EnvbuildError(
         "environment-ambiguous" if matches else "environment-unknown",
         f"{len(matches)} environments begin with {name!r}" if matches else f"there is no environment {name!r}",
-        hint=f"did you mean {near[0]}?" if near else "`envbuild status --all` shows those that are there",
+        hint=f"did you mean {near[0]}?" if near else "`envbuild status --all` lists all environments",
     )
 
 
@@ -387,7 +387,7 @@ def add_kernel(python: str, environment: str, stack: str) -> Path:
     folder = done.stdout.strip().rpartition(" in ")[2]
     if done.returncode or not folder:
         why = done.stderr.strip()[-500:]
-        raise EnvbuildError("kernel-not-written", "ipykernel did not register it", why=why)
+        raise EnvbuildError("kernel-not-written", "ipykernel did not register the environment", why=why)
     return Path(folder)
 
 
@@ -399,7 +399,7 @@ def _file(environment: str, name: str) -> str:
     raise EnvbuildError(
         "environment-unknown",
         f"there is no {path} on this machine",
-        hint=f"`envbuild env use {Path(environment).name}` writes what shells load; an environment of another machine "
+        hint=f"`envbuild env use {Path(environment).name}` writes its script; an environment of another machine "
         "is used there",
         exit_code=ExitCode.CHECK_FAILED,
     )

@@ -212,7 +212,7 @@ def _of_rank(made: Launch, rank: int | None) -> Launch:
     if not commands:
         raise EnvbuildError(
             "launch-parameter",
-            f"node {rank} runs no command of its own",
+            f"node {rank} has no command of its own",
             hint="one command of node 0 starts all nodes" if rank < made.nodes else f"nodes are 0 to {made.nodes - 1}",
         )
     return made.model_copy(update={"commands": commands})
@@ -249,8 +249,8 @@ def run_here(ui: Ui, made: Launch, place: Place, activate: str | None) -> int:
     if len(made.commands) > 1:
         raise EnvbuildError(
             "launch-parameter",
-            f"{len(made.commands)} nodes have a command each, and this is one node",
-            hint="--node RANK on each of them; or --submit, which starts all",
+            f"{len(made.commands)} nodes have one command each, and this machine is one node",
+            hint="run it with --node RANK on each node, or start all nodes with --submit",
         )
     programs = (command.argv[0] for command in made.commands if command.argv[0].startswith("/"))
     missing = [path for path in (activate, *programs) if path and not Path(path).exists()]

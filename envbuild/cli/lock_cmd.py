@@ -350,8 +350,8 @@ def export(
     if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
             "name-unusable",
-            f"{output.name} is not a name that other tools read as a pylock",
-            why="the standard wants pylock.toml or pylock.<name>.toml, the name without a dot",
+            f"{output.name} is not the file name of a pylock",
+            why="PEP 751 wants pylock.toml or pylock.NAME.toml, and NAME has no dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
     places = _places(found, flags["find_links"]) if form in ("pylock", "conda-lock") and not wheelhouse else Places()

@@ -129,8 +129,8 @@ def _refuse_batches_of_jobs(prepared: Prepared, flags: dict[str, Any]) -> None:
         raise EnvbuildError(
             "option-does-not-fit",
             f"{' and '.join(given)} cannot be used with {prepared.target.name}",
-            why="its nodes are reached through one job, in which one of them builds and all test",
-            hint="`scheduler: {nodes: N}` in the target file says how many nodes the job has",
+            why="envbuild reaches its nodes through one job: one node builds, and all nodes test",
+            hint="`scheduler: {nodes: N}` in the target file sets the number of nodes",
         )
 
 
@@ -324,8 +324,8 @@ def _earlier(run: str, prepared: Prepared) -> Evidence:
         raise EnvbuildError(
             "since-of-another",
             f"the run {found.run} is of {found.stack} ({found.profile}), not of {asked[0]} ({asked[1]})",
-            why="what is there cannot be compared with another stack",
-            hint="`envbuild run list` names the runs with their stacks",
+            why="environments of two stacks cannot be compared",
+            hint="`envbuild run list` lists the runs with their stacks",
         )
     return found
 

@@ -196,7 +196,7 @@ def _place(run: str) -> Path:
     if run and Path(run).is_dir():
         raise EnvbuildError(
             "run-unknown",
-            f"{run} holds no report",
+            f"{run} has no report",
             why="it has neither evidence.json nor report/evidence.json",
             hint="give a run directory, a kit, or the id of a run: `envbuild run list` shows them",
         )

@@ -88,9 +88,9 @@ def _follow(ui: Ui, followed: RunDir) -> int:
     if elsewhere := followed.elsewhere:
         raise EnvbuildError(
             "run-elsewhere",
-            f"{followed.id} goes on where this machine cannot see it: {elsewhere}",
-            why="only there it is seen when its process ends without a word",
-            hint=f"`envbuild run show {followed.id}` has what it did so far; `--follow` works on {elsewhere}",
+            f"{followed.id} continues on another machine: {elsewhere}",
+            why="only that machine sees whether the process of the run has ended",
+            hint=f"`envbuild run show {followed.id}` shows what it has done; `--follow` works on {elsewhere}",
         )
     try:
         with RunProgress(ui) as progress:

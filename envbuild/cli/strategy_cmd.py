@@ -92,8 +92,8 @@ def _problem(stack: Stack, flags: dict[str, Any], here: Gpu | None) -> Problem:
 
         raise EnvbuildError(
             "strategy-gpu",
-            f"{flags['gpu']} is not in our tables" if flags["gpu"] else "it is not known for which GPU to estimate",
-            why="" if flags["gpu"] else "no GPU of our tables is here, and the target expects none",
+            f"{flags['gpu']} is not in envbuild's GPU tables" if flags["gpu"] else "no GPU model is given",
+            why="" if flags["gpu"] else "this machine has no known GPU, and the target names none",
             hint=did_you_mean(flags["gpu"], list(gpus)) if flags["gpu"] else f"--gpu MODEL: {', '.join(sorted(gpus))}",
         )
     machine = machine_of(gpu, flags["gpus_per_node"], flags["network"])
@@ -154,9 +154,9 @@ def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
         where = f"{prepared.target.name} is reached through {prepared.target.connection.kind}"
         raise EnvbuildError(
             "strategy-not-here",
-            "the trials run on this machine alone",
+            "trials run on this machine only",
             why=where if prepared.target.connection.kind != "local" else f"{flags['gpus']} GPUs are several nodes",
-            hint="--dry-run ranks the cases; `envbuild launch ... --submit` runs one as a job",
+            hint="rank the cases with --dry-run; run one as a job with `envbuild launch STACK --submit`",
         )
     flags["expected"] = prepared.target.expects.gpu
     place = launch_place(prepared.stack.name, flags)

@@ -89,7 +89,7 @@ def _checked(path: Path, data: Any, forms: Mapping[str, TypeAdapter[Any]]) -> di
             found[key] = forms[key].validate_python(data[key])
     except (ValidationError, AttributeError) as error:
         why = f"`{key}` has another form than conda gives it" if key else "it is not a mapping"
-        raise EnvbuildError("conda-config-invalid", f"{path} is not a configuration of conda", why=why) from error
+        raise EnvbuildError("conda-config-invalid", f"{path} is not a valid conda configuration", why=why) from error
     return found
 
 
@@ -152,7 +152,7 @@ def _refuse_defaults(place: Place) -> None:
         return
     raise EnvbuildError(
         "conda-defaults-refused",
-        f"the channel {place.name} is Anaconda's own",
+        f"the channel {place.name} belongs to Anaconda",
         why=f"{', '.join(map(without_login, theirs or place.urls))}: Anaconda's terms ask organisations of more "
         "than 200 people for a paid licence",
         hint=f"write conda-forge in place of {place.name}; or, if you may, `allow_defaults: true` in the `conda:` "

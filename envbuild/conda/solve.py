@@ -99,7 +99,7 @@ def match_spec(text: str) -> MatchSpec:
     try:
         return MatchSpec(text)
     except InvalidMatchSpecError as error:
-        raise EnvbuildError("conda-spec-invalid", f"{text!r} is no match spec of conda", why=str(error)) from error
+        raise EnvbuildError("conda-spec-invalid", f"{text!r} is not a conda match spec", why=str(error)) from error
 
 
 def _gateway() -> Gateway:
@@ -112,9 +112,9 @@ def _configured(make: Callable[[Config], _Made]) -> _Made:
     except AuthenticationStorageError as error:
         raise EnvbuildError(
             "conda-config-invalid",
-            "rattler cannot read its file of credentials",
+            "rattler cannot read its credentials file",
             why=str(error).partition(": ")[0],  # what follows may be a secret at the wrong place
-            hint="see the file that RATTLER_AUTH_FILE names, and ~/.rattler/credentials.json",
+            hint="correct the file that RATTLER_AUTH_FILE names, or ~/.rattler/credentials.json",
         ) from error
 
 
@@ -264,7 +264,7 @@ class _Solver:
             "conda-unsatisfiable",
             "no set of conda packages fits the specs",
             why="\n".join(shown),
-            hint=nearest or "no single spec is to blame; loosen several, or name more channels",
+            hint=nearest or "no single spec is the cause; loosen several specs, or add channels",
         )
 
     async def _nearest(self) -> str:
@@ -307,7 +307,7 @@ def package_of(record: RepoDataRecord, channel: str, subdir: str) -> CondaPackag
         raise EnvbuildError(
             "hash-unrecorded",
             f"{file} has no recorded sha256",
-            why=f"the repodata of {channel} states none",
+            why=f"the repodata of {channel} has no sha256 for it",
             hint="index the channel again: `rattler-index` and `conda index` write sha256",
         )
     if record.subdir not in (subdir, "noarch"):
@@ -335,7 +335,7 @@ def _invalid(file: str, channel: str, why: str) -> EnvbuildError:
         "conda-record-invalid",
         f"the repodata of {channel} has an invalid record of {file}",
         why=why,
-        hint="tell who keeps the channel, or take another one; nothing of it was used",
+        hint="report it to the channel's maintainer, or use another channel; envbuild used nothing from it",
     )
 
 
@@ -353,28 +353,28 @@ def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
             "channel-missing",
             f"{what} is not there",
             why=why,
-            hint="check its name, and `channel_alias` and `custom_channels` in .condarc; it needs a folder `noarch`",
+            hint="check its name, and the aliases in .condarc; a channel needs a folder `noarch`",
             exit_code=ExitCode.REFUSED,
         )
     if _REFUSED.search(said):
         return EnvbuildError(
             "channel-refused",
-            f"{what} does not let us in",
+            f"{what} refused the login",
             why=why,
-            hint="its credentials belong into ~/.netrc, or into the file that RATTLER_AUTH_FILE names",
+            hint="put its credentials into ~/.netrc or the file that RATTLER_AUTH_FILE names",
         )
     if _NETWORK.search(said):
         return EnvbuildError(
             "channel-unreachable",
-            f"{what} could not be asked",
+            f"{what} could not be reached",
             why=why,
             hint="check the address, the proxy and the certificates, then try again",
         )
     return EnvbuildError(
         "channel-not-a-channel",
-        f"{what} answers with something else than repodata",
+        f"{what} does not return repodata",
         why=why,
-        hint="a login page of a proxy looks like this, too; open the address in a browser",
+        hint="open the address in a browser: a proxy may show its login page",
     )
 
 

@@ -134,7 +134,7 @@ class Containers(StrictModel):
                 return each
         raise EnvbuildError(
             "image-base-unknown",
-            f"no image with the toolkit of CUDA {cuda} is known",
+            f"envbuild knows no image with the CUDA {cuda} toolkit",
             why=f"the catalog has {', '.join(each.cuda for each in self.cuda)}",
             hint="name one with `--base-image IMAGE`",
         )
@@ -224,9 +224,9 @@ def parse_reference(text: str) -> Reference:
     if found is None:
         raise EnvbuildError(
             "image-reference",
-            f"{text[:100]!r} is no image reference",
-            why="one is host/path:tag@sha256:digest, the path in small letters; all but the path may be left out",
-            hint="as in `debian:bookworm`",
+            f"{text[:100]!r} is not an image reference",
+            why="the form is host/path:tag@sha256:digest, with a lower-case path; only the path is required",
+            hint="for example `debian:bookworm`",
         )
     host, path = found["host"] or "", found["path"]
     # The first part is a host only when it looks like one.
@@ -287,7 +287,7 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
         raise EnvbuildError(
             "image-base-unfit",
             f"{variant.id} stands on what a node has (base {variant.base.kind}), and an image has nothing of a node",
-            hint="choose a profile or `--variant` that stands on nothing or on an image",
+            hint="choose a profile or `--variant` with `base: none` or an image as its base",
         )
     given, notes = given or Given(), tuple[str, ...]()
     runtime, system, network = found.runtime, None, None

@@ -166,7 +166,7 @@ def _streamed(command: Sequence[str], image: str) -> Iterator[IO[bytes]]:
             "image-export-failed",
             f"the files of {image} could not be read",
             why=said or f"{command[0]} ended with exit code {process.returncode}",
-            hint=f"see what it says by hand: `{shlex.join(command)}`",
+            hint=f"run the command yourself: `{shlex.join(command)}`",
         )
 
 
@@ -301,7 +301,7 @@ def find_builder(name: str | None = None, *, builds: bool = False) -> Builder:
         tried.append(f"{each} {lacks}")
     raise EnvbuildError(
         "image-no-builder",
-        "there is no program here that builds images",
+        "this machine has no program that builds images",
         why="; ".join(tried),
         hint="install one: " + "; ".join(NEEDS.values()),
     )
@@ -336,42 +336,42 @@ def stream(command: Sequence[str], on_line: Callable[[str], None] | None, cwd: P
 
 _NO_IDS = "the image has files of users for whom this user has no subordinate ids"
 _NOT_HERE = "no image of this machine has that name, and `localhost` is no registry"
-_NO_REGISTRY = "what answers there is no registry"
+_NO_REGISTRY = "the server is not a registry"
 # What builders say, as patterns, and what it means.
 OF_REGISTRIES = (
-    ("StatusCode: 403", "registry-refused", "the registry gives nothing"),
+    ("StatusCode: 403", "registry-refused", "the registry denied access"),
     ("StatusCode: 404", "image-base-unknown", "the registry has no such image"),
     ("StatusCode: 5", "registry-unreachable", "the registry does not answer"),
-    ("StatusCode: 429", "registry-busy", "the registry was asked too often"),
+    ("StatusCode: 429", "registry-busy", "the registry's rate limit is reached"),
     ("manifest unknown", "image-base-unknown", "the registry has no such image or digest"),
     ("name unknown", "image-base-unknown", "the registry has no such image"),
     ("not found: manifest", "image-base-unknown", "the registry has no such image or digest"),
     ("match provided manifest digest", "image-base-unknown", "the registry has something else"),
-    ("authentication required", "registry-refused", "the registry wants a login"),
-    ("access to the resource is denied", "registry-refused", "the registry gives nothing"),
-    ("toomanyrequests", "registry-busy", "the registry was asked too often"),
-    ("invalid character '<'", "registry-not-a-registry", "a web page answers, no registry"),
+    ("authentication required", "registry-refused", "the registry requires a login"),
+    ("access to the resource is denied", "registry-refused", "the registry denied access"),
+    ("toomanyrequests", "registry-busy", "the registry's rate limit is reached"),
+    ("invalid character '<'", "registry-not-a-registry", "a web page answers instead of a registry"),
     # docker's words, of its builds and of its `pull`.
-    ("401 Unauthorized|no basic auth credentials", "registry-refused", "the registry wants a login"),
-    ("403 Forbidden|HTTP 403 response|pull access denied", "registry-refused", "the registry gives nothing"),
-    ("429 Too Many Requests", "registry-busy", "the registry was asked too often"),
-    ("unknown type text/html", "registry-not-a-registry", "a web page answers, no registry"),
+    ("401 Unauthorized|no basic auth credentials", "registry-refused", "the registry requires a login"),
+    ("403 Forbidden|HTTP 403 response|pull access denied", "registry-refused", "the registry denied access"),
+    ("429 Too Many Requests", "registry-busy", "the registry's rate limit is reached"),
+    ("unknown type text/html", "registry-not-a-registry", "a web page answers instead of a registry"),
     ("resolve source metadata .*: not found", "image-base-unknown", "the registry has no such image or digest"),
     ("insufficient UIDs or GIDs", "image-without-ids", _NO_IDS),
     # What a registry says before it is asked for an image at all.
     ("https?://localhost/v2/", "image-base-unknown", _NOT_HERE),
-    ("invalid status code from registry 403", "registry-refused", "the registry gives nothing"),
+    ("invalid status code from registry 403", "registry-refused", "the registry denied access"),
     ("invalid status code from registry 404", "registry-not-a-registry", _NO_REGISTRY),
-    ("too many requests to registry", "registry-busy", "the registry was asked too often"),
+    ("too many requests to registry", "registry-busy", "the registry's rate limit is reached"),
     ("pinging container registry|HEAD request to .*: 5\\d\\d |unexpected HTTP status: 5|failed to do request: "
      '|Get "https?://[^" ]+/v2/": ', "registry-unreachable", "the registry does not answer"),
 )  # fmt: skip
 CAUSES = (
     *OF_REGISTRIES,
     ("image not known", "image-base-unknown", "the image is not on this machine"),
-    ("executable file not found", "image-without-python", "the image has no Python to run it with"),
-    ("python3: not found", "image-without-python", "the image has no Python to run it with"),
-    ("No interpreter found|exit status 127", "image-without-python", "the image has not the Python that was named"),
+    ("executable file not found", "image-without-python", "the image has no Python to run envbuild's build with"),
+    ("python3: not found", "image-without-python", "the image has no Python to run envbuild's build with"),
+    ("No interpreter found|exit status 127", "image-without-python", "the image does not have the named Python"),
     ("Hash mismatch for|DO NOT MATCH THE HASHES", "hash-mismatch", "a file is not the one that the lock names"),
     ("error setting ownership of", "image-without-ids", _NO_IDS),
     ("No space left on device", "disk-full", "the builder's storage is full"),
@@ -381,12 +381,12 @@ HINTS = {
     "image-without-python": "name another with `--base-image`, `--fetch-image` or `--python`",
     "image-without-ids": "ask for ranges of the user in /etc/subuid and /etc/subgid (package uidmap), then call "
     "`podman system migrate`; or build as root",
-    "hash-mismatch": "do not use this index or mirror; if the lock is wrong, create it again",
+    "hash-mismatch": "use another index or mirror; if the lock is wrong, run `envbuild lock create STACK`",
     "disk-full": "remove images that are not needed (`rmi`), or give the builder's storage more room",
     "registry-refused": "log in with the builder's own `login`",
     "registry-busy": "wait, or log in with the builder's own `login`",
     "registry-unreachable": "check the name, the network and the proxy, or name a mirror's image with `--base-image`",
-    "registry-not-a-registry": "check the name and the proxy; a portal may want a login",
+    "registry-not-a-registry": "check the name and the proxy; a portal may require a login",
 }
 
 
@@ -411,5 +411,5 @@ def failure(name: str, output: str) -> EnvbuildError:
         return meant
     tail = redact_text("\n".join(output.strip().splitlines()[-15:]))
     return EnvbuildError(
-        "image-build-failed", f"{name} could not build the image", why=tail, hint="`-v` shows all that it printed"
+        "image-build-failed", f"{name} could not build the image", why=tail, hint="`-v` shows its whole output"
     )

@@ -149,7 +149,7 @@ def _refuse_unfit(variant: Variant, place: Place) -> None:
                 "image-no-file",
                 f"no file of {package.name} {package.version} fits glibc {'.'.join(map(str, place.glibc))}",
                 why=f"the lock has {', '.join(file.file for file in package.files)[:300]}",
-                hint="choose a newer base with `--base-image` and say its `--glibc`",
+                hint="choose a newer base with `--base-image`, and give its version of glibc with `--glibc`",
             )
 
 
@@ -159,7 +159,7 @@ def _refuse_secrets(variables: Iterable[str]) -> None:
     if names:
         raise EnvbuildError(
             "variable-refused",
-            f"an image must not hold {', '.join(names)}",
-            why="the name looks like that of a secret, and everybody who has the image can read its variables",
+            f"an image must not contain {', '.join(names)}",
+            why="the name looks like a secret, and everybody who has the image can read its variables",
             hint=f"remove it from the target; set it when the image runs: `docker run -e {names[0]} IMAGE`",
         )

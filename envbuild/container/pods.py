@@ -142,7 +142,7 @@ def launch_words(made: Launch, output: str) -> tuple[str, ...]:
         raise EnvbuildError(
             "launch-does-not-fit",
             f"one command of {made.stack} starts all {made.nodes} nodes, by MPI or Slurm",
-            why="a pod has no way into the others",
+            why="one pod cannot start processes in another",
             hint="--nodes 1, or `-- COMMAND` with a launcher that each pod starts (torchrun)",
         )
     return ("bash", "-c", "".join(step.text for step in steps_of(made, output, None)))

@@ -91,7 +91,7 @@ def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> Image
                 "image-stage-clash",
                 f"the image {stage.image} has the name of a stage",
                 why=f"the stages are {', '.join(names)}",
-                hint=f"say which tag it has: `{stage.image}:latest`",
+                hint=f"add its tag: `{stage.image}:latest`",
             )
     return ImageRecipe(
         stack=given.lock.stack,

@@ -71,7 +71,7 @@ def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[s
         if not isinstance(config, dict) or not _DIGEST.fullmatch(str(config.get("digest"))):
             raise EnvbuildError(
                 "image-of-several-platforms",
-                f"{reference} names no single image",
+                f"{reference} names images of several platforms",
                 hint="name the digest of the image for the platform of the nodes",
             )
         digest = str(config["digest"])
@@ -172,9 +172,9 @@ class _Repository:
         if _DIGEST.fullmatch(said) and said != digest:
             raise EnvbuildError(
                 "registry-digest-mismatch",
-                f"the manifest of {self.reference} is not what the registry says it is",
-                why=f"it says {said}, the manifest has {digest}",
-                hint="do not use this registry or mirror",
+                f"the manifest of {self.reference} does not match the registry's digest",
+                why=f"the registry says {said}, the manifest has {digest}",
+                hint="use another registry or mirror",
             )
         return body
 
@@ -205,7 +205,7 @@ def _raise_for(answer: _Answer, reference: str) -> None:
 def _refused(reference: str, why: str) -> EnvbuildError:
     return EnvbuildError(
         "registry-refused",
-        f"the registry does not let us read {reference}",
+        f"the registry denied access to {reference}",
         why=why,
         hint="put a login for the token server into ~/.netrc, or check the name",
     )
@@ -214,7 +214,7 @@ def _refused(reference: str, why: str) -> EnvbuildError:
 def _unreachable(reference: str, why: str, more: str) -> EnvbuildError:
     return EnvbuildError(
         "registry-unreachable",
-        f"the registry of {reference} gives no answer",
+        f"the registry of {reference} does not answer",
         why=f"{why}: {more}" if more else why,
         hint="check the network and the proxy, and try again",
     )
@@ -223,7 +223,7 @@ def _unreachable(reference: str, why: str, more: str) -> EnvbuildError:
 def _not_a_registry(reference: str, why: str) -> EnvbuildError:
     return EnvbuildError(
         "registry-not-a-registry",
-        f"what answers for {reference} is no registry",
+        f"the server of {reference} is not a registry",
         why=why,
         hint="log in to the network's portal, or check the proxy",
     )

@@ -145,10 +145,10 @@ def _like_docker(
         if not facts.cdi:
             raise EnvbuildError(
                 "container-no-gpu-access",
-                f"{node}: podman cannot give GPUs to a container there",
+                f"{node}: podman cannot give GPUs to a container",
                 why="there is no CDI specification of NVIDIA's devices in /etc/cdi or /var/run/cdi",
-                hint="an administrator makes one: `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; "
-                "or say `gpus: none` or another `runtime` in `container:`",
+                hint="ask an administrator to run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`; "
+                "or write `gpus: none` or another `runtime` in `container:`",
                 details={"node": node},
             )
         options.append(f"--device={CDI}")
@@ -175,9 +175,9 @@ def _refuse_memory(node: str, runtime: str, settings: ContainerSettings) -> None
     if said:
         raise EnvbuildError(
             "container-option",
-            f"{node}: {runtime} cannot do what the target says: {'; '.join(said)}",
+            f"{node}: {runtime} does not support what the target says: {'; '.join(said)}",
             why=f"{runtime} shares /dev and /dev/shm with the node",
-            hint="leave it out, or name podman or docker as `runtime`",
+            hint="remove the option, or write `runtime: podman` or `runtime: docker`",
             details={"node": node},
         )
 

@@ -76,7 +76,7 @@ def of_another_lock(image: str, lock: Lock, about: Mapping[str, str]) -> Envbuil
     """The error (exit 7) for an image that no variant of `lock` gives."""
     return EnvbuildError(
         "image-of-another-lock",
-        f"{image} is of no variant of the lock of {lock.stack} ({lock.profile})",
+        f"{image} matches no variant of the lock of {lock.stack} ({lock.profile})",
         why=f"its labels say {about['stack']} ({about['profile']}), {about['lock'][:19] or 'no lock'}",
         hint="build it again from this lock, or name its own stack with `--stack`",
     )
@@ -154,5 +154,5 @@ def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
         "image-does-not-run",
         f"{what} in a container of {image}",
         why=why,
-        hint="see by hand, with the builder's own `run`, whether any program starts in it",
+        hint="test by hand, with the builder's own `run`, whether any program starts in the image",
     )

@@ -37,15 +37,15 @@ def read_document(stack: Stack, file: Path | None, *, other: bool = False) -> Do
     if document is None or document.commit is None or document.path is None:
         raise EnvbuildError(
             "document-unknown",
-            f"the stack {stack.name} does not say where its document is",
-            hint="name the document's file with --document",
+            f"the stack {stack.name} has no address of its document",
+            hint="give the document's file with --document",
         )
     kept = _kept(document)
     text = kept if kept is not None else _from_git(document, document.commit, document.path)
     if document.sha256 is not None and _digest(text) != document.sha256:
         raise EnvbuildError(
             "document-changed",
-            f"{document.path} of {document.url} is not the text that the findings are about",
+            f"{document.path} of {document.url} is not the text that the findings describe",
             why=f"its sha256 is {_digest(text)[:12]}, the stack records {document.sha256[:12]}",
         )
     if kept is None:
@@ -69,7 +69,7 @@ def _from_git(document: Document, commit: str, path: str) -> str:
         raise EnvbuildError(
             "document-missing",
             f"{document.url} has no {path} at {commit[:12]}",
-            hint="name the document's file with --document",
+            hint="give the document's file with --document",
         )
     return text
 
@@ -112,11 +112,11 @@ def _given(file: Path, document: Document | None, *, other: bool) -> DocumentTex
     if not other:
         raise EnvbuildError(
             "document-differs",
-            f"{file} is not the document that the findings are about",
+            f"{file} is not the document that the findings describe",
             why=differs,
-            hint="leave --document away to fetch it; --other-text annotates this text all the same, and says so",
+            hint="remove --document to fetch the original, or add --other-text to annotate this text",
         )
-    return DocumentText(text, f"This is not the document that the findings are about: {file.name}, {differs}")
+    return DocumentText(text, f"This is not the document that the findings describe: {file.name}, {differs}")
 
 
 def _from_file(file: Path) -> str:

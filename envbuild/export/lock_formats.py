@@ -96,8 +96,8 @@ def _channel_address(package: CondaPackage, channels: Channels) -> str:
         raise EnvbuildError(
             "address-missing",
             f"the address of the channel {package.channel} is not known",
-            why=f"{package.file} is of it, and the stack does not name it any more",
-            hint="create the lock again from the stack",
+            why=f"{package.file} is from this channel, and the stack no longer names the channel",
+            hint="run `envbuild lock create STACK`",
         )
     return f"{channels[package.channel][0]}/{package.subdir}/{package.file}"
 
@@ -250,9 +250,9 @@ def _address(item: ArtifactFile, offered: OfferedFile | None) -> str:
     if offered.sha256 != item.sha256:
         raise EnvbuildError(
             "address-mismatch",
-            f"the index offers another {item.file} than the locked one",
+            f"the index has a different {item.file} than the lock",
             why=f"sha256 {offered.sha256 or 'unknown'} there, {item.sha256} in the lock",
-            hint="ask another mirror, or name a folder that has the files: --wheelhouse DIR",
+            hint="use another mirror, or give a folder with the files: --wheelhouse DIR",
         )
     return offered.url
 
@@ -260,7 +260,7 @@ def _address(item: ArtifactFile, offered: OfferedFile | None) -> str:
 def _no_address(why: str) -> EnvbuildError:
     return EnvbuildError(
         "address-missing",
-        "not every locked file has an address here",
+        "some locked files have no address on this machine",
         why=why,
         hint="check the index, name a folder that has the files (--wheelhouse DIR), or export `requirements`",
     )

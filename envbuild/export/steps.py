@@ -65,7 +65,9 @@ def requirement(package: LockedPackage, record: str, between: str = " \\\n    ")
         Version(package.version)
     except InvalidVersion as error:
         raise EnvbuildError(
-            "version-unusable", f"{package.name}: {package.version!r} is no version", hint="create the lock again"
+            "version-unusable",
+            f"{package.name}: {package.version!r} is not a version",
+            hint="run `envbuild lock create STACK`",
         ) from error
     return between.join([f"{package.name}=={package.version}", *(f"--hash=sha256:{digest}" for digest in hashes)])
 
@@ -152,6 +154,6 @@ def refuse_conda(variant: Variant) -> None:
     if variant.conda is not None:
         raise EnvbuildError(
             "script-impossible",
-            f"{variant.id} begins with conda packages, which neither uv nor git installs",
+            f"{variant.id} needs conda packages, which neither uv nor git installs",
             hint="`envbuild lock export --format conda-explicit` gives the list that conda and micromamba install",
         )

@@ -99,6 +99,6 @@ def _refuse(path: Path, tree: Tree, result: Result) -> None:
         why=f"{elsewhere.statements[0].place}: {elsewhere.truth}"
         if elsewhere
         else f"{len(tree.files)} files were looked at",
-        hint="give the page or the folder that installs it"
-        + ("; of a job script `envbuild init FILE` describes the cluster" if elsewhere else ""),
+        hint="give the page or folder with the install instructions"
+        + ("; for a job script, `envbuild init FILE` describes the cluster" if elsewhere else ""),
     )

@@ -113,8 +113,8 @@ def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
     if address is None or ref.startswith("-"):
         raise EnvbuildError(
             "init-source",
-            "the repository's address or ref is none that git is given",
-            hint="https://HOST/OWNER/NAME, or with @REF: a branch, a tag or a full commit",
+            "the repository's address or ref is not valid",
+            hint="write https://HOST/OWNER/NAME, or add @REF: a branch, a tag or a full commit",
         )
     commit = ref if re.fullmatch(r"[0-9a-f]{40}", ref) else resolve_ref(address.url, ref or "HEAD")
     if commit is None:

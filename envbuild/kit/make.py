@@ -186,8 +186,8 @@ def _lock(files: Mapping[str, bytes], evidence: Evidence) -> bytes:
         raise EnvbuildError(
             "kit-without-lock",
             "there is no lock to put into the kit",
-            why="no lock goes with the report",
-            hint="a page alone has no lock: give the run's folder",
+            why="the report has no lock beside it",
+            hint="give the run's folder, not its page alone",
         )
     return data
 

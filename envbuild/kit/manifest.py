@@ -77,8 +77,8 @@ def parse(data: bytes) -> Manifest:
         raise EnvbuildError(
             "kit-invalid",
             f"{NAME} has the schema {str(version)[:40]!r}",
-            why=f"this envbuild reads {KIT_VERSION}; another number may mean something else",
-            hint="use the envbuild version that wrote it (the field `envbuild` says which)",
+            why=f"this envbuild reads {KIT_VERSION}",
+            hint="use the envbuild version that wrote it (see its field `envbuild`)",
         )
     try:
         manifest = Manifest.from_plain(found)
@@ -94,7 +94,7 @@ def invalid(name: str, why: str) -> EnvbuildError:
     """The error for what is no kit of ours; `name` is the file that says so."""
     return EnvbuildError(
         "kit-invalid",
-        f"{name} is not that of a kit",
+        f"{name} is not the manifest of a kit",
         why=why,
         hint="give the folder or the tar file that `envbuild report kit` wrote",
     )
@@ -216,9 +216,9 @@ def _refused(error: plain_tar.HostileError, file: str) -> EnvbuildError:
 def _unsafe(name: str, why: str) -> EnvbuildError:
     return EnvbuildError(
         "kit-invalid",
-        f"{visible(name)[:200]} does not belong into a kit",
+        f"{visible(name)[:200]} is not allowed in a kit",
         why=why,
-        hint="a kit has regular files only; do not unpack this one elsewhere before you know who made it",
+        hint="a kit has regular files only; do not unpack this one before you know who made it",
     )
 
 

@@ -70,8 +70,8 @@ def launch(stack: Stack, profile: str, values: Mapping[str, str], place: Place) 
         raise EnvbuildError(
             "launch-data",
             f"the launch data of the stack {stack.name} lack {error.args[0]!r}",
-            why=f"the recipe {data.recipe} knows no value of that name, or wants an entry of it",
-            hint="compare `reference: launch:` with that of the shipped stack that has the recipe",
+            why=f"the recipe {data.recipe} needs this value, or does not know its name",
+            hint="compare `reference: launch:` with a shipped stack of the same recipe",
         ) from error
 
 
@@ -95,18 +95,16 @@ def preparation(stack: Stack, place: Place, *, real: bool = False) -> Preparatio
     """
     reference, data = launch_data(stack)
     if reference.no_data is not None:
-        raise EnvbuildError(
-            "data-not-made", f"no small data can be made with the own tool of {stack.name}", why=reference.no_data
-        )
+        raise EnvbuildError("data-not-made", f"the tool of {stack.name} cannot make small data", why=reference.no_data)
     made: dict[str, str] = {
         file.name.removesuffix(_PACKED): file.synthetic for file in reference.data if file.synthetic
     }
     if not made or not reference.prepare:
         raise EnvbuildError(
             "no-recipe",
-            f"the stack {stack.name} does not say how its data are made",
+            f"the stack {stack.name} has no recipe for its data",
             why="its file has no `reference: prepare:`, or no file of `reference: data:` with `synthetic:`",
-            hint="megatron-deepspeed-slurm, megatron-deepspeed-alcf and megatronapp do",
+            hint="stacks with a recipe: megatron-deepspeed-slurm, megatron-deepspeed-alcf, megatronapp",
         )
     own = tuple(file for file in reference.data if file.synthetic) if real else ()
     made = {} if real else made

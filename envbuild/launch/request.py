@@ -77,9 +77,9 @@ class Place(StrictModel):
         if self.master is None and self.nodes > 1:
             raise EnvbuildError(
                 "launch-parameter",
-                f"{self.nodes} nodes have no address to meet at",
-                why="the first node's address is taken from the job or from you, never guessed from a host name",
-                hint="--master ADDRESS (in a job: the first name of its node list)",
+                f"{self.nodes} nodes need the address of the first node",
+                why="envbuild takes it from the job or from --master, and never guesses it from a host name",
+                hint="add add add add add add add add --master ADDRESS (in a job: the first name of its node list)",
             )
         return self.master or "127.0.0.1", self.port or port
 

@@ -64,7 +64,9 @@ def refuse_unable(stack: Stack, profile: str, verb: str, place: str) -> None:
         "profile-cannot-run",
         f"`{verb}` cannot run the profile {profile} of {stack.name}",
         why=f"its stack says `runs: {runs}`, and `{verb}` starts the stack's own benchmark",
-        hint=f"build one that can: `envbuild provision {place} --profile {name}`" if name else "no profile of it can",
+        hint=f"build a profile that can: `envbuild provision {place} --profile {name}`"
+        if name
+        else "no profile of it can",
     )
 
 
@@ -108,9 +110,9 @@ def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
         return
     raise EnvbuildError(
         "lock-edited",
-        f"{name} does not hold what the stack {stack.name} asks for",
+        f"{name} does not match the stack {stack.name}",
         why="; ".join(f"`{finding.subject}`: {finding.says}" for finding in found),
-        hint="a lock is made by `envbuild lock create`, never by hand; `envbuild lock check` says all that differs",
+        hint="`envbuild lock check` lists every difference; `envbuild lock create` makes a new lock",
     )
 
 

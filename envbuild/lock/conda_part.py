@@ -77,7 +77,7 @@ def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) ->
         raise EnvbuildError(
             "conda-and-wheel",
             f"{package.name} would be installed twice: {archive.file} by conda, {package.files[0].file} as a wheel",
-            why=f"conda's is version {archive.version}, the wheel's {package.version}; one would overwrite the other",
+            why=f"conda has version {archive.version}, the wheel {package.version}, and one would overwrite the other",
             hint=f"`provides: {{{package.name}: {archive.name}}}` in the `conda:` section leaves it to conda, as a "
             f"dependency `{archive.name}` of environment.yml does",
         )

@@ -40,7 +40,10 @@ def parse_lock(text: str, name: str) -> Lock:
         data = parse_toml(text)
     except (ValueError, RecursionError) as error:  # a number too long, tables too deep: not all is a TOMLDecodeError
         raise EnvbuildError(
-            "lock-invalid", f"{name} is not valid TOML", why=str(error), hint="restore the file, or create it again"
+            "lock-invalid",
+            f"{name} is not valid TOML",
+            why=str(error),
+            hint="restore the file, or run `envbuild lock create STACK`",
         ) from error
     version = data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > LOCK_VERSION:
@@ -52,7 +55,9 @@ def parse_lock(text: str, name: str) -> Lock:
     bad = unsafe_at(data)
     if bad is not None:
         why = f"{bad}: control characters, invisible characters and line separators are not allowed"
-        raise EnvbuildError("lock-invalid", f"{name} is not a valid lock", why=why, hint="create it again")
+        raise EnvbuildError(
+            "lock-invalid", f"{name} is not a valid lock", why=why, hint="run `envbuild lock create STACK`"
+        )
     try:
         as_json = json.dumps(_with_model_names(data), separators=(",", ":"), ensure_ascii=False)
         return Lock.model_validate_json(as_json)

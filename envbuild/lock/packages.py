@@ -428,7 +428,7 @@ def read_base(path: Path) -> BasePython:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise EnvbuildError(
             "base-python-broken",
-            f"{path} does not say which packages it has",
+            f"{path} cannot list its packages",
             why=str(getattr(error, "stderr", "") or error),
             hint="name a working interpreter: --base-python /path/to/python3",
         ) from error

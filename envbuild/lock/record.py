@@ -128,7 +128,7 @@ def _place(package: LockedPackage, file: ArtifactFile, origin: Origin) -> tuple[
         "package-not-found",
         f"{file.file} is not available",
         why=f"no file of that name is in {', '.join(places)}",
-        hint="`--from DIR` names a folder that has the file, `--index NAME=URL` another address of the index",
+        hint="give a folder with `--from DIR`, or another address of the index with `--index NAME=URL`",
     )
 
 
@@ -145,9 +145,9 @@ def _pages(package: LockedPackage, file: ArtifactFile, origin: Origin, config: p
     if package.index != DEFAULT_INDEX or not urls:
         raise EnvbuildError(
             "index-unknown",
-            f"nothing says where the index `{package.index}` is",
-            why=f"{file.file} has no recorded hash: it is taken from the index that the lock names, no other",
-            hint=f"`--index {package.index}=URL` says it, or `--from DIR` names a folder that has the file",
+            f"the index `{package.index}` has no address",
+            why=f"{file.file} has no recorded hash, so envbuild takes it only from the index that the lock names",
+            hint=f"add `--index {package.index}=URL`, or give a folder that has the file with `--from DIR`",
             exit_code=ExitCode.BUILD_FAILED,
         )
     yield from (each.rstrip("/") + below for each in urls)

@@ -37,7 +37,7 @@ def lock_source(source: Source, reader: GitReader) -> LockedSource:
             "tree-mismatch",
             f"source {source.name}: commit {source.commit} does not have the tree that the stack names",
             why=f"tree {tree} at {source.git}, {source.tree} in the stack",
-            hint="correct `tree` (or leave it out) after you know why they differ",
+            hint="find out why they differ; then correct or remove `tree`",
         )
     for ancestor in source.contains:
         if not reader.contains(*at, ancestor):
@@ -52,8 +52,8 @@ def lock_source(source: Source, reader: GitReader) -> LockedSource:
             raise EnvbuildError(
                 "manifest-invalid",
                 f"source {source.name}: `outputs` names {output}, which has files of the repository",
-                why="a folder of outputs is a link to a place outside the environment, and these files are part of it",
-                hint=f'say `generated: ["{output}/**"]` instead, or use your own clone: `path:` in the place of `git:`',
+                why="`outputs` are links to folders outside the environment, and these files belong to the repository",
+                hint=f'write `generated: ["{output}/**"]` instead, or your own clone: `path:` in place of `git:`',
             )
     submodules = tuple(_submodules(*at, reader)) if source.submodules else ()
     taken = {field: getattr(source, field) for field in TAKEN}
@@ -160,7 +160,7 @@ def _checked_url(url: str, path: str, commit: str) -> str:
         return LockedSubmodule(path=path, git=url, commit=commit, tree=commit).git
     except ValidationError as error:
         why = "; ".join(f"{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
-        raise EnvbuildError("submodule-invalid", f"submodule {path} is not acceptable", why=why) from error
+        raise EnvbuildError("submodule-invalid", f"submodule {path} is not allowed", why=why) from error
 
 
 def absolute_url(parent: str, url: str) -> str:

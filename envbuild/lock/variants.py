@@ -206,7 +206,7 @@ def hash_unrecorded(file: ArtifactFile, command: str) -> EnvbuildError:
         UNRECORDED,
         f"{file.file} has no recorded sha256",
         why=file.reason or "",
-        hint=f"`{command}`, where its index is reached, or with `--from DIR` for a folder that has the file",
+        hint=f"`{command}`on a machine that reaches its index, or with `--from DIR` for a folder that has the file",
     )
 
 
@@ -216,5 +216,5 @@ def conda_unrecorded(variant: Variant) -> EnvbuildError:
         "conda-unrecorded",
         f"the lock has no conda packages of {variant.id}",
         why=(variant.conda.unrecorded if variant.conda else None) or "",
-        hint="`envbuild lock create` records them where the channel can be reached",
+        hint="run `envbuild lock create STACK` on a machine that reaches the channel",
     )

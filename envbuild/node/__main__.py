@@ -34,8 +34,8 @@ def _dispatch(verb: str) -> "tuple[bool, Json]":
         raise NodeError(
             "node-without-python",
             "this node has no Python 3.8 or newer, which `%s` needs" % verb,
-            why="%s is %d.%d, and runs the probe alone" % ((sys.executable,) + sys.version_info[:2]),
-            hint="`envbuild provision` brings one where the stack has `interpreters: [present, standalone]`",
+            why="%s is %d.%d, which runs only the probe" % ((sys.executable,) + sys.version_info[:2]),
+            hint="`envbuild provision` installs one if the stack has `interpreters: [present, standalone]`",
         )
     request = protocol.parse_request(sys.stdin.buffer.read(protocol.REQUEST_LIMIT + 1), verb)
     path = request["args"].get("log")
@@ -62,7 +62,7 @@ def _execute(verb: str) -> "tuple[Json, int]":
         stopped = NodeError(
             "interrupted",
             "`%s` was stopped by signal %s" % (verb, signal_),
-            why="what it had started has ended; nothing half-built is in use",
+            why="its processes have ended, and no half-built environment is in use",
             hint="the same command continues where this one stopped",
         )
         return protocol.failure(verb, stopped), stopped.exit_code
@@ -82,7 +82,7 @@ def _internal(verb: str, error: "Exception") -> "tuple[Json, int]":
         "node-internal",
         "the node program failed in `%s`" % verb,
         why="%s: %s" % (type(error).__name__, str(error)[:500]),
-        hint="this is a fault of envbuild; please report it with the log",
+        hint="this is a bug in envbuild; please report it with the log",
         details=where,
     )
     return protocol.failure(verb, found), found.exit_code

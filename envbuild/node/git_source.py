@@ -143,7 +143,7 @@ def _mismatch(name: str, why: str) -> "NodeError":
         "tree-mismatch",
         "source %s is not what the lock says" % name,
         why=why,
-        hint="do not use this repository or mirror; if the lock is wrong, create it again",
+        hint="use another repository or mirror; if the lock is wrong, run `envbuild lock create STACK`",
         changed=True,
     )
 
@@ -196,7 +196,7 @@ def _unreachable(done: "proc.Finished", name: str, origin: str, folder: str) -> 
         "network-unreachable" if transport else "source-unreachable",
         "source %s cannot be fetched from %s" % (name, origin),
         why=text,
-        hint="check the network and the proxy, set `url.<base>.insteadOf` for a mirror, or deliver a bundle",
+        hint="check the network and the proxy, set `url.<base>.insteadOf` for a mirror, or use a bundle",
         exit_code=Exit.TRY_AGAIN if transport else Exit.BUILD_FAILED,
         changed=True,
     )
@@ -249,7 +249,7 @@ def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
     return NodeError(
         "source-unreachable",
         "the working tree of source %s, %s, %s" % (name, place, problem),
-        hint="use a file system that the node has, too, or pin the source by `git:` and `commit:` in the stack file",
+        hint="use a file system that the node mounts too, or pin the source by `git:` and `commit:` in the stack file",
         exit_code=Exit.REFUSED,
     )
 
@@ -297,7 +297,7 @@ def object_missing(origin: str, lost: str, why: str) -> "NodeError":
         "object-missing",
         "%s lacks object %s" % (origin, lost),
         why=why,
-        hint="that copy is incomplete; take a whole one (git's `url.<base>.insteadOf`), or mend it (`git fsck` there)",
+        hint="the copy is incomplete: use another one (git's `url.<base>.insteadOf`), or repair it (see `git fsck`)",
         changed=True,
     )
 

@@ -89,7 +89,7 @@ class Lease:
             owner = read_at(self.path)
             raise NodeError(
                 "lease-lost",
-                "run %s no longer holds the prefix" % self.owner["run"],
+                "run %s has lost its lock on the prefix" % self.owner["run"],
                 why="its lease was released or removed" if owner is None else "held by %s" % describe(owner),
                 hint="run the same command again",
             )

@@ -134,16 +134,16 @@ def run(request: Json) -> "tuple[bool, Json]":
     folder = os.path.join(request["prefix"], FOLDER)
     wanted, count = args.get("log_of"), args.get("lines", 40)
     if not isinstance(count, int) or not 1 <= count <= MOST_LINES:
-        raise NodeError("request-invalid", "`args.lines` is no number from 1 to %d" % MOST_LINES)
+        raise NodeError("request-invalid", "`args.lines` is not a number from 1 to %d" % MOST_LINES)
     if wanted is not None and not (isinstance(wanted, str) and _NAME.match(wanted)):
-        raise NodeError("request-invalid", "`args.log_of` is no run")
+        raise NodeError("request-invalid", "`args.log_of` is not a run")
     name = _newest(folder) if wanted is None else wanted + ".log"
     path = os.path.join(folder, name or "")
     if not name or not os.path.isfile(path):
         raise NodeError(
             "log-unknown",
             "there is no log %sunder %s" % ("of %s " % wanted if wanted else "", folder),
-            hint="a run that changes nothing writes none",
+            hint="a run that changes nothing writes no log",
         )
     with open(path, "rb") as stream:
         stream.seek(0, os.SEEK_END)

@@ -146,7 +146,7 @@ def os_error(error: OSError, where: str) -> "NodeError | None":
             "not-writable",
             "the file system of %s is read-only" % where,
             why=str(error),
-            hint="file systems become so after errors of their disk; the same command continues once it is writable",
+            hint="a disk error can cause this; make the file system writable, then run the same command again",
             changed=True,
         )
     return no_room(error, where)
@@ -315,8 +315,8 @@ def switch_link(link: str, target: str) -> bool:
         os.unlink(temporary)
         raise NodeError(
             "link-blocked",
-            "%s is a folder, and the link to the environment in use belongs there" % link,
-            hint="move it away; the same command then only switches the link",
+            "%s is a folder, and envbuild needs a link of this name" % link,
+            hint="move the folder away, then run the same command again",
         ) from None
     sync_dir(folder)
     return True

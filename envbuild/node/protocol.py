@@ -268,7 +268,7 @@ def expand_prefix(text: str) -> str:
         raise NodeError(
             "prefix-invalid",
             "%r cannot be a prefix" % text[:200],
-            why="on this node it reads %r" % path[:200],
+            why="on this node it expands to %r" % path[:200],
             hint="give an absolute path below /, without `:`; `{user}`, `{home}` and `{data}` may be used",
         )
     return os.path.normpath(path)

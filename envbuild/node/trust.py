@@ -94,8 +94,8 @@ def refuse_prefix(prefix: str) -> None:
     if why:
         raise NodeError(
             "prefix-foreign",
-            "%s is not yours alone" % prefix,
-            why="%s; envbuild runs what lies there as you" % why,
+            "other users can change %s" % prefix,
+            why="%s; envbuild runs programs from there as you" % why,
             hint="choose another prefix (--prefix), or have its owner run envbuild",
         )
 

@@ -85,7 +85,7 @@ def lacks_tools(resolution: Resolution, why: str = "") -> EnvbuildError:
     decision = next(item for item in resolution.decisions if item.rule in TOOLS)
     return EnvbuildError(
         decision.rule,
-        f"{resolution.node} cannot build {resolution.stack} itself, and no other node gives it what it needs",
+        f"{resolution.node} cannot build {resolution.stack} itself, and no other node supplies its wheels",
         why="; ".join(filter(None, (f"{decision.compared[0]} here" if decision.compared else decision.what, why))),
         hint=decision.instead or "",
         exit_code=ExitCode.REFUSED,

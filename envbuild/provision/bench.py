@@ -80,7 +80,7 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
     if nodes > len(hosts):
         raise EnvbuildError(
             "launch-does-not-fit",
-            f"{nodes} nodes were asked for, and {prepared.target.name} has {len(hosts)}",
+            f"{nodes} nodes are requested, and {prepared.target.name} has {len(hosts)}",
             hint=f"--nodes {len(hosts)}",
         )
     return prepared._replace(target=prepared.target.model_copy(update={"hosts": tuple(hosts[:nodes])}))
@@ -124,7 +124,7 @@ def _there(work: Work, place: Place, asked: JobAsked, nodes: Sequence[NodeEviden
             "nodes-differ",
             "the nodes have different environments in use",
             why=", ".join(f"{node}: {path}" for path, node in environments.items()),
-            hint="`--limit HOSTS` takes nodes of one kind",
+            hint="choose nodes of one kind with `--limit HOSTS`",
         )
     (environment,) = environments
     top = posixpath.dirname(posixpath.dirname(str(environment)))

@@ -71,7 +71,7 @@ def refuse_lacking(path: Path, told: dict[str, Any], variant: Variant, facts: No
                 "bundle-incomplete",
                 f"{path} lacks a file that the lock names",
                 why=f"{name} of {variant.id}, for {facts.node}, is "
-                + ("not in it" if name not in there else "another file there"),
+                + ("not in the bundle" if name not in there else "a different file in the bundle"),
                 hint="make it again with this lock: `envbuild bundle create STACK -o FILE`, without --base-is-there "
                 "where no base is",
             )

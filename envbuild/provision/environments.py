@@ -232,7 +232,7 @@ def asked_evidence(
 ) -> NodeEvidence:
     """What one node answered; `error` where it could not, or not to everything."""
     if isinstance(found, EnvbuildError) or not responses:
-        silent = EnvbuildError("node-silent", f"{node} gave no answer")
+        silent = EnvbuildError("node-silent", f"{node} did not answer")
         return collect.failed_node(node, error or silent)
     environment, variant, stamp = found
     evidence = collect.inspected_node(node, responses)

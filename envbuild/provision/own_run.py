@@ -139,7 +139,7 @@ def measured_by(stack: Stack) -> tuple[Reference, Bench]:
     if reference.bench is None:
         raise EnvbuildError(
             "no-recipe",
-            f"the stack {stack.name} does not say how its own run is measured",
+            f"the stack {stack.name} has no recipe for a measured run",
             why="its file has no `reference: bench:`",
             hint='add `bench: {log: "step {step} ... {tokens} tokens/s", metric: tokens, unit: tokens/s}` to its '
             "`reference:`, with a line as its run prints it",

@@ -161,7 +161,7 @@ def _why(told: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: bool) -
         ratio = ratio_of(claim.value, told.measured, lower_is_better=lower_is_better)
         return f"{word}: {percent(100 * ratio, 100 * SAME)} %"
     if claim.gpu is None or gpus.model is None:
-        ran = f"{gpus.name} is not in our tables" if gpus.name else "the GPU that it ran on is not known"
+        ran = f"{gpus.name} is not in envbuild's GPU tables" if gpus.name else "the GPU that it ran on is not known"
         unknown = "the claim names no GPU" if claim.gpu is None else ran
         return f"not comparable: {unknown}"
     if gpus.model == NO_GPU:

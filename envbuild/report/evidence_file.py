@@ -126,7 +126,7 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
 
 def _invalid(path: Path, why: str) -> EnvbuildError:
     return EnvbuildError(
-        "evidence-invalid", f"{path} is not evidence", why=why, hint="give the evidence.json of a run directory"
+        "evidence-invalid", f"{path} is not an evidence file", why=why, hint="give the evidence.json of a run directory"
     )
 
 
@@ -137,7 +137,7 @@ def _check_version(path: Path, version: object) -> None:
         "evidence-invalid",
         f"{path} has evidence schema {str(version)[:40]!r}",
         why=_why(version),
-        hint="use the envbuild version that wrote it (the field `envbuild` says which)",
+        hint="use the envbuild version that wrote it (see its field `envbuild`)",
     )
 
 
@@ -148,7 +148,7 @@ def _why(version: object) -> str:
         return (
             f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major number means other"
         )
-    return f"this envbuild reads schema {EVIDENCE_VERSION}; another number may mean something else"
+    return f"this envbuild reads schema {EVIDENCE_VERSION}"
 
 
 SIGNATURE = "evidence.dsse.json"
@@ -224,7 +224,7 @@ def page_invalid(path: Path, why: str) -> EnvbuildError:
     """The error for a page that is no page of ours."""
     return EnvbuildError(
         "report-page-invalid",
-        f"{path} is no report that can be checked",
+        f"{path} is not a report that envbuild can check",
         why=why,
         hint="give a run directory, its evidence.json or its report.html as envbuild wrote them",
     )

@@ -36,9 +36,9 @@ def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opene
     if problems:
         raise EnvbuildError(
             "report-not-holding",
-            f"the report at {path} does not hold",
+            f"the report at {path} fails its check",
             why="; ".join(f"{each.code}: {each.says}" for each in problems),
-            hint="`envbuild report verify` says all of it",
+            hint="`envbuild report verify` lists every problem",
         )
     return report
 
@@ -55,7 +55,9 @@ def sign_report(folder: Path, key: Path) -> Path:
     signature = sign(pae(payload), key)
     signed = check(pae(payload), signature)
     if signed is None:
-        raise EnvbuildError("report-not-signed", f"{key} made a signature that is not right", why="see `ssh-keygen -Y`")
+        raise EnvbuildError(
+            "report-not-signed", f"{key} made a signature that does not verify", why="see `ssh-keygen -Y`"
+        )
     envelope = seal(payload, signed.key, signature)
     write_whole(folder, report_files(report.evidence, text, envelope))
     return folder / evidence_file.SIGNATURE

@@ -52,7 +52,7 @@ def sign(data: bytes, key: Path) -> str:
             "report-not-signed",
             f"ssh-keygen could not sign with {key}",
             why=done.stderr.decode(errors="replace").strip()[-500:],
-            hint="give a private SSH key, or the public one of a key that the agent has; OpenSSH 8.1 or newer signs",
+            hint="give a private SSH key, or the public one of a key that the agent has, with OpenSSH 8.1 or newer",
         )
     return done.stdout.decode("ascii")
 
@@ -84,7 +84,10 @@ def principal(data: bytes, signature: str, signers: Path) -> str | None:
         read_file(signers)
     except OSError as error:
         raise EnvbuildError(
-            "file-unreadable", f"cannot read {signers}", why=str(error), hint="lines are: NAME ssh-ed25519 AAAA…"
+            "file-unreadable",
+            f"cannot read {signers}",
+            why=str(error),
+            hint="write lines such as: NAME ssh-ed25519 AAAA…",
         ) from error
     file = str(signers.absolute())
     for name in _keygen(["-Y", "find-principals", "-f", file], signature, b"").splitlines():

@@ -222,7 +222,7 @@ class Scheduler(ABC):
                 "scheduler-unreachable",
                 f"{self.name} does not answer on {host}",
                 why=said(done),
-                hint=f"try `{program}` there; a job may have been submitted all the same: `{self.mine}`",
+                hint=f"try `{program}` on that host; this command shows whether the job was submitted: `{self.mine}`",
             )
         return EnvbuildError(
             "job-refused", f"{self.name} refused the job ({program} on {host})", why=said(done), hint=self.limits

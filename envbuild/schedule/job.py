@@ -192,17 +192,17 @@ class JobState:
 
 _HINTS = {
     Failure.NODE_FAIL: "the same command submits it again and does only the rest",
-    Failure.BOOT_FAIL: "a node did not start in time; the site's log of its resume program says why",
+    Failure.BOOT_FAIL: "a node did not start in time; see the site's log of its resume program",
     Failure.TIMEOUT: "give it more time: `scheduler: {time_limit: ...}`; the same command does only the rest",
-    Failure.OUT_OF_MEMORY: "ask for whole nodes (`scheduler: {exclusive: true}`), or build with fewer jobs at once",
+    Failure.OUT_OF_MEMORY: "ask for whole nodes (`scheduler: {exclusive: true}`), or use `--compile-jobs 2`",
     Failure.PREEMPTED: "the same command submits it again; a queue without preemption keeps its nodes",
-    Failure.CANCELLED: "somebody ended it; the same command submits it again",
+    Failure.CANCELLED: "it was cancelled; the same command submits it again",
 }
 
 
 def hint_for(failure: Failure | None) -> str:
     """What to do about a job that failed so."""
-    return _HINTS.get(failure, "its log has more") if failure else "its log has more"
+    return _HINTS.get(failure, "see its log") if failure else "see its log"
 
 
 def job_error(job: str, state: JobState, last_lines: str = "") -> EnvbuildError:

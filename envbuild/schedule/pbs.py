@@ -80,8 +80,8 @@ def _path(folder: str) -> str:
     if shlex.quote(folder) != folder or any(char in folder for char in ":^%"):
         raise EnvbuildError(
             "job-path-unusable",
-            f"a PBS job cannot print into {folder!r}",
-            why="its directives know no quotes",
+            f"a PBS job cannot write its log to {folder!r}",
+            why="PBS directives have no quotes",
             hint="choose another `prefix`",
         )
     return f"{folder}/"

@@ -80,7 +80,7 @@ class Queues:
             "job-nodes-unknown",
             "the target does not say how many nodes its job gets",
             why="a PBS job has the nodes that it asks for; there is no list of them before",
-            hint="say it in the target file: `scheduler: {nodes: 2}`",
+            hint="write it in the target file: `scheduler: {nodes: 2}`",
         )
 
     def queue(self, nodes: int, seconds: int) -> str | None:

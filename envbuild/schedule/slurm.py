@@ -89,7 +89,7 @@ def _path(path: str, folder: str) -> str:
     if any(char in path for char in '"\\#'):
         raise EnvbuildError(
             "job-path-unusable",
-            f"a job cannot print into {path!r}",
+            f"a Slurm job cannot write its log to {path!r}",
             why="sbatch has no way to write a double quote, a backslash or # in a directive",
             hint="choose another `prefix`",
         )

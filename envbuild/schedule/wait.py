@@ -133,7 +133,7 @@ def _not_started(number: str, state: JobState, limit: float) -> EnvbuildError:
     waits = "its nodes were still being started" if state.phase is Phase.CONFIGURING else "it was still in the queue"
     return EnvbuildError(
         "job-not-started",
-        f"job {number} had not begun after {limit:g} s and was cancelled",
+        f"job {number} did not start within {limit:g} s, and envbuild cancelled it",
         why=f"{waits}: {state.reason or state.word}",
         hint="ask for fewer nodes or less time, or wait longer: `scheduler: {start_deadline: 2h}`",
         details={"job": number, "reason": state.reason},
@@ -143,9 +143,9 @@ def _not_started(number: str, state: JobState, limit: float) -> EnvbuildError:
 def _refused(number: str, reason: str) -> EnvbuildError:
     return EnvbuildError(
         "job-refused",
-        f"job {number} can never begin and was cancelled",
+        f"job {number} can never start, and envbuild cancelled it",
         why=f"{_NEVER[reason]} ({reason})",
-        hint="ask for less: `scheduler: {time_limit: 1h, nodes: 1}`, of a run also --time-limit or --deadline",
+        hint="ask for less: `scheduler: {time_limit: 1h, nodes: 1}`, or a shorter --time-limit (`bench`: --deadline)",
         details={"job": number, "reason": reason},
     )
 
@@ -155,6 +155,6 @@ def _silent(number: str, why: str, seconds: float) -> EnvbuildError:
         "scheduler-silent",
         f"the scheduler has not answered for {seconds:.0f} s; job {number} may be running",
         why=why,
-        hint="the same command, later, takes up what the job has done",
+        hint="run the same command later: it collects what the job has done",
         details={"job": number},
     )

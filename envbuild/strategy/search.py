@@ -284,7 +284,7 @@ def problem(
             "no-recipe",
             f"the parallel degrees of {stack.name} cannot be searched",
             why=f"the recipe {data.recipe} does not take all of {', '.join(_NAMES)}",
-            hint="the recipe alpa does: the stack megatron-alpa has it",
+            hint="use the stack megatron-alpa: its recipe takes all of them",
         )
     said = sorted((c for c in reference.cases if c.gpus == gpus and model in (None, c.model)), key=lambda c: not c.best)
     name = model or next((case.model for case in said), None)

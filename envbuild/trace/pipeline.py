@@ -82,9 +82,9 @@ def pipeline_of(trace: Trace, name: str, stages: int | None, chunks: int | None)
         why = "neither an option nor the name of the file says them"
         raise EnvbuildError(
             "trace-unusable",
-            f"it is not known how {ranks} ranks make a pipeline",
+            f"the pipeline of {ranks} ranks is unknown",
             why=f"{stages} stages do not divide them" if stages and chunks else why,
-            hint="--pipeline STAGES --chunks CHUNKS, as the run was started with",
+            hint="add --pipeline STAGES --chunks CHUNKS, as in the run",
         )
     return Pipeline(ranks, stages, chunks)
 
@@ -236,9 +236,9 @@ def sheet(spans: Sequence[Span], pipeline: Pipeline) -> bytes:
     if widest > _COLUMNS:
         raise EnvbuildError(
             "trace-unusable",
-            f"an iteration of {widest} columns has no place in a sheet",
+            f"an iteration of {widest} columns does not fit into a sheet",
             why=f"a sheet has {_COLUMNS}",
-            hint="--format svg --format chrome",
+            hint="use --format svg --format chrome",
         )
     rows = {rank: row for row, rank in enumerate(sorted({span.rank for span in spans}))}
     # In memory: xlsxwriter's own error of a file that it cannot write is no OSError.

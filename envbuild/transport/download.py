@@ -211,7 +211,7 @@ class _Job:
                 "hash-mismatch",
                 f"{self.shown} is not the file that was recorded",
                 why=f"expected sha256 {self.sha256}\n     received sha256 {digest}",
-                hint="a mirror or a proxy changed it, or the record is wrong; nothing was kept",
+                hint="use another mirror: a mirror or proxy changed the file, or the record is wrong",
                 details={"expected": self.sha256, "received": digest},
             )
 
@@ -221,7 +221,7 @@ class _Job:
                 "download-too-large",
                 f"{self.shown} is larger than {self.size_cap} bytes",
                 why=f"at least {size} bytes were offered",
-                hint="the server does not have the file that was recorded",
+                hint="use another mirror: the server has a different file",
             )
 
     def html(self, why: str) -> EnvbuildError:
@@ -229,7 +229,7 @@ class _Job:
             "html-instead-of-file",
             f"the index answered an HTML page for {self.shown}",
             why=f"a file was expected and a web page came: {why}",
-            hint="a login page of the network or of the index? open the URL in a browser, or set the proxy",
+            hint="open the URL in a browser: it may be a login page; or set the proxy",
         )
 
     def file_chunks(self) -> Chunks:
@@ -343,7 +343,7 @@ class _Job:
             "download-refused",
             f"cannot download {self.shown}",
             why=redact_text(why),
-            hint="the file is not there for this user, or not any more",
+            hint="check the address and your credentials: the file was removed, or you may not read it",
         )
 
 

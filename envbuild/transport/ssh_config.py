@@ -191,7 +191,7 @@ def _ssh_path(path: str) -> str:
     if '"' in full or "${" in full or "\\" in full or "\n" in full:
         raise EnvbuildError(
             "path-unusable",
-            f"OpenSSH cannot be given the path {full!r}",
+            f"OpenSSH cannot use the path {full!r}",
             why="it holds a double quote, a backslash, a line break or `${`",
             hint="rename the file, or link to it under a plain name",
         )

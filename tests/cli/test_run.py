@@ -106,7 +106,7 @@ def test_of_a_node_too_the_traceback_is_in_the_folder_of_the_run(
     said = told(capsys, *local)
     (run,) = list_runs(tmp_path / "runs")
     (kept,) = run.path.glob("traceback-*.txt")
-    assert "error[internal]: localhost was not contacted\nwhy: a mistake in envbuild itself: Zero" in said
+    assert "error[internal]: localhost was not contacted\nwhy: a bug in envbuild: Zero" in said
     assert f"hint: report its traceback: {kept}" in said and "Traceback" not in said
     assert "in run_node\n    raise ZeroDivisionError" in kept.read_text() and SECRET not in said + kept.read_text()
 

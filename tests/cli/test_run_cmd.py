@@ -173,4 +173,4 @@ def test_a_run_of_another_machine_is_not_watched_for_ever(
 @pytest.mark.usefixtures("runs")
 def test_a_folder_without_a_report_is_told_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "verify", str(tmp_path)]) == 2
-    assert f"error[run-unknown]: {tmp_path} holds no report" in capsys.readouterr().err
+    assert f"error[run-unknown]: {tmp_path} has no report" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_anaconda_s_own_channels_are_refused_with_the_reason_unless_allowed(name
 
 def test_anaconda_s_channels_are_known_under_another_name_too() -> None:
     config = CondaConfig(mirrored={"conda-forge": ["https://repo.anaconda.com/pkgs/main"]})
-    with pytest.raises(EnvbuildError, match=r"Anaconda's own"):
+    with pytest.raises(EnvbuildError, match=r"belongs to Anaconda"):
         places(spec("conda-forge"), config)
     allowed = addresses(spec("defaults", allow_defaults=True), CondaConfig())
     assert allowed == {"defaults": ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")}

@@ -93,7 +93,7 @@ def test_d32_a_text_that_is_not_the_pinned_document_is_refused(
     assert not page.exists()
     assert run(capsys, str(pinned), "--output", str(page), "--document", str(own), "--other-text")[0] == 0
     html = page.read_text()
-    assert html.index("This is not the document that the findings are about: own.md") < html.index("<h1>")
+    assert html.index("This is not the document that the findings describe: own.md") < html.index("<h1>")
     own.write_text(GUIDE)
     assert run(capsys, str(pinned), "--output", str(page), "--document", str(own))[0] == 0
     assert 'role="alert"' not in page.read_text()

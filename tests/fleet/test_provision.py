@@ -70,7 +70,7 @@ def test_a_node_without_any_python_gets_one_first(fleet: StartNodes, nodes_world
     looked = nodes_world.fleet("provision", "--dry-run")
     assert looked.rc == 7
     assert looked.json["errors"][node.address]["code"] == "node-without-python"
-    assert "brings one into the prefix" in looked.json["errors"][node.address]["hint"]
+    assert "installs Python into the prefix" in looked.json["errors"][node.address]["hint"]
     assert listing(node) == before, "looking changes nothing"
     done = nodes_world.fleet("provision")
     assert done.rc == 0, done.err

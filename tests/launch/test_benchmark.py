@@ -76,7 +76,7 @@ def test_a_claim_for_the_gpu_that_is_there_comes_before_the_document_s() -> None
 
 
 def test_a_gpu_that_nobody_named_is_not_comparable_and_says_so() -> None:
-    assert alpa(260.1, model=None, name="Acme X1").why == "not comparable: Acme X1 is not in our tables"
+    assert alpa(260.1, model=None, name="Acme X1").why == "not comparable: Acme X1 is not in envbuild's GPU tables"
     assert alpa(260.1, model=NO_GPU, name=None).why == f"not comparable: no GPU here (claimed for {V100})"
     assert alpa(260.1, model=None, name=None).why == "not comparable: the GPU that it ran on is not known"
 

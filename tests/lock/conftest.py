@@ -40,7 +40,7 @@ def supply(home: Path) -> Callable[..., Supply]:
              url: str = "", reachable: bool = False) -> Supply:  # fmt: skip
         def torch_index(version: str, flavour: str) -> Index:
             if flavour not in ("cpu", "cu111", "cu118"):
-                raise EnvbuildError("index-unknown", f"no index is named for torch {version}+{flavour}")
+                raise EnvbuildError("index-unknown", f"no package index is known for torch {version}+{flavour}")
             return Index(f"pytorch-{flavour}", url or f"https://example.org/whl/{flavour}")
 
         return Supply(

@@ -59,7 +59,7 @@ def test_a_drifted_file_is_told_once_on_the_terminal() -> None:
 
 
 def test_what_failed_stands_before_what_was_not_begun_for_it() -> None:
-    left = {"code": "not-begun", "what": "gpu01: nothing was done, because too many nodes failed before", "exit": 75}
+    left = {"code": "not-begun", "what": "gpu01: not started, because too many nodes failed", "exit": 75}
     broken = {"code": "disk-full", "what": "gpu02: no room", "exit": 75}
     nodes = [
         node("gpu01", status="not-begun", exit=75, error=left, root=None, checks=[]),

@@ -154,10 +154,10 @@ def test_a_pbs_job_never_takes_the_variables_of_a_login_node_along() -> None:
 
 @pytest.mark.parametrize("output", ["/a b", "/a:b", "/a'b", "/a%b"])
 def test_pbs_refuses_a_folder_that_its_directives_cannot_name(output: str) -> None:
-    with fails("job-path-unusable", match="cannot print"):
+    with fails("job-path-unusable", match="cannot write"):
         pbs.render(job(output=output))
 
 
 def test_slurm_refuses_a_folder_that_its_directives_cannot_name() -> None:
-    with pytest.raises(EnvbuildError, match="cannot print"):
+    with pytest.raises(EnvbuildError, match="cannot write"):
         slurm.render(job(output='/a"b'))

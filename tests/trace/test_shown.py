@@ -175,7 +175,7 @@ def test_without_a_format_a_sheet_that_is_too_wide_is_left_out_and_said(tmp_path
     write(tmp_path / NAME, iteration(2, 2, 7000))
     done = CliRunner().invoke(cli, ["trace", str(tmp_path / NAME), "--output", str(tmp_path)], standalone_mode=False)
     assert done.exception is None
-    assert "warning: an iteration of 21003 columns has no place in a sheet" in done.stderr
+    assert "warning: an iteration of 21003 columns does not fit into a sheet" in done.stderr
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".svg", ".txt"]
 
 

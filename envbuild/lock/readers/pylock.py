@@ -82,7 +82,7 @@ def parse_pylock(text: str) -> list[Offer]:
         ]
     except (ValueError, RecursionError, PylockValidationError) as error:
         raise EnvbuildError(
-            "installation-broken", "uv's answer could not be read", why=f"{type(error).__name__}: {error}"
+            "installation-broken", "envbuild cannot read uv's output", why=f"{type(error).__name__}: {error}"
         ) from error
     return sorted(offers, key=lambda offer: offer.name)
 

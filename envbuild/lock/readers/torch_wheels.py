@@ -156,8 +156,8 @@ def _from_records(
         return TorchChoice(full, (_plain(sibling),), index.name, package=package, sibling=True, left_out=left_out)
     raise EnvbuildError(
         "index-unreachable",
-        f"what torch {full} needs is not known while `{index.name}` is out of reach",
-        why="CUDA builds since 2.2 need packages of their own flavour, which only that index states",
+        f"the requirements of torch {full} are unknown, because `{index.name}` cannot be reached",
+        why="CUDA builds from 2.2 on need packages of their own flavour, and only this index lists them",
         hint=f"lock where the index can be reached, put the wheel into a find-links folder, or leave {flavour} out",
     )
 
@@ -220,9 +220,9 @@ def check_against_records(packages: tuple[LockedPackage, ...], records: TorchRec
             if record and item.sha256 not in ("unrecorded", record.sha256):
                 raise EnvbuildError(
                     "hash-contradicts-record",
-                    f"{item.file} is not the file that others have recorded",
+                    f"{item.file} differs from its public record",
                     why=f"sha256 {item.sha256} here, {record.sha256} recorded by {record.witness}",
-                    hint="do not use this file before you know why; fetch it again from another mirror",
+                    hint="fetch it from another mirror, and do not use this file before you know the cause",
                 )
 
 

@@ -87,7 +87,7 @@ def _failure(said: str) -> EnvbuildError:
     if _NETWORK.search(said):
         return EnvbuildError(
             "index-unreachable",
-            "the package index could not be asked",
+            "the package index could not be reached",
             why=why,
             hint="check UV_DEFAULT_INDEX, the proxy and certificates (SSL_CERT_FILE, or pip's `cert`), then try again",
         )
@@ -100,7 +100,7 @@ def _failure(said: str) -> EnvbuildError:
             "package-not-found",
             f"the index has no version of {missing[2] or missing[3]}",
             why=why,
-            hint="check the name, and the index: a login page instead of a list of files looks like this, too",
+            hint="check the name, and open the index in a browser: a proxy may show its login page",
             exit_code=ExitCode.REFUSED,
         )
     known = advice(said, load_compat())
@@ -136,8 +136,8 @@ def build_not_allowed(packages: Sequence[str], why: str) -> EnvbuildError:
     options = " ".join(f"--allow-build {name}" for name in packages)
     return EnvbuildError(
         "build-not-allowed",
-        f"no wheel fits for {', '.join(packages)}, and locking builds no source distribution unasked",
+        f"no wheel fits for {', '.join(packages)}, and envbuild builds no source distribution without your permission",
         why=why,
-        hint=f"`{options}` runs setup code of each here, to learn what it needs; or another version",
+        hint=f"`{options}` allows their setup code to run here; or choose another version",
         details={"packages": list(packages)},
     )

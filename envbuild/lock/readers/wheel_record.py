@@ -114,7 +114,7 @@ def _check_identity(archive: zipfile.ZipFile, folder: str, file: str, package: L
             "record-mismatch",
             f"{file} says that it is {name or 'nothing'} {version}",
             why=f"the lock asks for {package.name} {package.version}",
-            hint="do not use this index or mirror",
+            hint="use another index or mirror",
         )
 
 
@@ -143,9 +143,9 @@ def _check_members(archive: zipfile.ZipFile, folder: str, file: str, say: Callab
     if wrong:
         raise EnvbuildError(
             "record-mismatch",
-            f"{file} is not what its own RECORD says: {wrong[0]}",
+            f"{file} differs from its own RECORD: {wrong[0]}",
             why=f"{len(wrong)} of {len(wrong) + agree} members differ",
-            hint="it was damaged or changed on its way; fetch it again, or do not use this index or mirror",
+            hint="fetch it again, or use another index or mirror: it was damaged or changed in transit",
             details={"members": wrong[:20]},
         )
     return agree

@@ -93,9 +93,9 @@ def missing(what: str, why: str, names: list[str] | None = None) -> NodeError:
     """The error for a build that made not all that its stack names; `names` of extensions."""
     return NodeError(
         "extensions-missing",
-        f"{what} lacks what was asked for",
+        f"{what} lacks requested extensions",
         why=why,
-        hint="compare the flags and extensions in the stack with this commit; they come and go upstream",
+        hint="compare the flags and extensions in the stack with this commit: upstream adds and removes them",
         details={"extensions": names} if names else None,
         changed=True,
     )

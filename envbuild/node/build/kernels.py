@@ -120,7 +120,7 @@ def _module(folder: str, source: Json, module: Json) -> Json:
             "kernel-sources-missing",
             f"source {source['name']} has no files for its kernel {name}",
             why=f"not in the tree: {', '.join(missing) or '(no sources are named)'}",
-            hint="`build.modules` of the stack names files of another commit",
+            hint="correct `build.modules` of the stack: it names files of another commit",
             changed=True,
         )
     return made

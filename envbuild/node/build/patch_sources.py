@@ -55,7 +55,7 @@ def specs_of(source: Json, given: Json) -> list[Json]:
                 "patch-changed",
                 f"the patch {spec['name']} is not the one that was locked for {source['name']}",
                 why=f"it has digest {found:.12}, the lock says {pin['digest']:.12}",
-                hint="`envbuild lock create` locks the patch as it is now, after you know why it differs; "
+                hint="find out why it differs; then `envbuild lock create STACK` locks the patch as it is now; "
                 "or use the envbuild that made the lock",
                 details={"patch": spec["name"], "digest": found, "locked": pin["digest"]},
             )
@@ -116,7 +116,7 @@ def _judge(name: str, facts: Json) -> list[str]:
     if str(nvcc).split(".")[0] != str(torch).split(".")[0]:
         raise NodeError(
             "patch-refused",
-            "the CUDA check of Apex is not passed over across major versions",
+            "envbuild does not skip Apex's CUDA check across major versions",
             why=f"nvcc is {nvcc}, torch was built with CUDA {torch}",
             hint=f"use an nvcc of CUDA {str(torch).split('.')[0]}.x",
         )

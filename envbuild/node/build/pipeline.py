@@ -314,9 +314,9 @@ class Builder:
         if rule:
             raise NodeError(
                 rule,
-                f"{name} would have to be built here, and this node lacks what that takes",
-                why=(self.handed.told.get(name) or {}).get("why") or "no wheel of it was handed on",
-                hint="make the node like the one that builds: its compilers and nvcc",
+                f"{name} must be built on this node, and the node lacks the tools",
+                why=(self.handed.told.get(name) or {}).get("why") or "no other node supplied a wheel",
+                hint="install the compilers and nvcc of the node that builds",
                 exit_code=Exit.REFUSED,
             )
 

@@ -111,7 +111,7 @@ def damaged(path: str, why: str) -> NodeError:
     """`bundle-damaged` (exit 5)."""
     return NodeError(
         "bundle-damaged",
-        f"{path} is not the bundle that was made",
+        f"{path} differs from its index",
         why=why,
         hint="carry the file here again, or make it again: `envbuild bundle create STACK -o FILE`",
     )
@@ -121,7 +121,7 @@ def unsafe(path: str, why: str) -> NodeError:
     """`bundle-unsafe` (exit 5)."""
     return NodeError(
         "bundle-unsafe",
-        f"{path} is no bundle, and nothing of it is used",
+        f"{path} is not a bundle, and envbuild uses nothing from it",
         why=why,
-        hint="do not unpack it elsewhere before you know who made it",
+        hint="do not unpack it before you know who made it",
     )

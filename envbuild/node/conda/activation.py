@@ -55,9 +55,9 @@ def variables(environment: str) -> dict[str, str]:
     if not done.ok or not after:
         raise NodeError(
             "conda-script-failed",
-            "an activation script of the conda packages ended its shell",
+            "an activation script of a conda package ended its shell",
             why=f"{', '.join(map(os.path.basename, found))}: {redact_text(done.err).strip()[-1000:]}",
-            hint="leave the package out, or take another build of it",
+            hint="remove the package, or choose another build of it",
             changed=True,
         )
     told = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}

@@ -20,7 +20,7 @@ def check_recorded(variant: Json) -> None:
             "conda-unrecorded",
             "the lock has no conda packages",
             why=str(conda.get("unrecorded") or ""),
-            hint="`envbuild lock create` records them where the channel can be reached",
+            hint="run `envbuild lock create STACK` on a machine that reaches the channel",
         )
 
 
@@ -59,7 +59,7 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
         "package-not-found",
         f"{name} of the channel {package['channel']} is not available",
         why="nothing says where the channel is" if not local + remote else "it is not in the channel's folder",
-        hint="check that the channel has it; offline, that it was delivered",
+        hint="check that the channel has it; offline, check the bundle",
         changed=True,
     )
     for url in remote:
@@ -75,10 +75,10 @@ def _one(package: Json, where: Json, folder: str, cert: str) -> str:
 def _refused(package: Json, error: NodeError) -> NodeError:
     return NodeError(
         "channel-refused",
-        f"the channel {package['channel']} does not let this machine have {package['file']}",
+        f"the channel {package['channel']} denied access to {package['file']}",
         why=error.why,
-        hint="its credentials belong into ~/.netrc or the file that RATTLER_AUTH_FILE names, there; or, to have the "
-        "controller fetch with its own, `delivery: controller`",
+        hint="put its credentials on the node into ~/.netrc or the file that RATTLER_AUTH_FILE names; or let the "
+        "controller fetch with its own: `delivery: controller`",
         changed=True,
     )
 
@@ -107,6 +107,6 @@ def _check(package: Json, digest: str) -> None:
             "hash-mismatch",
             f"{package['file']} is not the file that the lock names",
             why=f"its sha256 is {digest}, the lock says {package['sha256']}",
-            hint="do not use this channel or mirror, or create the lock again if the change is meant",
+            hint="use another channel or mirror; if the change is intended, run `envbuild lock create STACK`",
             changed=True,
         )

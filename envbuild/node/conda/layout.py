@@ -63,7 +63,7 @@ def _clobber(path: str, one: str, other: str, why: str = "their contents differ"
         "conda-clobber",
         f"{path} belongs to {one} and to {other}",
         why=why,
-        hint="leave one of the packages out, or lock versions that do not share the file",
+        hint="remove one of the packages, or lock versions that do not share the file",
     )
 
 
@@ -72,7 +72,7 @@ def unsafe(package: Json, member: str, why: str) -> NodeError:
     return NodeError(
         "conda-package-unsafe",
         f"{package['file']} holds {member[:200]!r}, {why}",
-        hint="no honest build makes such a file: do not use it, nor the channel or mirror that it is from",
+        hint="do not use this file or its channel or mirror: the file looks like an attack",
     )
 
 
@@ -120,7 +120,7 @@ def _check_identity(package: Json, index: Json) -> None:
                 "record-mismatch",
                 f"{package['file']} says that its {key} is {str(index[key])[:100]}",
                 why=f"the lock asks for {meta.label(package)} of {package['subdir']}",
-                hint="do not use this channel or mirror",
+                hint="use another channel or mirror",
             )
 
 

@@ -61,7 +61,7 @@ class Rattler:
             "conda-install-failed",
             f"py-rattler could not {asked['action']} the conda packages",
             why=why or "it ended without output",
-            hint="the node's log has all of it",
+            hint="see the node's log",
             changed=True,
         )
 
@@ -127,6 +127,6 @@ def _run_script(package: dict[str, Any], script: str, environment: str) -> None:
             "conda-script-failed",
             f"{script} of {meta.label(package)} failed",
             why=redact.redact_text(done.err or done.out).strip()[-1500:],
-            hint="take the package out of `link_scripts` if it works without its script",
+            hint="remove the package from `link_scripts` if it works without its script",
             changed=True,
         )

@@ -86,8 +86,8 @@ def _stamped(environment: str, stack: str) -> Json:
     if found is None:
         raise NodeError(
             "environment-not-stamped",
-            f"{environment} is half built or not there",
-            hint="`envbuild status --all` shows what can be used",
+            f"{environment} is half built or missing",
+            hint="`envbuild status --all` lists all environments",
         )
     if found["stack"] != stack:
         raise NodeError(
@@ -146,7 +146,7 @@ def _built(environment: str, request: Json) -> Json:
         raise NodeError(
             "environment-not-installed",
             f"{environment} was not built by this run",
-            hint="run the whole of `envbuild provision`",
+            hint="run `envbuild provision`",
         )
     return built
 
@@ -197,7 +197,7 @@ def _check_root(environment: str, found: str, wanted: str | None) -> None:
     if wanted is not None and found != wanted:
         raise NodeError(
             "root-differs",
-            f"{environment} is not what the first node built",
+            f"{environment} differs from what the first node built",
             why=f"its root is {found:.12}, that node's is {wanted:.12}",
             hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
             changed=True,

@@ -96,7 +96,7 @@ def check(variant: Json, provided: dict[str, str]) -> None:
             raise NodeError(
                 "base-changed",
                 f"the base has {name} {there or 'not'}, the variant was made for {version}",
-                hint="plan again: the base becomes part of the variant's digest",
+                hint="run `envbuild plan` again: the base is part of the variant's digest",
             )
     check_replaces({each["name"]: each["version"] for each in variant.get("packages", [])}, provided)
 

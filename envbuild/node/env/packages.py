@@ -43,7 +43,7 @@ def check_recorded(packages: list[Json], stack: str) -> None:
             raise NodeError(
                 "hash-unrecorded",
                 f"the lock lacks a hash of {package['name']} {package['version']}",
-                why=next((reason for reason in reasons if reason), "its files stand in the lock as unrecorded"),
+                why=next((reason for reason in reasons if reason), "the lock marks its files as unrecorded"),
                 hint=f"`envbuild lock record {stack}` records it, on a machine that reaches its index",
             )
 
@@ -62,9 +62,9 @@ def check_required(
     if odd:
         raise NodeError(
             "package-not-required",
-            f"{odd[0]} is in the lock, and nothing asks for it",
+            f"{odd[0]} is in the lock, and nothing requires it",
             why=f"neither the stack nor the metadata of an installed package names: {', '.join(odd)}",
-            hint="what is meant stands under `packages` of the stack; `envbuild lock create` makes a lock of it",
+            hint="list it under `packages` of the stack if you need it, then run `envbuild lock create STACK`",
             changed=True,
         )
     count = len(set(locked) & set(asked))

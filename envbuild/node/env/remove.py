@@ -26,7 +26,7 @@ def run(request: Json) -> tuple[bool, Json]:
         raise NodeError(
             "environment-unknown",
             f"there is no environment {environment}",
-            hint="`envbuild status --all` shows those that are there",
+            hint="`envbuild status --all` lists all environments",
         )
     with lease.during(request):
         place = os.path.realpath(environment)
@@ -44,7 +44,7 @@ def run(request: Json) -> tuple[bool, Json]:
                     "environment-in-use",
                     f"{environment} is in use by running processes",
                     why=f"pid {', '.join(running[:10])}",
-                    hint="end them first, or remove it with --force",
+                    hint="end the processes first, or remove it with --force",
                 )
         user_files.check(prefix, environment)
         for stack in users:

@@ -148,9 +148,9 @@ def check_unchanged(environment: str, variant: Json | None) -> None:
     if wrong:
         raise NodeError(
             "environment-drifted",
-            f"{environment} is not what its stamp says any more",
+            f"{environment} differs from its stamp",
             why="; ".join(wrong[:5]),
-            hint="look at it with `envbuild verify`; `envbuild provision --repair` builds it again",
+            hint="`envbuild verify` lists the differences; `envbuild provision --repair` builds it again",
         )
 
 
@@ -180,7 +180,7 @@ def files(request: Json) -> tuple[bool, Json]:
         raise NodeError(
             "environment-unstamped",
             f"{environment} has no stamp with a list of its files",
-            hint="`envbuild verify` says what is there",
+            hint="`envbuild verify` shows its state",
         )
     text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
     return False, {"root": found["root"], "files": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}

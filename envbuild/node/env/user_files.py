@@ -141,8 +141,8 @@ def _keep(prefix: str, environment: str, found: list[str]) -> str:
 def _blocked(environment: str, why: str) -> NodeError:
     return NodeError(
         "user-files-blocked",
-        f"{environment} holds files that envbuild did not make, and they cannot be moved aside",
+        f"{environment} has files that envbuild did not make and cannot move aside",
         why=why,
-        hint="move them yourself, then run the same command again",
+        hint="move these files yourself, then run the same command again",
         changed=True,
     )

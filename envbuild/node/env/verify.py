@@ -57,13 +57,15 @@ def _environment(prefix: str, stack: str, given: object) -> str:
             raise NodeError(
                 "environment-unknown",
                 f"no environment of {stack} is in use under {prefix}",
-                hint="`envbuild provision` builds one; `envbuild status --all` shows those that are there",
+                hint="`envbuild provision` builds one; `envbuild status --all` lists all environments",
             )
         target = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
         environment = paths.checked_environment(prefix, target)
     if not os.path.isdir(environment):
         raise NodeError(
-            "environment-unknown", f"there is no environment {environment}", hint="`envbuild status --all` shows them"
+            "environment-unknown",
+            f"there is no environment {environment}",
+            hint="`envbuild status --all` lists all environments",
         )
     return environment
 

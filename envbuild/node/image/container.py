@@ -103,8 +103,8 @@ def _here(command: list[str]) -> list[str]:
     if not name:
         raise NodeError(
             "container-needs-job",
-            "the image runs through pyxis, and this is no job of Slurm",
-            hint="call it in a job; `envbuild smoke` submits one",
+            "the image runs through pyxis, and this is not a Slurm job",
+            hint="run it in a job; `envbuild smoke` submits one",
         )
     return [name if word == "{node}" else word for word in command]
 
@@ -126,9 +126,9 @@ def _try(args: Json, prefix: str) -> Json:
         if image != args["id"]:
             raise NodeError(
                 "not-yet-supported",
-                "docker on this node has a name of its own for the image, and nodes of a job share one",
-                why="it keeps images in containerd's store, where an id is of the manifest",
-                hint='turn that off ("features": {"containerd-snapshotter": false} in daemon.json), or use another '
+                "docker on this node has its own image id, and the nodes of a job must share one",
+                why="docker keeps images in containerd's store, which uses the ids of manifests",
+                hint='turn this store off ("features": {"containerd-snapshotter": false} in daemon.json), or another '
                 "`runtime`",
             )
         return _tested(args, image)
@@ -137,9 +137,9 @@ def _try(args: Json, prefix: str) -> Json:
     if found is None or (wanted is not None and found != wanted):
         raise NodeError(
             "image-damaged",
-            f"{path} is not there or is not the file that was made",
+            f"{path} is missing or damaged",
             why=f"its sha256 is {(found or 'none')[:12]} here, made was {(wanted or 'some')[:12]}",
-            hint="`envbuild provision --repair` makes it anew",
+            hint="`envbuild provision --repair` builds it again",
         )
     return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
 
@@ -205,7 +205,7 @@ def _in_use(args: Json, prefix: str) -> Json:
         raise NodeError(
             "image-none",
             f"no image of {args['stack']} is in use under {prefix}",
-            hint="`envbuild provision` brings one",
+            hint="`envbuild provision` installs one",
         )
     return record
 
@@ -305,6 +305,6 @@ def _ask(command: list[str], args: Json, verb: str, asked: Json, timeout: float 
         "image-does-not-run",
         "the node program gave no answer in a container",
         why=(done.err or done.out).strip()[-800:],
-        hint="`options` in the `container:` section of the target are given to the runtime as they are",
+        hint="`options` in the `container:` section of the target go to the runtime unchanged: check them",
         details={"command": command + words},
     )

@@ -70,9 +70,9 @@ def _forget(args: Json, program: str) -> None:
         if running:
             raise NodeError(
                 "image-in-use",
-                f"something runs in the image {image[:12]}",
+                f"containers of the image {image[:12]} are running",
                 why=f"containers of {args['runtime']}: {', '.join(running[:5])}",
-                hint="wait until they have ended, or end them; then run the same command again",
+                hint="wait until the containers end, or stop them; then run the same command again",
             )
         proc.run([program, "rmi", "--force", image], timeout=600)
 
@@ -99,7 +99,7 @@ def _bring(args: Json, program: str) -> str:
     if found != wanted:
         raise NodeError(
             "image-id-differs",
-            f"{args['runtime']} gave another image than the controller has",
+            f"{args['runtime']} has another image than the controller",
             why=f"wanted id {wanted[:12]}, found {(found or 'none')[:12]}",
             changed=True,
         )
@@ -152,9 +152,9 @@ def check_archive(args: Json) -> None:
 def _damaged(path: str, why: str) -> NodeError:
     return NodeError(
         "image-damaged",
-        f"{path} is not what the controller sent",
+        f"{path} was damaged on its way from the controller",
         why=why,
-        hint="the same command sends it again",
+        hint="run the same command again",
     )
 
 
@@ -188,9 +188,9 @@ def _run(argv: list[str], args: Json, env: dict[str, str | None]) -> None:
     paths.refuse_full(why, args.get("tmp") or args["prefix"], why)
     raise NodeError(
         "image-transfer-failed",
-        f"{args['runtime']} could not take the image {args['name']}",
+        f"{args['runtime']} could not load the image {args['name']}",
         why=why,
-        hint="the same command tries again",
+        hint="run the same command again",
     )
 
 
@@ -320,7 +320,7 @@ def _apptainer(args: Json, folder: str, path: str, variables: dict[str, str | No
         "image-build-failed",
         f"the image of {args['stack']} could not be built with Apptainer",
         why=why,
-        hint="nodes that may build need user namespaces, and the way to the registry of the base image (a proxy in "
-        "`environment:` of the target); some sites want it asked for: `scheduler: {resources: [...]}`",
+        hint="the node needs user namespaces and access to the registry of the base image (a proxy goes into "
+        "`environment:` of the target); some sites need `scheduler: {resources: [...]}`",
         changed=True,
     )

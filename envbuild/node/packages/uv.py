@@ -51,7 +51,7 @@ class Uv:
         if digest != sha256:
             raise NodeError(
                 "toolchain-hash-mismatch",
-                f"{self.program} is not the uv that was put there",
+                f"{self.program} is not the uv that envbuild installed",
                 why=f"its sha256 is {digest or 'not known: it cannot be read'}, expected {sha256}",
                 hint=f"run `rm -r {os.path.dirname(self.program)}`, then the same command again",
             )
@@ -107,7 +107,7 @@ class Uv:
                 "uv-missing",
                 f"cannot run uv at {self.program}",
                 why=done.err,
-                hint="provision again: the toolchain step puts uv there",
+                hint="run `envbuild provision` again: its toolchain step installs uv",
                 exit_code=Exit.BUILD_FAILED,
             )
         return done
@@ -156,7 +156,7 @@ def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
     if _REFUSED.search(text):
         return _error(
             "index-refused",
-            f"the package index refused us ({doing})",
+            f"the package index denied access ({doing})",
             why,
             "check the credentials in ~/.netrc, or pip's and uv's configuration",
         )
@@ -172,7 +172,7 @@ def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
             "package-not-found",
             f"a locked package is not available ({doing})",
             why,
-            "check that the configured index or mirror has it; offline, that it was delivered",
+            "check that the configured index or mirror has it; offline, check the bundle",
         )
     return _error("install-failed", f"uv failed ({doing})", why)
 

@@ -32,7 +32,7 @@ def unsafe(wheel: str, member: str, why: str) -> NodeError:
     return NodeError(
         "wheel-unsafe",
         f"{wheel} holds {member[:200]!r}, {why}",
-        hint="no honest build makes such a file: do not use it, nor the index or mirror that it is from",
+        hint="do not use this file or its index or mirror: the file looks like an attack",
     )
 
 

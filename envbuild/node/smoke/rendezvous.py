@@ -88,9 +88,9 @@ def _listen(ports: list[int]) -> tuple[socket.socket, int]:
             why = f"port {port}: {error}"
     raise NodeError(
         "nodes-cannot-meet",
-        "the first node has no free port to meet on",
+        "the first node has no free port for the joint smoke test",
         why=why,
-        hint=f"somebody else listens on all of: {', '.join(map(str, ports))}",
+        hint=f"free one of these ports: {', '.join(map(str, ports))}",
     )
 
 
@@ -129,7 +129,7 @@ def join(addresses: list[str], ports: list[int], rank: int, token: str, seconds:
         "this node cannot reach the first node of the joint smoke test",
         why=told or "no address of it is known",
         hint=(
-            f"let nodes reach each other on TCP ports {min(ports)} to {max(ports)}, or leave the "
+            f"open these TCP ports between the nodes: {min(ports)} to {max(ports)}, or leave the "
             "test out: `smoke_nodes: 0` in the target"
         ),
         details={"addresses": addresses, "ports": ports},
@@ -156,8 +156,8 @@ def _wait(peer: socket.socket, address: str, seconds: float) -> Meeting:
     if not isinstance(port, int) or not isinstance(ranks, int):
         raise NodeError(
             "nodes-cannot-meet",
-            f"the first node of the joint smoke test at {address} has gone away",
-            hint="its own answer says more",
+            f"the first node of the joint smoke test at {address} no longer answers",
+            hint="see the result of the first node",
         )
     missing = [rank for rank in answer.get("missing") or [] if isinstance(rank, int)]
     return Meeting(address, port, _own_address(peer), missing, ranks)
@@ -199,7 +199,7 @@ def in_job(most: int | None) -> Json:
     except (KeyError, ValueError) as error:
         raise NodeError(
             "request-invalid",
-            "nodes can meet only where a job says who they are",
+            "nodes can connect to each other only in a job that lists them",
             why=str(error),
             hint="see docs/slurm-and-pbs.md",
         ) from error

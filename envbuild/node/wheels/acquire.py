@@ -89,8 +89,8 @@ def _fail_with(path: str, since: float | None) -> None:
     raise NodeError(
         str(told.get("code", "build-failed")),
         str(told.get("what", "")),
-        why=f"{told.get('why', '?')}; so it ended for {told.get('by', '?')}, for whom this waited",
-        hint=told.get("hint", "see that node's log") + "; the same command tries it here",
+        why=f"{told.get('why', '?')}; so it ended for {told.get('by', '?')}, and this node waited for it",
+        hint=told.get("hint", "see that node's log") + "; the same command tries the build here",
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
@@ -129,9 +129,9 @@ def _wait(
         if time.monotonic() >= deadline:
             raise NodeError(
                 "build-busy",
-                f"another envbuild still builds {mine.get('what', key[:12])}",
+                f"another envbuild is still building {mine.get('what', key[:12])}",
                 why=f"waited for {who}",
-                hint="run the same command again later; it will use what the other has built",
+                hint="run the same command later: it uses the finished build",
                 details={"key": key},
             )
         if who != said:

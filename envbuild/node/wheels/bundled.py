@@ -49,7 +49,7 @@ def _files(store: Store, keys: list[str], work: str) -> tuple[list[Json], dict[s
     for key in keys:
         entry = store.find(key)
         if entry is None:
-            raise NodeError("wheel-unknown", f"the store has no good wheel of key {key:.12}")
+            raise NodeError("wheel-unknown", f"the store has no valid wheel with key {key:.12}")
         record = os.path.join(work, key)
         data = json.dumps(entry.data, sort_keys=True, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
         paths.write_whole(record, data)

@@ -119,7 +119,7 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
             "not-writable",
             f"the wheel store {store.path} cannot be pruned",
             why="; ".join(store.notes),
-            hint="its owner can prune it",
+            hint="the owner of the store can prune it",
         )
     work = _Pruning(store, float(days), dry)
     work.entries()

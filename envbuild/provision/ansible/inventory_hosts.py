@@ -46,7 +46,7 @@ def read_inventory(path: Path) -> dict[str, HostAddress]:
     if not (path.is_file() or path.is_dir()):
         raise EnvbuildError(
             "hosts-file-missing", f"there is no inventory {path}", why="`hosts: {inventory: ...}` names it",
-            hint="a relative path is meant from the folder of the target file",
+            hint="a relative path starts at the folder of the target file",
         )  # fmt: skip
     return hosts_of(_listed(path), path)
 

@@ -97,7 +97,7 @@ def run_hosts(
             outcome.errors[host.name] = EnvbuildError(
                 "node-silent",
                 f"{host.name}: Ansible ended (exit {result.rc}) without a task result for this node",
-                hint="the events of the play are in the run directory",
+                hint="see the events of the play in the run directory",
             )
     return outcome
 
@@ -174,7 +174,7 @@ def _end_overdue(
             "step-overdue",
             f"{node}: {where} not end within {work.settings.deadline:g} s, and was stopped",
             why=lines.get(node, ""),
-            hint="see what hangs there; the same command continues, with `--deadline` it waits longer",
+            hint="find what hangs on the node; the same command continues, and waits longer with `--deadline`",
             details={"node": node, "step": step},
         )
         work.journal.append(

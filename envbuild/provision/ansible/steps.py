@@ -170,13 +170,13 @@ def ended_early(name: str, reason: str, deadline: float, events: Mapping[str, Ta
             "playbook-deadline",
             f"{name} did not end within {deadline:g} s and was stopped",
             why="; ".join(f"{node}: {last}" for node, last in nodes.items()),
-            hint="give more time, or look into the log of the node that hangs; the same command continues",
+            hint="read the log of the node that hangs; the same command continues, and waits longer with `--deadline`",
             details={"nodes": nodes},
         )
     return EnvbuildError(
         "interrupted",
         "the run was interrupted",
-        why="what ran has ended; nothing half-built is in use, environments in use and built wheels stay as they are",
+        why="its processes have ended; no half-built environment is in use, and built wheels are kept",
         hint="the same command continues where this one stopped",
         details={"nodes": nodes},
     )

@@ -127,7 +127,7 @@ class ContactResult(NamedTuple):
                 "node-without-python",
                 f"{self.node} has no Python 3.6 or newer",
                 why="none on PATH, in the usual folders or under the prefix",
-                hint="`envbuild provision` brings one into the prefix; what fits this node is known only then",
+                hint="`envbuild provision` installs Python into the prefix; only then is the right variant known",
                 details={"node": self.node},
             )
         if not self.response.get("ok"):
@@ -181,7 +181,7 @@ def _garbled(node: str, code: str, what: str, why: str, log: str) -> EnvbuildErr
         code,
         f"{node}: {what}",
         why=why,
-        hint=f"run the same by hand: `ssh {node} /bin/sh -c true`" if node != "localhost" else "see the log",
+        hint=f"try it yourself: `ssh {node} /bin/sh -c true`" if node != "localhost" else "see the log",
         details={"node": node, "log": log[-2000:]},
     )
 
@@ -192,10 +192,10 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
     _, found, rest = (b"\n" + data).partition(begin)
     if not found:
         said = data[-300:].decode("utf-8", "replace").strip() or log[-300:].strip() or "nothing"
-        raise _garbled(node, "contact-failed", "/bin/sh did not run the first contact", f"it said: {said}", log)
+        raise _garbled(node, "contact-failed", "/bin/sh did not run the probe", f"it said: {said}", log)
     body, found, _ = (b"\n" + rest).rpartition(end)
     if not found:
-        raise _garbled(node, "contact-failed", "the first contact ended early", log[-300:].strip(), log)
+        raise _garbled(node, "contact-failed", "the probe ended early", log[-300:].strip(), log)
     findings: dict[str, str] = {}
     tools: list[str] = []
     for line in body.split(b"\n"):
@@ -282,7 +282,13 @@ def run_node(node: str, request: dict[str, Any], connection: Connection, deadlin
     log = done.err[-LOG_LIMIT:]
     if done.truncated:
         why = f"more than {OUTPUT_LIMIT >> 20} MiB of output"
-        raise _garbled(node, "contact-failed", "the node prints without end", why, log)
+        raise _garbled(
+            node,
+            "contact-failed",
+            "the node prints without end",
+            why,
+            log,
+        )
     if done.timed_out:
         raise _garbled(node, "contact-failed", f"no answer within {deadline:g} s", log[-300:].strip(), log)
     return parse_output(done.out.encode(), nonce, node, log)

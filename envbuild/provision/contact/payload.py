@@ -116,7 +116,7 @@ def python_tool(tarball: Path, sha256: str) -> Tool:
             "toolchain-hash-mismatch",
             f"{tarball.name} is not the file that was pinned",
             why=f"sha256 is {found}, expected {sha256}",
-            hint="remove the file; it is fetched again",
+            hint="remove the file; envbuild fetches it again",
         )
     return Tool("python", tarball, sha256, "tree")
 

@@ -67,7 +67,7 @@ def check_platform(facts: NodeFacts) -> None:
             "rattler-unfit",
             f"py-rattler of this machine cannot run on {facts.node}",
             why=f"the node is {facts.os.arch} with {facts.libc.kind}, this machine {here} with glibc",
-            hint="run envbuild from a machine like the node, or use the engine venv",
+            hint="run envbuild on a machine like the node, or use `--engine venv`",
         )
 
 
@@ -255,7 +255,7 @@ def standalone_python(variant: Variant, toolchain_file: Path | None, *, fetch: b
             "interpreter-mismatch",
             f"the toolchain has another build under the name {build.name}",
             why=f"the lock pins sha256 {variant.interpreter.sha256}, the toolchain has {build.sha256}",
-            hint="use the toolchain file that the lock was made with, or make the lock again",
+            hint="use the toolchain file that the lock was made with, or run `envbuild lock create STACK`",
             exit_code=ExitCode.INTEGRITY,
         )
     return fetched_python(build) if fetch else _planned(build)

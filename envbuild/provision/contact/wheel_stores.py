@@ -80,7 +80,7 @@ def receive(node: str, path: str, to: Path, *, size: int, sha256: str, connectio
         if sha256_of(half) != sha256:
             raise EnvbuildError(
                 "transfer-damaged",
-                f"{node}: {path} is not what the node program wrote there",
+                f"{node}: {path} was damaged in transit",
                 why=f"its sha256 is not {sha256[:12]}",
             )
         half.replace(to)

@@ -113,8 +113,8 @@ def _not_begun(node: str, failed: int, total: int, batches: Batches) -> Envbuild
     most = batches.most.of(total) if batches.most is not None else 0
     return EnvbuildError(
         NOT_BEGUN,
-        f"{node}: nothing was done, because too many nodes failed before",
+        f"{node}: not started, because too many nodes failed",
         why=f"{failed} of {total} failed, `--max-fail` allows {most}",
-        hint="find out why the others failed; the same command then does the rest",
+        hint="repair the failed nodes; the same command then does the rest",
         details={"node": node},
     )

@@ -226,7 +226,9 @@ class _Run:
         except EnvbuildError as error:
             return error
         except OSError as error:
-            return EnvbuildError("bundle-not-written", f"the wheels of {group.by} cannot be kept here", why=str(error))
+            return EnvbuildError(
+                "bundle-not-written", f"the wheels of {group.by} cannot be stored on this machine", why=str(error)
+            )
         except Exception as error:  # noqa: BLE001 - in a thread; those who wait build for themselves
             return self.work.run.unexpected("they were not fetched", error)
 
@@ -368,9 +370,9 @@ def not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildE
     """The error of a node that waited for a builder of its kind, which failed."""
     return EnvbuildError(
         "not-built",
-        f"{node}: {builder} was to build for all nodes of its kind, and failed",
+        f"{node}: {builder} builds for all nodes of its kind, and failed",
         why=str(error) if error is not None else "it gave no answer",
-        hint=error.hint if error is not None else "the same command tries it again",
+        hint=error.hint if error is not None else "run the same command again",
         exit_code=error.exit_code if error is not None else ExitCode.BUILD_FAILED,
         details={"node": node, "builder": builder},
     )

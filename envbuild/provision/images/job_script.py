@@ -83,10 +83,10 @@ def image_body(prepared: Prepared) -> str:
     if target.connection.kind != "job" or words is None or settings.runtime not in words.runtimes:
         raise EnvbuildError(
             "script-impossible",
-            f"there is no script that does without envbuild what {target.name} asks for",
+            f"envbuild cannot print a script for the target {target.name}",
             why=f"connection {target.connection.kind}, scheduler {target.scheduler.kind}, runtime {settings.runtime}; "
             f"scripts are printed for jobs of Slurm with {', '.join(FILES)}, and of PBS with apptainer",
-            hint="`envbuild image build` makes the image; where nodes take SSH, `envbuild provision` brings it to them",
+            hint="`envbuild image build` builds the image; over SSH, `envbuild provision` copies it to the nodes",
         )
     image = wanted(prepared)
     reference = settings.image or (settings.registry and f"{settings.registry}:{image.name.rpartition(':')[2]}")

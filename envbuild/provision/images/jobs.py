@@ -178,7 +178,7 @@ def one_kind(nodes: dict[str, NodeImage], errors: dict[str, EnvbuildError], firs
             del nodes[node]
             errors[node] = EnvbuildError(
                 "nodes-differ",
-                f"{node} is of another kind than the first node of the job",
+                f"{node} is not of the kind of the first node of the job",
                 why=f"it would run the image with `{' '.join(each.command)}`, the first with "
                 f"`{' '.join(first.command)}`",
                 hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
@@ -249,8 +249,8 @@ def _made(answer: ContactResult | None, meant: Mapping[str, Any]) -> dict[str, A
     """The file that the first node made. Raises EnvbuildError of that node, `node-silent` (exit 3)."""
     if answer is None:
         raise EnvbuildError(
-            "node-silent", f"the first node of the job did not say whether it made {meant['path']}",
-            hint="the log of the job has more"
+            "node-silent", f"the first node of the job did not report whether it built {meant['path']}",
+            hint="see the log of the job"
         )  # fmt: skip
     return dict(answer.result()["file"])
 
@@ -267,7 +267,7 @@ def _answered(node: str, answer: ContactResult, args: Mapping[str, Any], prefix:
             "image-damaged",
             f"{node}: {args['file']['path']} is not the file that was made",
             why=f"its sha256 is {str(seen)[:12]} there, made was {str(made)[:12]}",
-            hint="`envbuild provision --repair` makes it anew",
+            hint="`envbuild provision --repair` builds it again",
             details={"node": node},
         )
         return

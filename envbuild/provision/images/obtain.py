@@ -97,7 +97,7 @@ def needs_registry(why: str) -> EnvbuildError:
         "container-needs-registry",
         "the nodes need an image from a registry",
         why=why,
-        hint="say `registry:` or `image:` in the `container:` section of the target; with apptainer also `build: job`",
+        hint="write `registry:` or `image:` in `container:` of the target; with apptainer also `build: job`",
     )
 
 
@@ -187,7 +187,7 @@ def _push(builder: Builder, image: Wanted, settings: ContainerSettings) -> tuple
             "image-id-differs",
             f"{to} is not the image that was pushed",
             why=f"the registry has id {there[:12]}, the builder {builder.id(image.name)[:12]}",
-            hint="somebody else may push to the same tag",
+            hint="use a tag that nobody else pushes to",
         )
     return reference, there
 

@@ -120,7 +120,7 @@ def told_of(answer: ContactResult) -> dict[str, Any]:
             "node-without-python",
             f"{answer.node} has no Python 3.6 or newer",
             why="Ansible and the node program run on the node, outside of the image",
-            hint="install Python there; with `engine: container` envbuild brings none to a node that has none at all",
+            hint="install Python on the node: with `engine: container`, envbuild cannot install it",
             details={"node": answer.node},
         )
     return answer.result()

@@ -152,7 +152,7 @@ def _answer(
 ) -> ContactResult:  # fmt: skip
     if data is None:
         return ContactResult.failed(node, failed or EnvbuildError(
-            "node-silent", f"{node} was in the job and did not finish", hint="the log of the job has more",
+            "node-silent", f"{node} was in the job and did not finish", hint="see the log of the job",
             details={"node": node},
         ))  # fmt: skip
     try:
@@ -172,8 +172,8 @@ def plain(data: bytes, _: str, node: str) -> ContactResult:
         error = EnvbuildError(
             "answer-unreadable",
             f"{node}: what it answered cannot be read",
-            why=f"it is empty, no JSON, or larger than {FILE_LIMIT >> 20} MiB",
-            hint="look at it in the job's folder; the log there may say more",
+            why=f"it is empty, not JSON, or larger than {FILE_LIMIT >> 20} MiB",
+            hint="see the answer and the log in the job's folder",
         )
         response = {"ok": False, "changed": False, "error": error.as_dict()}
     result = response.get("result") or {}
@@ -185,9 +185,9 @@ def not_shared(folder: str, number: str) -> EnvbuildError:
     """A job that ended well and left nothing: it wrote into another folder of the same name."""
     return EnvbuildError(
         "prefix-not-shared",
-        f"job {number} ended well, and nothing of it is in {folder}",
-        why="its nodes and the host that submits jobs do not see the same folder there",
-        hint="choose a `prefix` on a file system that all of them mount",
+        f"job {number} succeeded, but its results are not in {folder}",
+        why="the nodes and the host that submits jobs do not share this folder",
+        hint="choose a `prefix` on a file system that all hosts mount",
     )
 
 
@@ -239,9 +239,9 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
         if not done.ok:
             raise EnvbuildError(
                 "answers-not-collected",
-                f"what the nodes answered could not be brought from {runner.host}",
+                f"envbuild could not fetch the nodes' answers from {runner.host}",
                 why="no answer in time" if done.timed_out else done.err.strip()[-300:],
-                hint=f"it lies in {folder} there",
+                hint=f"the answers are in {folder} on that host",
             )
         lines = done.out.splitlines()
         more = lines[-1:] == ["more"]

@@ -79,14 +79,16 @@ def make_jobs(
             "option-does-not-fit",
             f"the target {target.name} has no scheduler that takes a job",
             why=f"its connection is {target.connection.kind}",
-            hint="without --submit the commands are printed; --run runs one node's command here",
+            hint="remove --submit to print the commands, or use --run for the command of one node here",
         )
     limit = asked.time_limit or target.scheduler.time_limit
     if limit is None and asked.deadline is not None:
         limit = f"{math.ceil(asked.deadline) + _AROUND}s"
     if limit is None:
         raise EnvbuildError(
-            "launch-parameter", "how long the run may take is not said", hint="--time-limit 2h, or in the target"
+            "launch-parameter",
+            "the run has no time limit",
+            hint="add --time-limit 2h, or `scheduler: {time_limit: 2h}` in the target",
         )
     site = _bounded(JobSite.of(target), asked)
     facts = login_facts(target, stack.name, run)

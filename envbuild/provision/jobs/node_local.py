@@ -30,7 +30,7 @@ def require_shared(target: Target) -> str:
     if target.shared is None:
         raise EnvbuildError(
             "shared-missing",
-            f"the target {target.name} names no folder that its login host and nodes share",
+            f"the target {target.name} names no folder that its login node and nodes share",
             why="`placement: node-local` keeps jobs, tools and bundles in such a folder, and the prefix on each node",
             hint="`shared: /path/on/the/shared/file/system` in the target file; or `placement: shared`",
         )
@@ -92,9 +92,9 @@ def refuse_script(target: Target) -> None:
     if is_local(target):
         raise EnvbuildError(
             "script-impossible",
-            "no script without envbuild builds environments on the disks of many nodes",
+            "envbuild cannot print a script for node-local environments",
             why="every job begins with the node program, which installs what its node lacks",
-            hint="`--print-prolog` prints what later jobs begin with; `placement: shared` has a script",
+            hint="`--print-prolog` prints the first lines of your jobs; with `placement: shared` there is a script",
         )
 
 
@@ -103,7 +103,7 @@ def refuse_prolog(target: Target) -> None:
     if not is_local(target):
         raise EnvbuildError(
             "prolog-not-needed",
-            f"jobs on {target.name} need nothing before they begin",
+            f"jobs on {target.name} need no prolog",
             why=f"its placement is {target.placement}, through {target.connection.kind}",
             hint="`. PREFIX/current/STACK/.envbuild/activate.sh` sets the variables of an environment",
         )

@@ -155,7 +155,7 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
         return None
     return EnvbuildError(
         "nodes-differ",
-        f"{node} is of another kind than the node that the plan was made for",
+        f"{node} is not of the kind of the node that the plan was made for",
         why=f"for it, the rules choose {resolution.variant_id or 'nothing'}",
         hint="ask for nodes of one kind: `scheduler: {constraints: ...}`",
         details={"node": node},

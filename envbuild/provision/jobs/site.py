@@ -97,7 +97,7 @@ class JobSite:
         except ValidationError as error:
             raise EnvbuildError(
                 "job-invalid",
-                "the target's job cannot be written down",
+                "the job of the target is not valid",
                 why="; ".join(mistakes(error)),
                 hint="correct the target file",
             ) from error

@@ -1,7 +1,7 @@
 """The directory of one run: `<runs>/<UTC time>-<4 hex>/` (the second and the part of it), for its owner only.
 
     plan.json  journal.jsonl  evidence.json  attachments/  report.*  ansible/  logs/
-    staging/ (while it runs)  traceback-*.txt (of a mistake in envbuild itself)
+    staging/ (while it runs)  traceback-*.txt (of a bug in envbuild)
 
 The status of a run is not stored: it follows from its journal, so that a killed run cannot claim anything.
 """

@@ -55,8 +55,8 @@ def python_broken(node: str, path: str) -> EnvbuildError:
     """A node is without a Python after one was brought to `path`."""
     return EnvbuildError(
         "toolchain-python-broken",
-        f"{node}: the Python that was brought does not run there",
-        why=f"{path} is in place and is no usable Python; it may be built for another processor or libc",
+        f"{node}: the standalone Python does not run on this node",
+        why=f"{path} does not run; it may be built for another processor or libc",
         hint=f"try `{path} --version` on {node}; name a toolchain file with a fitting build (config key `toolchain`)",
         details={"node": node},
     )

@@ -53,7 +53,7 @@ def settle_hosts(loaded: LoadedTarget, narrowing: Narrowing) -> tuple[Target, Se
                 "option-does-not-fit",
                 f"{' and '.join(narrowing.options)} cannot choose among the nodes of {target.name}",
                 why="the scheduler gives its jobs their nodes",
-                hint="`scheduler: {nodes: N, constraints: FEATURE}` in the target file says how many and which",
+                hint="`scheduler: {nodes: N, constraints: FEATURE}` in the target file sets how many and which",
             )
         return target, None
     names, addresses = list_hosts(target.hosts, folder_of(loaded))
@@ -96,7 +96,7 @@ def list_hosts(hosts: Sequence[str] | HostSource, folder: Path) -> tuple[list[st
             "hosts-none",
             "the target has no hosts",
             why=f"{named} names none" if named else "",
-            hint="run or read it by hand: nothing can be done on no host",
+            hint="check where the target gets its hosts from",
         )
     if len(names) > MAX_HOSTS:
         raise EnvbuildError(
@@ -115,7 +115,7 @@ def _by_node_file(told: str, folder: Path) -> list[str]:
     if told == NODE_FILE and not os.environ.get("PBS_NODEFILE"):
         raise EnvbuildError(
             "hosts-outside-job",
-            "the target's hosts are those of a PBS job, and this is not inside one",
+            "the target's hosts come from a PBS job, and this shell is not in one",
             why="PBS_NODEFILE is not set",
             hint="run envbuild in a job (`qsub -I`), or let it submit one: `connection: {kind: job}`",
         )
@@ -151,7 +151,7 @@ def _by_command(command: Sequence[str], folder: Path) -> list[str]:
     if why:
         raise EnvbuildError(
             "hosts-command-failed", f"`{shown}` did not list the hosts", why=why,
-            hint=f"run it by hand in {folder}; it must print host names and end with 0",
+            hint=f"run it by hand in {folder}; it must print host names and exit with 0",
         )  # fmt: skip
     try:
         return expand_hosts(done.out.split())
@@ -258,9 +258,9 @@ def refuse_unsupported(target: Target, *, only_ask: bool = False, jobs: bool = F
     if missing:
         raise EnvbuildError(
             CODE,
-            f"the target {target.name} asks for what envbuild cannot do yet",
+            f"the target {target.name} asks for what envbuild does not support yet",
             why="; ".join(missing),
-            hint=f"`envbuild plan --target {target.name} --facts FILE` says from recorded facts what would be built; "
+            hint=f"`envbuild plan --target {target.name} --facts FILE` shows from recorded facts what would be built; "
             f"what works today, in a file that extends it: {', '.join(f'`{setting}`' for setting in missing.values())}",
             details={"missing": list(missing)},
         )

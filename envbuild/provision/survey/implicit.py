@@ -106,9 +106,9 @@ def refusal(asked: Question, project: Path) -> EnvbuildError:
     """`target-untrusted` (exit 7): nobody has allowed what the target runs."""
     return EnvbuildError(
         "target-untrusted",
-        f"{asked.target} runs something on this machine that you have not allowed",
+        f"{asked.target} runs a program on this machine that you have not allowed",
         why=f"{project} names this target, which {'; '.join((*asked.runs, *asked.lets))}",
-        hint=f"read {asked.target}, then say `--trust`; on a terminal envbuild asks, and remembers your answer",
+        hint=f"read {asked.target}, then add `--trust`; on a terminal envbuild asks, and remembers your answer",
     )
 
 

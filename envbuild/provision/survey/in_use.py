@@ -137,7 +137,7 @@ def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | Envb
                 )
             return EnvbuildError(
                 "environment-not-of-lock",
-                f"{node}: the environment in use is of no variant of {prepared.lock_file.name}",
+                f"{node}: the environment in use matches no variant of {prepared.lock_file.name}",
                 why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
                 hint=f"`envbuild provision {place} --profile {prepared.profile}` builds what the lock says now; "
                 "the old environment stays until removed",

@@ -74,7 +74,7 @@ def prepare(
             "lock-stale",
             f"{path.name} was made from another version of the stack {loaded.stack.name}",
             why="the profile in the stack file and the digest in the lock disagree",
-            hint=f"`envbuild lock check {reference}` says where; `envbuild lock create {reference}` makes a new lock",
+            hint=f"`envbuild lock check {reference}` names them; `envbuild lock create {reference}` makes a new lock",
         )
     if locked:
         refuse_edited(lock, loaded.stack, profile, path.name)
@@ -94,9 +94,9 @@ def _refuse_variables(lock: Lock, stack: Path) -> None:
         raise EnvbuildError(
             "variable-refused",
             f"the stack {lock.stack} sets {', '.join(names)}",
-            why="activate.sh exports it into your shell, where programs may run or load what it names; the variables "
-            "that stacks usually set (NCCL_*, CUDA_*, OMP_*, TORCH_*, ...) are taken without a question",
-            hint=f"read {stack}, then say `--trust-environment`; or set it in your own target: `environment:`",
+            why="activate.sh exports it into your shell, where programs may load or run what it names; the variables "
+            "that stacks usually set (NCCL_*, CUDA_*, OMP_*, TORCH_*, ...) need no permission",
+            hint=f"read {stack}, then add `--trust-environment`; or set it in your own target: `environment:`",
         )
 
 

@@ -67,7 +67,7 @@ def test_a_damaged_wheel_is_not_packed(tmp_path: Path, two: tuple[Path, list[str
     store, keys = two
     (wheel,) = (store / keys[0]).glob("*.whl")
     wheel.write_bytes(b"damaged")
-    with fails("wheel-unknown", match="no good wheel"):
+    with fails("wheel-unknown", match="no valid wheel"):
         packed(store, tmp_path / "x.tar", keys)
     assert not (tmp_path / "x.tar").exists()
 

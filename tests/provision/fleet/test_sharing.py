@@ -259,7 +259,7 @@ def test_it_is_refused_with_what_it_lacks_when_nobody_could_build(
     error = on.run().errors["bare"]
     assert [sorted(each) for each in on.plays] == [["a"], ["b"]]
     assert (error.code, error.exit_code) == ("nvcc-absent", ExitCode.REFUSED)
-    assert "b was to build for all nodes of its kind, and failed" in error.why
+    assert "b builds for all nodes of its kind, and failed" in error.why
 
 
 def test_it_is_refused_when_only_the_handing_over_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_d40_a_step_that_the_kernel_kills_for_memory_is_told_as_such(tmp_path: P
     error = first_death(FAILED, ("n0", "n1"), Here(), str(tmp_path / "answers-0"))
     assert (error.code, error.exit_code, error.details["node"]) == ("job-out-of-memory", 9, "n1")
     assert "n1 was in `install`, which the kernel killed because memory ran out" in error.what
-    assert "fewer jobs" in error.hint
+    assert "--compile-jobs" in error.hint
 
 
 class _Counted(Here):

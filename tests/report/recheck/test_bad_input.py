@@ -73,7 +73,7 @@ def test_a_hundred_megabytes_are_refused_in_an_instant(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.truncate(100_000_000)
     begun = time.process_time()
-    with pytest.raises(EnvbuildError, match="is not evidence"):
+    with pytest.raises(EnvbuildError, match="is not an evidence file"):
         verify_report(path)
     assert time.process_time() - begun < 2
 
