@@ -79,7 +79,7 @@ class Place(StrictModel):
                 "launch-parameter",
                 f"{self.nodes} nodes need the address of the first node",
                 why="envbuild takes it from the job or from --master, and never guesses it from a host name",
-                hint="add add add add add add add add --master ADDRESS (in a job: the first name of its node list)",
+                hint="add --master ADDRESS (in a job: the first name of its node list)",
             )
         return self.master or "127.0.0.1", self.port or port
 
