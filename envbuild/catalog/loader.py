@@ -281,16 +281,19 @@ def refuse_template(loaded: LoadedTarget) -> None:
         return
     path, placeholder = found
     field = ".".join(path)
-    line, column = next((d.locate(path) for d in documents if d.holds(path)), (1, 1))
-    wanted = "`hosts: [...]`" if placeholder == PLACEHOLDER_HOST else f"your own `{field}`"
-    where = f"your own target with `extends: {target.name}` and" if loaded.shipped else f"into {loaded.path}:"
+    line, column = documents[0].locate(path) if documents[0].holds(path) else (1, 1)
+    wanted = f"your own `{field}`"
+    if field == "hosts":
+        kind = target.scheduler.kind
+        wanted = "`hosts: [...]`" if placeholder == PLACEHOLDER_HOST else f"`hosts: {{{kind}: PARTITION}}`"
+    own = f"write your own target with `extends: {target.name}` and {wanted}"
     raise refuse(
         "target-template",
         documents[0].name,
         line,
         column,
         f"`{field}` still holds the placeholder {placeholder}",
-        f"write {where} {wanted}",
+        own if loaded.shipped else f"add {wanted} to {loaded.ref}",
     )
 
 

@@ -167,22 +167,24 @@ def target_check(ui: Ui, targets: tuple[str, ...]) -> int:
     """Check each of TARGETS: names or files.
 
     The exit code is that of the first that is refused. A stack that the target names is looked up too; no host is
-    asked. A template is good as far as it goes.
+    asked. A shipped template is good as far as it goes; a file of yours must say all.
     """
     from envbuild.catalog.loader import is_template
 
     def load(reference: str) -> dict[str, Any]:
-        target = _valid(reference)
+        target = _valid(reference, whole=True)
         return {"name": target.name, "template": is_template(target)}
 
     return each_checked(ui, "target", targets, load)
 
 
-def _valid(reference: str) -> Target:
-    """A target or template whose stack and profile are there."""
-    from envbuild.catalog.loader import load_stack, load_target, pick_profile, stack_of
+def _valid(reference: str, *, whole: bool = False) -> Target:
+    """A target or template whose stack and profile are there; `whole`: a file must be no template."""
+    from envbuild.catalog.loader import load_stack, load_target, pick_profile, refuse_template, stack_of
 
     found = load_target(reference, template=True)
+    if whole and not found.shipped:
+        refuse_template(found)
     stack = stack_of(found)
     if stack is not None:
         pick_profile(load_stack(stack), found.target.profile)
@@ -234,7 +236,7 @@ def first_target(ui: Ui, file: Path, facts: str | None) -> None:
         file.unlink()
         raise
     if is_template(made):
-        ui.note(f"still a template: add to it what `envbuild target show {file}` has in <angle brackets>")
+        ui.note(f"{file} is still a template: add what `envbuild target check {file}` names")
     said = f"wrote {file}\nnext: envbuild doctor --target {file}"
     ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: said)
 

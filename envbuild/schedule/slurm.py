@@ -118,7 +118,7 @@ class Slurm(Scheduler):
     name, suffix, submits, cancels = "Slurm", "sbatch", ("sbatch", "--parsable"), "scancel"
     away = re.compile(
         r"unable to contact slurm controller|socket timed out|connection refused|slurm backup controller"
-        r"|zero bytes were",
+        r"|zero bytes were|could not establish a configuration source",
         re.IGNORECASE,
     )
     mine = "squeue --me"

@@ -316,7 +316,8 @@ def test_a_template_says_that_it_must_be_extended(tmp_path: Path) -> None:
     error = refused(load_target, "ssh")
     assert error.code == "target-template"
     assert "extends: ssh" in error.hint
-    assert refused(load_target, target_file(tmp_path, "name: mine\nextends: ssh\n")).code == "target-template"
+    own = refused(load_target, target_file(tmp_path, "name: mine\nextends: slurm\n"))
+    assert own.code == "target-template" and "add `hosts: {slurm: PARTITION}` to" in own.hint
 
 
 @pytest.mark.parametrize(
