@@ -180,7 +180,7 @@ def test_an_option_that_does_not_fit_is_no_mistake_of_a_file() -> None:
 def test_a_template_of_yours_is_filled_in_and_not_extended_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "az.yaml"
     file.write_text("name: az\nextends: slurm\nstack: torch-smoke\n")
-    assert refused(load_target, str(file)).hint.startswith(f"write into {file}: ")
+    assert refused(load_target, str(file)).hint.endswith(f" to {file}")
 
 
 def test_an_unquoted_python_version_says_to_quote_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_help_is_the_help_of_envbuild_or_of_a_verb(capsys: pytest.CaptureFixture
     ("code", "ending", "says"),
     [
         ("disk-full", "exit code 75 (try again)", "hint: name a larger disk"),
-        ("drift", "the exit code depends on what failed", "differs from its lock or stamp"),
+        ("drift", "exit code 1 (check failed)", "differs from its lock or stamp"),
         ("torch-python", "exit code 7 (refused)", "has a wheel for this Python"),
     ],
 )

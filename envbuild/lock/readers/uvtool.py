@@ -107,7 +107,7 @@ def _failure(said: str) -> EnvbuildError:
     if known:
         return EnvbuildError(
             "resolution-failed", "setup code of a source distribution failed", why=why,
-            hint=f"under `constraints:`, {known}; or another version, which has a wheel", exit_code=ExitCode.REFUSED,
+            hint=f"under `constraints:`, {known}; or another version, which has a wheel",
         )  # fmt: skip
     return no_solution(why)
 
