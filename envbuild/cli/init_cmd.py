@@ -209,8 +209,12 @@ def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
     """The stack file of an input, drafted unless it is there."""
     from envbuild.init.make import draft, drafted_before, reference
 
-    if there := drafted_before(source):
+    there, changed = drafted_before(source)
+    if changed:
+        ui.warn(f"{few(changed, 4)} changed after {there} was drafted: `rm {there}`, then type this command again")
+    elif there:
         ui.note(f"drafted before: {there}")
+    if there:
         return there
     result, path = draft(source, None, ask=_asked if ask else None, flavour=flavour)
     ui.note(_learned(result, reference(path)))
@@ -265,7 +269,7 @@ def _confirm(asks: bool) -> Callable[[], None]:
             return
         raise EnvbuildError(
             "plan-unconfirmed",
-            "nothing was changed",
+            "nothing was built; the stack file and its lock are kept",
             why="the plan was declined" if asks else "there is no terminal to ask whether the plan is carried out",
             hint="`--yes` carries it out unasked",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +34,15 @@ _BUILT = re.compile(r"^[ \t]*(?:-[ \t]+)?[A-Za-z0-9_.-]+=[^=\s]+=[A-Za-z0-9_.]+$
 
 @dataclass
 class Collected:
-    """Statements of all files that were read; `used` has the format of each, `choices` those that are only offered."""
+    """Statements of all files that were read; `used` has the format of each, `choices` those that are only offered.
+
+    `contents`: the beginning of the sha256 of each file that is used.
+    """
 
     statements: list[Statement] = field(default_factory=list)
     used: dict[str, str] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)
 
 
 def collect(tree: Tree) -> Collected:
@@ -72,8 +77,14 @@ def together(trees: Sequence[Tree]) -> Collected:
             for each in more.statements
         ]
         out.used |= {names[path]: noun for path, noun in more.used.items()}
+        out.contents |= {names[path]: digest for path, digest in more.contents.items()}
         out.choices |= {names[path]: noun for path, noun in more.choices.items()}
     return out
+
+
+def digest(text: str) -> str:
+    """The beginning of the sha256 of a file's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _whole(tree: Tree, path: str, out: Collected) -> None:
@@ -82,6 +93,7 @@ def _whole(tree: Tree, path: str, out: Collected) -> None:
         return
     known = reader_of(path)
     out.used[path] = known[0] if known else "text"
+    out.contents[path] = digest(text)
     out.statements += read(text, path)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from envbuild.catalog.loader import load_stack
 from envbuild.errors import EnvbuildError
 from envbuild.init.assemble import Ask, Result, assemble
+from envbuild.init.collect import digest
 from envbuild.init.index import confirmed
 from envbuild.init.input import opened
 from envbuild.init.known import load_known
@@ -19,19 +20,28 @@ from envbuild.init.tree import Tree
 from envbuild.init.write import AS_ASKED, head, text
 from envbuild.regular_file import read_file
 
+# As `write` names the files that a draft was made of.
+_READ = re.compile(r"^# read: (.+) \([^()]*\), sha256 ([0-9a-f]{12})$", re.MULTILINE)
+
 
 def reference(path: Path) -> str:
     """How a stack file is named on a command line."""
     return str(path) if "/" in str(path) else f"./{path}"
 
 
-def drafted_before(source: str) -> str:
-    """The stack file here that was drafted from this very input; empty for none. Raises EnvbuildError as `opened`."""
+def drafted_before(source: str) -> tuple[str, list[str]]:
+    """The stack file here that was drafted from this input, empty for none, and the files that changed after that.
+
+    Raises EnvbuildError as `opened`.
+    """
     with opened(source) as tree:
         path = Path(f"{_name(tree)}.yaml")
         begins = head(tree.origin, any_commit=tree.folder is not None)
-    there = path.is_file() and read_file(path).startswith(begins.encode())
-    return reference(path) if there else ""
+        written = read_file(path).decode("utf-8", "replace") if path.is_file() else ""
+        if not written.startswith(begins):
+            return "", []
+        texts = {name: (tree.text(name), was) for name, was in _READ.findall(written)}
+        return reference(path), [name for name, (text, was) in texts.items() if text is None or digest(text) != was]
 
 
 def _name(tree: Tree) -> str:

@@ -76,7 +76,7 @@ def _lines(result: Result, name: str, beside: Path, folder: Path | None) -> Iter
     yield head(origin)
     yield f"# {known} of {every} statements understood."
     for path, noun in result.collected.used.items():
-        yield f"# read: {_safe(path)} ({noun})"
+        yield f"# read: {_safe(path)} ({noun}), sha256 {result.collected.contents[path]}"
     for path in result.collected.choices:
         yield f"# offered, not taken as a whole: {_safe(path)}"
     for path, why in list(result.left_out.items())[:20]:

@@ -40,6 +40,12 @@ def test_a_folder_is_drafted_locked_built_and_verified_and_a_second_time_nothing
     assert again.rc == 0, again.err
     assert "drafted before: ./own.yaml" in again.err and "nothing to do" in again.err
     assert len(list(code.runs.iterdir())) == 2, "one run a command"
+    assert "envbuild verify ./own.yaml --target local" in done.out
+    page = ("explain", "./own.yaml", "--document", "own/README.md", "--other-text", "--output", "page.html")
+    assert code.run(*page).rc == 0 and "pip install" in (code.work / "page.html").read_text()
+    (code.work / "own" / "requirements.txt").write_text("alpha==1.0\nbeta\n")
+    changed = code.run("up", "./own", "-t", "local")
+    assert "requirements.txt changed after ./own.yaml was drafted: `rm ./own.yaml`" in changed.err
 
 
 def test_without_a_terminal_the_plan_is_shown_and_nothing_is_built(code: World) -> None:
