@@ -225,7 +225,7 @@ def test_what_is_not_in_use_is_told_with_the_command_that_builds_it(world: World
     error = done.node["error"]
     assert (done.rc, error["code"]) == (1, "environment-unknown")
     assert "{" not in error["what"], "a target's placeholders are no path"
-    assert "envbuild provision ./tiny.yaml --target local; `envbuild status --all --target local`" in error["hint"]
+    assert "`envbuild provision ./tiny.yaml --target local`; `envbuild status --all --target local`" in error["hint"]
 
 
 def test_a_lock_that_is_not_there_says_how_to_make_it(world: World) -> None:

@@ -288,6 +288,7 @@ _SAID = {
     "digest": "of the contents; see below",
     "provided": "read from the base, not said in the stack",
     "uses": "what a scan of the tree found",
+    "data": "what `data --real` fetched: digests that nobody says beforehand",
     "needs": "what the tree says of its build",
     "unpacked": "how large the tree is",
     "patch_pins": "of the catalog's patches; `patch-changed`",
