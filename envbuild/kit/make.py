@@ -77,6 +77,7 @@ def readme(manifest: Manifest, evidence: Evidence, *, signed: bool, own: bool) -
         view=view, kit=manifest, install=install, signed=signed, lock_name=lock_name(evidence), kick=KICK,
         run=commands(view),
         own=stack_name(evidence) if own else "", rows=rows(view), shipped=evidence.stack in list_stacks(),
+        trees=any(check.name == "working-tree" for check in all_checks(evidence)),
         gpus=sum(len(node.facts.gpus) for node in evidence.nodes if node.facts),
     ).encode()  # fmt: skip
 

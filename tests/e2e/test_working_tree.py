@@ -57,6 +57,8 @@ def test_d89_a_working_tree_goes_from_lock_to_report_and_stays_as_it_is(world: W
     report = world.good("report", "show", "last", "--format", "md").out
     assert says in report.replace("\\", "")
     (clone / "model.py").write_text("X = 3\n")
+    world.good("report", "kit", "-o", str(world.top / "kit"))
+    assert "a folder of the authors, which is not in this kit" in (world.top / "kit" / "README.md").read_text()
     assert drift(world) == (0, {}), "what is in the tree is no drift"
     assert world.python(IMPORT) == "3"
     (clone / "model.py").write_text("X = 2\n")

@@ -204,7 +204,7 @@ def _closure(work: Work, trees: dict[str, str]) -> Part:
     return part.stop()
 
 
-def _few(names: list[str], most: int = 8) -> str:
+def _few(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
