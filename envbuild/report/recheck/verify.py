@@ -171,12 +171,14 @@ _TABLES: dict[str, Callable[[Evidence], str]] = {"report.md": render_markdown, *
 
 def check_pages(report: Opened, maker: str) -> Iterator[Finding]:
     """What is to be said of the page and of what lies beside it; `maker`: the version of envbuild that made them."""
-    if report.html is None and report.markdown is None:
-        yield not_checked("page", "there is no page; `envbuild report show` makes one from the evidence")
+    alone = report.path.suffix == ".html"
+    for name, page in (("report.html", report.html), ("report.md", report.markdown)):
+        if page is None and not alone:
+            yield not_checked("page", f"{name} is not here; `envbuild report show` makes it from the evidence")
     if report.html is not None:
         yield from _html(report, report.html, maker)
     # Beside a page that was mailed alone lies what has nothing to do with it.
-    for name, render in _TABLES.items() if report.path.suffix != ".html" else ():
+    for name, render in _TABLES.items() if not alone else ():
         try:
             data = read_attachment(report.folder, name, LIMIT)
         except ValueError as error:
