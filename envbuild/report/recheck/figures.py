@@ -27,14 +27,18 @@ _ROUNDED = 1e-3
 def check_figures(evidence: Evidence) -> Iterator[Finding]:
     """All findings about what was measured."""
     metrics = [each for check in all_checks(evidence) for each in check.metrics]
-    problems = [
-        problem("report-figure-differs", "figures", f"{node.node}: {check.name}: {text}")
+    every = [
+        (f"{node.node}: {check.name}", figure, wrong)
         for node, check in node_checks(evidence)
         for made_from in (_samples, _curve, _speed, _values, _gpus)
-        for text in made_from(check)
+        for figure, wrong in made_from(check)
     ]
-    if metrics or problems:
-        yield from judged("figures", "each follows from the values beside it, where there are any", problems)
+    problems = [problem("report-figure-differs", "figures", f"{at}: {wrong}") for at, _, wrong in every if wrong]
+    made = len({(at, figure) for at, figure, _ in every if figure})
+    if made or problems:
+        yield from judged("figures", f"{made} of {plural(len(metrics), 'figure')} follow from values", problems)
+    if made < len(metrics):
+        yield not_checked("figures", f"{plural(len(metrics) - made, 'figure')} without the values behind them")
     floors = sum(each.floor is not None for each in metrics)
     missed = list(_floors(evidence))
     if floors or missed:
@@ -45,46 +49,50 @@ def check_figures(evidence: Evidence) -> Iterator[Finding]:
     yield from _claims(evidence)
 
 
-def _samples(check: Check) -> Iterator[str]:
+_Judged = tuple[str, str]
+"""The metric that values are there for, empty where there are none, and what is wrong with it, empty for nothing."""
+
+
+def _samples(check: Check) -> Iterator[_Judged]:
     for name, count in Counter(each.name for each in check.metrics).items():
         if count > 1:
-            yield f"{name} is there {count} times"
+            yield "", f"{name} is there {count} times"
     for one in check.metrics:
         if one.n < 1 or not one.least <= one.median <= one.greatest:
-            yield f"{one.name} is {one.median:g} of {one.n}, between {one.least:g} and {one.greatest:g}"
+            yield "", f"{one.name} is {one.median:g} of {one.n}, between {one.least:g} and {one.greatest:g}"
 
 
-def _curve(check: Check) -> Iterator[str]:
+def _curve(check: Check) -> Iterator[_Judged]:
     losses = numbers(check.details.get("losses"))
     last = sorted(losses[-5:])[len(losses[-5:]) // 2] if losses else 0.0
     for name, at in (("loss_first", losses[:1]), ("loss_last", [last] if losses else [])):
         told = check.details.get(name)
         if isinstance(told, int | float) and at and not _near(told, at[0]):
-            yield f"{name} is {told:g}, the curve has {at[0]:g}"
+            yield "", f"{name} is {told:g}, the curve has {at[0]:g}"
 
 
-def _speed(check: Check) -> Iterator[str]:
+def _speed(check: Check) -> Iterator[_Judged]:
     """Tokens a second from the times of all steps but the first."""
     shape, times = mapping(check.details.get("shape")), numbers(check.details.get("step_seconds"))[1:]
     tokens = numbers([shape.get("batch"), shape.get("length")])
     for one in check.metrics:
         if one.name == "training_tokens_per_second" and len(tokens) == 2 and times and min(times) > 0:
-            yield from _sample(one, [tokens[0] * tokens[1] / seconds for seconds in times])
+            yield one.name, _sample(one, [tokens[0] * tokens[1] / seconds for seconds in times])
 
 
-def _values(check: Check) -> Iterator[str]:
+def _values(check: Check) -> Iterator[_Judged]:
     values = numbers(check.details.get("values"))
     if values and len(check.metrics) == 1:
-        yield from _sample(check.metrics[0], values)
+        yield check.metrics[0].name, _sample(check.metrics[0], values)
 
 
-def _sample(told: Metric, values: list[float]) -> Iterator[str]:
+def _sample(told: Metric, values: list[float]) -> str:
     found = (statistics.median(values), min(values), max(values))
-    if told.n != len(values) or not all(map(_near, (told.median, told.least, told.greatest), found)):
-        yield f"{told.name} is {told.median:g} of {told.n}; its values give {found[0]:g} of {len(values)}"
+    good = told.n == len(values) and all(map(_near, (told.median, told.least, told.greatest), found))
+    return "" if good else f"{told.name} is {told.median:g} of {told.n}; its values give {found[0]:g} of {len(values)}"
 
 
-def _gpus(check: Check) -> Iterator[str]:
+def _gpus(check: Check) -> Iterator[_Judged]:
     """Products are measured by the slowest GPU, copies by the slowest GPU or pair of them."""
     for one in check.metrics:
         kind = one.name.removeprefix("gemm_cuda_")
@@ -93,8 +101,9 @@ def _gpus(check: Check) -> Iterator[str]:
         for rate in rates if isinstance(rates, list) else ():
             told += rate if isinstance(rate, list) else [rate]
         values = numbers([rate for rate in told if rate is not None])
-        if values and not _near(one.median, min(values)):
-            yield f"{one.name} is {one.median:g}, and its GPUs have {min(values):g} to {max(values):g}"
+        if values:
+            wrong = f"{one.name} is {one.median:g}, and its GPUs have {min(values):g} to {max(values):g}"
+            yield one.name, "" if _near(one.median, min(values)) else wrong
 
 
 def _floors(evidence: Evidence) -> Iterator[Finding]:

@@ -52,9 +52,9 @@ def unchecked(path: Path) -> set[str]:
 def test_an_honest_report_holds_as_folder_as_evidence_and_as_page(made: Path) -> None:
     for path in (made, made / "evidence.json", made / "report.html"):
         assert problems(path) == set()
-    assert unchecked(made) == {"signature", "root", "nodes"}
+    assert unchecked(made) == {"signature", "root", "nodes", "figures"}
     (made / "report.html").unlink()
-    assert unchecked(made) == {"signature", "root", "nodes", "page"}, "a page that was deleted is named"
+    assert unchecked(made) == {"signature", "root", "nodes", "figures", "page"}, "a page that was deleted is named"
 
 
 def test_a_page_alone_holds_and_says_that_it_lacks_everything_else(made: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_evidence_that_was_forged_with_care_is_rejected_by_name(
 def test_a_gpu_that_is_slower_than_all_that_the_figure_is_of_is_no_forgery(metric: str, details: Data) -> None:
     data: Data = {"nodes": [{"checks": []}]}
     gpus(metric, 316.5, details)(data)
-    assert list(_gpus(Check.from_plain(data["nodes"][0]["checks"][0]))) == []
+    assert {wrong for _, wrong in _gpus(Check.from_plain(data["nodes"][0]["checks"][0]))} <= {""}
 
 
 def said(path: Path, topic: str) -> dict[str, list[str]]:
