@@ -146,7 +146,9 @@ def _learned(result: Result, reference: str) -> str:
         f"{plural(len(draft.sources) + len(result.projects), 'source')}",
     ]
     if added:
-        lines.append(f"  imports   {len(added)} packages more, as the code imports them: {', '.join(added[:6])}")
+        lines.append(
+            f"  imports   {plural(len(added), 'more package')}, as the code imports them: {', '.join(added[:6])}"
+        )
     if still:
         lines.append(f"  open      nothing is known to bring {', '.join(still[:8])}")
     if result.missing:
@@ -154,7 +156,7 @@ def _learned(result: Result, reference: str) -> str:
             "  not said  " + "; ".join(f"{each.what}: {each.default or 'open'}" for each in result.missing[:5])
         )
     if result.left_out:
-        lines.append(f"  left out  {len(result.left_out)} files; the draft names them")
+        lines.append(f"  left out  {plural(len(result.left_out), 'file')}; the draft names them")
     rules = list(dict.fromkeys(each.rule for each in result.findings))
     if rules:
         lines.append(f"  findings  {len(result.findings)}: {', '.join(rules[:8])}")

@@ -152,7 +152,8 @@ def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
             "the index or mirror has other contents; do not use it, or re-create the lock if the change is meant",
         )
     if re.search(r"Failed to extract archive|invalid Zip archive|ZIP file contains", text):
-        return _error("artifact-damaged", f"a file is damaged ({doing})", why, "fetch it again")
+        hint = "fetch it again; if it stays so, open its address: a proxy may answer with its login page"
+        return _error("artifact-damaged", f"a file is damaged ({doing})", why, hint)
     if _REFUSED.search(text):
         return _error(
             "index-refused",
