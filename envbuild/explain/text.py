@@ -116,7 +116,7 @@ def _profile(explanation: Explanation, width: int) -> Iterator[str]:
     if least:
         yield ""
         held = f"{least.needed_gb:.0f} GB of weights, gradients and optimizer state, {least.node_gb:.0f} GB a node"
-        yield _wrapped("", f"{least.model} needs at least {least.nodes} nodes: {held}", width)
+        yield _wrapped("", f"{least.model} needs at least {least.nodes} nodes for its memory: {held}", width)
         yield _wrapped("  ", least.source, width)
 
 
