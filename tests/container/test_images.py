@@ -113,7 +113,7 @@ def test_one_image_twice_by_envbuild_and_from_its_folder_alone(site: World, stor
     ).json
     assert found["ok"] and {check["status"] for check in found["checks"]} == {"passed"}
     assert [check["name"] for check in found["checks"]] == ["packages", "files", "bytecode"]
-    assert [check["name"] for check in found["smoke"]["checks"]] == ["smoke/sound"]
+    assert [check["name"] for check in found["smoke"]["checks"]] == ["smoke/sound", "smoke/sound/closure"]
     words = ("image", "verify", by_hand, "-s", "./tiny.yaml", "--json")
     assert site.good(*words, timeout=LONG).json["root"] == found["root"]
 

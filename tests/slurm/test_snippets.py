@@ -50,6 +50,7 @@ def test_every_command_of_the_pages_about_a_cluster_runs_as_it_is_written(cluste
     )
     (world.work / "cluster.yaml").rename(world.work / "local.yaml")
     shutil.copy(world.work / "my-cluster.yaml", world.work / "cluster.yaml")
+    world.good("provision", "-t", "./my-cluster.yaml", before=shelf.before)
     run_all(
         world,
         "cluster",
