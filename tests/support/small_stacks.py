@@ -168,8 +168,9 @@ class Machine(Shelf):
         self.put(name, profiles=profiles, repositories=None, findings=None)
         self.lock(name, profile, "--base-python", str(self.python))
 
-    def own(self, name: str, reference: object) -> None:
+    def own(self, name: str, reference: dict[str, Any]) -> None:
         """A stack file of that name in the folder of work, with that run of its own, locked and provisioned."""
+        reference["launch"]["source"] = name
         packages = {
             "python": [MINOR],
             "packages": ["own-runs==1.0"],
