@@ -301,7 +301,7 @@ def place_words(command: Sequence[str], stack: str = "") -> list[str]:
                 place += [_PLACE_OPTIONS[name], given]
         elif not named and not word.startswith("-"):
             named = word if not index or word == stack or word.endswith((".yaml", ".yml")) else ""
-    if command[1] == "up" and stack not in ("", named) and not named.endswith((".yaml", ".yml")):
+    if list(command[1:2]) == ["up"] and stack not in ("", named) and not named.endswith((".yaml", ".yml")):
         named = f"./{stack}.yaml"  # what `up` drafted of a page, folder or repository
     return [*filter(None, [named]), *place]
 
