@@ -265,12 +265,12 @@ def test_the_index_is_asked_whether_it_has_the_module(folder: Path, monkeypatch:
     assert "utils-of-nobody" not in {each.name for each in result.draft.packages}
 
 
-def test_two_thousand_files_take_seconds(tmp_path: Path) -> None:
+def test_ten_thousand_files_take_seconds(tmp_path: Path) -> None:
     text = "import os\nimport torch\nfrom numpy import array\n" + "x = 1\n" * 50
-    write_files(tmp_path, {f"p{number // 100}/m{number}.py": text for number in range(2000)})
+    write_files(tmp_path, {f"p{number // 100}/m{number}.py": text for number in range(10_000)})
     begin = time.monotonic()
     assemble(tree.of_folder(tmp_path), load_known())
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.usefixtures("no_index")
