@@ -424,10 +424,10 @@ def together(draft: Draft, known: Known) -> Iterator[DraftFinding]:
         yield DraftFinding("platform-mismatch", tuple(map(_name, foreign)), tuple(foreign),
                            "the list was frozen on another operating system", "leaves them out")  # fmt: skip
     by_name = {each.name: each for each in draft.packages}
-    opencv = [name for name in by_name if re.fullmatch(r"opencv-(?:contrib-)?python(?:-headless)?", name)]
-    if len(opencv) > 1:
-        yield DraftFinding("two-owners", tuple(opencv), tuple(by_name[name].statements[0] for name in opencv),
-                           "both own the module cv2", "takes the first")  # fmt: skip
+    for group in known.compat.twins:
+        if len(twins := [name for name in by_name if name in group]) > 1:
+            yield DraftFinding("two-owners", tuple(twins), tuple(by_name[name].statements[0] for name in twins),
+                               "they hold the same files", "takes the first")  # fmt: skip
     for name in by_name.keys() & known.compat.homonyms.keys():
         if not by_name[name].conda:
             truth = f"on the index {name} is {known.compat.homonyms[name][0]}"

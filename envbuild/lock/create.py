@@ -192,22 +192,14 @@ def _profile(stack: Stack, name: str) -> Profile:
     return stack.profiles[name]
 
 
-# Distributions that hold the same files: whichever is installed last would win, a part of the other would stay.
-_TWINS = (
-    ("opencv-python", "opencv-contrib-python", "opencv-python-headless", "opencv-contrib-python-headless"),
-    ("onnxruntime", "onnxruntime-gpu"),
-)
-
-
 def _twins(offers: Sequence[Offer], request: Request) -> dict[str, str]:
     """Offers that another one stands for, with that one: what the stack names goes first."""
     asked = {package_name(text) for text in request.requirements}
     found = dict[str, str]()
-    for group in _TWINS:
+    for group in load_compat().twins:
         there = [name for name in group if name in {offer.name for offer in offers}]
         kept = next((name for name in there if name in asked), next(iter(there), ""))
-        if not asked.issuperset(there):
-            found |= {name: kept for name in there if name != kept and name not in asked}
+        found |= {name: kept for name in there if name != kept and name not in asked}
     return found
 
 

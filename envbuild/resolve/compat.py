@@ -169,11 +169,12 @@ class PackageRule(NamedTuple):
 
 
 class PackageTraits(NamedTuple):
-    """What a well known package does; `at`: the module of it that does, which builds import of torch."""
+    """What a well known package does; `at`: the module of it that does, `builds`: which builds import."""
 
     has: Requirement
     traits: tuple[str, ...]
     at: str = ""
+    builds: bool = False
 
 
 class OwnList(NamedTuple):
@@ -257,6 +258,7 @@ class Compat(NamedTuple):
     source_traits: Mapping[str, tuple[str, ...]]
     patched_traits: Mapping[str, tuple[str, ...]]
     libstdcxx: tuple[Loads, ...]
+    twins: tuple[tuple[str, ...], ...]
     homonyms: Mapping[str, tuple[str, str]]
     homonym_note: Note
     apex: ApexHistory

@@ -86,7 +86,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
         limits=_limits(data["limits"]),
         package_rules=tuple(_package_rule(row, packages) for row in packages["rules"]),
         package_traits=tuple(
-            PackageTraits(Requirement(row["has"]), tuple(row["traits"]), row.get("at", ""))
+            PackageTraits(Requirement(row["has"]), tuple(row["traits"]), row.get("at", ""), row.get("builds", False))
             for row in packages["traits"]["packages"]
         ),
         source_traits=_words(packages["traits"]["sources"]),
@@ -95,6 +95,7 @@ def _build(data: Mapping[str, Any]) -> Compat:
             Loads(Requirement(row["has"]), library_note.but(row.get("unverified")))
             for row in packages["libstdcxx"]["packages"]
         ),
+        twins=tuple(map(tuple, packages["twins"]["groups"])),
         homonyms={n: (row["is"], row["meant"]) for n, row in packages["homonyms"]["names"].items()},
         homonym_note=_note(packages["homonyms"], "packages.yaml#homonyms"),
         apex=apex_history(data["apex"]),

@@ -50,6 +50,7 @@ NOT_READ: dict[str, str] = {
     r"python/.*": "what the rows of packages.yaml and torch.yaml were checked against; tests compare them",
     r"packages/rules/[0-9]+/id": "the rule's own name",
     r"packages/homonyms/names/[^/]*/(is|meant)": "words: what a name is there, and what was meant",
+    r"packages/twins/groups/.*": "what a lock and a draft take one of: tests/lock/test_create.py, tests/init",
     r"apex/commits": "the places that the ranges speak of: each range has its probes",
 }
 
@@ -455,6 +456,8 @@ def _package_traits() -> Iterator[Probe]:
             yield Probe((*at, "traits", place), "another", _traits(version))
         if "at" in row:
             yield Probe((*at, "at"), "another", _traits(version))
+        if "builds" in row:
+            yield Probe((*at, "builds"), False, _traits(version))
     for patch, ended in cell(("packages", "traits", "patches")).items():
         for index, trait in enumerate(ended):
             yield Probe(("packages", "traits", "patches", patch, index), "another", _mended(patch, trait))

@@ -201,7 +201,7 @@ def traits_of(
 ) -> tuple[frozenset[str], dict[str, str]]:
     """The traits that well known packages and sources bring, and those that one module brings, with its place.
 
-    A build imports such a module of torch, so where something is `built` what it does stops that.
+    A build imports some of these modules, so where something is `built` what it does stops that.
     """
     stops = {trait for name in names for trait in compat.source_traits.get(name.lower(), ())}
     uses: dict[str, str] = {}
@@ -209,7 +209,7 @@ def traits_of(
         version = packages.get(canonicalize_name(row.has.name))
         if version is None or not meets(version, row.has):
             continue
-        if row.at and not (built and row.has.name == "torch"):
+        if row.at and not (built and row.builds):
             uses.update(dict.fromkeys(row.traits, f"{row.has.name} {version}/{row.at}"))
         else:
             stops.update(row.traits)
