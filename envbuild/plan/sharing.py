@@ -330,7 +330,7 @@ def _class(
     """None where one node is left to itself. Builders are those with most cores, in the order of the plan."""
     names = [node.node for node in group]
     able = [node.node for node in group if can_build(node, facts[node.node])]
-    # Where no node has a compiler, one says so; without nvcc, all are refused (`left_alone`).
+    # If no node has a compiler, the builder names it. If no node has nvcc, every node is refused (`left_alone`).
     able = able or [node.node for node in group if node.resolution.wheels_from is None]
     builders = sorted(able, key=lambda name: -(facts[name].cpus or 0))[:BUILDERS]
     if donor is None and (len(names) < 2 or not builders):

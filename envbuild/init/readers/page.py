@@ -192,7 +192,7 @@ def _inline(shell: Shell, sections: _Sections, token: Token, line: int) -> Itera
 
 
 def _of_sentence(shell: Shell, command: str, line: int, sentence: str) -> Iterator[Statement]:
-    """A command inside a sentence; optional if the sentence says so."""
+    """A command inside a sentence. It is optional if the sentence calls it optional."""
     offered = bool(
         re.search(
             r"\b(optional|if you|alternatively|for large|to run|you can|might|instead)\b", sentence, re.IGNORECASE

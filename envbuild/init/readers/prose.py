@@ -43,7 +43,7 @@ _EDITED = re.compile(
 
 
 def edits(text: str, file: str, line: int) -> Iterator[Statement]:
-    """Files of the sources that the reader is told to edit by hand."""
+    """Source files that the page wants edited by hand."""
     for match in _EDITED.finditer(text[:_LONGEST]):
         place = Place(file, line + text[: match.start()].count("\n"))
         name = match["one"] or match["two"] or match["three"]
