@@ -13,7 +13,7 @@ import select
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from envbuild.node import paths
 from envbuild.node.build import build_dir
@@ -68,11 +68,27 @@ class Budget:
         """How many jobs of `memory_per_job` GB may run at once."""
         return max(1, self.jobs if self.memory is None else min(self.jobs, int(self.memory / memory_per_job)))
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Make a file `fifo`-NAME for each build that will begin; there it writes how many files it compiles."""
+        for name in names:
+            open(f"{self.fifo}-{name}", "w").close()
+
+    def forget(self, name: str) -> None:
+        """Let no build wait for `name` (any more)."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.fifo}-{name}")
+
     @contextlib.contextmanager
-    def build(self, alone: bool) -> Iterator[None]:
+    def build(self, name: str, alone: bool) -> Iterator[None]:
         """Wait for a job and hold it; a build whose tools take no bytes waits until it is `alone`, and has all."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and self._running < (1 if alone else self.jobs))
+
+            def free() -> bool:
+                return not self._alone and self._running < (1 if alone else self.jobs)
+
+            if not free():
+                self.forget(name)  # those that it waits for do not wait for it
+            self._changed.wait_for(free)
             if not self._running:  # who was killed has put no bytes back
                 if select.select([self._handle], [], [], 0)[0]:
                     os.read(self._handle, 65536)

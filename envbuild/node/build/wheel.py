@@ -86,8 +86,11 @@ def build_all(calls: Mapping[str, Callable[[job_server.Budget], object]], jobs: 
             call(budget)
         except BaseException as error:  # noqa: BLE001 - it is raised again, in the caller's thread
             failures[name] = error
+        finally:
+            budget.forget(name)
 
     with job_server.Budget(jobs) as budget:
+        budget.expect(calls)
         progress(f"compiling {', '.join(calls)}", ask=budget.told)
         proc.parallel([partial(run, name, call, budget) for name, call in calls.items()])
     for name in calls:
@@ -205,10 +208,10 @@ class _Build:
         else:
             request = {"flags": self.flags, "out": work.out, "report": work.report, "jobs": jobs}
             file = os.path.join(work.path, "request.json")
-            paths.write_json(file, dict(request, fifo=None if alone else self.budget.fifo))
+            paths.write_json(file, dict(request, name=self.name, fifo=None if alone else self.budget.fifo))
             words, cwd = [self.interpreter, work.program("setup_py"), file], project
         guard = self.prefix + [self.python, "-I", "-S", work.program("guard")]
-        with self.budget.build(alone):
+        with self.budget.build(self.name, alone):
             self.budget.at_work[self.name] = (project, work.report)
             try:
                 return proc.run(guard + words, timeout=DEADLINE, env=env, cwd=cwd)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node.build import job_server, wheel
-from envbuild.node.build.programs import guard
+from envbuild.node.build.programs import guard, setup_py
 from envbuild.node.protocol import NodeError
 from tests.node.build_projects import EXTENSIONS, build, index_environment, shape_project, source
 from tests.node.build_projects import own_folder as own_folder
@@ -89,12 +89,12 @@ def test_cores_and_memory_bound_how_many_jobs_there_are() -> None:
 
 def test_each_build_has_one_job_and_the_fifo_all_others() -> None:
     with job_server.Budget(8, memory=1000) as budget:
-        with budget.build(alone=False):
+        with budget.build("shape", alone=False):
             assert left(budget) == 7
-            with budget.build(alone=False):
+            with budget.build("shape", alone=False):
                 assert left(budget) == 6
             assert left(budget) == 7
-        with budget.build(alone=True):
+        with budget.build("shape", alone=True):
             assert left(budget) == 8
 
 
@@ -106,10 +106,10 @@ def test_a_build_waits_for_a_job_and_one_that_must_be_alone_for_all_others(
         entered = threading.Event()
 
         def other() -> None:
-            with budget.build(second):
+            with budget.build("second", second):
                 entered.set()
 
-        with budget.build(first):
+        with budget.build("first", first):
             thread = threading.Thread(target=other)
             thread.start()
             assert not entered.wait(0.2)
@@ -117,14 +117,38 @@ def test_a_build_waits_for_a_job_and_one_that_must_be_alone_for_all_others(
         assert entered.is_set()
 
 
+def test_the_build_of_fewest_files_starts_its_ninja_first_and_waits_for_none_that_waits_for_it() -> None:
+    """ninja takes all jobs that are free where it starts, and its first command may last a minute."""
+    with job_server.Budget(4, memory=1000) as budget:
+        budget.expect(["large", "small", "ended", "alone"])
+        budget.forget("ended")
+        order: list[str] = []
+
+        def turn(name: str, files: int) -> None:
+            setup_py.Tokens(budget.fifo).turn(name, files)
+            order.append(name)
+
+        large = threading.Thread(target=turn, args=("large", 9))
+        with budget.build("large", alone=False):
+            waits = threading.Thread(target=lambda: budget.build("alone", alone=True).__enter__())
+            for thread in (large, waits):
+                thread.start()
+            large.join(0.3)
+            assert order == []
+            turn("small", 2)
+            large.join(10)
+            assert order == ["small", "large"]
+        waits.join()
+
+
 def test_what_a_killed_build_took_is_there_again_once_nothing_runs() -> None:
     with job_server.Budget(4, memory=1000) as budget:
-        with budget.build(alone=False):
+        with budget.build("shape", alone=False):
             handle = os.open(budget.fifo, os.O_RDWR)
             os.read(handle, 2)
             os.close(handle)
             assert left(budget) == 1
-        with budget.build(alone=False):
+        with budget.build("shape", alone=False):
             assert left(budget) == 3
 
 

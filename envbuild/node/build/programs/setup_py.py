@@ -2,8 +2,8 @@
 
     setup_py.py REQUEST       a JSON file; the current folder is that of the project
 
-Request: `flags` (for setup.py), `out` (folder for the wheel), `report` (file to write), `fifo` (of a job server, or
-None where this build is alone), `jobs`. Report: see `State`.
+Request: `name` (of the source), `flags` (for setup.py), `out` (folder for the wheel), `report` (file to write), `fifo`
+(of a job server, or None where this build is alone), `jobs`. Report: see `State`.
 
 Runs under any Python >= 3.6 and any setuptools (distutils where there is none), and imports nothing else of the node
 program. An extension is built by a thread that has a copy of the command with a temporary folder of its own, for torch
@@ -13,6 +13,7 @@ writes one build.ninja per folder. What cannot be built in threads is built as i
 import contextlib
 import copy
 import functools
+import glob
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ import select
 import sys
 import tempfile
 import threading
+import time
 import traceback
 
 TYPE_CHECKING = False
@@ -89,6 +91,31 @@ class Tokens:
         finally:
             if data:
                 os.write(self._handle, data)
+
+    def turn(self, name: str, files: int, patience: float = 30.0) -> None:
+        """Say that the build `name` compiles `files` by ninja (0: by none), and wait until all others have said it too.
+
+        ninja takes all free jobs where it starts, and looks for more only when one of its own ends, which may be a
+        minute later. So the build with the fewest files starts first, and the others two seconds apart.
+        """
+        if self.fifo is None:
+            return
+        own, end = self.fifo + "-" + name, time.time() + patience
+        if not files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(own)
+            return
+        with open(own, "w") as stream:
+            stream.write("%d" % files)
+        while True:
+            counts = {}
+            for mark in glob.glob(glob.escape(self.fifo) + "-*"):
+                with contextlib.suppress(OSError), open(mark) as stream:
+                    counts[mark] = stream.read()
+            if "" not in counts.values() or time.time() > end:
+                break
+            time.sleep(0.1)
+        time.sleep(2 * sum((int(count), mark) < (files, own) for mark, count in counts.items() if count))
 
     def _read(self, most: int) -> bytes:
         try:
@@ -216,6 +243,7 @@ def _builder(state: "State", original: "Any") -> "Any":
         rows = [{"name": command.get_ext_fullname(each.name), "optional": _optional(each)} for each in made]
         state.tell(extensions=rows, files=sum(len(each.sources) for each in made))
         tokens, most = Tokens(state.request["fifo"]), state.request["jobs"]
+        tokens.turn(state.request["name"], state.report["files"] if getattr(command, "use_ninja", False) else 0)
         if _starts_programs(command):
             with tokens.rest(most) as jobs:
                 os.environ.update(MAX_JOBS=str(jobs), CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
