@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.facts import NodeFacts
 from envbuild.regular_file import read_file
-from envbuild.text import did_you_mean, visible
+from envbuild.text import did_you_mean, unsafe_at
 
 _HINT = "`envbuild doctor --target TARGET --facts-out FILE` writes the facts of nodes"
 
@@ -35,11 +35,14 @@ def load_facts(ref: str) -> dict[str, NodeFacts]:
     try:
         known: dict[tuple[str, str], Any] = {}
         data = json.loads(read_file(path), object_hook=_each_text_once())
-        found = [_node(name, plain, known) for name, plain in _nodes(data)]
+        place = unsafe_at(data)
+        found = [_node(name, plain, known) for name, plain in _nodes(data)] if place is None else []
     except ValidationError as error:
         raise _unreadable(path, first_mistake(error)) from error
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
+    if place is not None:
+        raise _unreadable(path, f"{place}: control characters, invisible ones and line separators are not allowed")
     facts = {node.node: node for node in found}
     if len(facts) != len(found) or not facts:
         raise _unreadable(path, "two nodes have the same name" if facts else "there is no node in it")
@@ -62,8 +65,8 @@ def _find(ref: str) -> Path:
 
 
 def _each_text_once() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """For `json.loads`: equal texts of an object become one object, `visible`; JSON gives every GPU its own."""
-    once = lru_cache(None)(partial(visible, keep_newlines=True))
+    """For `json.loads`: equal texts of an object become one object; JSON gives every GPU its own."""
+    once = lru_cache(None)(str)
 
     def hook(plain: dict[str, Any]) -> dict[str, Any]:
         for key, value in plain.items():

@@ -5,6 +5,7 @@ Every command takes `common_options` and gets a `Ui` as its first argument.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -122,7 +123,9 @@ def common_options(function: Callable[Concatenate[Ui, P], R]) -> Callable[P, R]:
 
 
 def say(text: str) -> None:
-    """A line on stderr; where its reader has gone away (`2>&1 | head`), the work goes on unheard."""
+    """A line on stderr, after what stdout has; where its reader has gone away (`2>&1 | head`), work goes on unheard."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

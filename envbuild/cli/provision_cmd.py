@@ -207,7 +207,6 @@ def carry_out(ui: Ui, prepared: Prepared, settings: Settings, confirm: Callable[
         where = f" on {kept} of {len(evidence.nodes)} nodes" if len(evidence.nodes) > 1 else ""
         ui.note(f"hint: --check-rebuild compared nothing{where}, for nothing was built; `--repair` builds again")
     if not ui.quiet:
-        sys.stdout.flush()  # the summary comes first where both go into one file
         for line in off_path():
             ui.note(line)
     return evidence.exit

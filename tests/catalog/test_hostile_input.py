@@ -159,7 +159,7 @@ def test_d26_a_full_disk_is_try_again_wherever_it_comes_up(
 
 
 @pytest.mark.parametrize("char", UNSAFE)
-def test_d64_d71_no_text_of_a_stack_a_target_a_lock_or_a_setting_has_hidden_characters(
+def test_d64_d71_no_text_of_a_stack_a_target_a_lock_facts_or_a_setting_has_hidden_characters(
     tmp_path: Path, char: str
 ) -> None:
     escape = f"\\U{ord(char):08x}"  # of TOML
@@ -168,7 +168,10 @@ def test_d64_d71_no_text_of_a_stack_a_target_a_lock_or_a_setting_has_hidden_char
     provides = json.dumps(changed(STACK, ("profiles", "exact", "bases", 0, "provides", 0), marker))
     git = json.dumps(changed(STACK, ("profiles", "exact", "sources", 0, "git"), f"https://h.example/x{char}--index=y"))
     target = json.dumps(changed(TARGET, ("environment", "SITE_A"), f"a{char}b"))
-    for text, load in ((stack, load_stack), (provides, load_stack), (git, load_stack), (target, load_target)):
+    facts = json.dumps(changed(FACTS, ("gpus", 0, "name"), f"NVIDIA{char}A100"))
+    listed = json.dumps(changed(FACTS, ("warnings",), [f"a{char}b"]))
+    given = ((stack, load_stack), (provides, load_stack), (git, load_stack), (target, load_target))
+    for text, load in (*given, (facts, load_facts), (listed, load_facts)):
         path = tmp_path / "given.yaml"
         path.write_text(text)
         with pytest.raises(EnvbuildError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,3 +326,20 @@ def test_environments_are_listed_with_size_dates_and_processes(monkeypatch: pyte
     assert narrow[0].startswith("STACK") and narrow[1].split() == ["VERIFIED", "PATH"]
     assert (narrow[3].split()[-1], narrow[5].split()[-1]) == ("/p/envs/a", "/p/envs/b")
     assert max(map(len, narrow)) <= 80
+
+
+def test_d110_what_removes_says_so_first_and_does_it_with_yes() -> None:
+    removing = {"envbuild env remove", "envbuild store clean"}
+    for name, command in leaves(cli, click.Context(cli, info_name="envbuild")):
+        option = next((each for each in command.params if "--yes" in each.opts), None)
+        said = option.help if isinstance(option, click.Option) else ""
+        assert (said == "Remove it; without this nothing is changed.") == (name in removing), name
+
+
+def test_d110_the_error_is_the_last_that_is_said_where_both_streams_go_into_one_file(tmp_path: Path) -> None:
+    place = ["-s", "megatron-alpa", "--profile", "pypi-cu102", "-t", "azure-nd96", "--facts", "azure-nd96"]
+    argv = [sys.executable, "-m", "envbuild", "provision", *place, "--print-script"]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, check=False)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[0]) == (7, "#!/usr/bin/env bash")
+    assert [line.partition(":")[0].partition("[")[0] for line in lines[-3:]] == ["error", "why", "hint"]

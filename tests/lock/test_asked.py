@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import tarfile
 from pathlib import Path
@@ -15,9 +16,10 @@ from envbuild.cli.lock_cmd import create
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock.files import read_lock
 from envbuild.lock.packages import Request, arguments, sdists
-from envbuild.lock.readers.uvtool import _failure
+from envbuild.lock.readers.uvtool import _failure, run_uv
 from tests.lock.wheels import make_wheel
 from tests.resolve.builders import compat, make_lock, node_facts, package, resolve, target
+from tests.support.fails import fails
 
 STACK = "{{name: mine, summary: s, profiles: {{exact: {{python: ['3.11'], {0}}}}}}}\n"
 SETUP = (
@@ -192,3 +194,8 @@ def test_d96_a_missing_pkg_resources_is_told_as_what_to_constrain(tmp_path: Path
     assert "write setuptools<82 into the stack file" in error.hint
     request = Request("3.11", "linux_x86_64", ("old",), constraints=("setuptools<82",), allow_build=("old",))
     assert "--build-constraints" in arguments(tmp_path, request), "what the hint says reaches the build"
+
+
+def test_d107_a_cache_that_cannot_be_written_is_no_contradiction_of_requirements() -> None:
+    with fails("not-writable", 7):
+        run_uv(["pip", "compile", "-"], environ={"UV_CACHE_DIR": "/proc/1/uv", "PATH": os.environ["PATH"]})

@@ -40,6 +40,26 @@ def test_a_schedulers_programs_are_asked_and_a_job_is_only_tried(
     assert not (tmp_path / "prefix").exists()
 
 
+@pytest.mark.parametrize(("configured", "asked"), [(None, "{index}"), ("{mirror}", "{mirror}"), ("none", None)])
+def test_d109_the_default_index_is_asked_where_this_host_has_it(
+    configured: str | None, asked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from socket import create_server
+
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with create_server(("127.0.0.1", 0)) as server:
+        index, mirror = f"http://127.0.0.1:{server.getsockname()[1]}/simple", "http://127.0.0.1:1/simple"
+        if configured == "none":
+            (tmp_path / "uv.toml").write_text("no-index = true\n")
+        elif configured:
+            monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
+        reached = ask(tmp_path, reach={"pypi": index})["facts"]["reachable"]
+    assert reached == ({} if asked is None else {"pypi": asked == "{index}"})
+
+
 def test_a_strange_request_is_refused(tmp_path: Path) -> None:
     with fails("request-invalid"):
         ask(tmp_path, submit="--nodes=1")

@@ -135,7 +135,7 @@ def test_mig_instances_are_listed(node: Node) -> None:
     assert second.mig == ()
 
 
-def test_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
+def test_d76_hanging_nvidia_smi_is_a_problem_of_the_driver(tmp_path: Path) -> None:
     program(tmp_path / "nvidia-smi", "trap '' TERM; sleep 600 & wait; sleep 600\n")
     begun = time.monotonic()
     facts = gpus.gpu_facts([str(tmp_path)], deadline=0.3)

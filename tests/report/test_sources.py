@@ -66,7 +66,7 @@ def test_what_a_past_run_built_is_not_told_as_work_of_this_one() -> None:
     ]
 
 
-def test_one_builder_and_its_fleet_are_one_group() -> None:
+def test_d107_one_builder_and_its_fleet_are_one_group() -> None:
     stored = samples.built_source(**{"from": "store", "seconds": 80.0, "network": "on: no unshare"})
     stored["patches"] = [{key: value for key, value in stored["patches"][0].items() if key != "diff"}]
     evidence = nodes(stored, samples.built_source(), stored, stored)

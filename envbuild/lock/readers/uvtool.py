@@ -28,6 +28,7 @@ _NOT_THERE = re.compile(r"(there are no versions of (\S+) and|(\S+) was not foun
 _NO_WHEEL = re.compile(r"Wheels are required for `([^`]+)`")
 # What uv is told besides on the machine that locks, where an index may be out of bounds.
 _HERE = frozenset(("UV_CACHE_DIR", "UV_NO_INDEX", "UV_OFFLINE"))
+_NO_CACHE = re.compile(r"Failed to initialize cache at `([^`]+)`")
 _LINES = 10
 _TIMEOUT_S = 900
 
@@ -55,7 +56,8 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     """Run uv and return stdout and stderr joined. Raises EnvbuildError.
 
     `resolution-failed` (exit 7) when there is no solution, `package-not-found` (exit 7) when a package has no version
-    at all, `index-unreachable` (exit 75) when the index could not be asked, `uv-timeout` (exit 75) after 15 minutes.
+    at all, `not-writable` (exit 7) for uv's cache, `index-unreachable` (exit 75) when the index could not be asked,
+    `uv-timeout` (exit 75) after 15 minutes.
     """
     command = [uv_bin(), *arguments]
     given = os.environ if environ is None else environ
@@ -84,6 +86,11 @@ def _short(said: str) -> str:
 
 def _failure(said: str) -> EnvbuildError:
     why = _short(said)
+    if cache := _NO_CACHE.search(said):
+        return EnvbuildError(
+            "not-writable", f"uv cannot write its cache {cache[1]}", why=why,
+            hint="set UV_CACHE_DIR to a folder that you can write",
+        )  # fmt: skip
     if _NETWORK.search(said):
         return EnvbuildError(
             "index-unreachable",

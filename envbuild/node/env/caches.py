@@ -64,6 +64,7 @@ def _places(prefix: str, args: Json) -> list[Place]:
         Place("kept", os.path.join(prefix, inventory.KEPT), note="files of users from environments that are gone"),
         Place("bundles", os.path.join(prefix, "store"), needed, note="jobs install environments from them"),
         Place("delivered", os.path.join(prefix, "store"), rf"(?!({needed})$)[0-9a-f]{{12}}(\.trash-\d+)?"),
+        Place("jobs", os.path.join(prefix, "jobs")),
         Place("temporary", os.path.join(prefix, "tmp")),
         Place("tools", os.path.join(prefix, "tools"), note="environments stand on them"),
         Place("uv", cache, note="the target keeps it; uv's own `cache prune`"),

@@ -26,6 +26,8 @@ _TRANSPORT = re.compile(
 )
 # What uv says, and nothing else does, of a member of a wheel that it leaves out.
 _SKIPPED = re.compile(r"WARN Skipping unsafe file name: (.*)")
+# The first four bytes of what should be a wheel, as a number of the machine's order.
+_HEADER = re.compile(r"unexpected header \(actual: 0x([0-9a-f]{1,8}),")
 _REFUSED = re.compile(r"HTTP status client error \((401|403|407)")
 _TAIL = 20
 _GREETING = re.compile(r"(?m)^Using Python .* environment at: .*\n?")
@@ -152,6 +154,10 @@ def failure(done: proc.Finished, doing: str, where: str) -> NodeError:
             "the index or mirror has other contents; do not use it, or re-create the lock if the change is meant",
         )
     if re.search(r"Failed to extract archive|invalid Zip archive|ZIP file contains", text):
+        header = _HEADER.search(text)
+        if header and int(header.group(1), 16).to_bytes(4, "little").lstrip().startswith(b"<"):
+            page = "open the address of the index in a browser: it may be a login page; or set the proxy"
+            return _error("html-instead-of-file", f"the index answered a web page for a file ({doing})", why, page)
         hint = "fetch it again; if it stays so, open its address: a proxy may answer with its login page"
         return _error("artifact-damaged", f"a file is damaged ({doing})", why, hint)
     if _REFUSED.search(text):

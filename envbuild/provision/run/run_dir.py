@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import hashlib
 import json
 import time
@@ -29,6 +30,8 @@ from envbuild.provision.run.journal import TERMINAL, EventKind, Journal, Journal
 
 # Drivers change in maintenance windows; asking again costs one short job.
 MAX_AGE = 7 * 86400.0
+# What another try meets again, unlike a disk that is full.
+_FOR_GOOD = (errno.EACCES, errno.EEXIST, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 
 
 def read_recent(path: Path, now: float | None = None) -> Any:
@@ -83,7 +86,7 @@ class RunDir:
     def create(cls, runs: Path) -> RunDir:
         """Make a new run directory in the folder `runs` (the setting of that name).
 
-        Raises EnvbuildError `run-directory-unwritable` (exit 75).
+        Raises EnvbuildError `not-writable` (exit 7), `run-directory-unwritable` (exit 75).
         """
         try:
             runs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,7 +116,7 @@ class RunDir:
     def write_bytes(self, path: Path, data: bytes) -> None:
         """Write `data` whole or not at all, mode 0600.
 
-        Raises EnvbuildError `run-directory-unwritable` (exit 75).
+        Raises EnvbuildError `not-writable` (exit 7), `run-directory-unwritable` (exit 75).
         """
         try:
             paths.write_whole(str(path), data, 0o600)
@@ -175,7 +178,7 @@ class RunDir:
 
 def _unwritable(what: str, error: OSError) -> EnvbuildError:
     return EnvbuildError(
-        "run-directory-unwritable",
+        "not-writable" if error.errno in _FOR_GOOD else "run-directory-unwritable",
         what,
         why=str(error.strerror or error),
         hint="set ENVBUILD_RUNS to a writable directory with free space",

@@ -17,10 +17,11 @@ from tests.support.files import write_file, write_files
 DAY = 86400.0
 FILES = {
     "delivered": f"store/{'a' * 12}/wheels/x.whl",
+    "jobs": "jobs/20260101T000000Z-dead/run.sh",  # D107
     "temporary": "tmp/install-x/file",
     "tools": "tools/uv-1/uv",
 }
-GOES = {"delivered", "temporary"}
+GOES = {"delivered", "jobs", "temporary"}
 
 
 def aged(path: Path, days: float) -> None:
@@ -61,7 +62,7 @@ def test_d11_what_is_old_goes_and_environments_and_tools_stay(prefix: Path) -> N
     result = ask(prefix, dry_run=False)
     assert left(prefix) == set(FILES) - GOES
     assert (prefix / "envs/mine/bin/python").exists()
-    assert len(result["removed"]) == 2 and result["bytes"] >= 2 * 8192
+    assert len(result["removed"]) == 3 and result["bytes"] >= 3 * 8192
     assert ask(prefix, dry_run=False)["removed"] == []
     assert not (prefix / "lease.json").exists()
 

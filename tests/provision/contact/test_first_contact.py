@@ -328,7 +328,7 @@ def test_deadline_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
         first_contact.run_node("localhost", request(), Connection(), deadline=0.2)
 
 
-def test_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d76_endless_output_is_a_coded_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_program, "_HERE", "print('x' * 300000)")
     monkeypatch.setattr(first_contact, "OUTPUT_LIMIT", 100_000)
     with fails("contact-failed"):

@@ -96,11 +96,12 @@ def test_a_run_that_never_wrote_a_journal_died(tmp_path: Path) -> None:
     assert RunDir.create(tmp_path / "runs").status == "died"
 
 
-def test_a_root_that_cannot_be_written_is_a_coded_error(tmp_path: Path) -> None:
+def test_d107_a_root_that_cannot_be_written_is_no_error_that_another_try_ends(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with fails("run-directory-unwritable"):
-        RunDir.create(blocked)
+    for folder in (blocked, blocked / "home", Path("/proc/1/runs")):
+        with fails("not-writable", 7):
+            RunDir.create(folder)
     assert os.listdir(tmp_path) == ["file"]
 
 

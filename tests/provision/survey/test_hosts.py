@@ -183,7 +183,7 @@ def test_a_program_that_fails_or_prints_no_hosts_is_a_coded_error(
     assert (error.what + error.why).isprintable()
 
 
-def test_a_program_that_is_not_there_or_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d76_a_program_that_is_not_there_or_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such program" in refused(tmp_path, {"command": ["./none"]}).why
     monkeypatch.setattr("envbuild.provision.survey.hosts.COMMAND_DEADLINE", 0.2)
     assert "within 0.2 s" in refused(tmp_path, program(tmp_path, "sleep 60")).why
