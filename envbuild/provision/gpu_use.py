@@ -12,7 +12,6 @@ import re
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from envbuild.model.launch import Launch, LaunchFile
 from envbuild.node.protocol import Json
 from envbuild.node.read_text import number
 from envbuild.node.smoke.gpu_state import in_words as in_use_in_words
-from envbuild.node.smoke.gpu_state import names, occupied, questions, watch, watching
+from envbuild.node.smoke.gpu_state import names, occupied, questions, watch
 from envbuild.node.smoke.programs import torch_peak
 from envbuild.node.variables import VISIBLE
 from envbuild.strategy.memory import OUTSIDE
@@ -66,7 +65,7 @@ class OfJob(NamedTuple):
 
 
 def below(output: str) -> str:
-    """The folder of a run elsewhere for what it takes of the GPUs, in that of its output."""
+    """The folder of a run for what it takes of the GPUs, in that of its output."""
     return posixpath.join(output, ".gpus")
 
 
@@ -81,17 +80,11 @@ def probed(launch: Launch, folder: str) -> Launch:
     return launch.model_copy(update={"commands": tuple(commands), "files": (*launch.files, probe)})
 
 
-def watched(folder: Path, devices: Sequence[str], environment: Mapping[str, str]) -> AbstractContextManager[None]:
-    """What nvidia-smi says of these GPUs, twice a second, into the folder; nothing without it.
+def watched(folder: str, devices: Sequence[str], rank: int) -> str:
+    """Lines for `/bin/sh`: what nvidia-smi says of these GPUs, twice a second, into the folder, until the shell ends.
 
-    `environment`: of its process, on top of this one's.
+    Hosts may share the folder. Nothing without nvidia-smi.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    return watching(str(folder / _SEEN), _FIELDS, _INTERVAL, devices, {**os.environ, **environment})
-
-
-def watched_there(folder: str, devices: Sequence[str], rank: int) -> str:
-    """Lines for `/bin/sh` that do the same on a host, until it ends; hosts may share the folder."""
     words = watch(_FIELDS, _INTERVAL, devices)
     return _watching(folder, shlex.join(words), str(rank)) if words else ""
 
@@ -133,28 +126,23 @@ def of_job(answer: str) -> OfJob:
     *nodes, last = answer.split(f"{_NODE}\n")
     told = [text.partition("\n") for text in nodes]
     in_use = [f"{node}: {each}" for node, _, said in told for each in in_use_in_words(others(said))]
-    return OfJob(used_there([last]), in_use, [name for _, _, said in told for name in names(said.partition(_NEXT)[0])])
+    return OfJob(used([last]), in_use, [name for _, _, said in told for name in names(said.partition(_NEXT)[0])])
 
 
 def ask_job(folder: str) -> str:
     """Lines for `/bin/sh` that print for `of_job` what nodes have left, and remove it."""
-    return f'for file in {shlex.quote(folder)}/{_OTHERS}.*; do cat "$file"; echo {_NODE}; done\n{ask_there(folder)}'
+    return f'for file in {shlex.quote(folder)}/{_OTHERS}.*; do cat "$file"; echo {_NODE}; done\n{ask_used(folder)}'
 
 
-def ask_there(folder: str) -> str:
-    """Lines for `/bin/sh` that print for `used_there` what is in the folder of a host, and remove it."""
+def ask_used(folder: str) -> str:
+    """Lines for `/bin/sh` that print for `used` what is in the folder of a host, and remove it."""
     at = shlex.quote(folder)
     seen = f"grep -hE '^{_ROW.pattern}$' {at}/{_SEEN}.* | sort -n -s | tail -n {_ROWS}"
     return f'for file in {at}/*.json; do cat "$file"; echo; done; {seen}; rm -rf {at}'
 
 
-def used(folder: Path) -> Taken:
-    """What `probed` and `watched` have left in the folder."""
-    return used_there(path.read_text() for path in [*folder.glob("*.json"), *folder.glob(_SEEN)])
-
-
-def used_there(answers: Iterable[str]) -> Taken:
-    """What hosts answered to `ask_there`."""
+def used(answers: Iterable[str]) -> Taken:
+    """What `probed` and `watched` have left, by what hosts answered to `ask_used`."""
     lines = [line for text in answers for line in text.splitlines()]
     peaks = [(int(found[1]), int(found[2])) for line in lines if (found := _PEAKS.fullmatch(line))]
     allocated = max((size for size, _ in peaks), default=0)

@@ -25,7 +25,7 @@ from envbuild.model.launch import Launch
 from envbuild.model.lock import Variant
 from envbuild.model.reference import Bench, Reference
 from envbuild.model.stack import Stack
-from envbuild.model.target import Connection, as_login
+from envbuild.model.target import as_login
 from envbuild.node import proc
 from envbuild.node.paths import read_json
 from envbuild.node.redact import redactor
@@ -35,7 +35,7 @@ from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.provision import gpu_use
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.environments import ask_in_use
-from envbuild.provision.gpu_use import Taken, probed, used, used_there, watched, watched_there
+from envbuild.provision.gpu_use import Taken, probed, used, watched
 from envbuild.provision.run.context import Question, Work
 from envbuild.provision.survey.ask import ask
 from envbuild.resolve import health
@@ -66,9 +66,10 @@ MARKER = "ENVBUILD_BENCH_RUN"
 _GRACE = 10.0
 _POLL = 0.1
 _LINE = 1 << 20  # bytes of a line that are read at once
+_HERE = ["/bin/sh", "-s"]  # what takes the place of a session
 # Where this machine cannot end it any more, a node does.
 _SLACK = 60.0
-_THERE = """exec 2>&1
+_SCRIPT = """exec 2>&1
 export {marker}
 {watch}
 timeout -k 10 {seconds:.0f} bash -c {text} </dev/null
@@ -128,8 +129,13 @@ class OwnRun:
     hosts: tuple[str, ...] = ()
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """The hosts; the empty name is this machine."""
+        return self.hosts or ("",)
+
+    @property
     def gpus(self) -> str:
-        """A folder of hosts for what the run takes of their GPUs."""
+        """A folder for what the run takes of the GPUs."""
         return gpu_use.below(self.output)
 
 
@@ -207,34 +213,25 @@ def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:
 def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
     """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
     log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
-    if asked.hosts:
-        _carried_out(work, told, replace(asked, launch=probed(asked.launch, asked.gpus)), name, log)
-        log.taken = used_there(_glances(work, asked, gpu_use.ask_there(asked.gpus)))
-        return log
-    folder = log.path.with_suffix(".gpus")
-    asked = replace(asked, launch=probed(asked.launch, str(folder)))
-    with watched(folder, _devices(asked), {MARKER: marker_value()}):
-        _carried_out(work, told, asked, name, log)
-    log.taken = used(folder)
+    _carried_out(work, told, replace(asked, launch=probed(asked.launch, asked.gpus)), name, log)
+    log.taken = used(_glances(work, asked, gpu_use.ask_used(asked.gpus)))
     return log
 
 
 def _before(work: Work, asked: OwnRun) -> list[str]:
     """What others do on the GPUs of a run that is to start, and what it may wait for, a sentence each."""
-    devices, hosts = _devices(asked), asked.hosts or ("localhost",)
-    if asked.hosts:
-        used = [gpu_use.others(answer) for answer in _glances(work, asked, gpu_use.ask_others(devices))]
-        locks = _glances(work, asked, LOCKS)
-    else:
-        environment = {**os.environ, **asked.launch.commands[0].environment}
-        used = [gpu_state.in_use(devices)]
-        locks = [proc.run(["/bin/sh", "-c", LOCKS], timeout=_GRACE, env=environment).out]
-    told = zip(hosts, map(gpu_state.in_words, used), map(locks_in_words, locks), strict=True)
-    return [f"{node}: {each}" for node, busy, locked in told for each in (*busy, *locked)]
+    others = map(gpu_use.others, _glances(work, asked, gpu_use.ask_others(_devices(asked))))
+    own = asked.launch.commands[0].environment.items()
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in own)
+    locks = map(locks_in_words, _glances(work, asked, exports + LOCKS))
+    rows = zip(asked.places, map(gpu_state.in_words, others), locks, strict=True)
+    return [f"{host or 'localhost'}: {text}" for host, busy, locked in rows for text in (*busy, *locked)]
 
 
 def _glances(work: Work, asked: OwnRun, script: str) -> list[str]:
-    """What it prints on each host, through connections that are open."""
+    """What it prints here, or on each host, through connections that are open."""
+    if not asked.hosts:
+        return [proc.run(_HERE, timeout=_GRACE, env={**os.environ}, stdin=script.encode(), limit=_LINE).out]
     connection = work.prepared.target.connection
     calls = [partial(ssh.glance, host, script.encode(), connection, _GRACE, _LINE) for host in asked.hosts]
     return [answer or "" for answer in proc.parallel(calls)]
@@ -258,11 +255,11 @@ def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) ->
     end_orphans(MARKER)
     work.notes += [each for each in _before(work, asked) if each not in work.notes]
     marker = marker_value()
-    codes: list[int | None] = [None] * max(1, len(asked.hosts))
+    codes: list[int | None] = [None] * len(asked.places)
     running: list[tuple[subprocess.Popen[bytes], threading.Thread]] = []
     until = time.monotonic() + asked.deadline
     try:
-        for process in _started(asked, work.prepared.target.connection if asked.hosts else None, marker):
+        for process in _started(asked, work, marker):
             # Threads of their own: a run that hangs prints nothing.
             reader = threading.Thread(target=_copy, args=(process, log, show), daemon=True)
             running.append((process, reader))
@@ -294,24 +291,25 @@ def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) ->
     log.late = None in codes and not any(codes) and not log.failure
     failed = [
         f"{host}: " * bool(host) + f"it ended with exit code {code}"
-        for host, code in zip(asked.hosts or ("",), codes, strict=True)
+        for host, code in zip(asked.places, codes, strict=True)
         if code
     ]
     log.failure = log.failure or (f"timed out after {asked.deadline:g} s" if log.late else "; ".join(failed))
 
 
-def _started(asked: OwnRun, connection: Connection | None, marker: str) -> Iterator[subprocess.Popen[bytes]]:
+def _started(asked: OwnRun, work: Work, marker: str) -> Iterator[subprocess.Popen[bytes]]:
     """A shell here, or one on every host; each is told before the next is started."""
     text = "\n".join(step.text for step in steps_of(asked.launch, asked.output, asked.activate))
-    if connection is None:
+    if asked.hosts:
+        sessions = [ssh.session(host, work.prepared.target.connection) for host in asked.hosts]
+    else:
+        sessions = [_HERE]
         with writing(asked.output):
             Path(asked.output).mkdir(parents=True, exist_ok=True)
-        yield _shell(["bash", "-c", text], "", marker)
-        return
-    for rank, session in enumerate([ssh.session(host, connection) for host in asked.hosts]):
+    for rank, session in enumerate(sessions):
         ranked = shlex.quote(f"export NODE_RANK={rank}\n{text}")
-        script = _THERE.format(
-            marker=f"{MARKER}={marker}", watch=watched_there(asked.gpus, _devices(asked), rank),
+        script = _SCRIPT.format(
+            marker=f"{MARKER}={marker}", watch=watched(asked.gpus, _devices(asked), rank),
             seconds=asked.deadline + _SLACK, text=ranked,
         )  # fmt: skip
         yield _shell(session, script, marker)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,24 +11,22 @@ import pytest
 
 from envbuild.launch.shell import file_lines
 from envbuild.model.launch import Command, Launch
-from envbuild.node.smoke import gpu_state
 from envbuild.node.variables import VISIBLE
 from envbuild.provision import gpu_use
 from envbuild.provision.gpu_use import (
     Taken,
     ask_job,
-    ask_there,
+    ask_used,
     compared,
     in_words,
     of_job,
     probed,
     together,
     used,
-    used_there,
     watched,
     watched_in_job,
 )
-from tests.support.patience import alive, text_of, until
+from tests.support.patience import alive, until
 from tests.support.programs import executable
 
 FAKE = """
@@ -47,6 +43,13 @@ def launched(**environment: str) -> Launch:
     return Launch.model_construct(commands=(command,))
 
 
+def taken(folder: Path) -> Taken:
+    """What is left in a folder, which is gone then."""
+    asked = subprocess.run(["/bin/sh", "-s"], input=ask_used(str(folder)), stdout=-1, stderr=-1, check=True, text=True)
+    assert not folder.exists()
+    return used([asked.stdout])
+
+
 def tool(folder: Path, script: str) -> Path:
     """A folder with an nvidia-smi."""
     path = executable(folder / "bin/nvidia-smi", f"#!/bin/sh\n{script}\n")
@@ -60,12 +63,12 @@ def ended(folder: Path, code: str, *more: Path) -> None:
     subprocess.run([sys.executable, "-c", code], env=made.commands[0].environment, check=True, timeout=60)
 
 
-@pytest.mark.parametrize(("initialized", "taken"), [(True, Taken(3.0, 4.0)), (False, Taken())])
-def test_a_process_that_used_a_gpu_tells_the_fullest_one(tmp_path: Path, initialized: bool, taken: Taken) -> None:
+@pytest.mark.parametrize(("initialized", "told"), [(True, Taken(3.0, 4.0)), (False, Taken())])
+def test_a_process_that_used_a_gpu_tells_the_fullest_one(tmp_path: Path, initialized: bool, told: Taken) -> None:
     (tmp_path / "path").mkdir()
     (tmp_path / "path/torch.py").write_text(FAKE.format(used=initialized))
     ended(tmp_path / "peaks", "import torch", tmp_path / "path")
-    assert used(tmp_path / "peaks") == taken
+    assert taken(tmp_path / "peaks") == told
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(tmp_path: Path) -> None:
@@ -74,12 +77,13 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_read(tm
     killed = "import json, os, signal, torch; json.dump = lambda peaks, file: os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(subprocess.CalledProcessError, match="SIGKILL"):
         ended(tmp_path / "peaks", killed, tmp_path / "path")
-    assert used(tmp_path / "peaks") == Taken()
+    assert taken(tmp_path / "peaks") == Taken()
 
 
 def test_a_process_without_torch_tells_nothing(tmp_path: Path) -> None:
-    ended(tmp_path, "print(1)")
-    assert (used(tmp_path), list(tmp_path.glob("*.json"))) == (Taken(), [])
+    ended(tmp_path / "peaks", "print(1)")
+    assert not list((tmp_path / "peaks").glob("*.json"))
+    assert taken(tmp_path / "peaks") == Taken()
 
 
 def test_the_sitecustomize_that_is_hidden_runs_as_well(tmp_path: Path) -> None:
@@ -88,28 +92,11 @@ def test_the_sitecustomize_that_is_hidden_runs_as_well(tmp_path: Path) -> None:
     ended(tmp_path / "peaks", "import builtins; assert builtins.seen == 'sitecustomize'", tmp_path / "path")
 
 
-def test_the_fullest_rank_counts_and_nothing_is_asked_where_no_tool_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_state, "search_path", lambda: [str(tmp_path)])
+def test_the_fullest_rank_counts(tmp_path: Path) -> None:
+    (tmp_path / "seen").mkdir()
     for number, size in enumerate([1 << 30, 5 << 29]):
-        (tmp_path / f"{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
-    with watched(tmp_path, ["0"], {}):
-        assert not (tmp_path / "nvidia-smi").exists()
-    assert used(tmp_path) == Taken(2.5, 5.0)
-
-
-def test_an_nvidia_smi_that_no_signal_ends_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{tool(tmp_path, 'echo $$; exec sleep 600')}:{os.environ['PATH']}")
-    with monkeypatch.context() as stuck:
-        # As a process in the driver is, whose GPU has left the bus.
-        stuck.setattr(os, "killpg", lambda *_: None)
-        stuck.setattr(subprocess.Popen, "kill", lambda _: None)
-        stuck.setattr(gpu_state, "_END", 0.1)
-        with watched(tmp_path, ["0"], {}):
-            pid = int(until(lambda: text_of(tmp_path / "nvidia-smi")))
-    assert alive(pid)
-    os.kill(pid, signal.SIGKILL)
+        (tmp_path / f"seen/{number}.json").write_text(json.dumps({"allocated": size, "reserved": 2 * size}))
+    assert taken(tmp_path / "seen") == Taken(2.5, 5.0)
 
 
 ROWS = [
@@ -135,9 +122,10 @@ ROWS = [
 def test_what_nvidia_smi_saw_is_of_whole_gpus_at_work_and_of_none_that_has_less_than_torch(
     tmp_path: Path, rows: list[str], seen: tuple[float, ...]
 ) -> None:
-    (tmp_path / "nvidia-smi").write_text("\n".join(rows) + "\n" * (not rows[-1].endswith("Ena")))
-    (tmp_path / "0.json").write_text(json.dumps({"allocated": 1 << 30, "reserved": 26 << 30}))
-    assert used(tmp_path) == Taken(1.0, 26.0, *seen)
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "seen/nvidia-smi.0").write_text("\n".join(rows) + "\n" * (not rows[-1].endswith("Ena")))
+    (tmp_path / "seen/0.json").write_text(json.dumps({"allocated": 1 << 30, "reserved": 26 << 30}))
+    assert taken(tmp_path / "seen") == Taken(1.0, 26.0, *seen)
 
 
 def test_a_host_tells_the_last_of_the_samples_with_most_memory_in_use(
@@ -147,20 +135,22 @@ def test_a_host_tells_the_last_of_the_samples_with_most_memory_in_use(
     rows = ["4096, Disabled, 99, 1, 1.00", "30720, Disabled, 98, 2, 2.00", "30720, Disabled, 20, 3, 3.00"]
     (tmp_path / "told").mkdir()
     (tmp_path / "told/nvidia-smi.0").write_text("\n".join([*rows, "30720, Disabled, 10, 4, 4.00", "81000, Ena"]))
-    asked = subprocess.run(["/bin/sh", "-c", ask_there(str(tmp_path / "told"))], stdout=-1, check=True, text=True)
-    assert used_there([asked.stdout]) == Taken(used=30.0, busy=20, mhz=3, watts=3)
+    assert taken(tmp_path / "told") == Taken(used=30.0, busy=20, mhz=3, watts=3)
 
 
 @pytest.mark.parametrize(("devices", "words"), [(["2", "3"], " -i 2,3"), (["MIG-5c"], None), ([], None)])
 def test_it_looks_at_the_gpus_of_the_run_alone_and_at_no_part_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], words: str | None
+    tmp_path: Path, devices: list[str], words: str | None
 ) -> None:
-    folder = tool(tmp_path, 'echo "$@"; exec sleep 600')
-    monkeypatch.setattr(gpu_state, "search_path", lambda: [str(folder)])
-    with watched(tmp_path, devices, {}):
-        said = until(lambda: text_of(tmp_path / "nvidia-smi")).strip() if words else ""
-    assert (tmp_path / "nvidia-smi").exists() == bool(words)
-    assert said.endswith(words or "")
+    path, seen = tool(tmp_path, 'echo "$@"; exec sleep 600'), tmp_path / "nvidia-smi.3"
+    wait = f"\nuntil [ -s '{seen}' ]; do sleep 0.02; done; echo $!" * bool(words)
+    script = watched(str(tmp_path), devices, 3) + wait
+    env = {"PATH": f"{path}:/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh", "-s"], input=script, env=env, stdout=-1, check=True, timeout=60, text=True)
+    assert seen.exists() == bool(words)
+    if words:
+        assert seen.read_text().strip().endswith(words)
+        until(lambda: not alive(int(done.stdout)))
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ from envbuild.provision.gpu_use import Taken
 from envbuild.provision.own_run import Log, OwnRun
 from envbuild.provision.survey.ask import rules
 from envbuild.report.claimed import NO_GPU, Gpus, gpus_of
-from envbuild.transport.processes import end_orphans
+from envbuild.transport.processes import end_marked
 from tests.provision.survey.test_up_to_date import facts
 from tests.support.fails import fails
 from tests.support.need import need
-from tests.support.patience import PATIENCE, text_of, until
+from tests.support.patience import PATIENCE
 from tests.support.programs import executable
 
 LONG = "import sys; [print('x' * 999) for _ in range(1000)]; sys.stderr.write('done')"
@@ -79,18 +79,22 @@ def test_a_run_whose_log_cannot_be_written_is_ended_and_is_not_late(
 def test_ranks_that_nothing_ends_are_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
     work = worked(tmp_path)
-    started, begun = [], own_run._started
-    monkeypatch.setattr(own_run, "_started", lambda *args: (started.append(each) or each for each in begun(*args)))
+    started, marks, shell = [], [], own_run._shell
+
+    def begin(argv: list[str], script: str, marker: str) -> subprocess.Popen[bytes]:
+        marks.append(marker)
+        started.append(shell(argv, script, marker))
+        return started[-1]
+
+    monkeypatch.setattr(own_run, "_shell", begin)
     monkeypatch.setattr(own_run, "steps_of", lambda *_: [SimpleNamespace(text="exec sleep 600 >/dev/null 2>&1")])
     monkeypatch.setattr(own_run, "end_marked", lambda *_, **__: None)
     try:
         log = own_run.carry_out(work, TOLD, OwnRun(ONE, None, str(tmp_path / "out"), 0.3), "bench 1")
     finally:
-        for each in started:
-            each.kill()
-            each.wait(PATIENCE)
+        end_marked(own_run.MARKER, marks[0], grace=0)
     said = f"processes that nothing ends are left, as where a driver hangs: {started[0].pid}"
-    assert (log.failure.partition(" and ")[0], log.late) == (said, False)
+    assert (log.failure.partition(", ")[2].startswith(said.partition(", ")[2]), log.late) == (True, False), log.failure
 
 
 def test_a_folder_for_its_output_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +145,6 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = {"compute-apps": PROCESSES, "query-gpu": USED}
     cases = "".join(f"*{key}*) echo '{chr(10).join(lines)}';;\n" for key, lines in rows.items())
     executable(path, f'#!/bin/sh\necho "$@" >> {tmp_path}/words\ncase "$*" in\n{cases}esac\n')
-    monkeypatch.setattr(own_run.gpu_state, "search_path", lambda: [str(path.parent)])
     monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     return tmp_path / "words"
 
@@ -350,28 +353,6 @@ def test_what_slurm_says_of_a_rank_is_not_its_last_line() -> None:
 def test_of_a_log_without_ranks_the_last_lines_are_told() -> None:
     text = "\n".join(f"12:00:{second:02} at work" for second in range(30))
     assert _last_lines(text + "\n\n").splitlines() == text.splitlines()[-12:]
-
-
-WATCHING = """
-import pathlib, sys, time
-from envbuild.provision.gpu_use import watched
-from envbuild.transport.processes import marker_value
-with watched(pathlib.Path(sys.argv[1]), ["0"], {sys.argv[2]: marker_value()}):
-    time.sleep(600)
-"""
-
-
-def test_what_watches_the_memory_of_a_killed_search_is_ended(tmp_path: Path) -> None:
-    executable(tmp_path / "nvidia-smi", "#!/bin/sh\necho $$\nexec sleep 600\n")
-    path, env = tmp_path / "memory/nvidia-smi", {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    path.parent.mkdir()
-    marker = "ENVBUILD_TEST_RUN"  # a run of another test would end what has its own
-    with subprocess.Popen([sys.executable, "-c", WATCHING, str(path.parent), marker], env=env) as search:
-        until(lambda: text_of(path).endswith("\n"))
-        search.kill()
-    watcher = int(path.read_text())
-    assert watcher in end_orphans(marker, grace=60)
-    assert not Path(f"/proc/{watcher}/cmdline").exists() or not Path(f"/proc/{watcher}/cmdline").read_bytes()
 
 
 @pytest.mark.parametrize(

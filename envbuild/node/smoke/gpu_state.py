@@ -85,23 +85,16 @@ def sampled(path: str, variables: Json | None = None) -> Iterator[list[Json]]:
 
 
 @contextlib.contextmanager
-def watching(
-    path: str,
-    fields: str,
-    interval: int,
-    devices: Sequence[str] | None = None,
-    env: dict[str, str] | None = None,
-) -> Iterator[None]:
+def watching(path: str, fields: str, interval: int, devices: Sequence[str] | None = None) -> Iterator[None]:
     """What nvidia-smi says of `fields`, each `interval` ms while the body runs, in a file; none where it is not there.
 
     `devices`: of these GPUs alone (None: of all), and none for instances of MIG, as its figures are of whole GPUs.
-    `env`: its whole environment (None: this process's).
     """
     smi, words = which("nvidia-smi", search_path()), watch(fields, interval, devices)
     if smi is None or not words:
         yield
         return
-    child = _start([smi] + words, path, env)
+    child = _start([smi] + words, path)
     try:
         yield
     finally:
@@ -188,10 +181,10 @@ def in_words(rows: list[Json]) -> list[str]:
     return [f"GPU {row['index']} is {row['how']}; figures may be lower than what it can do" for row in rows]
 
 
-def _start(argv: list[str], path: str, env: dict[str, str] | None) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], path: str) -> subprocess.Popen[bytes]:
     with proc.starting(), open(path, "wb") as out:
         return subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
 
