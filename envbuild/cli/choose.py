@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from envbuild.cli.output import Ui
     from envbuild.config import Config
     from envbuild.model.target import Target
-    from envbuild.provision.run.context import Settings
-    from envbuild.provision.run.findings import Narrowing, Prepared
+    from envbuild.provision.run.context import Narrowing, Prepared, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -248,7 +247,7 @@ def prepared_of(ui: Ui, flags: dict[str, Any], config: Config, **more: bool) -> 
 
     Notes where the lock is one that the user recorded.
     """
-    from envbuild.provision.run.findings import Choice
+    from envbuild.provision.run.context import Choice
     from envbuild.provision.survey.prepare import prepare
 
     choice = Choice(
@@ -292,7 +291,7 @@ def output_option(help_: str, *, folder: bool = False) -> Callable[[F], F]:
 
 def narrowing_of(flags: dict[str, Any]) -> Narrowing:
     """What `--limit` and `--exclude` say."""
-    from envbuild.provision.run.findings import Narrowing
+    from envbuild.provision.run.context import Narrowing
 
     return Narrowing(tuple(flags.get("limit") or ()), tuple(flags.get("exclude") or ()))
 

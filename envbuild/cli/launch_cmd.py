@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envbuild.model.launch import Launch
     from envbuild.model.stack import Stack
     from envbuild.provision.jobs.launch import Asked
-    from envbuild.provision.run.findings import Prepared
+    from envbuild.provision.run.context import Prepared
 
 _LONGEST = 999_999.0 * 3600
 environment_option = click.option(

@@ -31,8 +31,7 @@ from envbuild.text import few, grouped
 if TYPE_CHECKING:
     from envbuild.model.evidence import Evidence
     from envbuild.model.plan import NodePlan, Plan
-    from envbuild.provision.run.context import Settings
-    from envbuild.provision.run.findings import Prepared, Selection, Survey
+    from envbuild.provision.run.context import Prepared, Selection, Settings, Survey
     from envbuild.provision.run.run_dir import RunDir
 
 

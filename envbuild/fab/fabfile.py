@@ -155,7 +155,7 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     from envbuild.config import load_config
     from envbuild.errors import EnvbuildError
     from envbuild.model.target import as_login
-    from envbuild.provision.run.findings import Narrowing
+    from envbuild.provision.run.context import Narrowing
     from envbuild.provision.survey.hosts import reach
 
     narrowing = Narrowing((limit,) if limit else (), (exclude,) if exclude else ())

@@ -41,8 +41,7 @@ from envbuild.provision.own_run import (
     shows,
 )
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Settings, Work, about, one_run
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared, Settings, Work, one_work
 from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
@@ -207,8 +206,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
         launch(prepared.stack, prepared.profile, asked.run.values, asked.place.model_copy(update={"master": "first"}))
     if not asked.logs:
         prepared = narrowed(prepared, asked.run.nodes or 1)
-    with one_run("bench", settings, watch, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal)
+    with one_work("bench", prepared, settings, watch) as work:
         here = NodeEvidence(node="localhost", status="ok", exit=0)
         if asked.place is not None and not asked.logs:
             refuse_without_gpus(work, asked.place.gpus_per_node)
@@ -227,8 +225,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
             taking = nodes if check.status == "failed" else nodes[:1]
             nodes = [*(_with(node, check) for node in taking), *nodes[len(taking) :]]
         evidence = write_evidence(work, "bench", nodes, warnings=tuple(work.notes))
-        run.exit = evidence.exit
-    return evidence, run.run
+    return evidence, work.run
 
 
 def _elsewhere(prepared: Prepared, asked: Asked) -> Way:

@@ -20,7 +20,7 @@ from envbuild.plan.sharing import keys_of
 from envbuild.provision.contact.toolchain import bootstrap_python, standalone_python
 from envbuild.provision.contact.wheel_stores import fetch_wheels, store_of
 from envbuild.provision.deliver import glibc_of
-from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.context import Prepared, Survey
 from envbuild.resolve.variant_checks import record_command, stamps_of, unrecorded_files
 
 

@@ -19,8 +19,7 @@ from envbuild.node.bundle import archive
 from envbuild.node.probe import prefix
 from envbuild.plan.source_builds import bundle_name, bundles, delivered
 from envbuild.provision.contact.toolchain import TOOLCHAIN
-from envbuild.provision.run.context import Work
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared, Work
 from envbuild.resolve.reachability import Supply, sources_needed
 from envbuild.resolve.variant_checks import record_command
 

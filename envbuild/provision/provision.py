@@ -15,9 +15,8 @@ from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE
 from envbuild.provision.run import durations
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Question, Route, Settings, Work, about, one_run
-from envbuild.provision.run.findings import Prepared, Survey
-from envbuild.provision.run.journal import EventKind, Journal, Watch, read_journal
+from envbuild.provision.run.context import Prepared, Question, Route, Settings, Survey, Work, one_work
+from envbuild.provision.run.journal import EventKind, Watch, read_journal
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.prepare import as_asked, chosen
 from envbuild.resolve.variant_checks import record_command, unrecorded_files
@@ -48,32 +47,29 @@ def provision(
 
     Node failures are in the evidence; raised are errors of the run itself. Either way the journal says how it ended.
     """
-    with one_run("provision", settings, watch, **about(prepared)) as run:
-        work = _work(prepared, settings, run.run, run.journal)
-        prepared, route = work.prepared, route_of(work.prepared.target)
+    with one_work("provision", prepared, settings, watch) as work:
+        _take_bundle(work)
+        route = route_of(work.prepared.target)
         plan = route.look_and_plan(work, bring_python=True)
         show_plan(plan, work.survey)
-        refuse_unrecorded(prepared, plan, work.survey)
+        refuse_unrecorded(work.prepared, plan, work.survey)
         plan, nodes = route.carry_out(work, plan)
         for node in nodes:
-            told = {"status": node.status, "exit": node.exit, "error": node.error}
-            work.journal.append(EventKind.NODE_FINISHED, node=node.node, **told)
+            end = {"status": node.status, "exit": node.exit, "error": node.error}
+            work.journal.append(EventKind.NODE_FINISHED, node=node.node, **end)
         warnings = (*plan.warnings, *work.notes)
         evidence = write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
-        run.exit = evidence.exit
-        events = read_journal(run.run.journal_path).events
+        events = read_journal(work.run.journal_path).events
         durations.learn(durations.folder(), plan, work.survey.facts, events)
-    return evidence, run.run
+    return evidence, work.run
 
 
-def _work(prepared: Prepared, settings: Settings, run: RunDir, journal: Journal) -> Work:
-    """The state of a run, with its bundle where it has one; raises EnvbuildError as `take_bundle` does."""
-    if settings.bundle is None:
-        return Work(prepared, settings, run, journal)
-    from envbuild.provision.deliver import take_bundle  # few runs bring one
+def _take_bundle(work: Work) -> None:
+    """The bundle of a run that has one. Raises EnvbuildError as `take_bundle` does."""
+    if work.settings.bundle is not None:
+        from envbuild.provision.deliver import take_bundle  # few runs bring one
 
-    prepared, told = take_bundle(settings.bundle, prepared)
-    return Work(prepared, settings, run, journal, bundle=told)
+        work.prepared, work.bundle = take_bundle(work.settings.bundle, work.prepared)
 
 
 def dry_run(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Plan, Survey]:
@@ -81,7 +77,8 @@ def dry_run(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Plan,
     run = RunDir.create(settings.runs_root)
     try:
         with run.open_journal(watch) as journal:
-            work = _work(prepared, settings, run, journal)
+            work = Work(settings, run, journal, prepared=prepared)
+            _take_bundle(work)
             plan = route_of(work.prepared.target).look_and_plan(work, bring_python=False)
     finally:
         shutil.rmtree(run.path, ignore_errors=True)
@@ -129,10 +126,8 @@ def smoke(prepared: Prepared, settings: Settings, watch: Watch) -> tuple[Evidenc
 
 
 def _inspect(prepared: Prepared, settings: Settings, watch: Watch, question: Question) -> tuple[Evidence, RunDir]:
-    with one_run(question.verb, settings, watch, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal)
+    with one_work(question.verb, prepared, settings, watch) as work:
         nodes = route_of(prepared.target).ask(work, question)
         limits = prepared.limits if question.verb == "smoke" else ()
         evidence = write_evidence(work, question.verb, nodes, warnings=(*limits, *work.notes))
-        run.exit = evidence.exit
-    return evidence, run.run
+    return evidence, work.run

@@ -24,8 +24,7 @@ from envbuild.provision.own_run import (
     refuse_without_gpus,
 )
 from envbuild.provision.run.conclude import write_evidence
-from envbuild.provision.run.context import Settings, Work, about, one_run
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared, Settings, Work, one_work
 from envbuild.provision.run.journal import Watch
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.ask import rules
@@ -134,8 +133,7 @@ def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked)
     Raises EnvbuildError `no-recipe` as `bench` does, and what `asked.problem` raises.
     """
     _, told = measured_by(prepared.stack)
-    with one_run(CHECK, settings, watch, **about(prepared)) as run:
-        work = Work(prepared, settings, run.run, run.journal)
+    with one_work(CHECK, prepared, settings, watch) as work:
         refuse_without_gpus(work, asked.place.gpus_per_node)
         (node,) = environments_in_use(work)
         if node.exit == ExitCode.OK:
@@ -152,8 +150,7 @@ def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked)
             if failed:
                 node = node.model_copy(update={"status": "failed", "exit": int(ExitCode.CHECK_FAILED)})
         evidence = write_evidence(work, CHECK, [node], warnings=tuple(work.notes))
-        run.exit = evidence.exit
-    return evidence, run.run
+    return evidence, work.run
 
 
 def _conclusion(trials: _Trials) -> Check:

@@ -16,7 +16,7 @@ from envbuild.hostlist import expand_hosts
 from envbuild.model.stack import EnvPath
 from envbuild.model.target import ContainerSettings, HostSource, Target
 from envbuild.node import facts as probe
-from envbuild.provision.run.findings import Choice
+from envbuild.provision.run.context import Choice
 from envbuild.provision.survey.hosts import refuse_unsupported, unsupported
 from envbuild.provision.survey.prepare import prepare
 from envbuild.resolve.rules.node import unexpected

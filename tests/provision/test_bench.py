@@ -93,7 +93,7 @@ def test_a_job_s_figure_is_compared_by_the_gpus_of_a_node_that_it_ran_on(
     told: Any = None
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(ready, Settings(tmp_path / "runs"), run, journal)
+        work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)
         log = bench._in_job(work, told, where, job, str(tmp_path / "out"), 60.0, "bench 1")
     assert checked(log).says.startswith(why)
 

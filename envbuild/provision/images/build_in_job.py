@@ -22,8 +22,7 @@ from envbuild.provision.contact.first_contact import node_request
 from envbuild.provision.images.obtain import Obtained, Wanted, settings_of
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import JobSite
-from envbuild.provision.run.context import Work
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared, Work
 from envbuild.regular_file import sha256_of
 
 LIMIT = 4 * 3600

@@ -22,7 +22,7 @@ from envbuild.provision.images.build_in_job import builds_in_job
 from envbuild.provision.images.obtain import Wanted, needs_registry, settings_of, wanted
 from envbuild.provision.images.plan import FILES, smoke_args, verify_args
 from envbuild.provision.jobs.site import JobSite, proxies
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.pbs import mpiexec
 

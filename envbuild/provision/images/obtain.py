@@ -20,7 +20,7 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings
 from envbuild.node.image.load import archive_id
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared
 from envbuild.provision.run.run_dir import keep
 from envbuild.regular_file import sha256_of
 

@@ -15,7 +15,7 @@ from envbuild.model.plan import NodePlan, Plan, Step
 from envbuild.model.resolution import Resolution
 from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.images.obtain import Obtained, Wanted, needs_registry, settings_of
-from envbuild.provision.run.findings import Prepared
+from envbuild.provision.run.context import Prepared
 from envbuild.resolve.request import visible_gpus
 from envbuild.text import plural
 

@@ -22,7 +22,7 @@ from envbuild.node.redact import redact_text
 from envbuild.node_program import node_pyz
 from envbuild.provision.contact.first_contact import ContactResult, build_script, parse_output
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
-from envbuild.provision.run.context import Run, Work
+from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.progress_events import TAIL, followed
 from envbuild.schedule.cluster import Runner
@@ -84,7 +84,7 @@ class Asked:
         return found
 
 
-def ask_in_job(work: Work | Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
+def ask_in_job(work: Run, site: JobSite, asked: Asked, limit: int) -> dict[str, dict[str, ContactResult]]:
     """One job of `limit` seconds at most; every node of it has an answer to every verb, or an error that says why not.
 
     What is asked `once` has an answer of the node that was asked alone, and what comes `after` only where all went
@@ -121,7 +121,7 @@ def ask_in_job(work: Work | Run, site: JobSite, asked: Asked, limit: int) -> dic
     return found
 
 
-def _followed(work: Work | Run, site: JobSite, job: Job) -> tuple[str, JobState]:
+def _followed(work: Run, site: JobSite, job: Job) -> tuple[str, JobState]:
     """`run_to_end`; what its nodes do is asked for and told while it runs, and not while it waits in the queue."""
     runs = threading.Event()
 
@@ -132,7 +132,7 @@ def _followed(work: Work | Run, site: JobSite, job: Job) -> tuple[str, JobState]
         return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())
 
 
-def _teller(work: Work | Run) -> Callable[[str, Mapping[str, Any]], None]:
+def _teller(work: Run) -> Callable[[str, Mapping[str, Any]], None]:
     """Tells what a node of a job does; nobody else says that it begins a step."""
     steps: dict[str, str] = {}
 

@@ -24,7 +24,7 @@ from envbuild.provision.gpu_use import OfJob
 from envbuild.provision.jobs.node_local import is_local
 from envbuild.provision.jobs.site import JobSite, finish, run_to_end
 from envbuild.provision.jobs.survey import login_facts
-from envbuild.provision.run.context import Run, Work
+from envbuild.provision.run.context import Run
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.schedule.cluster import Here
 from envbuild.schedule.job import Job, JobState, JobStep, Phase, Step, job_error, seconds_of
@@ -197,7 +197,7 @@ def run_job(work: Run, site: JobSite, job: Job, say: Callable[[str], None]) -> i
 
 
 def end_of_job(
-    work: Work | Run, site: JobSite, job: Job, say: Callable[[str], None]
+    work: Run, site: JobSite, job: Job, say: Callable[[str], None]
 ) -> tuple[JobState, Path, int | EnvbuildError]:
     """The same: its last state, where its log lies, and the exit code or the error."""
     follow = _Follow(site, job, say)

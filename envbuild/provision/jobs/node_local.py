@@ -14,8 +14,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import NodePlan
 from envbuild.model.target import Target
-from envbuild.provision.run.context import Work
-from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.context import Prepared, Survey, Work
 from envbuild.schedule.job import JobStep
 from envbuild.schedule.script import ensure_file, ensure_script, pbs_preamble, task_prolog
 

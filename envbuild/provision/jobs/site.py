@@ -17,7 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.common import mistakes
 from envbuild.model.target import Connection, Target, login_connection
 from envbuild.node.redact import redact_text
-from envbuild.provision.run.context import Run, Work
+from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, submit_host
 from envbuild.schedule.job import Job, JobState, Pool, Step, seconds_of
@@ -135,7 +135,7 @@ LOG_LIMIT = LIMIT // 2  # bytes of a job's log that are brought here
 CUT = f"envbuild: the first part of this log is left out, it has more than {LOG_LIMIT >> 20} MiB"
 
 
-def submit(work: Work | Run, site: JobSite, job: Job) -> str:
+def submit(work: Run, site: JobSite, job: Job) -> str:
     """Tell what a job costs and submit it; its number. The script stays in the run directory."""
     script = work.run.path / f"{job.name}.{site.scheduler.suffix}"
     script.write_text(site.scheduler.render(job))
@@ -148,7 +148,7 @@ def submit(work: Work | Run, site: JobSite, job: Job) -> str:
 
 
 def run_to_end(
-    work: Work | Run, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None,
+    work: Run, site: JobSite, job: Job, watch: Callable[[str], None] = lambda _: None,
     on_state: Callable[[JobState], None] = lambda _: None,
 ) -> tuple[str, JobState]:  # fmt: skip
     """Submit a job and wait until it has ended; its number and last state.
@@ -198,7 +198,7 @@ def _peek(site: JobSite, job: Job, number: str) -> Callable[[], bool] | None:
     return Path(job.output, status_name(number)).exists
 
 
-def finish(work: Work | Run, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
+def finish(work: Run, site: JobSite, job: Job, number: str, state: JobState, *, good: bool) -> None:
     """Bring the job's log into the run directory; what it was told and, where all is good, its folder are removed.
 
     Of a log with more than `LOG_LIMIT` bytes the end comes, after the line `CUT`.

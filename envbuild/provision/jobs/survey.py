@@ -24,8 +24,7 @@ from envbuild.provision.contact.first_contact import contact, node_request
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.run.context import Run, Work
-from envbuild.provision.run.findings import Survey
+from envbuild.provision.run.context import Run, Survey, Work
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
 from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken, told_facts
 from envbuild.provision.survey.in_use import can_keep, kept

@@ -147,7 +147,10 @@ def variants_of(work: Work, nodes: Iterable[NodeEvidence]) -> dict[str, Variant]
 def write_evidence(
     work: Work, verb: str, nodes: list[NodeEvidence], *, warnings: tuple[str, ...] = (), pages: bool = True
 ) -> Evidence:
-    """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page."""
+    """Evidence into the run directory, and the report's pages unless nothing happened that is worth a page.
+
+    The run ends as it says.
+    """
     prepared = work.prepared
     several = len(nodes) > 1 and prepared.target.connection.kind == "ssh"
     nodes = [collect.coded(node, work.settings.command, verb=verb, several=several) for node in nodes]
@@ -189,4 +192,5 @@ def write_evidence(
     )
     written = write_report(evidence, work.run.path, pages=pages)
     work.journal.append(EventKind.EVIDENCE_WRITTEN, files=sorted(path.name for path in written.values()))
+    work.exit = evidence.exit
     return evidence

@@ -18,7 +18,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.context import Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.provision.survey.in_use import can_keep, kept
 from envbuild.resolve.reachability import channel_key, channels_needed, indexes_needed, sources_needed

@@ -13,7 +13,7 @@ from envbuild.hostlist import MAX_HOSTS, expand_hosts, fold_hosts
 from envbuild.model.target import HostAddress, HostSource, Target
 from envbuild.node import proc
 from envbuild.node.proc import clean_env
-from envbuild.provision.run.findings import Narrowing, Selection
+from envbuild.provision.run.context import Narrowing, Selection
 from envbuild.regular_file import read_file
 from envbuild.text import last_lines, nearest, plural
 

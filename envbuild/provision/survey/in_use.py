@@ -10,7 +10,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Decision, Resolution
-from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.run.context import Choice, Prepared
 
 RULE = "in-use"
 

@@ -16,9 +16,8 @@ from envbuild.plan.planner import make_plan
 from envbuild.provision.ansible.play import payload_of, run_hosts
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact import toolchain
-from envbuild.provision.run.context import Work
+from envbuild.provision.run.context import Survey, Work
 from envbuild.provision.run.evidence import first_error
-from envbuild.provision.run.findings import Survey
 from envbuild.provision.survey.ask import python_broken, survey_nodes
 
 

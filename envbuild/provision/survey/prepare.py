@@ -15,8 +15,7 @@ from envbuild.model.lock import Lock
 from envbuild.model.target import HostSource
 from envbuild.node.smoke import only as names
 from envbuild.node.variables import is_of_stacks
-from envbuild.provision.run.context import Settings
-from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.run.context import Choice, Prepared, Settings
 from envbuild.provision.survey.hosts import refuse_unsupported, settle_hosts
 from envbuild.regular_file import sha256_of
 

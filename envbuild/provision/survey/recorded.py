@@ -16,7 +16,7 @@ from envbuild.node_program import node_pyz_digest
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
 from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
-from envbuild.provision.run.findings import Prepared, Survey
+from envbuild.provision.run.context import Prepared, Survey
 from envbuild.provision.survey.ask import decide, note_refusals
 from envbuild.provision.survey.hosts import narrow, unsupported
 

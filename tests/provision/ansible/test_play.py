@@ -13,9 +13,8 @@ from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import Target
 from envbuild.provision.ansible.play import _parts, run_hosts
 from envbuild.provision.ansible.steps import NodeHost, tmp_folder
-from envbuild.provision.run.context import Outcome, Settings, Work
+from envbuild.provision.run.context import Choice, Outcome, Prepared, Settings, Work
 from envbuild.provision.run.evidence import first_error
-from envbuild.provision.run.findings import Choice, Prepared
 from envbuild.provision.run.journal import read_journal
 from envbuild.provision.run.run_dir import RunDir
 from tests.support.files import write_file
@@ -43,7 +42,7 @@ def _payload(tmp_path: Path, script: str) -> tuple[Outcome, list[tuple[str | Non
     payload.write_text(f"#!/bin/sh\n{script}\n")
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)
+        work = Work(Settings(tmp_path / "runs", deadline=60), run, journal, prepared=_prepared(tmp_path))
         files = {"localhost": NodeHost("here", sys.executable, "", payload=payload, prefix=f"{tmp_path}/prefix")}
         outcome = run_hosts({"localhost": {}}, files, work)
     assert work.tasks == 1
@@ -58,7 +57,7 @@ def test_d11_a_delivery_is_named_by_its_run_wherever_its_bundle_lies(tmp_path: P
     write_file(run.staging / "made.tar", b"bundle")
     store = tmp_path / "store"
     with run.open_journal() as journal:
-        work = Work(_prepared(tmp_path), Settings(tmp_path / "runs", deadline=60), run, journal)
+        work = Work(Settings(tmp_path / "runs", deadline=60), run, journal, prepared=_prepared(tmp_path))
         bundles = {"bundle.tar": run.staging / "made.tar"}
         given = NodeHost(
             "localhost", sys.executable, "", bundles=bundles, store=str(store), prefix=str(tmp_path / "prefix")

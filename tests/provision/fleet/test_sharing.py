@@ -44,7 +44,7 @@ class Stage:
         self.plan = plan
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
-        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
+        self.work = Work(Settings(tmp_path / "runs"), run, self.journal, prepared=_prepared(tmp_path))
         self.work.survey.facts = dict(facts)
         self.work.survey.variants = dict.fromkeys(facts, lock_with(COMPILED).variants[0])
         monkeypatch.setattr(sharing, "run_hosts", self._play)
@@ -288,7 +288,7 @@ class SpreadStage:
         self.bad: dict[str, dict[str, Any]] = {}
         run = RunDir.create(tmp_path / "runs")
         self.journal = run.open_journal()
-        self.work = Work(_prepared(tmp_path), Settings(tmp_path / "runs"), run, self.journal)
+        self.work = Work(Settings(tmp_path / "runs"), run, self.journal, prepared=_prepared(tmp_path))
         self.work.survey.facts = dict(self.facts)
         self.work.tools = dict.fromkeys(names, NodeTools((), "python", "pyz", "uv", "/usr/bin/python3.11"))
         monkeypatch.setattr(sharing, "run_hosts", self.play)

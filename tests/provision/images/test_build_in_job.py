@@ -22,7 +22,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings, Target
 from envbuild.provision.images import build_in_job
 from envbuild.provision.images.obtain import wanted
-from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.run.context import Choice, Prepared
 from envbuild.provision.survey.hosts import unsupported
 from envbuild.provision.survey.prepare import prepare
 from envbuild.provision.survey.recorded import plan_recorded

@@ -18,7 +18,7 @@ import yaml
 
 from envbuild.node_program import node_pyz
 from envbuild.provision.images.job_script import image_body
-from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.run.context import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 from tests.support.fails import fails
 from tests.support.programs import completed, executable

@@ -18,7 +18,7 @@ from envbuild.model.target import ContainerSettings
 from envbuild.provision.images import obtain, plan
 from envbuild.provision.images.obtain import Obtained, Wanted
 from envbuild.provision.images.plan import NodeImage, node_image
-from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.run.context import Choice, Prepared
 from envbuild.provision.survey.prepare import prepare
 from tests.report.samples import facts
 from tests.support.fails import fails

@@ -241,7 +241,7 @@ def test_a_script_is_made_of_what_is_known_and_never_submits_a_job(
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         settings = Settings(tmp_path / "runs", repair=repair, script=True)
-        work = Work(ready, settings, run, journal)
+        work = Work(settings, run, journal, prepared=ready)
         with fails("nodes-unknown", ExitCode.REFUSED) as caught:
             job_look.survey_jobs(work, where)
         assert "--dry-run" in caught.value.hint
@@ -278,7 +278,7 @@ def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
     monkeypatch.setattr(stage, "stage_python", brought)
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(ready, Settings(tmp_path / "runs"), run, journal)
+        work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)
         survey = job_look.survey_jobs(work, where, bring_python=bring)
     assert survey.without_python == ["n1", "n2"]
     assert (survey.facts, read_facts(facts_file(ready.target, where.login))) == ({}, {})

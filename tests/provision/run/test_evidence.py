@@ -190,7 +190,7 @@ def test_a_gpu_of_a_node_that_is_slow_or_that_others_use_is_a_warning_of_the_run
     node = NodeEvidence.from_plain({"node": "gpu1", "status": "ok", "exit": 0, "checks": [check, training]})
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
-        work = Work(prepared(prefix=str(tmp_path / "p")), Settings(tmp_path / "runs"), run, journal)
+        work = Work(Settings(tmp_path / "runs"), run, journal, prepared=prepared(prefix=str(tmp_path / "p")))
         evidence = write_evidence(work, verb, [node], warnings=("another",))
     assert (evidence.exit, evidence.warnings) == (0, ("another", f"gpu1: {used}", f"gpu1: {told}"))
     lines = [line for line, _ in summary_lines(evidence)]

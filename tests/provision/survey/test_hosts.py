@@ -14,7 +14,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, HostAddress, Target
 from envbuild.provision.ansible.inventory import connection_variables
 from envbuild.provision.ansible.inventory_hosts import _listed, hosts_of
-from envbuild.provision.run.findings import Narrowing, Selection
+from envbuild.provision.run.context import Narrowing, Selection
 from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts, unsupported
 from envbuild.transport.ssh import _command
 from tests.support.fails import fails

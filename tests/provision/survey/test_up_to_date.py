@@ -14,7 +14,7 @@ from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.plan.source_builds import bundle_name
 from envbuild.provision.deliver import controller_supply
-from envbuild.provision.run.findings import Choice, Prepared
+from envbuild.provision.run.context import Choice, Prepared
 from envbuild.provision.survey.ask import index_addresses
 from envbuild.provision.survey.in_use import can_keep, kept
 from tests.lock.build import lock as lock_of
