@@ -24,7 +24,7 @@ OWN = """
     lock.packages lock.readers.wheel_record lock.sources provision.ansible.steps provision.bench
     provision.contact.first_contact provision.contact.payload provision.contact.toolchain provision.contact.wheel_stores
     provision.gpu_use provision.images.obtain provision.jobs.answers provision.jobs.launch provision.run.conclude
-    provision.run.durations provision.run.journal provision.run.progress_events provision.run.run_dir
+    provision.run.journal provision.run.progress provision.run.run_dir
     provision.survey.implicit regular_file report.recheck.contents report.render resolve.compat_read
     resources transport.processes transport.ssh_errors
 """

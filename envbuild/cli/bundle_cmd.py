@@ -46,7 +46,7 @@ def create(ui: Ui, /, output: Path, base_is_there: bool, python: bool, facts: st
             _, survey = dry_run(prepared, replace(settings_of(config), repair=True), progress)
         else:
             from envbuild.catalog.node_facts import load_facts
-            from envbuild.provision.survey.recorded import plan_recorded
+            from envbuild.provision.survey.plan_run import plan_recorded
 
             _, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=config.toolchain)
         asked = Asked(output, base_is_there, python, config.toolchain, facts is not None)

@@ -83,7 +83,7 @@ def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
     """One line an environment; with the node where there are several."""
-    from envbuild.provision.survey.in_use import made_by
+    from envbuild.provision.survey.ask import made_by
     from envbuild.text import size
 
     lines = [("NODE", "STACK", "STATE", "USED BY", "ENGINE", "ROOT", "SIZE", "STAMPED", "VERIFIED", "PATH")]
@@ -194,7 +194,7 @@ def _environments(
 ) -> dict[str, list[dict[str, Any]] | EnvbuildError]:
     """What each node has; with an engine only what that one made."""
     from envbuild.provision.environments import environments
-    from envbuild.provision.survey.in_use import made_by
+    from envbuild.provision.survey.ask import made_by
 
     answers = environments(target, detailed=detailed)
     if engine is None:
@@ -223,7 +223,7 @@ def _one_node(target: Target, engine: str | None) -> list[dict[str, Any]]:
 def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
     """The environment in use of STACK, else of the target's stack; of an engine the last that it finished."""
     from envbuild.catalog.loader import is_path, list_stacks
-    from envbuild.provision.survey.in_use import of_stack
+    from envbuild.provision.survey.ask import of_stack
 
     target, engine = prefix_target(ui, flags), flags["engine"]
     stack = flags["stack"] or target.stack

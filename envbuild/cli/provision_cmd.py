@@ -154,7 +154,7 @@ def _plan(ui: Ui, prepared: Prepared, settings: Settings, facts: str | None) -> 
             made, survey = dry_run(prepared, settings, progress)
     else:
         from envbuild.catalog.node_facts import load_facts
-        from envbuild.provision.survey.recorded import plan_recorded
+        from envbuild.provision.survey.plan_run import plan_recorded
 
         repair, toolchain = settings.script, settings.toolchain_file
         made, survey = plan_recorded(prepared, load_facts(facts), toolchain_file=toolchain, repair=repair)

@@ -15,16 +15,16 @@ from envbuild.model.evidence import NodeEvidence
 from envbuild.model.plan import NodePlan, Plan
 from envbuild.model.target import Target
 from envbuild.plan.source_builds import BUNDLE, store_folder
-from envbuild.provision.ansible.play import following, node_host, run_hosts, telling
-from envbuild.provision.ansible.steps import NodeHost
+from envbuild.provision.ansible.play import following, node_host, payload_of, run_hosts, telling
+from envbuild.provision.ansible.steps import NodeHost, tmp_folder
 from envbuild.provision.contact.first_contact import DEADLINE, ContactResult, ask_each, contact, node_request
+from envbuild.provision.contact.toolchain import first_tools
 from envbuild.provision.run import evidence as collect
 from envbuild.provision.run.context import Outcome, Question, Route, Work
 from envbuild.provision.run.journal import EventKind
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey import plan_run
-from envbuild.provision.survey.ask import decide, note_refusals, survey_nodes
-from envbuild.provision.survey.in_use import Current, current_of
+from envbuild.provision.survey.ask import Current, current_of, decide, note_refusals, python_broken, survey_nodes
+from envbuild.provision.survey.plan_run import find_tools, plan_of
 from envbuild.text import plural
 
 
@@ -43,7 +43,7 @@ class Environments(Route):
             work.survey = survey_nodes(nodes, work.prepared, work.run, keep=not work.settings.repair)
         if bring_python and work.survey.without_python:
             with work.phase("toolchain", "bringing a Python to nodes that have none"):
-                plan_run.bring_python(work)
+                put_python(work)
             # What is known of these nodes now may be what others wait for: one that can build for them.
             decide(work.prepared, work.survey, list(work.survey.resolutions))
 
@@ -57,8 +57,8 @@ class Environments(Route):
         note_refusals(work.prepared, survey)
         chosen = {node: variant.id for node, variant in survey.variants.items()}
         work.journal.append(EventKind.RESOLVED, variants=chosen)
-        plan_run.find_tools(work)
-        plan = plan_run.plan_of(work)
+        work.tools |= find_tools(work.prepared.target, survey, work.run.staging, work.settings.toolchain_file)
+        plan = plan_of(work)
         survey.errors.update(work.lacking)
         return work.planned(plan)
 
@@ -111,6 +111,27 @@ class Environments(Route):
         return ask_in_use(work, question)
 
 
+def put_python(work: Work) -> None:
+    """Run the toolchain task alone on nodes without a Python, then ask them again."""
+    files: dict[str, NodeHost] = {}
+    for node in work.survey.without_python:
+        answer = work.survey.contacts[node]
+        try:
+            tools = first_tools(answer, work.prepared.lock.variants, work.settings.toolchain_file)
+        except EnvbuildError as missing:
+            work.survey.errors[node] = missing
+            continue
+        prefix = answer.findings["prefix"]
+        tmp = tmp_folder(work.prepared.target.tmp, answer.findings.get("user", ""))
+        files[node] = NodeHost(node, tools[0].path(prefix), "", payload=payload_of(work, tools, prefix), tmp=tmp)
+    outcome = run_hosts({node: {} for node in files}, files, work)
+    ended = {node: outcome.error_of(node) for node in files}
+    failed = {node: error for node, error in ended.items() if error is not None}
+    again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run)
+    again.errors.update({node: python_broken(node, files[node].python) for node in again.without_python}, **failed)
+    work.survey.add(again)
+
+
 def requests_of(plan: Plan) -> dict[str, dict[str, dict[str, Any]]]:
     """The requests of the nodes that have something to do, by verb."""
     return {
@@ -132,7 +153,7 @@ def stage(work: Work, plan: Plan, *, only: str | None = None) -> tuple[Plan, dic
 
         with work.phase("fetch", "getting packages and sources for the nodes"):
             made, requests = deliver(work, plan)
-        plan = plan_run.plan_of(work, requests)
+        plan = plan_of(work, requests)
     takers = {name for each in plan.spreads for name in each.nodes}
     count = sum(bool(node.steps) for node in plan.nodes)
     if count > 1:

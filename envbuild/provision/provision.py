@@ -13,7 +13,7 @@ from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import DEADLINE
-from envbuild.provision.run import durations
+from envbuild.provision.run import progress
 from envbuild.provision.run.conclude import write_evidence
 from envbuild.provision.run.context import Prepared, Question, Route, Settings, Survey, Work, one_work
 from envbuild.provision.run.journal import EventKind, Watch, read_journal
@@ -60,7 +60,7 @@ def provision(
         warnings = (*plan.warnings, *work.notes)
         evidence = write_evidence(work, "provision", nodes, warnings=warnings, pages=not plan.nothing_to_do)
         events = read_journal(work.run.journal_path).events
-        durations.learn(durations.folder(), plan, work.survey.facts, events)
+        progress.learn(progress.folder(), plan, work.survey.facts, events)
     return evidence, work.run
 
 

@@ -19,7 +19,7 @@ from envbuild.cli.entry import main
 from envbuild.cli.env_cmd import _table
 from envbuild.cli.help_code import codes, explanation
 from envbuild.cli.verbs import COMMANDS, NAMES, SECTIONS, cli
-from envbuild.provision.survey.in_use import of_stack
+from envbuild.provision.survey.ask import of_stack
 from tests.e2e.world import World
 from tests.support.programs import executable
 

@@ -26,7 +26,7 @@ from envbuild.provision.contact.toolchain import NodeTools
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import first_error
 from envbuild.provision.run.journal import EventKind, Journal
-from envbuild.provision.run.progress_events import LONGEST, TAIL, followed, is_amount, tail_of
+from envbuild.provision.run.progress import LONGEST, TAIL, followed, is_amount, tail_of
 from envbuild.provision.run.run_dir import RunDir
 from envbuild.text import how_it_ended, visible
 

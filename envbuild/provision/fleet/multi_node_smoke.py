@@ -24,7 +24,7 @@ from envbuild.plan.node_steps import smoke_items, uses_cuda
 from envbuild.provision.contact.first_contact import WORKERS, ContactResult, contact, node_request
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import all_well
-from envbuild.provision.survey.in_use import Current, matching_variant
+from envbuild.provision.survey.ask import Current, matching_variant
 from envbuild.resolve.request import visible_gpus
 from envbuild.schedule.script import PORT_BASE, PORT_RANGE
 from envbuild.text import grouped

@@ -24,7 +24,7 @@ from envbuild.provision.contact.first_contact import ContactResult, build_script
 from envbuild.provision.jobs.site import JobSite, finish, place, run_to_end
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
-from envbuild.provision.run.progress_events import TAIL, followed
+from envbuild.provision.run.progress import TAIL, followed
 from envbuild.schedule.cluster import Runner
 from envbuild.schedule.job import Failure, Job, JobState, JobStep, hint_for, job_error
 from envbuild.text import how_it_ended

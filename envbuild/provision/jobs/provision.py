@@ -24,8 +24,7 @@ from envbuild.provision.jobs.stage import stage as stage_on_login
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error
-from envbuild.provision.survey.ask import decide, probe_args
-from envbuild.provision.survey.in_use import current_of
+from envbuild.provision.survey.ask import current_of, decide, probe_args
 from envbuild.schedule.job import JobStep
 
 LEAST_LIMIT = 1800

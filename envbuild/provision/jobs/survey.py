@@ -26,8 +26,16 @@ from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, requi
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
 from envbuild.provision.run.context import Run, Survey, Work
 from envbuild.provision.run.run_dir import MAX_AGE, RunDir, keep, read_recent
-from envbuild.provision.survey.ask import ask_here, decide, is_reach_known, probe_args, python_broken, told_facts
-from envbuild.provision.survey.in_use import can_keep, kept
+from envbuild.provision.survey.ask import (
+    ask_here,
+    can_keep,
+    decide,
+    is_reach_known,
+    kept,
+    probe_args,
+    python_broken,
+    told_facts,
+)
 
 
 def facts_file(target: Target, login: str) -> Path:

@@ -25,7 +25,7 @@ from envbuild.node.redact import redact_data
 from envbuild.plan.rollout import Batches
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import NodeTools
-from envbuild.provision.run import durations
+from envbuild.provision.run import progress
 from envbuild.provision.run.evidence import all_well, failed_node, first_error
 from envbuild.provision.run.journal import EventKind, Journal, Watch, utc_now
 from envbuild.provision.run.run_dir import RunDir
@@ -239,7 +239,7 @@ class Work(Run):
         """The plan with the times that this machine needed before, written down."""
         # No time of a step in a job is known.
         if self.prepared.target.connection.kind != "job":
-            plan = durations.as_before(plan, self.survey.facts, durations.read(durations.folder()))
+            plan = progress.as_before(plan, self.survey.facts, progress.read(progress.folder()))
         self.run.write_json(self.run.plan, redact_data(plan.to_json_dict()))
         before = {
             node.node: {step.kind: step.before for step in node.steps if step.before is not None} for node in plan.nodes

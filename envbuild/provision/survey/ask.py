@@ -1,4 +1,4 @@
-"""Ask the nodes once, then decide: facts and resolutions of one run.
+"""Ask the nodes once, then decide: facts and resolutions of one run; and which environment is in use on a node.
 
 A node that has an environment of the stack in use answers briefly, for often nothing has to be done. Only where
 something has to be chosen there after all is it asked again, with the questions that cost time.
@@ -14,13 +14,13 @@ from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock
+from envbuild.model.lock import Lock, Variant
+from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.run.context import Prepared, Survey
+from envbuild.provision.run.context import Choice, Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.provision.survey.in_use import can_keep, kept
 from envbuild.resolve.reachability import channel_key, channels_needed, indexes_needed, sources_needed
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ def refusal(resolution: Resolution, fits: str = "") -> EnvbuildError:
     # Each of them has to go: what to do about one alone would lead to the next.
     instead = "; and ".join(dict.fromkeys(decision.instead for decision in against[:4] if decision.instead))
     what = f"{resolution.node}: no variant of {resolution.stack} fits this node"
-    why = "; ".join(_told(decision) for decision in against[:4])
+    why = "; ".join(map(_in_words, against[:4]))
     if against and {decision.rule for decision in against} <= _OF_THE_PREFIX:
         what = f"{resolution.node}: {against[0].what}"
-        why = "; ".join([*map(_told, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"])
+        why = "; ".join(
+            [*map(_in_words, against[1:4]), f"{resolution.nearest} of {resolution.stack} would fit otherwise"]
+        )
     between = "; or " if fits.startswith("`") else "; instead: "
     return EnvbuildError(
         against[0].rule if against else "nothing-fits",
@@ -62,10 +64,10 @@ def python_broken(node: str, path: str) -> EnvbuildError:
     )
 
 
-def _told(decision: Decision) -> str:
+def _in_words(decision: Decision) -> str:
     """What a rule says, and what is there instead where it knows."""
-    found = decision.compared[1] if decision.compared else ""
-    return f"{decision.what} ({found})" if found.startswith("there: ") else decision.what
+    other = decision.compared[1] if decision.compared else ""
+    return f"{decision.what} ({other})" if other.startswith("there: ") else decision.what
 
 
 def ask(nodes: Iterable[str], prepared: Prepared, run: RunDir, args: Mapping[str, Any], survey: Survey) -> None:
@@ -264,3 +266,137 @@ def told_facts(answers: Mapping[str, ContactResult]) -> tuple[dict[str, NodeFact
         survey.take(node, answer)
     bare = {node: error for node in survey.without_python if (error := answers[node].failure)}
     return survey.facts, survey.errors | bare
+
+
+RULE = "in-use"
+
+
+def can_keep(choice: Choice, base: str | None) -> bool:
+    """Whether what is in use may simply be kept: the user asked for nothing in particular, and it stands on nothing.
+
+    What a base provides is part of a variant's digest and has to be asked.
+    """
+    return choice.variant is None and choice.interpreter is None and base in (None, "none")
+
+
+def kept(facts: NodeFacts, prepared: Prepared) -> NodePlan | None:
+    """The plan of a node whose environment in use is of this lock, was checked, and still fits; None for any other.
+
+    Driver and GPUs must be those it was chosen for, and its variables those of stack and target; then every rule would
+    say what it said when the environment was built.
+    """
+    for stamp in facts.environments:
+        if not (stamp.current and stamp.checks and stamp.stack == prepared.stack.name):
+            continue
+        written: Mapping[str, Any] = stamp.stamp or {}
+        variant = matching_variant(prepared.lock, {**written, "variant_digest": stamp.variant_digest})
+        if variant is None or variant.base.kind != "none" or variant.engine != prepared.target.installer:
+            return None
+        if (written.get("evidence") or {}).get("hardware") != facts.hardware():
+            return None
+        if variant.arch_list is not None and not facts.gpus:
+            # Compiled for what the target expected then; what it expects now is for the rules to say.
+            return None
+        if written.get("variables") != variant.variables(prepared.target.environment):
+            return None
+        resolution = _resolution(facts.node, prepared.lock, variant, written.get("interpreter"))
+        return NodePlan(
+            node=facts.node,
+            environment=stamp.path,
+            variant_digest=variant.digest,
+            python=resolution.interpreter,
+            steps=(),
+            resolution=resolution,
+        )
+    return None
+
+
+def _resolution(node: str, lock: Lock, variant: Variant, interpreter: object) -> Resolution:
+    decision = Decision(
+        rule=RULE,
+        verdict="allow",
+        what="the environment in use is of this lock, and driver and GPUs are those it was chosen for",
+        compared=(variant.digest[:12], variant.digest[:12]),
+        source="its stamp",
+    )
+    return Resolution(
+        node=node,
+        stack=lock.stack,
+        profile=lock.profile,
+        variant_id=variant.id,
+        variant_digest=variant.digest,
+        interpreter=interpreter if isinstance(interpreter, str) else None,
+        arch_list=variant.arch_list,
+        decisions=(decision,),
+        candidates=(),
+    )
+
+
+# Where it is, the variant it was built from, and its stamp.
+Current = tuple[str, Variant, dict[str, Any]]
+
+
+def matching_variant(lock: Lock, stamp: Mapping[str, Any]) -> Variant | None:
+    """The variant of the lock that a stamp was built from.
+
+    What the base provided then, and the GPUs that sources were compiled for, are part of the comparison.
+    """
+    archs = stamp.get("arch_list")
+    for locked in lock.variants:
+        variant = locked.with_arch_list(lock.stack, lock.profile, None if archs is None else tuple(archs))
+        if variant.base.kind != "none":
+            variant = variant.with_provided(lock.stack, lock.profile, dict(stamp.get("base_packages") or {}))
+        if variant.digest == stamp.get("variant_digest"):
+            return variant
+    return None
+
+
+def made_by(item: Mapping[str, Any]) -> str:
+    """The engine of a listed environment (`StampFacts` as JSON)."""
+    return "conda" if (item.get("stamp") or {}).get("conda") else "venv"
+
+
+def of_stack(items: Iterable[dict[str, Any]], stack: str | None, engine: str | None) -> dict[str, Any] | None:
+    """The environment in use for a stack; of an `engine` that was asked for the one in use, else the last finished."""
+    mine = [item for item in items if item.get("stack") == stack and item.get("stamp")]
+    if engine is None:
+        return next((item for item in mine if item.get("current")), None)
+    theirs = [item for item in mine if made_by(item) == engine]
+    return max(theirs, key=lambda item: (bool(item.get("current")), str(item["stamp"].get("stamped_at"))), default=None)
+
+
+def current_of(prepared: Prepared, node: str, found: list[dict[str, Any]] | EnvbuildError) -> Current | EnvbuildError:
+    """Path, variant and stamp of the environment that is asked for (`of_stack`), or why there is none."""
+    if isinstance(found, EnvbuildError):
+        return found
+    stack, engine = prepared.stack.name, prepared.choice.engine
+    place = f"{prepared.reference or stack} --target {prepared.choice.target}"
+    item = of_stack(found, stack, engine)
+    if item is not None:
+        stamp = item.get("stamp") or {}
+        variant = matching_variant(prepared.lock, stamp)
+        if variant is None:
+            profile = stamp.get("profile")
+            if profile != prepared.profile:
+                return EnvbuildError(
+                    "environment-not-of-lock",
+                    f"{node}: the environment in use is of the profile {profile}, not {prepared.profile}",
+                    hint=f"`--profile {profile}` asks about the one in use; "
+                    f"`envbuild provision {place} --profile {prepared.profile}` builds the other",
+                )
+            return EnvbuildError(
+                "environment-not-of-lock",
+                f"{node}: the environment in use matches no variant of {prepared.lock_file.name}",
+                why=f"its stamp says variant {str(item.get('variant_digest'))[:12]}",
+                hint=f"`envbuild provision {place} --profile {prepared.profile}` builds what the lock says now; "
+                "the old environment stays until removed",
+            )
+        return str(item["path"]), variant, stamp
+    return EnvbuildError(
+        "environment-unknown",
+        f"{node}: no environment of {stack} is {f'of the engine {engine}' if engine else 'in use'}",
+        hint=f"build it: `envbuild provision {place}"
+        f"{f' --profile {prepared.choice.profile}' if prepared.choice.profile else ''}`; "
+        f"`envbuild status --all --target {prepared.choice.target}` lists the environments",
+        exit_code=ExitCode.CHECK_FAILED,
+    )

@@ -1,68 +1,116 @@
-"""The parts of looking and planning: tools, the plan of a run, and a Python for nodes that have none."""
+"""The plan of a run, and plans from recorded facts: tools, steps, and who builds for whom."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from envbuild.catalog.patches import patches_of
 from envbuild.errors import EnvbuildError
+from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
+from envbuild.model.target import Target
 from envbuild.node import identity
 from envbuild.node_program import node_pyz_digest
 from envbuild.plan.node_steps import Inputs
 from envbuild.plan.planner import make_plan
-from envbuild.provision.ansible.play import payload_of, run_hosts
-from envbuild.provision.ansible.steps import NodeHost, tmp_folder
-from envbuild.provision.contact import toolchain
-from envbuild.provision.run.context import Survey, Work
-from envbuild.provision.run.evidence import first_error
-from envbuild.provision.survey.ask import python_broken, survey_nodes
+from envbuild.plan.sharing import Sharing, over_ssh, share
+from envbuild.provision.contact.toolchain import NodeTools, disk_bytes, node_tools
+from envbuild.provision.run.context import Prepared, Survey, Work
+from envbuild.provision.survey.ask import decide, note_refusals
+from envbuild.provision.survey.hosts import narrow, unsupported
 
 
 def plan_of(work: Work, artifacts: Mapping[str, Mapping[str, Any]] | None = None) -> Plan:
     """The plan for the nodes that something was chosen for; `artifacts` as `Inputs` has them."""
     from envbuild.catalog.indexes import index_addresses
-    from envbuild.plan.sharing import Sharing, share
 
-    prepared, survey = work.prepared, work.survey
-    missing = {tool for node, each in work.tools.items() for tool in each.missing(survey.facts[node].toolchain)}
-    tools = {tool.folder: toolchain.disk_bytes(tool) for tool in missing}
-    inputs = Inputs(
+    prepared, survey, settings = work.prepared, work.survey, work.settings
+    facts: Mapping[str, NodeFacts] = survey.facts
+    if settings.script:  # it builds everything, also what is there already
+        facts = {node: each.model_copy(update={"environments": ()}) for node, each in facts.items()}
+    made = _planned(
+        prepared, survey, work.tools, facts,
         run=work.run.id,
         controller=_controller(survey),
-        pyz_digest=node_pyz_digest(),
-        tools=work.tools,
-        repair=tuple(node for node in work.tools if node not in work.done) if work.settings.repair else (),
+        repair=tuple(node for node in work.tools if node not in work.done) if settings.repair else (),
+        only=work.only,
         indexes=index_addresses(),
-        channels=prepared.channels,
         artifacts=artifacts or {},
-        tool_bytes=tools,
-        wait=work.settings.wait,
+        wait=settings.wait,
+        jobs=settings.jobs,
+        check_rebuild=settings.check_rebuild,
+        bundle=str(settings.bundle or ""),
+    )  # fmt: skip
+    made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
+    given = _sharing(prepared.target, survey, work.tools)
+    made, work.lacking = share(
+        made, given._replace(tried=work.tried, jobs=settings.jobs, rebuild=settings.check_rebuild)
+    )
+    return made
+
+
+def plan_recorded(
+    prepared: Prepared, facts: Mapping[str, NodeFacts], *, toolchain_file: Path | None = None, repair: bool = False
+) -> tuple[Plan, Survey]:
+    """What would be built on nodes with these facts, and what stands against it node by node.
+
+    No node is asked and nothing is fetched. The prefix is the target's, whatever the facts were recorded for. `repair`:
+    also what they say is there already. Raises EnvbuildError `facts-unknown` (exit 2) when a host was asked for that
+    has no facts.
+    """
+    named = expand_hosts(prepared.choice.hosts) if prepared.choice.hosts else list(facts)
+    wanted, _ = narrow(named, prepared.choice.narrowing, "the recorded facts")
+    missing = [node for node in wanted if node not in facts]
+    if missing:
+        raise EnvbuildError(
+            "facts-unknown", f"there are no facts of {missing[0]}", why=f"the facts are of {', '.join(facts)}"
+        )
+    target, survey = (
+        prepared.target,
+        Survey(facts={node: _at_the_prefix(facts[node], prepared.target) for node in wanted}),
+    )
+    decide(prepared, survey, survey.facts)
+    note_refusals(prepared, survey)
+    tools = find_tools(target, survey, None, toolchain_file)
+    plan = _planned(
+        prepared, survey, tools, survey.facts,
+        run="recorded-facts", controller=identity.here(), repair=tuple(tools) if repair else (),
+    )  # fmt: skip
+    if target.connection.kind == "ssh":
+        plan = over_ssh(plan, _sharing(target, survey, tools))
+    plan = prepared.explained(plan)
+    return plan.model_copy(update={"warnings": (*_cannot_yet(target), *plan.warnings)}), survey
+
+
+def _planned(
+    prepared: Prepared, survey: Survey, tools: Mapping[str, NodeTools], facts: Mapping[str, NodeFacts], *,
+    only: frozenset[str] | None = None, **given: Any,
+) -> Plan:  # fmt: skip
+    """Steps for the nodes that something was chosen for, `only` these (None: all); `given` as `Inputs` has it."""
+    missing = {tool for node, each in tools.items() for tool in each.missing(survey.facts[node].toolchain)}
+    inputs = Inputs(
+        pyz_digest=node_pyz_digest(),
+        tools=tools,
+        channels=prepared.channels,
+        tool_bytes={tool.folder: disk_bytes(tool) for tool in missing},
         patches=patches_of(prepared.lock),
-        jobs=work.settings.jobs,
-        check_rebuild=work.settings.check_rebuild,
         asked=prepared.asked,
-        bundle=str(work.settings.bundle or ""),
+        **given,
     )
     chosen = {
-        node: item
-        for node, item in survey.resolutions.items()
-        if (node in work.tools or item.refused) and (work.only is None or node in work.only)
+        node: resolution
+        for node, resolution in survey.resolutions.items()
+        if (node in tools or resolution.refused) and (only is None or node in only)
     }
-    facts: Mapping[str, NodeFacts] = survey.facts
-    if work.settings.script:  # it builds everything, also what is there already
-        facts = {node: each.model_copy(update={"environments": ()}) for node, each in facts.items()}
-    made = make_plan(prepared.target, prepared.lock, facts, chosen, inputs)
-    made = prepared.explained(made.model_copy(update={"nodes": (*survey.kept.values(), *made.nodes)}))
-    least = {node: each.least(survey.facts[node].prefix.path) for node, each in work.tools.items()}
-    given = Sharing(
-        prepared.target, survey.facts, survey.variants, least, work.tried,
-        jobs=work.settings.jobs, rebuild=work.settings.check_rebuild,
-    )  # fmt: skip
-    made, work.lacking = share(made, given)
-    return made
+    return make_plan(prepared.target, prepared.lock, facts, chosen, inputs)
+
+
+def _sharing(target: Target, survey: Survey, tools: Mapping[str, NodeTools]) -> Sharing:
+    least = {node: each.least(survey.facts[node].prefix.path) for node, each in tools.items()}
+    return Sharing(target, survey.facts, survey.variants, least)
 
 
 def _controller(survey: Survey) -> dict[str, Any]:
@@ -75,39 +123,33 @@ def _controller(survey: Survey) -> dict[str, Any]:
     return {**identity.here(), **({"ended": sorted(ended)} if ended else {})}
 
 
-def find_tools(work: Work) -> None:
-    """The tools of every node that something was chosen for; where they cannot be had, that is the node's error."""
-    for node, variant in work.survey.variants.items():
-        if node in work.survey.errors:
-            continue
-        try:
-            work.tools[node] = toolchain.node_tools(
-                work.survey.facts[node],
-                variant,
-                work.survey.resolutions[node].interpreter,
-                folder=work.run.staging,
-                toolchain_file=work.settings.toolchain_file,
-            )
-        except EnvbuildError as error:
-            work.survey.errors[node] = error
+def find_tools(
+    target: Target, survey: Survey, folder: Path | None, toolchain_file: Path | None
+) -> dict[str, NodeTools]:
+    """The tools of every node that something was chosen for; where they cannot be had, that is the node's error.
+
+    `folder` as of `node_tools`. What an image is built with is no matter of the node.
+    """
+    tools: dict[str, NodeTools] = {}
+    for node, variant in survey.variants.items():
+        if target.engine == "container":
+            tools[node] = NodeTools((), "", "", "", None)
+        elif node not in survey.errors:
+            facts, python = survey.facts[node], survey.resolutions[node].interpreter
+            try:
+                tools[node] = node_tools(facts, variant, python, folder=folder, toolchain_file=toolchain_file)
+            except EnvbuildError as error:
+                survey.errors[node] = error
+    return tools
 
 
-def bring_python(work: Work) -> None:
-    """Run the toolchain task alone on nodes without a Python, then ask them again."""
-    files: dict[str, NodeHost] = {}
-    for node in work.survey.without_python:
-        answer = work.survey.contacts[node]
-        try:
-            tools = toolchain.first_tools(answer, work.prepared.lock.variants, work.settings.toolchain_file)
-        except EnvbuildError as error:
-            work.survey.errors[node] = error
-            continue
-        prefix = answer.findings["prefix"]
-        tmp = tmp_folder(work.prepared.target.tmp, answer.findings.get("user", ""))
-        files[node] = NodeHost(node, tools[0].path(prefix), "", payload=payload_of(work, tools, prefix), tmp=tmp)
-    outcome = run_hosts({node: {} for node in files}, files, work)
-    told = {node: first_error(answers.values()) for node, answers in outcome.responses.items()}
-    failed = {**{node: error for node, error in told.items() if error is not None}, **outcome.errors}
-    again = survey_nodes([node for node in files if node not in failed], work.prepared, work.run)
-    again.errors.update({node: python_broken(node, files[node].python) for node in again.without_python}, **failed)
-    work.survey.add(again)
+def _cannot_yet(target: Target) -> tuple[str, ...]:
+    missing = unsupported(target)
+    return (f"`provision` cannot do this yet: {'; '.join(missing)} (not-yet-supported)",) if missing else ()
+
+
+def _at_the_prefix(facts: NodeFacts, target: Target) -> NodeFacts:
+    """The facts with the target's prefix for this user; free space stays what was recorded."""
+    facts = facts.model_copy(update={"home": facts.home or f"/home/{facts.user}"})
+    path = facts.filled(target.prefix.replace("{data}", "{home}/.local/share"))
+    return facts.model_copy(update={"prefix": facts.prefix.model_copy(update={"path": path})})

@@ -24,8 +24,8 @@ from envbuild.provision.images import build_in_job
 from envbuild.provision.images.obtain import wanted
 from envbuild.provision.run.context import Choice, Prepared
 from envbuild.provision.survey.hosts import unsupported
+from envbuild.provision.survey.plan_run import plan_recorded
 from envbuild.provision.survey.prepare import prepare
-from envbuild.provision.survey.recorded import plan_recorded
 from tests.node.env_support import make_repository
 from tests.support.files import write_file
 

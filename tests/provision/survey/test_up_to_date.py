@@ -15,8 +15,7 @@ from envbuild.model.target import Target
 from envbuild.plan.source_builds import bundle_name
 from envbuild.provision.deliver import controller_supply
 from envbuild.provision.run.context import Choice, Prepared
-from envbuild.provision.survey.ask import index_addresses
-from envbuild.provision.survey.in_use import can_keep, kept
+from envbuild.provision.survey.ask import can_keep, index_addresses, kept
 from tests.lock.build import lock as lock_of
 from tests.lock.build import variant
 from tests.resolve.builders import make_lock, package

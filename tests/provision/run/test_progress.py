@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.provision.run import progress_events
-from envbuild.provision.run.progress_events import followed, tail_of
+from envbuild.provision.run import progress
+from envbuild.provision.run.progress import followed, tail_of
 
 
 def test_nodes_are_asked_until_the_end_and_what_is_not_new_is_not_told() -> None:
@@ -56,5 +56,5 @@ def test_what_a_node_tells_is_one_line_each_and_numbers_that_can_be_shown() -> N
 
 def test_the_end_of_a_file_is_read_and_a_missing_one_is_empty(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 5000 + "end")
-    assert tail_of(tmp_path / "long").endswith("xend") and len(tail_of(tmp_path / "long")) == progress_events.TAIL
+    assert tail_of(tmp_path / "long").endswith("xend") and len(tail_of(tmp_path / "long")) == progress.TAIL
     assert tail_of(tmp_path / "missing") == ""
