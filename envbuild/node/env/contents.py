@@ -104,6 +104,11 @@ def check(
     return checked + of_wheels, wrong + others
 
 
+def overwritten(environment: str, entries: dict[str, merkle.Entry]) -> list[Json]:
+    """As `installed.overwritten`, of wheels."""
+    return installed.overwritten(environment, entries, meta.distributions(environment))
+
+
 def byte_code(environment: str, sources: list[Json]) -> tuple[int, list[dict[str, str]]]:
     """How many `.pyc` there are, and [{"path", "kind", "why"}] of those that their source does not give.
 

@@ -184,6 +184,7 @@ def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:
         "bytes": sum(entry.size for entry in entries.values()),
         "record_checked": compared["checked"],
         "record_wrong": compared["wrong"],
+        "overwritten": compared["overwritten"],
         "required": required,
         "sources": sources.told(),
         "trees": sources.working_trees,
@@ -241,4 +242,5 @@ def _check_record(job: _Job, installer: packages.Installer, told: Json) -> tuple
             changed=True,
         )
     contents.keep(paths.meta(job.environment, stamp.SCAN), entries)
-    return entries, {"checked": checked, "wrong": doubtful, "archived": known}
+    both = contents.overwritten(job.environment, entries)
+    return entries, {"checked": checked, "wrong": doubtful, "archived": known, "overwritten": both}

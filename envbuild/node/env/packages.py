@@ -162,8 +162,17 @@ class Installer:
         `disk-full` (75), `index-not-an-index`, `index-refused`, `package-not-found`, `install-failed`,
         `build-failed` (4).
         """
-        self._install_wheels([package for package in packages if not is_sdist(package)], [])
+        wheels = [package for package in packages if not is_sdist(package)]
+        self._install_wheels(wheels, [])
         self._build_archives([package for package in packages if is_sdist(package)])
+        both = {name for owners in installed.shared(self.environment).values() for name in owners}
+        again = [package for package in wheels if installed.normal_name(package["name"]) in both]
+        if len(again) > 1:
+            # uv installs in parallel: whose contents stay would differ from node to node. In order it is the last's.
+            python = os.path.join(self.environment, "bin", "python")
+            self.tool.run(["pip", "uninstall", "--python", python, *(package["name"] for package in again)])
+            for package in again:
+                self._install_wheels([package], [])
 
     def archived(self, packages: list[Json], doubtful: list[Json]) -> dict[str, str]:
         """What the archives of the lock hold of files that are not as RECORD says: path to sha256 (hex).

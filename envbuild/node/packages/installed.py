@@ -134,7 +134,8 @@ def check(
     somebody else answers for.
 
     `entries` come from `merkle.scan` of the same environment, so nothing is read twice. A mismatch is `{"package",
-    "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`.
+    "version", "path", "kind"}` with kind `changed`, `missing`, `outside` or `no-record`. A file that several packages
+    hold agrees where it is as one of them says.
     """
     # A question about names and versions, as every run asks it, needs none of this.
     from envbuild.node import merkle
@@ -142,6 +143,7 @@ def check(
     checked = 0
     wrong: list[Json] = []
     known = known or {}
+    owners = shared(environment, others)
     for folder in dist_infos(environment):
         record = folder + "/RECORD"
         if normal_name(os.path.basename(folder).split("-")[0]) in others:
@@ -152,10 +154,43 @@ def check(
         for path, digest, _size in merkle.read_record(environment, record):
             truth = merkle.record_digest(known[path]) if known.get(path) else digest
             kind = _compare(environment, path, truth, entries)
+            if kind and any(_compare(environment, path, each, entries) is None for each in owners.get(path, {}).values()):
+                kind = None
             checked += 1 if digest and kind is None else 0
             if kind is not None:
                 wrong.append(_mismatch(environment, folder, path, kind))
     return checked, wrong
+
+
+def shared(environment: str, others: Container[str] = ()) -> dict[str, dict[str, str]]:
+    """Path -> {package: hash} of every file that RECORDs of several packages name with different contents.
+
+    `others` as of `check`.
+    """
+    from envbuild.node import merkle
+
+    said: dict[str, dict[str, str]] = {}
+    for folder in dist_infos(environment):
+        name = normal_name(os.path.basename(folder).split("-")[0])
+        if name not in others and os.path.isfile(os.path.join(environment, folder, "RECORD")):
+            for path, digest, _size in merkle.read_record(environment, folder + "/RECORD"):
+                if digest:
+                    said.setdefault(path, {})[name] = digest
+    return {path: owners for path, owners in said.items() if len(set(owners.values())) > 1}
+
+
+def overwritten(environment: str, entries: dict[str, merkle.Entry], others: Container[str] = ()) -> list[Json]:
+    """Which packages hold the same files with other contents: `{"packages", "files", "first", "there"}` of each set.
+
+    `there`: those of them whose contents the files have. `entries` and `others` as of `check`.
+    """
+    sets: dict[tuple[str, ...], Json] = {}
+    for path, owners in sorted(shared(environment, others).items()):
+        row = sets.setdefault(tuple(sorted(owners)), {"files": 0, "first": path, "there": []})
+        row["files"] += 1
+        won = {name for name, digest in owners.items() if _compare(environment, path, digest, entries) is None}
+        row["there"] = sorted(won.union(row["there"]))
+    return [{"packages": list(names), **row} for names, row in sets.items()]
 
 
 def dist_infos(environment: str) -> list[str]:

@@ -245,6 +245,13 @@ def _checks(responses: Responses) -> Iterable[Check]:
             details={"record_wrong": list(install["record_wrong"])} if install.get("record_wrong") else {},
             seconds=(install.get("seconds") or {}).get("record"),
         )
+    for row in install.get("overwritten") or ():
+        says = (
+            f"{' and '.join(row['packages'])} hold {plural(row['files'], 'file')} of the same name with other contents, "
+            f"such as {row['first']}; those of {' and '.join(row['there'])} are there"
+        )
+        details = {"deviation": "overwritten-files", **row}
+        yield Check(name="overwritten", status="passed", says=says, level="measured", details=details)
     yield from _conda_checks(install.get("conda") or {})
     if install.get("required"):
         yield Check(name="required", status="passed", says=_wanted(**install["required"]), level="measured")

@@ -127,6 +127,25 @@ def test_d02_a_file_that_changes_between_install_and_stamp_is_noticed_under_a_wr
     assert "alpha/__init__.py" in found.value.what
 
 
+def test_packages_that_overwrite_each_other_are_named_and_the_last_of_the_lock_wins(node: Node) -> None:
+    """As bitsandbytes and others, which all install a top-level `tests`."""
+    wheels = [
+        make_wheel(node.wheels, name, files={f"{name}/__init__.py": b"", "tests/__init__.py": f"# {name}\n".encode()})
+        for name in ("alpha", "beta", "gamma")
+    ]
+    variant = make_variant(wheels)
+    _, result = node.install(variant)
+    shared = site(node.environment(variant)) / "tests" / "__init__.py"
+    assert shared.read_text() == "# gamma\n" and result["record_wrong"] == []
+    (row,) = result["overwritten"]
+    assert (row["packages"], row["files"], row["there"]) == (["alpha", "beta", "gamma"], 1, ["gamma"])
+    assert row["first"].endswith("/site-packages/tests/__init__.py")
+    shared.write_text("planted = 1\n")
+    with fails("record-mismatch") as found:
+        node.activate(variant)
+    assert "tests/__init__.py" in found.value.what
+
+
 def test_beside_a_build_with_a_local_version_the_plain_one_of_the_lock_is_installed(node: Node) -> None:
     plain, local = (make_wheel(node.wheels, version=version) for version in ("1.0", "1.0+cpu"))
     for package in (plain, local):
