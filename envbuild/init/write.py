@@ -55,9 +55,16 @@ def head(origin: Origin, *, any_commit: bool = False) -> str:
 
 
 def relaxed(text: str, was: str, becomes: str) -> str:
-    """A draft with one requirement relaxed, which stays beside it; the same text where it is no draft, or lacks it."""
-    before, after = f"- {json.dumps(was)}  #", f"- {json.dumps(becomes)}  # relaxed from {was}, which excluded others;"
-    return text.replace(before, after, 1) if text.startswith(_HEAD) else text
+    """A draft with a requirement or torch's flavour relaxed, the old one beside it; as it was where it lacks that.
+
+    What stands in a file that is no draft, or was asked for, stays.
+    """
+    for form, why in ((f"- {json.dumps('%s')}  #", "which excluded others"), ("flavours: [%s]}  #", "out of reach")):
+        before, after = form % was, f"{form % becomes} relaxed from {was}, {why};"
+        line = next((line for line in text.splitlines() if before in line), "")
+        if line and text.startswith(_HEAD) and not line.endswith(AS_ASKED):
+            return text.replace(before, after, 1)
+    return text
 
 
 def without_guess(text: str, said: str) -> tuple[str, str]:
@@ -150,10 +157,13 @@ def _torch(result: Result) -> Iterator[str]:
 def _packages(result: Result) -> Iterator[str]:
     draft = result.draft
     listed = [each for each in draft.packages if each.name != "torch" and _usable(each)]
-    if any(each.name not in result.compiled for each in listed):
+    left = dict(result.compiled)
+    for finding in (each for each in result.findings if each.rule == "two-owners"):
+        left |= {name: f"{finding.about[0]} holds the same files" for name in finding.about[1:]}
+    if any(each.name not in left for each in listed):
         yield "    packages:"
     for each in listed:
-        mark, note = ("# ", f"; {result.compiled[each.name]}") if each.name in result.compiled else ("", "")
+        mark, note = ("# ", f"; {left[each.name]}") if each.name in left else ("", "")
         yield f"      {mark}- {_quoted(each.index_text)}  # {_why(each, result)}{note}"
     optional = {each.wanted.name: each for each in result.optional() if each.wanted}
     for name, closed in sorted(optional.items()):

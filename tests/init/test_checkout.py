@@ -182,6 +182,19 @@ def test_several_inputs_are_one_draft_and_their_contradictions_are_quoted(
 
 
 @pytest.mark.usefixtures("no_index")
+def test_of_packages_that_hold_the_same_files_the_draft_takes_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("opencv-python-headless==4.10.0.84", "numpy==1.26.4", "opencv-python==4.10.0.84")
+    write_file(tmp_path / "own" / "requirements.txt", "\n".join(names))
+    monkeypatch.chdir(tmp_path)
+    drafted(capsys, "--from", "own")
+    text = (tmp_path / "own.yaml").read_text()
+    assert yaml.safe_load(text)["profiles"]["exact"]["packages"] == list(names[:2])
+    assert '# - "opencv-python==4.10.0.84"' in text and "opencv-python-headless holds the same files" in text
+
+
+@pytest.mark.usefixtures("no_index")
 def test_folders_that_compile_cuda_code_are_named_after_torch(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
