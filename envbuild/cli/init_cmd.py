@@ -253,10 +253,10 @@ def _given_way(text: str, error: EnvbuildError) -> tuple[str, str]:
     """A draft that could not be locked with one requirement less or wider, and which; empty where nothing gives way."""
     from envbuild.init.write import relaxed, without_guess
 
-    if error.code not in ("resolution-failed", "package-not-found"):
+    if error.code not in ("resolution-failed", "package-not-found", "index-unreachable"):
         return text, ""
     changed, name = without_guess(text, f"{error.what} {error.why}")
-    if name:
+    if name and error.code != "index-unreachable":
         return changed, f"Leave out {name}, which only imports suggest"
     change = next(iter(error.details.get("relaxations", ())), {"was": "", "becomes": ""})
     changed = relaxed(text, change["was"], change["becomes"])

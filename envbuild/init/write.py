@@ -159,7 +159,7 @@ def _packages(result: Result) -> Iterator[str]:
     listed = [each for each in draft.packages if each.name != "torch" and _usable(each)]
     left = dict(result.compiled)
     for finding in (each for each in result.findings if each.rule == "two-owners"):
-        left |= {name: f"{finding.about[0]} holds the same files" for name in finding.about[1:]}
+        left |= dict.fromkeys(finding.about[1:], f"{finding.about[0]} holds the same files")
     if any(each.name not in left for each in listed):
         yield "    packages:"
     for each in listed:

@@ -130,7 +130,7 @@ def _with_releases(request: Request, offers: list[Offer]) -> list[Offer]:
 
 
 def _relaxations(request: Request, error: EnvbuildError) -> list[dict[str, str]]:
-    """Each requirement or constraint without whose bounds all is there with wheels, and the version of it then.
+    """Each requirement or constraint without whose bounds all is there, and the version of it then; with wheels first.
 
     uv's words may name another cause: it tells what it tried last, a release of long ago without a wheel, or one that
     needs what is gone. Those that it names are tried first, for two minutes at most.
@@ -143,26 +143,27 @@ def _relaxations(request: Request, error: EnvbuildError) -> list[dict[str, str]]
         parsed = requirement(text)
         return f"{parsed.name}[{','.join(sorted(parsed.extras))}]" if parsed.extras else parsed.name
 
-    def offers(relaxed: Sequence[str]) -> dict[str, str]:
+    def offers(relaxed: Sequence[str]) -> dict[str, str] | None:
         def loose(text: str) -> str:
             return wider(text) if text in relaxed else text
 
         asked, bounded = tuple(map(loose, request.requirements)), tuple(map(loose, request.constraints))
         try:
             made = _resolved(replace(request, requirements=asked, constraints=bounded, pins={}))
-        except EnvbuildError:
-            return {}
+        except EnvbuildError as other:
+            # Another question, asked next; it is no way around itself.
+            return {} if other.code == "build-not-allowed" != error.code else None
         versions = {offer.name: offer.version for offer in made}
-        return versions if named <= versions.keys() else {}
+        return versions if named <= versions.keys() else None
 
     words = {canonicalize_name(word) for word in re.findall(r"[a-z0-9][a-z0-9._-]*", error.why.lower())}
     bounds.sort(key=lambda text: package_name(text) not in words)
     until = time.monotonic() + _RELAXING_S
     found = []
-    for text in bounds if bounds and offers(bounds) else ():
-        if time.monotonic() < until and (versions := offers([text])):
+    for text in bounds if bounds and offers(bounds) is not None else ():
+        if time.monotonic() < until and (versions := offers([text])) is not None:
             found.append({"was": text, "becomes": wider(text), "version": versions.get(package_name(text), "")})
-    return found
+    return sorted(found, key=lambda each: not each["version"])
 
 
 def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:

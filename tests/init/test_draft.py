@@ -169,3 +169,7 @@ def test_a_draft_gives_way_where_its_requirements_exclude_each_other() -> None:
     for text in (lines, head + lines):  # by hand, and of another package
         assert write.without_guess(text, "swarms==4.1.1 conflicts") == (text, "")
     assert write.relaxed(lines, "swarms==4.1.1", "swarms") == lines
+    torch = "    torch: {version: 2.2.0, flavours: [cu118]}  # setup.sh:1\n"
+    assert "[cu121]}  # relaxed from cu118, out of reach; setup.sh:1" in write.relaxed(head + torch, "cu118", "cu121")
+    asked = head + torch.replace("setup.sh:1", f"setup.sh:1; cu118 {write.AS_ASKED}")
+    assert write.relaxed(asked, "cu118", "cu121") == asked

@@ -123,6 +123,20 @@ def test_a_package_with_a_wheel_that_fits_is_neither_named_nor_built(tmp_path: P
     ]
 
 
+@pytest.mark.usefixtures("home")
+def test_a_change_after_which_only_permissions_to_build_are_missing_resolves_a_conflict_too(tmp_path: Path) -> None:
+    ran, links = tmp_path / "ran", tmp_path / "links"
+    for name, version, requires in (
+        ("alpha", "1.0", ["beta==1"]), ("alpha", "2.0", ["beta"]), ("beta", "1.0", []), ("beta", "2.0", []),
+        ("gamma", "1.0", ["beta==2", "old"]),
+    ):  # fmt: skip
+        make_wheel(links, name, version, requires=requires)
+    make_sdist(links, ran)
+    error = refused(create, stack(tmp_path, "packages: [alpha==1.0, gamma==1.0]"), "--find-links", str(links))
+    assert error.details["relaxations"] == [{"was": "alpha==1.0", "becomes": "alpha", "version": ""}]
+    assert not ran.exists()
+
+
 def test_d17_a_lock_says_which_packages_are_source_distributions() -> None:
     lock = make_lock(
         {

@@ -191,7 +191,8 @@ def test_d98_an_index_out_of_reach_is_told_before_anything_is_resolved(tmp_path:
     with pytest.raises(EnvbuildError) as caught:
         make(wanted, supply(tmp_path))
     assert (caught.value.code, caught.value.exit_code) == ("index-unreachable", ExitCode.TRY_AGAIN)
-    assert "leave cu118 out" in caught.value.hint
+    assert "take cu124, which the default index has" in caught.value.hint
+    assert caught.value.details["relaxations"] == [{"was": "cu118", "becomes": "cu124"}]
 
 
 @pytest.mark.parametrize(("version", "flavour", "sibling"), [("2.0.1", "cu118", "2.0.1"), ("1.8.2", "cu111", "1.8.1")])

@@ -154,11 +154,14 @@ def _from_records(
         package = package.model_copy(update={"metadata_from": f"torch {sibling} on {PYPI}"})
         left_out = _CUDA_ONLY if flavour == "cpu" else _LIBRARIES
         return TorchChoice(full, (_plain(sibling),), index.name, package=package, sibling=True, left_out=left_out)
+    instead = supply.pypi_flavours.get(version)
     raise EnvbuildError(
         "index-unreachable",
         f"the requirements of torch {full} are unknown, because `{index.name}` cannot be reached",
         why="CUDA builds from 2.2 on need packages of their own flavour, and only this index lists them",
-        hint=f"lock where the index can be reached, put the wheel into a find-links folder, or leave {flavour} out",
+        hint="lock where the index can be reached, put the wheel into a find-links folder, or "
+        + (f"take {instead}, which the default index has" if instead else f"leave {flavour} out"),
+        details={"relaxations": [{"was": flavour, "becomes": instead}]} if instead else None,
     )
 
 

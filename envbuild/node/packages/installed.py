@@ -154,7 +154,8 @@ def check(
         for path, digest, _size in merkle.read_record(environment, record):
             truth = merkle.record_digest(known[path]) if known.get(path) else digest
             kind = _compare(environment, path, truth, entries)
-            if kind and any(_compare(environment, path, each, entries) is None for each in owners.get(path, {}).values()):
+            others_say = owners.get(path, {}).values() if kind else ()
+            if any(_compare(environment, path, other, entries) is None for other in others_say):
                 kind = None
             checked += 1 if digest and kind is None else 0
             if kind is not None:

@@ -247,8 +247,8 @@ def _checks(responses: Responses) -> Iterable[Check]:
         )
     for row in install.get("overwritten") or ():
         says = (
-            f"{' and '.join(row['packages'])} hold {plural(row['files'], 'file')} of the same name with other contents, "
-            f"such as {row['first']}; those of {' and '.join(row['there'])} are there"
+            f"{' and '.join(row['packages'])} hold {plural(row['files'], 'file')} with other contents, such as "
+            f"{row['first']}; those of {' and '.join(row['there'])} are there"
         )
         details = {"deviation": "overwritten-files", **row}
         yield Check(name="overwritten", status="passed", says=says, level="measured", details=details)
