@@ -5,9 +5,9 @@ from __future__ import annotations
 import configparser
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any
@@ -34,6 +34,7 @@ class Lines:
     text: str
     via: str
     extra: str = ""
+    _quoted: Callable[[str], str] = field(default_factory=lambda: cache(quoted), init=False)  # one line may say much
 
     def make(self, kind: Kind, value: str, needle: str = "", *, line: int = 0, **options: str) -> Statement:
         """A statement about the line `line`, or the first that holds `needle`."""
@@ -41,8 +42,8 @@ class Lines:
         shown = self.lines[number - 1] if number <= len(self.lines) else ""
         column = shown.find(needle) + 1 if needle and needle in shown else len(shown) - len(shown.lstrip()) + 1
         kept = {name: each for name, each in (options | {"extra": self.extra}).items() if each}
-        optional = bool(self.extra)
-        return Statement(kind, value, Place(self.file, number, column), quoted(shown.strip()), self.via, optional, kept)
+        place, text = Place(self.file, number, column), self._quoted(shown.strip())
+        return Statement(kind, value, place, text, self.via, bool(self.extra), kept)
 
     @cached_property
     def lines(self) -> list[str]:
