@@ -6,19 +6,20 @@ import errno
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from envbuild import resources
 from envbuild.catalog.environment_yml import as_stack, is_environment
 from envbuild.catalog.validation import show_value, validated
-from envbuild.catalog.yaml_load import YamlDocument, read_yaml
+from envbuild.catalog.yaml_load import YamlDocument, parse_yaml, read_yaml
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import canonical_json
 from envbuild.model.stack import Profile, Stack
 from envbuild.model.target import HostSource, Target
 from envbuild.node.redact import learn
-from envbuild.regular_file import refuse
+from envbuild.regular_file import read_manifest, refuse
 from envbuild.text import did_you_mean
 
 MAX_EXTENDS = 8
@@ -78,11 +79,18 @@ def load_stack(ref: str) -> LoadedStack:
     Raises EnvbuildError, exit 2: `stack-unknown`, `environment-yml`, `manifest-*`.
     """
     path = _find(ref, "stack", Path())
-    document = read_yaml(path)
+    stack, data = _parsed(read_manifest(path), path)
+    learn(data)
+    return LoadedStack(ref, stack, path, shipped=not is_path(ref))
+
+
+@lru_cache(maxsize=8)
+def _parsed(content: bytes, path: Path) -> tuple[Stack, Any]:
+    """A stack and its plain data. Once a text: one command asks several times."""
+    document = parse_yaml(content, str(path))
     _need_kind(document, "stack")
     data = as_stack(document, path) if is_environment(document.data) else document.data
-    learn(data)
-    return LoadedStack(ref, validated(Stack, data, document), path, shipped=not is_path(ref))
+    return validated(Stack, data, document), data
 
 
 def load_target(ref: str, overrides: Mapping[str, Any] | None = None, *, template: bool = False) -> LoadedTarget:

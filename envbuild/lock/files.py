@@ -33,7 +33,7 @@ def read_lock(path: Path) -> Lock:
     return parse_lock(lock_text(path), str(path))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def parse_lock(text: str, name: str) -> Lock:
     """The same from text; `name` is what messages call it. Once a text: one command asks several times."""
     try:
