@@ -34,8 +34,12 @@ from envbuild.node.smoke import training_log
 # A stack without numpy has none on purpose, and the last words of a program that fails are to be its own.
 _QUIET = "ignore:Failed to initialize NumPy:UserWarning"
 FLAGS = ["-I", "-u", "-X", "faulthandler", "-W", _QUIET]
+# What every program needs of the standard library is read from the byte code that this has: compiling it takes longer
+# than a check. What the environment has is compiled beside it, once for all programs.
 _START = (
-    "import runpy, sys; sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
+    "import ast, importlib.metadata, inspect, json, runpy, statistics, sys, traceback, typing; "
+    "sys.pycache_prefix = sys.argv[1] + '/byte-code'; sys.dont_write_bytecode = False; "
+    "sys.path.insert(0, sys.argv[1]); name = sys.argv[2]; "
     "sys.argv[1:] = []; runpy.run_module('envbuild_smoke.' + name, run_name='__main__', alter_sys=True)"
 )
 _PROGRAMS = "envbuild.node.smoke.programs"
@@ -280,7 +284,7 @@ class Scratch:
         return os.path.join(self.path, f"{name}-{next(self._count)}")
 
     def flags(self) -> list[str]:
-        """The flags of every Python that the test starts; what one has compiled, the next need not."""
+        """The flags of a Python that runs no program of ours; what one has compiled, the next need not."""
         return FLAGS + ["-X", "pycache_prefix=" + os.path.join(self.path, "byte-code")]
 
     def start(self, make: Callable[[], Turn]) -> Turn:
@@ -298,7 +302,7 @@ class Scratch:
     def program(self, name: str, first: str = "") -> list[str]:
         """The words that run program `name` in the environment's interpreter, after the Python text `first`."""
         python = os.path.join(self.environment, "bin", "python")
-        return [python] + self.flags() + ["-c", first + _START, self.path, name]
+        return [python] + FLAGS + ["-B", "-c", first + _START, self.path, name]
 
     def worker(self, rank: int) -> Process:
         """The worker of a rank; a new one where there is none, or where the last program has ended it."""
