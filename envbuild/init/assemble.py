@@ -15,7 +15,7 @@ from envbuild.init.collect import Collected, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
 from envbuild.init.imports import Roots, roots, scan
-from envbuild.init.known import Known
+from envbuild.init.known import Known, exact_version
 from envbuild.init.readers.requirement import requirement
 from envbuild.init.statement import Statement
 from envbuild.init.tree import Tree
@@ -106,6 +106,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         if draft.torch is None and any(each.module == "torch" for each in imports):
             draft = _with_torch(draft, known)
         draft = _with_setuptools(draft)
+    draft = _with_undeclared(draft, known)
     draft = ask.git(_distinct(_without_brought(draft), projects))
     compiled = _compiled(draft, known)
     return Result(
@@ -220,8 +221,20 @@ def _with_setuptools(draft: Draft) -> Draft:
     """Environments had both until Python 3.12: old packages import the one, and are built with the other."""
     if draft.torch is None:
         return draft
-    wishes = [wish for text in ("setuptools<82", "wheel") if (wish := requirement(text)) is not None]
-    added = [Wanted(wish, ()) for wish in wishes if draft.package(wish.name) is None]
+    why = "environments had it until Python 3.12, and old packages need it"
+    return _with_unasked(draft, ((text, why) for text in ("setuptools<82", "wheel")))
+
+
+def _with_undeclared(draft: Draft, known: Known) -> Draft:
+    """What packages import at once, and do not declare."""
+    there = {f"{each.name}=={exact_version(each.requirement.specifier)}" for each in draft.packages}
+    rows = ((name, owner) for owner, names in known.undeclared.items() if owner in there for name in names)
+    return _with_unasked(draft, ((name, f"{owner} imports it and does not declare it") for name, owner in rows))
+
+
+def _with_unasked(draft: Draft, reasons: Iterable[tuple[str, str]]) -> Draft:
+    wishes = [(wish, why) for text, why in reasons if (wish := requirement(text)) is not None]
+    added = [Wanted(wish, (), why=why) for wish, why in wishes if draft.package(wish.name) is None]
     return replace(draft, packages=(*draft.packages, *added))
 
 

@@ -54,12 +54,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A package of an index: the requirement, and the statements that ask for it. `conda`: the match spec it was."""
+    """A package of an index: the requirement, and the statements that ask for it. `conda`: the match spec it was.
+
+    `why`: the reason for one that nothing asks for.
+    """
 
     requirement: Requirement
     statements: tuple[Statement, ...]
     conda: bool = False
     optional: bool = False
+    why: str = ""
 
     @property
     def name(self) -> str:

@@ -46,6 +46,7 @@ class Known(NamedTuple):
     other_systems: frozenset[str]
     gone: Mapping[str, str]
     first_wheels: Mapping[str, Mapping[str, str]]
+    undeclared: Mapping[str, tuple[str, ...]]
     compat: Compat
 
     def compiled_package(self, requirement: Requirement) -> Compiled | None:
@@ -150,5 +151,6 @@ def load_known() -> Known:
         other_systems=frozenset(data["other_systems"]),
         gone=data["gone"],
         first_wheels=data["first_wheels"],
+        undeclared={name: tuple(imported) for name, imported in data["undeclared"].items()},
         compat=load_compat(),
     )

@@ -193,7 +193,7 @@ def _usable(wanted: Wanted) -> bool:
 
 def _why(wanted: Wanted, result: Result) -> str:
     if not wanted.statements:
-        return "not said: environments had it until Python 3.12, and old packages need it"
+        return f"not said: {wanted.why}"
     said = result.draft.from_imports.get(wanted.name)
     declared = [each for each in wanted.statements if each.kind != "import"]
     if said is not None:

@@ -195,6 +195,17 @@ def test_of_packages_that_hold_the_same_files_the_draft_takes_the_first(
 
 
 @pytest.mark.usefixtures("no_index")
+def test_what_a_package_imports_and_does_not_declare_is_in_the_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_file(tmp_path / "own" / "requirements.txt", "zetascale==1.4.0\n")
+    monkeypatch.chdir(tmp_path)
+    drafted(capsys, "--from", "own")
+    why = "not said: zetascale==1.4.0 imports it and does not declare it"
+    assert f'- "numexpr"  # {why}' in (tmp_path / "own.yaml").read_text()
+
+
+@pytest.mark.usefixtures("no_index")
 def test_folders_that_compile_cuda_code_are_named_after_torch(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
