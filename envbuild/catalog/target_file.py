@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envbuild.model.facts import NodeFacts
 
+_WHO = "who logs in; keys and jumps are those of ssh's own configuration"
 KINDS = ("local", "ssh", "slurm", "pbs")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What somebody says of a target; an empty text leaves it to the shipped target `kind`.
+    """What somebody says of a target; an empty text leaves it to the shipped target `extends`, of the kind `kind`.
 
     `hosts`: host lists (ssh), the partition (slurm) or the queue (pbs). `login`: where jobs are submitted, when not on
-    this machine.
+    this machine; `here`: on this machine, though the shipped target names a host. `why`: why this profile.
     """
 
     kind: str
-    stack: str = "torch-smoke"
+    extends: str = ""
+    stack: str = ""
+    profile: str = ""
+    why: str = ""
     hosts: str = ""
     user: str = ""
     login: str = ""
+    here: bool = False
     account: str = ""
     prefix: str = ""
     gpu: str = ""
@@ -54,21 +60,22 @@ def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
 def text(name: str, said: Answers) -> str:
     """The file of the target `name`."""
     expects = {"gpu": said.gpu, "gpus_per_node": said.gpus_per_node, "driver": said.driver}
-    login = {"host": said.login, "user": said.user} if said.login else {}
-    connection = {"kind": "job", "login": _said(login)} if login else {"user": said.user}
+    login = _said({"host": said.login, "user": said.user}) if said.login else None
+    connection = {"kind": "job", "login": login} if login or said.here else _said({"user": said.user})
     keys: list[tuple[str, str, object]] = [
         ("", "name", name),
-        ("what is not said here is as in this shipped target", "extends", said.kind),
+        ("what is not said here is as in this shipped target", "extends", said.extends or said.kind),
         ("what is built when no stack is named", "stack", said.stack),
+        (said.why, "profile", said.profile),
         *_hosts(said),
-        ("who logs in; keys and jumps are those of ssh's own configuration", "connection", _said(connection)),
+        (_WHO if said.user or said.login else "jobs are submitted on this machine", "connection", connection),
         ("where environments live; {user}, {home}, {data} are filled in on the node", "prefix", said.prefix),
         ("the hardware; what differs is a warning in plan and report", "expects", _said(expects)),
     ]
     lines = ["---", "# Written by `envbuild init`; docs/targets.md has every key."]
     for comment, key, value in keys:
         if value:
-            lines += [f"# {comment}"] if comment else []
+            lines += textwrap.wrap(comment, 80, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
             lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")
     return "\n".join([*lines, ""])
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.catalog.target_file import Answers
     from envbuild.model.conda import CondaSpec
+    from envbuild.model.facts import NodeFacts
     from envbuild.model.patch import Patch
     from envbuild.model.stack import Profile
     from envbuild.model.target import Target
+    from envbuild.resolve.compat import Gpu
 
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
 
@@ -213,17 +218,23 @@ def target_show(ui: Ui, target: str | None) -> None:
     ui.result(result, lambda: "".join([*(f"# from {path}\n" for path in files), _as_file(redact_data(data))]))
 
 
-def first_target(ui: Ui, file: Path, facts: str | None) -> None:
-    """Write a first target file with comments, from eight answers at most, or from recorded facts of its nodes."""
+def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, stack: str | None) -> None:
+    """Write a first target file with comments, from nine answers at most, or from recorded facts of its nodes.
+
+    `extends`: the shipped target that is like it; `stack`: what is built there.
+    """
     from envbuild.catalog import target_file
-    from envbuild.catalog.loader import is_template
+    from envbuild.catalog.loader import is_template, load_target
     from envbuild.catalog.node_facts import load_facts
 
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"a target file ends in .yaml: {file}.yaml")
     if file.exists():
         raise _unwritable(file, "a file of that name is there", "name another file, or remove this one first")
-    answers = target_file.of_facts(load_facts(facts)) if facts else _asked()
+    base = load_target(extends, template=True).target if extends else None
+    nodes = load_facts(facts) if facts else {}
+    answers = _of_facts(nodes, base, stack) if nodes else _asked(base, stack)
+    answers = _with_profile(ui, answers, file.parent, nodes)
     text = target_file.text(re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-.") or "mine", answers)
     try:
         with file.open("x", encoding="utf-8") as stream:
@@ -245,29 +256,170 @@ def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:
     return EnvbuildError("output-unwritable", f"{file} was not written", why=why, hint=hint)
 
 
-def _asked() -> Answers:
+def _of_facts(nodes: Mapping[str, NodeFacts], base: Target | None, stack: str | None) -> Answers:
+    """What facts of nodes say, of a target like `base`."""
+    from envbuild.catalog import target_file
+
+    said = target_file.of_facts(nodes)
+    if base is None:
+        return replace(said, stack=stack or _stack_of(said.kind))
+    own = said.prefix if _kind_of(base) == "local" else ""  # of a cluster, the prefix that its nodes share is known
+    here = base.connection.login is not None
+    return replace(said, extends=base.name, kind=_kind_of(base), stack=stack or "", prefix=own, here=here)
+
+
+def _asked(base: Target | None, stack: str | None) -> Answers:
     """Answers at the terminal, or one a line on standard input; an empty line takes what stands in brackets."""
+    from envbuild.catalog.loader import is_template, list_targets, load_target
     from envbuild.catalog.target_file import KINDS, Answers
 
     def ask(text: str, default: Any = "", kind: Any = str) -> Any:
-        return click.prompt(text, default=default, type=kind, err=True, show_default=default != "")
+        return click.prompt(text, default=default, type=kind, err=True, show_default=default not in ("", 0))
 
     try:
-        kind = ask("How are its nodes reached", begin.scheduler_here().lower() or "ssh", click.Choice(KINDS))
-        stack = ask("Which stack is built there", "torch-smoke")
-        hosts = ask(_HOSTS[kind]) if kind != "local" else ""
-        job = kind not in ("local", "ssh")
+        if base is None:
+            names = click.Choice(list(dict.fromkeys([*KINDS, *list_targets()])))
+            closest = ask("Which shipped target is closest", begin.scheduler_here().lower() or "ssh", names)
+            base = load_target(closest, template=True).target
+        kind, usual = _kind_of(base), "" if is_template(base) else base.partition or ""
+        there = partitions() if kind == "slurm" and begin.scheduler_here() == "Slurm" else {}
+        stack = stack or ask(
+            "Which stack is built there (a name of `envbuild stack list`, or a file)", _stack_of(base.name)
+        )
+        hosts = ask(_HOSTS[kind], next(iter(there), usual)) if kind in _HOSTS else ""
+        job = kind in ("slurm", "pbs")
         login = ask("Host to submit jobs from (empty: this machine)") if job else ""
         user = ask("Login name there (empty: as ssh says)") if kind == "ssh" or login else ""
         account = ask("Account that jobs are charged to (empty: none)") if job else ""
-        prefix = ask("Folder for environments", "{home}/envbuild" if job else "{data}/envbuild")
-        gpu = ask("GPU model, as nvidia-smi has it (empty: any)")
-        count = ask("GPUs of a node", 1, click.IntRange(0, 64)) if gpu else 0
+        where = "{home}/envbuild" if job else "{data}/envbuild"
+        prefix = ask("Folder for environments", where if is_template(base) or base.name == "local" else base.prefix)
+        model, count = there.get(hosts, ("", 0)) if job else _gpus_here() if kind == "local" else ("", 0)
+        gpu = ask("GPU model, as nvidia-smi has it (empty: any)", model or base.expects.gpu or "")
+        usual_count = count or base.expects.gpus_per_node or 0
+        count = ask("GPUs of a node (empty: not said)", usual_count, click.IntRange(0, 64)) if gpu else count
     except click.Abort:
         if sys.stdin.isatty():
             raise
         raise click.UsageError("the answers on standard input ended; `--facts` asks nothing") from None
-    return Answers(kind, stack, hosts, user, login, account, prefix, gpu.removeprefix("NVIDIA "), count)
+    return Answers(
+        kind,
+        extends=base.name,
+        stack=stack,
+        hosts=hosts,
+        user=user,
+        login=login,
+        here=not login and base.connection.login is not None,
+        account=account,
+        prefix=prefix,
+        gpu=gpu.removeprefix("NVIDIA "),
+        gpus_per_node=count,
+    )
+
+
+def _kind_of(target: Target) -> str:
+    """How its nodes are reached, as the kinds of target files have it."""
+    return target.scheduler.kind if target.connection.kind == "job" else target.connection.kind
+
+
+def _stack_of(target: str) -> str:
+    """The stack of the configuration, else that of a shipped target."""
+    from envbuild.catalog.loader import load_target
+    from envbuild.config import load_config
+
+    return load_config().stack or load_target(target, template=True).target.stack or "torch-smoke"
+
+
+def partitions() -> dict[str, tuple[str, int]]:
+    """The partitions of the Slurm that is here, the default one first: model and number of a node's GPUs.
+
+    The model is empty where Slurm's name of it is none that we know.
+    """
+    from envbuild.schedule.slurm_answers import parse_gres
+
+    try:
+        shown = subprocess.run(
+            ["sinfo", "-h", "-o", "%P|%G"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found: dict[str, tuple[str, int]] = {}
+    for line in sorted(shown.splitlines(), key=lambda line: not line.partition("|")[0].endswith("*")):
+        name, _, gres = line.partition("|")
+        gpus = {kind or "": count for (what, kind), count in parse_gres(gres) if what == "gpu"}
+        model = next(iter(gpus), "").replace("_", " ").upper() if len(gpus) == 1 else ""
+        best = model if rows_of(model) else "", sum(gpus.values())
+        found[name.rstrip("*")] = max(found.get(name.rstrip("*"), ("", 0)), best, key=lambda row: row[1])
+    return found
+
+
+def rows_of(model: str) -> list[Gpu]:
+    """The rows of our tables for a GPU, named in full or in part (`H100`)."""
+    from envbuild.provision.survey.ask import rules
+    from envbuild.resolve.rules.node import is_model
+
+    return [gpu for gpu in rules().gpus.values() if model and is_model(model, gpu.name)]
+
+
+def _gpus_here() -> tuple[str, int]:
+    """Model and number of this machine's GPUs, where they are all alike."""
+    from envbuild.node.probe.gpus import gpu_facts
+    from envbuild.node.read_text import search_path
+
+    names = [gpu["name"] for gpu in gpu_facts(search_path())["gpus"]]
+    return (names[0].removeprefix("NVIDIA "), len(names)) if len(set(names)) == 1 else ("", len(names))
+
+
+# What a rule can say that knows nothing of a node but its GPUs.
+_OF_THE_GPU = frozenset({"gpu-arch", "image-gpu", "engine-fits"})
+
+
+def _with_profile(ui: Ui, answers: Answers, folder: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
+    """With the profile that fits, where that is not the usual one; a warning where none does.
+
+    Asked are the nodes, or their GPUs alone where nothing else is known of them.
+    """
+    from envbuild.catalog.loader import is_path, load_stack, load_target
+    from envbuild.explain.view import other_profiles
+    from envbuild.lock.agreement import choose_profile
+    from envbuild.provision.survey.ask import rules
+
+    base = load_target(answers.extends or answers.kind, template=True).target
+    stack = answers.stack or base.stack or "torch-smoke"
+    loaded = load_stack(str(folder / Path(stack).expanduser()) if is_path(stack) else stack)
+    if stack == base.stack:
+        answers = replace(answers, stack="" if base.profile else stack)
+    facts, only = nodes, None
+    if not nodes:
+        rows = rows_of(answers.gpu)
+        facts, only = {row.model: _bare(row) for row in rows}, _OF_THE_GPU
+    usual = choose_profile(loaded, None, base).name
+    judged = {each.name: each for each in other_profiles(loaded, "", facts, base, rules(), only=only)} if facts else {}
+    if not judged or judged[usual].fits:
+        return answers
+    why = f"{usual} does not fit: {judged[usual].why}"
+    profiles = loaded.stack.profiles
+    able = sorted((name for name in judged if judged[name].fits), key=lambda name: profiles[name].runs != "benchmark")
+    if not able:
+        ui.warn(
+            f"no profile of {loaded.stack.name} fits: "
+            + "; ".join(f"{each.name}: {each.why}" for each in judged.values())
+        )
+        return answers
+    return replace(answers, stack=stack, profile=able[0], why=why)
+
+
+def _bare(gpu: Gpu) -> NodeFacts:
+    """Facts of a node of which nothing but its GPU is known."""
+    from envbuild.model.facts import GpuFacts, NodeFacts
+
+    capability = ".".join(map(str, gpu.capability))
+    return NodeFacts.from_plain(
+        {
+            **dict.fromkeys(("hostname", "user", "probed_at"), ""),
+            **{"protocol": 1, "node": gpu.model, "os": {"arch": "x86_64"}, "libc": {}, "prefix": {"path": "/"}},
+            "gpus": [GpuFacts(index=0, name=f"NVIDIA {gpu.name}", compute_capability=capability).to_json_dict()],
+        }
+    )
 
 
 def _as_file(data: dict[str, Any]) -> str:

@@ -36,6 +36,12 @@ _flavour = click.option(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @facts_option
 @click.option(
+    "--extends", metavar="TARGET", shell_complete=names.targets, help="The shipped target that is closest: azure-nd96."
+)
+@click.option(
+    "-s", "--stack", metavar="STACK", shell_complete=names.stacks, help="What is built there when no stack is named."
+)
+@click.option(
     "--from",
     "sources",
     multiple=True,
@@ -48,11 +54,20 @@ _flavour = click.option(
 @click.option("--with-lock", "locks", is_flag=True, help="Also resolve the draft and write its lock.")
 @common_options
 def init(
-    ui: Ui, /, file: Path | None, facts: str | None, sources: tuple[str, ...], yes: bool, locks: bool, **flags: Any
+    ui: Ui,
+    /,
+    file: Path | None,
+    facts: str | None,
+    extends: str | None,
+    stack: str | None,
+    sources: tuple[str, ...],
+    yes: bool,
+    locks: bool,
+    **flags: Any,
 ) -> None:
     """Write a first file FILE, with comments. A file that is there is never replaced.
 
-    Without --from a target file, from eight answers at most, or from recorded facts of its nodes. With --from a stack,
+    Without --from a target file, from nine answers at most, or from recorded facts of its nodes. With --from a stack,
     by rules and facts alone: nothing of what is read is run. FILE is then NAME.yaml where it is not said.
     """
     if not sources:
@@ -60,10 +75,11 @@ def init(
             raise click.UsageError("name the target file to write, or `--from` a page, folder or repository")
         from envbuild.cli.catalog_cmd import first_target
 
-        first_target(ui, file, facts)
+        first_target(ui, file, facts, extends, stack)
         return
-    if facts is not None:
-        raise click.UsageError("--facts describes a target; with --from a stack is drafted")
+    for option, value in (("--facts", facts), ("--extends", extends), ("--stack", stack)):
+        if value is not None:
+            raise click.UsageError(f"{option} describes a target; with --from a stack is drafted")
     from envbuild.init.make import draft, reference
 
     ask = not yes and not ui.json and sys.stdin.isatty()

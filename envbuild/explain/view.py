@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envbuild.catalog.loader import manifest_digest
@@ -343,16 +343,23 @@ def other_profiles(
     target: Target,
     compat: Compat,
     interpreter: str | None = None,
+    *,
+    only: Container[str] | None = None,
 ) -> tuple[OtherProfile, ...]:
-    """Every profile but one on the same nodes: whether it fits them all, and why not; `interpreter` as asked for."""
+    """Every profile but one on the same nodes: whether it fits them all, and why not; `interpreter` as asked for.
+
+    `only`: the rules that count, where the facts say too little for the others.
+    """
     names = [name for name in loaded.stack.profiles if name != profile]
-    return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter)) for name in names)
+    return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter), only) for name in names)
 
 
-def _other(name: str, resolutions: tuple[Resolution, ...]) -> OtherProfile:
+def _other(name: str, resolutions: tuple[Resolution, ...], only: Container[str] | None) -> OtherProfile:
     refusals = [d for r in resolutions if r.refused for d in r.decisions if d.verdict == "refuse"]
+    if only is not None:
+        refusals = [d for d in refusals if d.rule in only]
     reasons = dict.fromkeys(f"{d.what} ({d.rule})" for d in refusals)
-    return OtherProfile(name, not any(r.refused for r in resolutions), "; ".join(list(reasons)[:3]))
+    return OtherProfile(name, not reasons, "; ".join(list(reasons)[:3]))
 
 
 def _resolve(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from envbuild import resources
 from envbuild.catalog import target_file
 from envbuild.catalog.loader import load_target
 from envbuild.catalog.node_facts import list_facts, load_facts
+from envbuild.cli import begin, catalog_cmd
 from envbuild.cli.init_cmd import init as command
 from envbuild.errors import EnvbuildError
 from envbuild.resolve.rules.node import unexpected
+
+FACTS = resources.catalog() / "facts" / "h200.json"
 
 
 def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
@@ -40,6 +45,15 @@ def init(folder: Path, *words: str, answers: tuple[str, ...] = ()) -> Result:
             {"hosts": {"pbs": "nodefile"}, "connection": {"kind": "job"},
              "scheduler": {"kind": "pbs", "queue": "debug", "account": "proj", "exclusive": True}},
         ),
+        (
+            ("azure-nd96", "", "", "", "", "", "", ""),
+            {"stack": "opt-175b", "profile": None, "hosts": {"slurm": "hpc"},
+             "connection": {"kind": "job"}, "expects": {"gpu": "A100-SXM4-80GB", "gpus_per_node": 8}},
+        ),
+        (
+            ("slurm", "opt-175b", "gpu", "", "", "", "H100", ""),
+            {"stack": "opt-175b", "profile": "ported-cu130", "expects": {"gpu": "H100"}},
+        ),
     ],
 )  # fmt: skip
 def test_answers_become_a_commented_file_that_loads(
@@ -64,6 +78,44 @@ def test_facts_become_a_file_that_their_nodes_do_not_differ_from(tmp_path: Path,
     assert [unexpected(node, made) for node in nodes.values()] == [() for _ in nodes]
     assert made.expects.gpus_per_node == len(next(iter(nodes.values())).gpus)
     assert ("still a template" in done.output) == (made.connection.kind == "job")
+
+
+@pytest.mark.parametrize(
+    ("words", "profile", "says"),
+    [
+        (("--facts", "h200", "--stack", "opt-175b"), "ported-cu130", "exact does not fit: torch 1.11.0+cu113 has no"),
+        (("--facts", "azure-nd96", "--extends", "azure-nd96"), None, "jobs are submitted on this machine"),
+        (("--facts", "polaris", "--extends", "polaris"), "module-2025-09-25", "this shipped target"),
+    ],
+)
+def test_the_profile_is_the_one_that_fits_and_the_file_says_why(
+    tmp_path: Path, words: tuple[str, ...], profile: str | None, says: str
+) -> None:
+    assert init(tmp_path, *words).exit_code == 0
+    made = load_target(str(tmp_path / "lab.yaml"), template=True).target
+    assert (made.profile, made.connection.login) == (profile, None)
+    assert says in (tmp_path / "lab.yaml").read_text().replace("\n# ", " ")
+
+
+def test_a_stack_that_fits_nowhere_is_said_and_no_profile_named(tmp_path: Path) -> None:
+    old = {**json.loads(FACTS.read_text()), "driver": {"version": "450.80.02", "cuda_ceiling": "11.0"}}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    done = init(tmp_path, "--facts", str(tmp_path / "old.json"), "--stack", "opt-175b")
+    assert done.exit_code == 0 and "no profile of opt-175b fits: exact: torch 1.11.0+cu113 has no" in done.output
+    assert "profile" not in (tmp_path / "lab.yaml").read_text()
+
+
+def test_what_slurm_says_of_partitions_stands_in_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinfo = tmp_path / "bin" / "sinfo"
+    sinfo.parent.mkdir()
+    sinfo.write_text("#!/bin/sh\nprintf 'debug|(null)\\ngpu*|gpu:h100:8(S:0-1)\\nodd|gpu:big:4\\n'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
+    assert catalog_cmd.partitions() == {"gpu": ("H100", 8), "debug": ("", 0), "odd": ("", 4)}
+    monkeypatch.setattr(begin, "scheduler_here", lambda: "Slurm")
+    assert init(tmp_path, answers=("", "", "", "", "", "", "", "")).exit_code == 0
+    made = load_target(str(tmp_path / "lab.yaml")).target
+    assert (made.partition, made.expects.gpu, made.expects.gpus_per_node) == ("gpu", "H100", 8)
 
 
 def test_facts_of_this_machine_become_a_target_that_is_here() -> None:
