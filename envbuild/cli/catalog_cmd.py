@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from envbuild.model.patch import Patch
     from envbuild.model.stack import Profile
     from envbuild.model.target import Target
-    from envbuild.resolve.compat import Gpu
 
 _HOSTS = {"ssh": "Its hosts, as gpu[01-04]", "slurm": "Its partition", "pbs": "Its queue"}
 
@@ -334,6 +333,8 @@ def partitions() -> dict[str, tuple[str, int]]:
 
     The model is empty where Slurm's name of it is none that we know.
     """
+    from envbuild.provision.survey.ask import rules
+    from envbuild.resolve.rules.node import rows_like
     from envbuild.schedule.slurm_answers import parse_gres
 
     try:
@@ -347,17 +348,9 @@ def partitions() -> dict[str, tuple[str, int]]:
         name, _, gres = line.partition("|")
         gpus = {kind or "": count for (what, kind), count in parse_gres(gres) if what == "gpu"}
         model = next(iter(gpus), "").replace("_", " ").upper() if len(gpus) == 1 else ""
-        best = model if rows_of(model) else "", sum(gpus.values())
+        best = model if rows_like(model, rules()) else "", sum(gpus.values())
         found[name.rstrip("*")] = max(found.get(name.rstrip("*"), ("", 0)), best, key=lambda row: row[1])
     return found
-
-
-def rows_of(model: str) -> list[Gpu]:
-    """The rows of our tables for a GPU, named in full or in part (`H100`)."""
-    from envbuild.provision.survey.ask import rules
-    from envbuild.resolve.rules.node import is_model
-
-    return [gpu for gpu in rules().gpus.values() if model and is_model(model, gpu.name)]
 
 
 def _gpus_here() -> tuple[str, int]:
@@ -369,57 +362,32 @@ def _gpus_here() -> tuple[str, int]:
     return (names[0].removeprefix("NVIDIA "), len(names)) if len(set(names)) == 1 else ("", len(names))
 
 
-# What a rule can say that knows nothing of a node but its GPUs.
-_OF_THE_GPU = frozenset({"gpu-arch", "image-gpu", "engine-fits"})
-
-
 def _with_profile(ui: Ui, answers: Answers, folder: Path, nodes: Mapping[str, NodeFacts]) -> Answers:
     """With the profile that fits, where that is not the usual one; a warning where none does.
 
     Asked are the nodes, or their GPUs alone where nothing else is known of them.
     """
     from envbuild.catalog.loader import is_path, load_stack, load_target
-    from envbuild.explain.view import other_profiles
+    from envbuild.explain.view import fits_of_profiles, fitting
     from envbuild.lock.agreement import choose_profile
     from envbuild.provision.survey.ask import rules
 
-    base = load_target(answers.extends or answers.kind, template=True).target
+    expects = {"gpu": answers.gpu or None}
+    base = load_target(answers.extends or answers.kind, {"expects": expects}, template=True).target
     stack = answers.stack or base.stack or "torch-smoke"
     loaded = load_stack(str(folder / Path(stack).expanduser()) if is_path(stack) else stack)
     if stack == base.stack:
         answers = replace(answers, stack="" if base.profile else stack)
-    facts, only = nodes, None
-    if not nodes:
-        rows = rows_of(answers.gpu)
-        facts, only = {row.model: _bare(row) for row in rows}, _OF_THE_GPU
     usual = choose_profile(loaded, None, base).name
-    judged = {each.name: each for each in other_profiles(loaded, "", facts, base, rules(), only=only)} if facts else {}
+    judged = fits_of_profiles(loaded, nodes, base, rules())
     if not judged or judged[usual].fits:
         return answers
-    why = f"{usual} does not fit: {judged[usual].why}"
-    profiles = loaded.stack.profiles
-    able = sorted((name for name in judged if judged[name].fits), key=lambda name: profiles[name].runs != "benchmark")
-    if not able:
-        ui.warn(
-            f"no profile of {loaded.stack.name} fits: "
-            + "; ".join(f"{each.name}: {each.why}" for each in judged.values())
-        )
+    able = fitting(loaded, judged)
+    if able is None:
+        reasons = "; ".join(f"{each.name}: {each.why}" for each in judged.values())
+        ui.warn(f"no profile of {loaded.stack.name} fits: {reasons}")
         return answers
-    return replace(answers, stack=stack, profile=able[0], why=why)
-
-
-def _bare(gpu: Gpu) -> NodeFacts:
-    """Facts of a node of which nothing but its GPU is known."""
-    from envbuild.model.facts import GpuFacts, NodeFacts
-
-    capability = ".".join(map(str, gpu.capability))
-    return NodeFacts.from_plain(
-        {
-            **dict.fromkeys(("hostname", "user", "probed_at"), ""),
-            **{"protocol": 1, "node": gpu.model, "os": {"arch": "x86_64"}, "libc": {}, "prefix": {"path": "/"}},
-            "gpus": [GpuFacts(index=0, name=f"NVIDIA {gpu.name}", compute_capability=capability).to_json_dict()],
-        }
-    )
+    return replace(answers, stack=stack, profile=able, why=f"{usual} does not fit: {judged[usual].why}")
 
 
 def _as_file(data: dict[str, Any]) -> str:

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envbuild.cli.choose import configured, deadline_option, nodes_of_target, settings_of, target_of
+from envbuild.cli.choose import (
+    configured,
+    deadline_option,
+    nodes_of_target,
+    profile_option,
+    settings_of,
+    stack_argument,
+    target_of,
+)
 from envbuild.cli.output import Ui, common_options
 from envbuild.errors import EnvbuildError, ExitCode, as_dicts, exit_of, gravest, writing
 from envbuild.text import grouped, visible
 
 if TYPE_CHECKING:
     from envbuild.doctor.controller import Diagnosis
-    from envbuild.doctor.hosts import Visit
+    from envbuild.doctor.hosts import Visit, Wanted
     from envbuild.model.facts import NodeFacts
     from envbuild.model.target import Target
 
@@ -33,6 +41,8 @@ _PHASES = {
 
 
 @click.command("doctor")
+@stack_argument()
+@profile_option
 @nodes_of_target
 @click.option(
     "--facts-out",
@@ -46,13 +56,13 @@ def doctor(ui: Ui, /, facts_out: Path | None, deadline: float | None, **flags: A
     """Check this machine, or with --target a cluster.
 
     Of this machine, the programs that envbuild drives are checked, and a --prefix; of a cluster, its login host or
-    nodes, in 30 s, and what follows from them.
+    nodes, in 30 s, and what follows from them. With STACK, or of a target that names one, also whether it fits them.
     """
     if facts_out is not None:
         return _facts(ui, flags, facts_out, deadline)
     if deadline is not None:
         raise click.UsageError("--deadline needs --facts-out: a check takes 30 s at most")
-    if flags["target"]:
+    if flags["target"] or flags["stack"]:
         return _target(ui, flags)
     from envbuild.doctor.controller import diagnose
 
@@ -94,13 +104,30 @@ def _line(line: Diagnosis, width: int = 17) -> str:
 def _target(ui: Ui, flags: dict[str, Any]) -> int:
     from envbuild.doctor.hosts import visit
 
-    visits = visit(target_of(ui, flags, jobs=None))
+    target = target_of(ui, flags, jobs=None)
+    visits = visit(target, _wanted(flags, target))
     bad = any(line.level == "missing" for each in visits for line in each.lines)
     errors = {each.node: each.error for each in visits if each.error}
     hosts = [{"node": each.node, "checks": [asdict(line) for line in each.lines]} for each in visits if not each.error]
     data = {"ok": not bad and not errors, "hosts": hosts, "errors": as_dicts(errors)}
     ui.result(data, lambda: _hosts(visits))
     return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if bad else ExitCode.OK])
+
+
+def _wanted(flags: dict[str, Any], target: Target) -> Wanted | None:
+    """The stack that is asked about: named here, in the configuration or by the target."""
+    from envbuild.catalog.loader import load_stack, load_target, stack_of
+    from envbuild.doctor.hosts import Wanted
+    from envbuild.lock.agreement import choose_profile
+
+    config = configured(flags)
+    by_target = stack_of(load_target(flags["target"] or config.target, template=True))
+    stack = flags["stack"] or (None if flags["target"] else config.stack) or by_target
+    if stack is None:
+        return None
+    loaded = load_stack(stack)
+    profile = choose_profile(loaded, flags["profile"] or config.profile, target).name
+    return Wanted(loaded, profile, flags["target"] or config.target)
 
 
 def _hosts(visits: list[Visit]) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from envbuild.launch.request import Place
     from envbuild.model.launch import Launch
     from envbuild.model.stack import Stack
+    from envbuild.model.target import Target
     from envbuild.provision.jobs.launch import Asked
     from envbuild.provision.run.context import Prepared
 
@@ -94,6 +95,9 @@ def launch(ui: Ui, /, stack: str, **flags: Any) -> int:
     place = launch_place(loaded.stack.name, flags)
     made = make(loaded.stack, profile, launch_settings(flags["settings"]), place)
     made = _of_rank(made, flags["rank"])
+    if _for_a_job(described_target(flags), flags):
+        again = f"`envbuild launch {stack} --target {flags['target'] or configured(flags).target} --submit`"
+        made = made.model_copy(update={"notes": (*made.notes, f"for nodes inside a job, not for this host: {again}")})
     activate = None if place.image else f"{place.environment}/.envbuild/activate.sh"
     if flags["run_here"]:
         _ask_for_environment(ui, flags)
@@ -145,6 +149,9 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
     from envbuild.launch.request import Place
 
     target = described_target(flags)
+    output = flags["output"] or "."
+    if _for_a_job(target, flags) and not flags["output"]:
+        output = f"{prefix_here(flags)}/launches"  # a folder that the nodes have too
     gpus = flags["gpus_per_node"] or target.expects.gpus_per_node
     if gpus is None:
         raise click.UsageError("--gpus-per-node is needed: the target does not say it")
@@ -153,13 +160,14 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
             nodes=flags.get("nodes") or 1,
             gpus_per_node=gpus,
             environment=environment_of(stack, flags),
-            output=absolute(flags["output"] or "."),
+            output=absolute(output),
             hostfile=absolute(flags["hostfile"]) if flags.get("hostfile") else None,
             master=flags.get("master"),
             port=flags.get("port"),
             job=flags.get("job"),
             image=flags.get("image"),
             direct=not target.scheduler.starts_tasks,
+            gpu=target.expects.gpu,
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -168,15 +176,31 @@ def launch_place(stack: str, flags: dict[str, Any]) -> Place:
         ) from error
 
 
+def _for_a_job(target: Target, flags: dict[str, Any]) -> bool:
+    """Whether what is printed is for nodes that a job gets, and this is none of them."""
+    here = flags.get("run_here") or any(map(os.environ.get, ("SLURM_JOB_ID", "PBS_JOBID")))
+    return target.connection.kind == "job" and not here
+
+
 def environment_of(stack: str, flags: dict[str, Any]) -> str:
     """The environment of a launch: the one that is named, else where the one in use lies under the prefix."""
     if flags.get("environment"):
         return absolute(flags["environment"])
-    prefix = configured(flags).prefix or described_target(flags).prefix
-    # As it is for whoever asks here; on other machines the user and the home may have other names.
+    return f"{prefix_here(flags)}/current/{stack}"
+
+
+def prefix_here(flags: dict[str, Any]) -> str:
+    """The prefix as it is for whoever asks here, and the user who logs in; on other machines the home may differ."""
+    from envbuild.model.target import login_connection
+
+    target = described_target(flags)
+    prefix = configured(flags).prefix or target.prefix
     data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     prefix = prefix.replace("{home}", str(Path.home())).replace("{data}", data)
-    return absolute(f"{prefix.replace('{user}', getpass.getuser()) if '{user}' in prefix else prefix}/current/{stack}")
+    if "{user}" in prefix:
+        user = (login_connection(target) or target.connection).user or getpass.getuser()
+        prefix = prefix.replace("{user}", user)
+    return absolute(prefix)
 
 
 def profile_to_run(flags: dict[str, Any], verb: str, *, read: bool = False) -> str:
@@ -378,7 +402,9 @@ def _trial_as_text(ui: Ui, prepared: Prepared, flags: dict[str, Any]) -> int:
 
     (_, measured), values = measured_by(prepared.stack), launch_settings(flags["settings"])
     if prepared.target.connection.kind == "job":
-        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked_of(values, flags))
+        asked, prefix = asked_of(values, flags), prefix_here(flags)
+        site, job, made = make_job(prepared.target, prepared.stack, prepared.profile, asked, prefix=prefix)
+        ui.note("nothing was asked: partition, GPUs and paths are the target's, as on this machine")
         text = site.scheduler.render(job)
     else:
         place = launch_place(prepared.stack.name, flags)

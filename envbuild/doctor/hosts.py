@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from envbuild.catalog.indexes import load_indexes
+from envbuild.catalog.loader import LoadedStack, lock_path
 from envbuild.doctor.controller import Diagnosis
 from envbuild.doctor.node import diagnose_node, diagnose_without_python
 from envbuild.errors import EnvbuildError
+from envbuild.explain.view import fits_of_profiles, fitting, outline
 from envbuild.hostlist import expand_hosts
+from envbuild.lock.files import read_lock
 from envbuild.model.facts import NodeFacts
+from envbuild.model.lock import Lock
 from envbuild.model.target import Target, as_login
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.survey.ask import index_addresses, rules
+from envbuild.resolve.reachability import sources_needed
 
 DEADLINE = 30.0
+
+
+class Wanted(NamedTuple):
+    """A stack and its profile, and the target as commands name it."""
+
+    loaded: LoadedStack
+    profile: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -27,15 +41,21 @@ class Visit:
     error: EnvbuildError | None = None
 
 
-def visit(target: Target) -> list[Visit]:
-    """One round trip a host, `DEADLINE` seconds each. Changes nothing and submits nothing."""
+def visit(target: Target, stack: Wanted | None = None) -> list[Visit]:
+    """One round trip a host, `DEADLINE` seconds each. Changes nothing and submits nothing.
+
+    With a stack, what it needs is looked at, and only the addresses that it fetches from are asked.
+    """
     reached = as_login(target)
     nodes = expand_hosts(reached.hosts)
     # pip has the one address that the catalog leaves to the configuration of a machine.
     from pip._internal.models.index import PyPI
 
-    reach = {name: each.url or PyPI.simple_url for name, each in load_indexes().items()}
-    args: dict[str, Any] = {"reach": reach}
+    if stack is None:
+        args: dict[str, Any] = {"reach": {name: each.url or PyPI.simple_url for name, each in load_indexes().items()}}
+    else:
+        lock = _lock_of(stack)
+        args = {"reach": index_addresses(lock), "repositories": sources_needed(lock)}
     if target.tmp:
         args["tmp"] = target.tmp
     tried = trial(target)
@@ -46,7 +66,12 @@ def visit(target: Target) -> list[Visit]:
         return node_request("doctor", target.prefix, {"node": node, **args})
 
     answers = contact(nodes, request_for, reached.connection, DEADLINE)
-    return [_visit(node, answers[node], target) for node in nodes]
+    return [_visit(node, answers[node], target, stack) for node in nodes]
+
+
+def _lock_of(stack: Wanted) -> Lock:
+    path = lock_path(stack.loaded, stack.profile)
+    return read_lock(path) if path.is_file() else outline(stack.loaded.stack, stack.profile)
 
 
 def trial(target: Target) -> list[str] | None:
@@ -61,7 +86,7 @@ def trial(target: Target) -> list[str] | None:
     return [f"--{name}={value}" for name, value in named.items() if value]
 
 
-def _visit(node: str, answer: ContactResult, target: Target) -> Visit:
+def _visit(node: str, answer: ContactResult, target: Target, stack: Wanted | None) -> Visit:
     if answer.bare:
         return Visit(node, tuple(diagnose_without_python(answer.findings, target)))
     try:
@@ -69,4 +94,23 @@ def _visit(node: str, answer: ContactResult, target: Target) -> Visit:
     except EnvbuildError as error:
         return Visit(node, error=error)
     facts = NodeFacts.from_plain(result["facts"])
-    return Visit(node, tuple(diagnose_node(facts, result["site"], target)))
+    needs = [] if stack is None else [_needs(stack, facts, target)]
+    return Visit(node, (*diagnose_node(facts, result["site"], target), *needs))
+
+
+def _needs(stack: Wanted, facts: NodeFacts, target: Target) -> Diagnosis:
+    """Whether the stack fits this host; where jobs run on others, their GPUs, which are all that is known of them."""
+    name, profile = stack.loaded.stack.name, stack.profile
+    job = target.connection.kind == "job" and not facts.scheduler.job
+    judged = fits_of_profiles(stack.loaded, {} if job else {facts.node: facts}, target, rules())
+    plan = f"`envbuild plan {stack.loaded.ref} --target {stack.target}`"
+    asks = f"{plan} asks the nodes for driver, nvcc and Python, by a short job"
+    if profile not in judged:
+        return Diagnosis("stack", "warning", f"{name} ({profile})", "", "the target does not say which GPUs nodes have",
+                         f"`expects: {{gpu: MODEL}}` in the target file; {asks}")  # fmt: skip
+    if judged[profile].fits:
+        fits = f"it fits {target.expects.gpu}" if job else "driver, nvcc, Python and system fit it"
+        return Diagnosis("stack", "ok", f"{name} ({profile})", "", fits, asks if job else "")
+    other = fitting(stack.loaded, judged)
+    return Diagnosis("stack", "missing", f"{name} ({profile})", "", judged[profile].why,
+                     f"`--profile {other}` fits" if other else f"no other profile of {name} fits")  # fmt: skip

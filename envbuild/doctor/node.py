@@ -239,29 +239,30 @@ def _free(disk: DiskFacts) -> str:
 
 
 def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    reached, missed = _hosts(facts.reachable)
+    reached, missed = (", ".join(hosts) for hosts in _hosts(facts.reachable))
     proxies = ", ".join(f"{scheme} through {host}" for scheme, host in sorted(site["proxies"].items()))
-    told = [f"reached: {_few(reached)}"] if reached else []
-    told += [f"not reached: {_few(missed)}"] if missed else []
+    told = [f"{how}: {hosts}" for how, hosts in (("reached", reached), ("not reached", missed)) if hosts]
     if DEFAULT_INDEX not in facts.reachable:
-        told.append("the default index is turned off by the configuration here")
+        told.append("not asked: the default index, which the configuration here turns off")
     found = "; ".join(told)
     found += f"; proxy: {proxies}" if proxies else "; no proxy"
     if not reached and facts.reachable:
-        good = target.delivery != "node"
-        return [_line("network", "ok" if good else "warning", found, "this machine fetches and sends, where it can",
-                      "" if good else "take `delivery: node` out of the target")]  # fmt: skip
+        if target.connection.kind == "local":
+            return [_line("network", "warning", found, "only caches, mirrors and bundles give files",
+                          "`envbuild bundle create STACK` on a machine with a network; docs/offline.md")]  # fmt: skip
+        return [_line("network", "warning", found, "this machine fetches and sends, where it can",
+                      "take `delivery: node` out of the target" if target.delivery == "node" else "")]  # fmt: skip
     jobs = "; nodes in jobs may have none: only a job tells" if target.connection.kind == "job" else ""
-    but = f", but not what is on {_few(missed)}" if missed else ""
-    return [_line("network", "ok", found, f"this host can fetch for itself{but}{jobs}")]
+    but = f", but not what is on {missed}" if missed else ""
+    return [_line("network", "warning" if missed else "ok", found, f"this host can fetch for itself{but}{jobs}")]
 
 
 def _hosts(reachable: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """The hosts of package indexes that were reached and those that were not; many indexes are one host."""
+    """The hosts of indexes and repositories that were reached and those that were not; many indexes are one host."""
     indexes = load_indexes()
     found: dict[str, bool] = {}
     for name, good in reachable.items():
-        url = indexes[name].url if name in indexes else ""
+        url = indexes[name].url if name in indexes else name
         host = urlsplit(url).hostname or ("the default index" if name == DEFAULT_INDEX else name)
         found[host] = found.get(host, False) or good
     return sorted(host for host, good in found.items() if good), sorted(h for h, good in found.items() if not good)

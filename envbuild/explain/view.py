@@ -19,13 +19,14 @@ from envbuild.model.patch import Patch, Recipe
 from envbuild.model.reference import ModelSize, Reference
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.stack import Profile, Source, Stack
+from envbuild.resolve.artifacts import dotted
 from envbuild.text import grouped, plural
 
 if TYPE_CHECKING:
     from envbuild.catalog.loader import LoadedStack
     from envbuild.lock.readers.git import GitReader
     from envbuild.model.target import Target
-    from envbuild.resolve.compat import Compat
+    from envbuild.resolve.compat import Compat, Gpu
 
 
 class RecipeRun(NamedTuple):
@@ -343,18 +344,51 @@ def other_profiles(
     target: Target,
     compat: Compat,
     interpreter: str | None = None,
-    *,
-    only: Container[str] | None = None,
 ) -> tuple[OtherProfile, ...]:
-    """Every profile but one on the same nodes: whether it fits them all, and why not; `interpreter` as asked for.
-
-    `only`: the rules that count, where the facts say too little for the others.
-    """
+    """Every profile but one on the same nodes: whether it fits them all, and why not; `interpreter` as asked for."""
     names = [name for name in loaded.stack.profiles if name != profile]
-    return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter), only) for name in names)
+    return tuple(_other(name, _resolve(loaded, name, facts, target, compat, interpreter)) for name in names)
 
 
-def _other(name: str, resolutions: tuple[Resolution, ...], only: Container[str] | None) -> OtherProfile:
+# What a rule can say that knows nothing of a node but its GPUs.
+_OF_THE_GPU = frozenset({"gpu-arch", "image-gpu", "engine-fits"})
+
+
+def fits_of_profiles(
+    loaded: LoadedStack, facts: Mapping[str, NodeFacts], target: Target, compat: Compat
+) -> dict[str, OtherProfile]:
+    """Every profile on these nodes; without facts on the GPUs that the target expects, as far as these decide.
+
+    Empty where neither is known.
+    """
+    from envbuild.resolve.rules.node import rows_like
+
+    if facts:
+        return {each.name: each for each in other_profiles(loaded, "", facts, target, compat)}
+    bare = {row.model: _bare(row) for row in rows_like(target.expects.gpu, compat)}
+    profiles = loaded.stack.profiles if bare else ()
+    return {name: _other(name, _resolve(loaded, name, bare, target, compat), _OF_THE_GPU) for name in profiles}
+
+
+def fitting(loaded: LoadedStack, judged: Mapping[str, OtherProfile]) -> str | None:
+    """The first profile that fits, one that runs the benchmark before others; None where none does."""
+    profiles = loaded.stack.profiles
+    able = [name for name in profiles if name in judged and judged[name].fits]
+    return min(able, key=lambda name: profiles[name].runs != "benchmark", default=None)
+
+
+def _bare(gpu: Gpu) -> NodeFacts:
+    """Facts of a node of which nothing but its GPU is known."""
+    return NodeFacts.from_plain(
+        {
+            **dict.fromkeys(("hostname", "user", "probed_at"), ""),
+            **{"protocol": 1, "node": gpu.model, "os": {"arch": "x86_64"}, "libc": {}, "prefix": {"path": "/"}},
+            "gpus": [{"index": 0, "name": f"NVIDIA {gpu.name}", "compute_capability": dotted(gpu.capability)}],
+        }
+    )
+
+
+def _other(name: str, resolutions: tuple[Resolution, ...], only: Container[str] | None = None) -> OtherProfile:
     refusals = [d for r in resolutions if r.refused for d in r.decisions if d.verdict == "refuse"]
     if only is not None:
         refusals = [d for d in refusals if d.rule in only]

@@ -18,6 +18,8 @@ from envbuild.launch.request import Count, Order, Parameters, Place, Value, fill
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Launch, LaunchFile
 from envbuild.model.reference import ModelSize
+from envbuild.resolve.compat_read import load_compat
+from envbuild.resolve.rules.node import rows_like
 
 END = "done training in"
 # What the pinned scaled_upper_triang_masked_softmax.h takes: scores of a layer on a GPU, which it counts in 32 bits, of
@@ -85,7 +87,8 @@ class MetaseqParameters(Parameters):
 class _Step:
     """How the ranks of `nodes` x `per_node` GPUs share a step: `parallel` of them have one of `copies` of the model.
 
-    Each has its `sequences` in `parts` (0: in none that the softmax takes). `least`: nodes that the model needs.
+    Each has its `sequences` in `parts` (0: in none that the softmax takes). `least`: nodes that the model needs,
+    of GPUs with `gpu_gb`.
     """
 
     model: ModelSize
@@ -96,6 +99,7 @@ class _Step:
     sequences: int
     parts: int
     least: int
+    gpu_gb: float
 
 
 def make(order: Order) -> Launch:
@@ -205,7 +209,7 @@ def _few_gpus(order: Order, given: MetaseqParameters, taken: tuple[Default, ...]
         ),
         notes=(
             f"goes on from a checkpoint that is in {folder}: another prefix for a new run",
-            "whether the model fits these GPUs is not known; of 8m and 125m on one it is",
+            "that the model fits these GPUs is arithmetic, not measured; 8m and 125m have run on one",
             *([few] if step.parts > 1 and batch < _FEW else []),
         ),
     )
@@ -241,7 +245,7 @@ def _step(order: Order, model: ModelSize, gpu_gb: int | None) -> _Step:
         # As opt_baselines.py divides them.
         sequences = (model.batch_tokens or 0) // max(copies, 1) // (model.sequence or 1)
         parts, least = _parts(model, parallel, sequences), _least_nodes(order, model, gpu_gb, per_node)
-        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least)
+        return _Step(model, nodes, per_node, parallel, copies, sequences, parts, least, _gpu_gb(order, gpu_gb))
 
     step = share(order.place.nodes, order.place.gpus_per_node)
     if any(_refusals(step)):
@@ -263,8 +267,8 @@ def _refusals(step: _Step, fit: _Step | None = None) -> Iterator[tuple[str, str]
         needed = f"{fit.nodes} nodes of {fit.per_node}" if fit else f"{step.least} nodes of {step.per_node}"
         yield (
             f"{model.name} needs {needed} GPUs, and {step.nodes} of {step.per_node} are there",
-            f"the memory model of the stack wants {step.least} nodes (finding opt-175b-nodes); arithmetic, not measured"
-            + softmax,
+            f"the memory model of the stack wants {step.least} nodes (finding opt-175b-nodes) of GPUs with "
+            f"{step.gpu_gb:g} GB; arithmetic, not measured" + softmax,
         )
     # What opt_baselines.py lets become 0, and what the softmax takes: on one node in parts, on several in one.
     if not step.sequences:
@@ -328,10 +332,17 @@ def _parts(model: ModelSize, parallel: int, sequences: int) -> int:
 
 def _least_nodes(order: Order, model: ModelSize, gpu_gb: int | None, per_node: int) -> int:
     memory = order.reference.memory
-    if memory is None or memory.model != model.name:
+    if memory is None:
         return 1
-    node = (gpu_gb or memory.gpu_gb) * memory.usable * per_node
+    node = _gpu_gb(order, gpu_gb) * memory.usable * per_node
     return math.ceil(weights(model) * memory.bytes_per_parameter / 1e9 / node)
+
+
+def _gpu_gb(order: Order, gpu_gb: int | None) -> float:
+    """Memory of a GPU: as it was said, else the least of the target's GPU, else that of the stack's memory model."""
+    rows = rows_like(order.place.gpu, load_compat()) if gpu_gb is None and order.place.gpu else []
+    usual = order.reference.memory.gpu_gb if order.reference.memory else 0.0
+    return gpu_gb or min((row.memory_gb for row in rows), default=usual)
 
 
 def _notes(given: MetaseqParameters, submit: str, prefix: str) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ class Place(StrictModel):
     `master` is the address of the node with rank 0; `job` is the scheduler's job id; `hostfile` is the node file of an
     MPI launcher; `image` is the container image to start in (the environment is then the one in the image).
     `direct`: there is no Slurm whose srun starts the nodes; each runs a command of its own. `data`: where data lie that
-    no parameter names (default: `output`). `gres`: Slurm hands out GPUs, so that a step may ask for them.
+    no parameter names (default: `output`). `gres`: Slurm hands out GPUs, so that a step may ask for them. `gpu`: the
+    model of the GPUs, where the target says it.
     """
 
     nodes: Annotated[int, Field(ge=1, le=16384)]
@@ -50,6 +51,7 @@ class Place(StrictModel):
     direct: bool = False
     gres: bool = True
     data: AbsPath | None = None
+    gpu: Text | None = None
 
     @property
     def gpus(self) -> int:
@@ -79,7 +81,8 @@ class Place(StrictModel):
                 "launch-parameter",
                 f"{self.nodes} nodes need the address of the first node",
                 why="envbuild takes it from the job or from --master, and never guesses it from a host name",
-                hint="add --master ADDRESS (in a job: the first name of its node list)",
+                hint="add --master ADDRESS (in a job: the first name of its node list); `--submit` runs it as a job, "
+                "which knows the address",
             )
         return self.master or "127.0.0.1", self.port or port
 

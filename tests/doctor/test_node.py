@@ -9,6 +9,9 @@ import pytest
 
 from envbuild import resources
 from envbuild.catalog.indexes import load_indexes
+from envbuild.catalog.loader import load_stack
+from envbuild.catalog.node_facts import load_facts
+from envbuild.doctor import hosts
 from envbuild.doctor.controller import Diagnosis
 from envbuild.doctor.hosts import trial
 from envbuild.doctor.node import diagnose_node, diagnose_without_python, is_compute
@@ -178,8 +181,8 @@ def test_a_noexec_temporary_folder_names_another_one() -> None:
 
 
 def test_no_way_out_means_that_the_controller_fetches() -> None:
-    line = lines(facts(reachable={"pypi": False}), site(proxies={"https": "proxy:3128"}), target())["network"]
-    assert (line.level, line.consequence) == ("ok", "this machine fetches and sends, where it can")
+    line = lines(facts(reachable={"pypi": False}), site(proxies={"https": "proxy:3128"}), target(**JOBS))["network"]
+    assert (line.level, line.consequence) == ("warning", "this machine fetches and sends, where it can")
     assert "proxy: https through proxy:3128" in line.found
     assert lines(facts(reachable={"pypi": False}), site(), target(delivery="node"))["network"].level == "warning"
 
@@ -227,12 +230,16 @@ def test_d35_hosts_are_counted_and_the_index_that_will_be_used_is_named() -> Non
         line.level,
         line.consequence.startswith(f"this host can fetch for itself, but not what is on {host}"),
     ) == (
-        "ok",
+        "warning",
         True,
     )
     line = lines(facts(reachable=pytorch), site(), target())["network"]
-    assert f"not reached: {host}; the default index is turned off by the configuration here" in line.found
+    assert f"not reached: {host}; not asked: the default index, which the configuration here turns off" in line.found
+    assert (line.level, line.consequence[:24]) == ("warning", "only caches, mirrors and")
+    line = lines(facts(reachable={"https://github.com/a/b": False}), site(), target(**JOBS))["network"]
+    assert line.found.startswith("not reached: github.com; ")
     assert line.consequence == "this machine fetches and sends, where it can"
+    assert lines(facts(), site(), target())["network"].level == "ok"
 
 
 def test_a_conda_that_is_there_is_told_with_its_owner_and_a_missing_one_only_where_it_is_asked_for() -> None:
@@ -245,3 +252,21 @@ def test_a_conda_that_is_there_is_told_with_its_owner_and_a_missing_one_only_whe
     assert "licence" in line.consequence
     assert "conda" not in lines(facts(), site(), target())
     assert lines(facts(), site(), target(engine="conda"))["conda"].found == "none"
+
+
+def needs(given: NodeFacts, of: Target, profile: str = "exact") -> Diagnosis:
+    return hosts._needs(hosts.Wanted(load_stack("opt-175b"), profile, "./mine.yaml"), given, of)
+
+
+def test_a_stack_is_held_against_the_host_or_against_the_gpus_that_jobs_get() -> None:
+    (h200,) = load_facts("h200").values()
+    line = needs(h200, target())
+    assert (line.level, line.hint) == ("missing", "`--profile ported-cu130` fits")
+    assert "no kernel image for 9.0" in line.consequence and "nvcc 13.0 cannot compile" in line.consequence
+    assert needs(h200, target(), "ported-cu130").level == "ok"
+    login = facts(**IN_SLURM)
+    line = needs(login, target(**JOBS, expects={"gpu": "A100"}))
+    assert (line.level, line.consequence) == ("ok", "it fits A100")
+    assert "`envbuild plan opt-175b --target ./mine.yaml` asks the nodes for driver, nvcc and Python" in line.hint
+    assert needs(login, target(**JOBS, expects={"gpu": "H100"})).hint == "`--profile ported-cu130` fits"
+    assert needs(login, target(**JOBS)).consequence == "the target does not say which GPUs nodes have"

@@ -10,6 +10,7 @@ import pytest
 
 from envbuild.cli.launch_cmd import absolute, asked_of, bench, launch
 from envbuild.launch.request import Place
+from envbuild.schedule.cluster import Here, Login
 from tests.support.fails import fails
 
 
@@ -69,6 +70,30 @@ def test_d87_bench_prints_what_a_trial_runs_and_runs_nothing(
     assert bench.main(args=[*words, "--json"], standalone_mode=False) == 0
     assert json.loads(capsys.readouterr().out)["unit"] == "words/s"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_prints_its_job_and_launch_its_commands_where_no_scheduler_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "run", None)
+    monkeypatch.setattr(Login, "run", None)
+    words = ["opt-175b", "-t", "azure-nd96"]
+    assert bench.main(args=[*words, "--dry-run"], standalone_mode=False) == 0
+    out, err = capsys.readouterr()
+    top = "/shared/home/hpcadmin/envbuild"  # of the user who logs in
+    for line in (
+        "#SBATCH --partition=hpc",
+        "#SBATCH --gres=gpu:8",
+        f"cd {top}/launches/opt-175b-",
+        f". {top}/current/",
+    ):
+        assert line in out
+    assert "nothing was asked" in err
+    out = run(capsys, *words)
+    assert "# note: for nodes inside a job, not for this host: `envbuild launch opt-175b --target azure-nd96" in out
+    assert f"cd {top}/launches\n" in out
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert "not for this host" not in run(capsys, *words)
 
 
 def test_parameters_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -304,6 +304,26 @@ def test_d86_one_rule_says_how_many_nodes_175b_needs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "model", "needs"),
+    [
+        (place(1, 8), "66b", "1 of 8 are there; wants 2 nodes; of GPUs with 80 GB"),
+        (place(1, 8, gpu="V100-SXM2-16GB"), "13b", "1 of 8 are there; wants 2 nodes; of GPUs with 16 GB"),
+        (place(1, 1), "13b", "1 of 1 are there; wants 3 nodes; of GPUs with 80 GB"),
+        (place(1, 8, gpu="H200"), "66b", ""),  # 8 x 141 GB
+        (place(1, 8), "13b", ""),
+    ],
+)
+def test_every_size_is_refused_where_the_memory_model_says_it_does_not_fit(
+    where: Place, model: str, needs: str
+) -> None:
+    if not needs:
+        assert started(OPT, where, model_size=model)
+        return
+    found = refusal(OPT, where, model_size=model)
+    assert all(part in f"{found.what}; {found.why}" for part in needs.split("; "))
+
+
+@pytest.mark.parametrize(
     ("nodes", "job", "submit", "flag"),
     [(1, None, "local", "--local"), (2, "9", "salloc", "--salloc"), (2, None, "sbatch", "")],
 )
@@ -456,7 +476,7 @@ def test_opt_on_few_gpus_is_what_opt_baselines_would_start(
 def test_words_a_second_of_few_gpus_are_of_the_documents_tokens(model: str, gpus: int) -> None:
     # A row of the log counts the tokens of all parts and copies of the model, a copy's once however many ranks share
     # it: so its words/s are those of all GPUs together, as the document's claim is.
-    degrees = started(OPT, place(1, gpus), model_size=model).degrees
+    degrees = started(OPT, place(1, gpus), model_size=model, gpu_gb="999").degrees
     assert degrees["tensor"] * degrees["data"] == gpus
     [row] = [row for row in stack(OPT).reference.models if row.name == model]  # type: ignore[union-attr]
     counted = degrees["data"] * degrees["parts-of-a-step"] * degrees["sequences-a-rank"] * (row.sequence or 0)
@@ -506,7 +526,7 @@ def test_a_hint_of_opt_leads_to_what_starts_and_does_not_crash(model: str, gpus:
     try:
         started(OPT, place(1, gpus), model_size=model)
     except EnvbuildError as found:
-        if (model, gpus) == ("175b", 1):
+        if gpus == 1:
             assert found.hint == "nodes of more GPUs, or a smaller model", "several nodes of one GPU are refused"
             return
         assert followed(found.hint, place(1, gpus), model_size=model)
@@ -519,7 +539,7 @@ def test_a_hint_of_opt_leads_to_what_starts_and_does_not_crash(model: str, gpus:
         (place(1, 7), "125m", "--gpus-per-node 4"),  # not 6: no part of 85 sequences x 6 heads
         (place(1, 9), "125m", "--gpus-per-node 8"),
         (place(1, 2), "2.7b", "--nodes 16"),  # fewer leave a rank more sequences than the softmax takes
-        (place(1, 4), "66b", "--nodes 36"),
+        (place(1, 4), "66b", "--nodes 36, or a smaller model"),
         (place(1, 9), "175b", "--nodes 24 --gpus-per-node 8, or a smaller model"),
         (place(128), "125m", "--nodes 32"),
         (place(3, 1), "125m", "--nodes 1"),
@@ -562,7 +582,7 @@ def test_few_gpus_do_not_say_defaults_of_words_that_their_command_does_not_have(
     ],
 )
 def test_parts_of_few_sequences_are_told_to_be_no_measure(model: str, gpus: int, words: str) -> None:
-    notes = started(OPT, place(1, gpus), model_size=model).notes
+    notes = started(OPT, place(1, gpus), model_size=model, gpu_gb="999").notes
     found = [note for note in notes if "no measure of the document's run" in note]
     assert [note.startswith(words) for note in found] == ([True] if words else [])
 

@@ -53,10 +53,10 @@ class Asked:
 
 
 def make_job(
-    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None = None
+    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None = None, *, prefix: str | None = None
 ) -> tuple[JobSite, Job, Launch]:
     """The job of a launch, under the name of its run, else of the time. Raises EnvbuildError as `make_jobs` does."""
-    site, place, make = make_jobs(target, stack, profile, asked, run)
+    site, place, make = make_jobs(target, stack, profile, asked, run, prefix=prefix)
     name = run.id if run else time.strftime("%Y%m%d-%H%M%S")
     if not asked.output:
         place = place.below(f"{stack.name}-{name}")
@@ -64,12 +64,20 @@ def make_job(
 
 
 def make_jobs(
-    target: Target, stack: Stack, profile: str, asked: Asked, run: RunDir | None, *, watched: bool = False
+    target: Target,
+    stack: Stack,
+    profile: str,
+    asked: Asked,
+    run: RunDir | None,
+    *,
+    watched: bool = False,
+    prefix: str | None = None,
 ) -> tuple[JobSite, Place, Callable[[Place, str], tuple[Job, Launch]]]:
     """Where jobs of a launch run, and what makes one for a place, under a name that no other has.
 
     The place writes into what was asked for, else into the folder of all launches; of `watched` ones `taken_by` tells
-    afterwards what they took of the GPUs. The login host and the scheduler are asked, nothing is submitted.
+    afterwards what they took of the GPUs. The login host and the scheduler are asked, nothing is submitted. With
+    `prefix` neither is asked: the environment is the one that is in use there.
 
     Raises EnvbuildError: `option-does-not-fit` (exit 2), `launch-parameter` (exit 2), `environment-unknown` (exit 1),
     `launch-does-not-fit` (exit 7), and those of the recipe, the login host and the scheduler.
@@ -90,17 +98,21 @@ def make_jobs(
             "the run has no time limit",
             hint="add --time-limit 2h, or `scheduler: {time_limit: 2h}` in the target",
         )
-    site = _bounded(JobSite.of(target), asked)
-    facts = login_facts(target, stack.name, run)
-    environment = asked.environment or _environment(facts, stack.name, target)
+    site = _bounded(JobSite.unasked(target) if prefix else JobSite.of(target), asked)
+    if prefix:
+        top, environment = prefix, asked.environment or f"{prefix}/current/{stack.name}"
+    else:
+        facts = login_facts(target, stack.name, run)
+        top, environment = facts.prefix.path, asked.environment or _environment(facts, stack.name, target)
     place = Place(
         nodes=site.nodes,
         gpus_per_node=site.target.expects.gpus_per_node or 1,
         environment=environment,
-        output=asked.output or posixpath.join(facts.prefix.path, "launches"),
+        output=asked.output or posixpath.join(top, "launches"),
         image=asked.image,
         direct=not target.scheduler.starts_tasks,
         gres=site.pool.gres() is not None,
+        gpu=target.expects.gpu,
     )
     activate = None if asked.image else f"{environment}/.envbuild/activate.sh"
     seconds = seconds_of(limit)
@@ -123,9 +135,9 @@ def make_jobs(
             steps[-1] = bounded(texts[-1], asked.deadline)
         if is_local(target) and not asked.environment:
             # A node may have lost its disk's contents since; this costs nothing where all is there.
-            ensure = posixpath.join(facts.prefix.path, "ensure", f"{stack.name}.sh")
+            ensure = posixpath.join(top, "ensure", f"{stack.name}.sh")
             steps.insert(0, JobStep(argv=("/bin/sh", ensure)))
-        folder = posixpath.join(facts.prefix.path, "jobs", name)
+        folder = posixpath.join(top, "jobs", name)
         return site.job(f"launch-{stack.name}"[:63], steps, folder, seconds), made
 
     return site, place, make

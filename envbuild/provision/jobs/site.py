@@ -20,7 +20,7 @@ from envbuild.node.redact import redact_text
 from envbuild.provision.run.context import Run
 from envbuild.provision.run.journal import EventKind
 from envbuild.schedule.cluster import LIMIT, Here, Runner, Scheduler, submit_host
-from envbuild.schedule.job import Job, JobState, Pool, Step, seconds_of
+from envbuild.schedule.job import Gres, Job, JobState, Pool, Share, Step, seconds_of
 from envbuild.schedule.pbs import Pbs
 from envbuild.schedule.script import log_name, status_name
 from envbuild.schedule.slurm import Slurm
@@ -49,6 +49,13 @@ class JobSite:
         scheduler = _SCHEDULERS[target.scheduler.kind](runner)
         connection = login_connection(target) or Connection(kind="local")
         return cls(target, runner, scheduler, scheduler.pool(target), connection)
+
+    @classmethod
+    def unasked(cls, target: Target) -> JobSite:
+        """The same for what is only printed: no program runs, and the pool is as the target says."""
+        runner = submit_host(target)
+        pool = _AsTold(target.partition or target.scheduler.queue)
+        return cls(target, runner, _SCHEDULERS[target.scheduler.kind](runner), pool, Connection(kind="local"))
 
     @property
     def login(self) -> str:
@@ -101,6 +108,33 @@ class JobSite:
                 why="; ".join(mistakes(error)),
                 hint="correct the target file",
             ) from error
+
+
+@dataclass(frozen=True)
+class _AsTold:
+    """A pool of which nobody was asked anything."""
+
+    name: str | None
+    gpus_per_node: int = 0
+
+    @property
+    def told(self) -> str:
+        return f"the queue {self.name}" if self.name else "the default queue"
+
+    def gres(self) -> Gres | None:
+        return Gres()
+
+    def share(self, gpus: int, *, exclusive: bool) -> Share:
+        return Share()
+
+    def in_service(self) -> int:
+        return 1
+
+    def most(self) -> int | None:
+        return None
+
+    def queue(self, nodes: int, seconds: int) -> str | None:
+        return self.name
 
 
 def proxies(target: Target) -> dict[str, str]:

@@ -10,7 +10,7 @@ from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target
 from envbuild.node.probe.system import VIRTUAL_NIC
 from envbuild.resolve.artifacts import dotted, numbers
-from envbuild.resolve.compat import Compat, Note
+from envbuild.resolve.compat import Compat, Gpu, Note
 from envbuild.resolve.health import driver_fault, mig_instances, what_shows_gpus
 from envbuild.resolve.request import NOTHING, OURS, Decisions, Request, decision, physical_gpus, visible_gpus
 
@@ -39,6 +39,11 @@ def is_model(expected: str, name: str) -> bool:
     if not all(word in printed for word in model):
         return False
     return not memory or not any(re.fullmatch(r"[0-9]+gb", w) for w in wanted) or any(w in wanted for w in memory)
+
+
+def rows_like(model: str | None, compat: Compat) -> list[Gpu]:
+    """The rows of our tables for a GPU that is named in full or in part (`H100`)."""
+    return [gpu for gpu in compat.gpus.values() if model and is_model(model, gpu.name)]
 
 
 def _driver_fits(expected: str, version: str | None) -> bool:
