@@ -17,11 +17,36 @@ from envbuild.node.protocol import EXITS, Exit
 from envbuild.schedule.job import Failure, hint_for
 
 PACKAGE = Path(__file__).parents[1] / "envbuild"
+# What an attribute adds nothing to: `stack.name` is the stack.
+_PARTS = frozenset({"name", "id", "text", "value", "path", "ref", "args", "stem", "parent", "label", "word"})
+_SAME = re.findall(
+    "[a-z0-9]+",
+    """stack node nodes package packages target version source sources host hosts prefix image command environment
+    profile profiles variant variants verb program cuda index commit run option engine deadline channel wheel python
+    project patch parent nvcc torch compiler gpu gpus digest platform flavour tree rank seconds recipe parameter pattern
+    archive job partition queue account user port proxy lock module sha256 root address registry rule check field line
+    column""",
+)
+# Names that are nouns of a reader's, and what stands for them.
+_NOUNS = {
+    **{
+        word: word.upper()
+        for word in _SAME
+    },
+    **dict.fromkeys(("path", "file", "document", "folder", "place", "directory", "dest"), "PATH"),
+    **dict.fromkeys(("count", "number", "limit", "size", "amount", "total"), "N"),
+    **dict.fromkeys(("reference", "ref", "name"), "NAME"), **dict.fromkeys(("error", "strerror"), "REASON"),
+    "loaded": "STACK", "url": "ADDRESS", "missing": "NAMES", "names": "NAMES", "code": "CODE", "tarball": "PATH",
+}  # fmt: skip
+_TWO = re.compile(r"(…|\b[A-Z][A-Z-]{2,})(?:…|(?<=…)[A-Z][A-Z-]{2,})+")
 _SIGNS = ("%s", "%d", "%r", "%.12s", "%.1f", "%g")
 
 
 class Row(NamedTuple):
-    """One error: its code, the exit code in digits, message, cause and next step, "…" for what is not constant."""
+    """One error: its code, the exit code in digits, message, cause and next step, with a word for what is not constant.
+
+    That is a noun in capitals (`STACK`) where the sources name it by one, else "…".
+    """
 
     code: str
     exit: str
@@ -31,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An argument: the texts that it can be where all of them are known, and one text with "…" for all else."""
+    """An argument: the texts that it can be where all of them are known, and one text with a word for all else."""
 
     known: tuple[str, ...]
     words: str
@@ -94,12 +119,31 @@ def value(node: ast.expr | None, names: Names, path: Path) -> Value:
     if isinstance(node, ast.JoinedStr):
         parts = [value(p.value if isinstance(p, ast.FormattedValue) else p, names, path) for p in node.values]
         known = tuple("".join(each) for each in product(*(part.known for part in parts)))
-        return Value(known, "".join(part.words for part in parts))
+        return Value(known, _TWO.sub(r"\1", "".join(part.words for part in parts)).replace("NODES nodes", "N nodes"))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return Value((), value(node.left, names, path).words + value(node.right, names, path).words)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         return Value((), _filled(value(node.left, names, path).words, node.right, names, path))
-    return Value((), "…")
+    return Value((), _stands_for(node))
+
+
+def _stands_for(node: ast.expr) -> str:
+    """A noun in capitals for what an expression gives: `stack.name` and `few(stack)` are STACK."""
+    if isinstance(node, ast.Attribute):
+        return _noun(node.attr) if node.attr not in _PARTS else _stands_for(node.value)
+    if isinstance(node, ast.Subscript):
+        return _stands_for(node.value)
+    if isinstance(node, ast.Call):
+        method = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if _called(node) in ("len", "plural", "sum", "max", "min"):
+            return "N"
+        inner = node.args[0] if node.args else method
+        return "…" if inner is None else _stands_for(inner)
+    return _noun(node.id) if isinstance(node, ast.Name) else "…"
+
+
+def _noun(name: str) -> str:
+    return _NOUNS.get(name.strip("_").lower(), "…")
 
 
 def _constant(name: str, path: Path) -> Value:
@@ -109,7 +153,7 @@ def _constant(name: str, path: Path) -> Value:
     there = here.imported.get(name)
     if there is not None and there != path and there.is_file() and name in module(there).constants:
         return value(module(there).constants[name], {}, there)
-    return Value((), "…")
+    return Value((), _noun(name))
 
 
 def _filled(text: str, right: ast.expr, names: Names, path: Path) -> str:

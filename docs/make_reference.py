@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ERRORS = """# Error codes
 
 Every error says what happened, why, and what to do next; `--json` has it as `code`, `what`, `why`, `hint`.
-`envbuild help CODE` prints the rows of a code. "…" stands for a name, a number or a text of the failure itself.
+`envbuild help CODE` prints the rows of a code. Capitals and "…" stand for names, numbers and texts of the failure.
 A rule that refuses a node is an error by the name of the rule (exit 7): [rules](rules.md).
 
 """

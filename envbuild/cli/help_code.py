@@ -14,7 +14,8 @@ _MEANS = {
     "below-floor": "a measured figure is below its floor: the environment works, and is slower than it has to be",
     "build-failed": "a source could not be compiled or installed; the environment in use stays in use",
     "check-failed": "a check of the environment failed",
-    "drift": "a file, package or commit of the environment differs from its lock or stamp",
+    "drift": "a file, package or commit of the environment differs from its lock or stamp; `envbuild verify STACK` "
+    "names each, and `envbuild provision STACK --repair` builds the environment again",
     "smoke-failed": "a smoke test failed",
     "step-failed": "a step of the plan failed on a node",
 }
@@ -29,11 +30,18 @@ def explanation(code: str) -> str:
     lines = [f"{code}: {_ending({row[1] for row in rows})}", *([f"  {_MEANS[code]}"] if code in _MEANS else ())]
     for _, _, what, why, hint in rows:
         said = [
-            (label, text) for label, text in (("", what), ("  why:  ", why), ("  hint: ", hint)) if text.strip("…: ")
+            (label, text)
+            for label, text in (("", what), ("  why:  ", why), ("  hint: ", hint))
+            if re.search("[a-z]{2}", text)
         ]
         lines += ["", *(f"  {label}{text}" for label, text in said)] if said else []
     return "\n".join(
-        [*lines, "", "…: a name, a number or a text of the failure itself.", *(["", rule] if rule else ())]
+        [
+            *lines,
+            "",
+            "Capitals and … stand for names, numbers and texts of the failure itself.",
+            *(["", rule] if rule else ()),
+        ]
     )
 
 
