@@ -152,6 +152,7 @@ class PackageRule(NamedTuple):
 
     id: str
     has: tuple[Requirement, ...]
+    lacks: str | None
     trait: str | None
     breaks: Requirement
     verdict: str

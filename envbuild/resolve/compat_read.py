@@ -248,6 +248,7 @@ def _package_rule(row: Mapping[str, Any], packages: Mapping[str, Any]) -> Packag
     return PackageRule(
         id=row["id"],
         has=tuple(Requirement(text) for text in row.get("when", {}).get("has", ())),
+        lacks=row.get("when", {}).get("lacks"),
         trait=row.get("trait"),
         breaks=Requirement(row["breaks"]),
         verdict=row["verdict"],

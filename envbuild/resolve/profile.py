@@ -9,7 +9,7 @@ from envbuild.model.facts import DiskFacts, LibcFacts, NodeFacts, OsFacts
 from envbuild.model.finding import package_name, requirement
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Decision
-from envbuild.model.stack import Profile
+from envbuild.model.stack import Profile, Training
 from envbuild.model.target import Target
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.request import Check, Decisions, Request
@@ -55,9 +55,19 @@ def refuse(profile: Profile, compat: Compat) -> None:
 
 def unlocked(profile: Profile, compat: Compat) -> tuple[str, ...]:
     """What of a profile cannot work on any node, by its own versions, as `findings` say it of a lock."""
-    pins = [pin for text in (*profile.packages, *profile.constraints) if (pin := _pin(text))]
-    request = Request(torch=profile.torch.version if profile.torch else None, packages=dict(pins))
-    found = (*refusals(profile, compat), *rules_packages.package_rules(_NOBODY, request, compat))
+    pins = dict(pin for text in (*profile.packages, *profile.constraints) if (pin := _pin(text)))
+    torch = profile.torch.version if profile.torch else None
+    built = any(source.build for source in profile.pinned_sources)
+    both = {**pins, **({"torch": torch} if torch else {})}
+    traits, uses = rules_packages.traits_of(both, (), compat, built=built)
+    variables = {name: value for name, value in profile.environment.items() if isinstance(value, str)}
+    training = profile.training or Training()
+    found = [*refusals(profile, compat)]
+    for python in profile.python:
+        request = Request(torch=torch, python=python, packages=pins, traits=traits, uses=uses, variables=variables,
+                          zero_stage=training.zero_stage, pipeline=training.pipeline)  # fmt: skip
+        found += rules_packages.package_rules(_NOBODY, request, compat)
+        found += node.zero_needs_no_pipeline(_NOBODY, request, compat)
     return tuple(dict.fromkeys(_sentence(item) for item in found if item.verdict == "refuse"))
 
 

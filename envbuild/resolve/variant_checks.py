@@ -20,7 +20,7 @@ from envbuild.resolve.compat import Compat, Note
 from envbuild.resolve.estimate import Estimate, disk_words
 from envbuild.resolve.inside_image import engine_rule, image_python, image_tag, in_image
 from envbuild.resolve.request import OURS, Decisions, Request, decision, refused
-from envbuild.resolve.rules.packages import from_source, meets, scanned, traits_of
+from envbuild.resolve.rules.packages import from_source, gravest, meets, scanned, traits_of
 from envbuild.text import size
 
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
@@ -105,7 +105,7 @@ def request_for(variant: Variant, python: PythonFacts | None, compat: Compat, ta
         packages=packages,
         from_pypi=frozenset(name for name, package in named if package.index == "pypi"),
         traits=stops | known | from_source(variant.packages),
-        uses={**at, **uses},
+        uses=gravest([*uses.items(), *at.items()]),
         precision=training.precision or (_TENSOR_FLOORS[floor[1]] if floor else None),
         gpus=training.gpus,
         zero_stage=training.zero_stage,

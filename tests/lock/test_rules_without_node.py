@@ -74,6 +74,11 @@ def test_d57_what_only_a_run_imports_is_a_warning_beside_builds_too(build: dict[
         ("3.11", ["numpy>=2", "numpy==1.26.*"], []),
         ("3.11", ["numpy==2.0.1; python_version < '3'"], []),
         ("3.12", ["numpy==2.0.1", "apex"], ["package-homonym", "torch-python", "numpy-torch-abi"]),
+        ("3.12", ["setuptools==59.5.0"], ["torch-python", "setuptools-python"]),
+        ("3.11", ["setuptools==59.5.0"], []),
+        ("3.11", ["tensorboard==2.8.0", "protobuf==4.21.0"], ["protobuf-generated"]),
+        ("3.11", ["setuptools==82.0.0", "lightning==2.1.0", "tensorboard==2.20.0"], ["setuptools-pkg-resources"]),
+        ("3.11", ["setuptools==82.0.0", "lightning==2.4.0", "tensorboard==2.20.0"], []),
     ],
 )
 def test_d61_a_profile_is_asked_by_its_own_versions_before_it_has_a_lock(
@@ -82,6 +87,12 @@ def test_d61_a_profile_is_asked_by_its_own_versions_before_it_has_a_lock(
     wanted = {"python": [python], "torch": {"version": "2.1.2", "flavours": ["cu121"]}, "packages": packages}
     profile = Profile.from_plain(wanted)
     assert [text.partition(":")[0] for text in unlocked(profile, compat())] == says
+    more = {
+        "environment": {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"},
+        "training": {"zero_stage": 2, "pipeline": True},
+    }
+    trained = [text.partition(":")[0] for text in unlocked(Profile.from_plain({**wanted, **more}), compat())]
+    assert trained == [*(rule for rule in says if rule != "protobuf-generated"), "zero-needs-no-pipeline"]
     on_base = Profile.from_plain({**wanted, "bases": [{"kind": "system", "provides": ["torch==2.1.2"]}]})
     assert "torch-python" not in "".join(unlocked(on_base, compat())), "its torch is no wheel"
 
@@ -98,6 +109,60 @@ def test_d57_what_a_build_imports_of_torch_bounds_setuptools(tmp_path: Path, sup
     assert versions(beside)["setuptools"] == "84.2.1"
     (text,) = findings(beside, compat())
     assert "torch 2.1.2/torch/utils/cpp_extension.py uses it" in text
+
+
+@pytest.mark.parametrize(
+    ("packages", "uses", "says"),
+    [
+        (["lightning==2.3.3"], {}, "lightning 2.3.3/lightning/fabric/__init__.py at import"),
+        (
+            ["tensorboard==2.20.0", "torchmetrics==0.11.4"],
+            {},
+            "torchmetrics 0.11.4/torchmetrics/utilities/imports.py at",
+        ),
+        (
+            ["pytorch-lightning==1.9.5"],
+            {"pkg-resources": "a.py:7"},
+            "pytorch-lightning 1.9.5/pytorch_lightning/__init__",
+        ),
+        (["torchtnt==0.2.4", "tensorboard==2.20.0"], {}, "torchtnt 0.2.4/torchtnt/utils/version.py at import"),
+        (["lightning-utilities==0.10.0"], {"pkg-resources": "a.py:3 at import"}, "src/a.py:3 at import"),
+    ],
+)
+def test_d57_what_a_package_does_at_import_says_more_than_what_others_do_in_a_call(
+    packages: list[str], uses: dict[str, str], says: str
+) -> None:
+    pins = [package(*text.split("==")) for text in (*packages, "setuptools==84.2.1")]
+    lock = make_lock({"id": "cpu", "python": "3.11", "packages": pins, "sources": [{**SOURCE, "uses": uses}]})
+    (text,) = findings(lock, compat())
+    assert text.startswith("setuptools-pkg-resources: no node can take this") and says in text
+    assert mending(lock.variants[0], compat()) == ("setuptools<82",)
+
+
+def test_d57_setuptools_brings_the_distutils_that_python_has_no_more() -> None:
+    def rules(*pins: str) -> list[str]:
+        packages = [package(*text.split("==")) for text in pins]
+        source = {**SOURCE, "build": {}, "uses": {"distutils": "setup.py:1"}}
+        lock = make_lock({"id": "cpu", "python": "3.12", "packages": packages, "sources": [source]})
+        return [text.partition(":")[0] for text in findings(lock, compat())]
+
+    assert rules() == ["python-distutils"]
+    assert rules("setuptools==81.0.0") == []
+    assert rules("setuptools==65.5.1") == ["setuptools-python"]
+
+
+@pytest.mark.parametrize(
+    ("text", "trait"),
+    [
+        ("__import__('pkg_resources').declare_namespace(__name__)\n", "pkg-resources"),
+        ("import importlib\nimportlib.import_module('distutils.util')\n", "distutils"),
+        ("from importlib import import_module\nX = import_module('torch._six')\n", "torch-six"),
+        ("try:\n    __import__('pkg_resources')\nexcept ImportError:\n    pass\n", None),
+        ("import importlib\nimportlib.import_module(NAME)\n", None),
+    ],
+)
+def test_d57_a_module_that_is_imported_by_a_call_is_a_trait_too(text: str, trait: str | None) -> None:
+    assert list(uses({"a.py": text})) == ([trait] if trait else [])
 
 
 @pytest.mark.parametrize(("version", "ok"), [("84.2.1", False), ("70.0.0", False), ("81.0.0", True), ("69.5.1", True)])

@@ -436,6 +436,12 @@ def _packages() -> Iterator[Probe]:
             yield Probe((*at, "variable"), "OTHER=1", _row(row["id"], told))
         for place, text in enumerate(wanted):
             yield Probe((*at, "when", "has", place), f"{Requirement(text).name}>99999", either)
+        if lacks := row.get("when", {}).get("lacks"):
+            yield Probe(
+                (*at, "when", "lacks"),
+                "another",
+                _row(row["id"], _request({**there, **broken, lacks: "1"}, traits=traits)),
+            )
         if "unverified" in row:
             yield Probe((*at, "unverified"), False, either)
     for name, traits_of_source in cell(("packages", "traits", "sources")).items():

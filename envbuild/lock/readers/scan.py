@@ -131,9 +131,9 @@ def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.expr | ast.s
     guarded = {id(node) for each in tries for part in each.body for node in ast.walk(part)}
     numpy = _numpy_names(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in guarded:
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call) and id(node) not in guarded:
             yield from ((trait, node) for trait in _imported(node))
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield from ((trait, node) for trait in _attribute(node.value.id, node.attr, numpy))
         elif isinstance(node, ast.keyword) and node.arg == "use_2to3" and path == "setup.py":
             yield "use-2to3", node.value
@@ -146,14 +146,17 @@ def _numpy_names(tree: ast.Module) -> set[str]:
     return {alias.asname or alias.name for alias in imports if alias.name == "numpy"}
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    if isinstance(node, ast.ImportFrom):
+def _imported(node: ast.Import | ast.ImportFrom | ast.Call) -> Iterator[str]:
+    if isinstance(node, ast.Call):
+        dynamic = _called(node) in ("__import__", "import_module")
+        names = [each.value for each in node.args[:1] if dynamic and isinstance(each, ast.Constant)]
+    elif isinstance(node, ast.ImportFrom):
         if node.level:
             return
         names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
     else:
         names = [alias.name for alias in node.names]
-    for name in names:
+    for name in map(str, names):
         if name == "pkg_resources.packaging" or name.startswith("pkg_resources.extern.packaging"):
             yield "pkg-resources-packaging"
         for module, trait in _MODULES.items():

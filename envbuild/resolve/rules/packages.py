@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from packaging.requirements import Requirement
@@ -70,6 +70,7 @@ def library_rule(variant: Variant, target: Target, found: bool | None, compat: C
 _STOPS = "setup.py"
 # After the place of what is done when its module is imported.
 AT_IMPORT = " at import"
+_PATCHED = " patched by "
 
 
 def meets(version: str, requirement: Requirement) -> bool:
@@ -100,6 +101,8 @@ def package_rule(
     done = rule.trait is None or rule.trait in request.traits or rule.trait in request.uses
     if not (done and all(_holds(requirement, request) for requirement in rule.has)):
         return None
+    if rule.lacks is not None and _version(rule.lacks, request) is not None:
+        return None
     version = _version(rule.breaks.name, request)
     if version is None:
         return None
@@ -112,7 +115,7 @@ def package_rule(
     place = request.uses.get(rule.trait or "", "")
     if not place or rule.trait in request.traits:
         return decision(rule.id, rule.verdict, rule.says, compared, rule.note, rule.fix)  # type: ignore[arg-type]
-    name, _, mended = place.partition(" patched by ")
+    name, _, mended = place.partition(_PATCHED)
     if mended:
         return decision(rule.id, "patch", f"{rule.says}; {mended} ends that in {name}", compared, rule.note)
     source, _, _ = name.partition("/")
@@ -204,16 +207,16 @@ def traits_of(
     A build imports some of these modules, so where something is `built` what it does stops that.
     """
     stops = {trait for name in names for trait in compat.source_traits.get(name.lower(), ())}
-    uses: dict[str, str] = {}
+    uses: list[tuple[str, str]] = []
     for row in compat.package_traits:
         version = packages.get(canonicalize_name(row.has.name))
         if version is None or not meets(version, row.has):
             continue
         if row.at and not (built and row.builds):
-            uses.update(dict.fromkeys(row.traits, f"{row.has.name} {version}/{row.at}"))
+            uses += ((trait, f"{row.has.name} {version}/{row.at}") for trait in row.traits)
         else:
             stops.update(row.traits)
-    return frozenset(stops), uses
+    return frozenset(stops), gravest(uses)
 
 
 def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
@@ -225,17 +228,25 @@ def from_source(packages: Iterable[LockedPackage]) -> frozenset[str]:
 def scanned(sources: Iterable[LockedSource], compat: Compat) -> tuple[frozenset[str], dict[str, str]]:
     """What the scan of the trees found: traits that stop a build, and the others with their first place."""
     stops: set[str] = set()
-    elsewhere: dict[str, str] = {}
+    elsewhere: list[tuple[str, str]] = []
     for source in sources:
         ended = {trait: patch for patch in source.patches for trait in compat.patched_traits.get(patch, ())}
         for trait, place in (source.uses or {}).items():
             if trait in ended:
-                elsewhere.setdefault(trait, f"{source.name} patched by {ended[trait]}")
+                elsewhere.append((trait, f"{source.name}{_PATCHED}{ended[trait]}"))
             elif place.startswith(_STOPS):
                 stops.add(trait)
             else:
-                # What stops an import says more than what stops a call, and that more than what a patch takes care of.
-                known = elsewhere.get(trait, " patched by ")
-                if " patched by " in known or (AT_IMPORT in place and AT_IMPORT not in known):
-                    elsewhere[trait] = f"{source.name}/{place}"
-    return frozenset(stops), elsewhere
+                elsewhere.append((trait, f"{source.name}/{place}"))
+    return frozenset(stops), gravest(elsewhere)
+
+
+def gravest(places: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The place of each trait that says most, of equal ones the first.
+
+    What stops an import says more than what stops a call, and that more than what a patch takes care of.
+    """
+    found: dict[str, str] = {}
+    for trait, place in sorted(places, key=lambda each: (_PATCHED in each[1], AT_IMPORT not in each[1])):
+        found.setdefault(trait, place)
+    return found
