@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import envbuild
+from envbuild import resources
 from envbuild.catalog.yaml_load import parse_yaml
 from envbuild.cli.verbs import cli
 from envbuild.errors import EnvbuildError
@@ -21,10 +24,14 @@ from envbuild.hostlist import expand_hosts
 from envbuild.init.read import read
 from envbuild.init.readers.requirement import git_address, wheel
 from envbuild.init.statement import quoted
+from envbuild.model.facts import NodeFacts
 from envbuild.model.target import ContainerSettings
+from envbuild.node import trust
 from envbuild.node.git_source import tree_state
 from envbuild.regular_file import parse_toml
-from envbuild.report.evidence_file import parse
+from envbuild.report.evidence_file import parse, read_evidence
+from envbuild.resolve import health
+from envbuild.resolve.artifacts import Platform, flavour_cuda, numbers, rank
 from envbuild.schedule.slurm_answers import parse_job, parse_sacct
 
 
@@ -200,6 +207,39 @@ def test_d26_what_no_parser_expects_is_refused_by_a_code_or_passed_over(call: Ca
         assert call() in (None, ()) or call()
     except (EnvbuildError, ValueError) as error:
         assert isinstance(error, EnvbuildError) or re.search("twice|more than 100 parts", str(error))
+
+
+def _azure(place: tuple[str, str], value: Any) -> NodeFacts:
+    plain = json.loads((resources.catalog() / "facts/azure-nd96.json").read_text())
+    (plain[place[0]][0] if isinstance(plain[place[0]], list) else plain[place[0]])[place[1]] = value
+    return NodeFacts.model_validate(plain)
+
+
+@pytest.mark.parametrize("number", ["9" * 4400, "\u00b2"])
+def test_d75_a_number_of_the_environment_of_facts_or_of_a_report_has_a_bound(
+    number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_UID", number)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert trust.ours() == {0}
+    assert health.faults(_azure(("gpus", "health"), {"remapped_rows.failure": number})) == ()
+    assert flavour_cuda(f"cu{number}") == ()
+    with pytest.raises(EnvbuildError, match="schema"):
+        read_evidence(json.dumps({"schema_version": f"{number}.0"}).encode(), Path("e.json"))
+
+
+def test_d75_no_number_of_outside_is_read_by_isdigit() -> None:
+    # A program of builds and the pids of /proc, which the kernel writes.
+    own = {"node/build/programs/guard.py"}
+    top = Path(envbuild.__file__).parent
+    bad = re.compile(r"isdigit\(\).*\bint\(|\bint\(.*\bisdigit\(")
+    found = {path.relative_to(top).as_posix() for path in top.rglob("*.py") if bad.search(path.read_text())}
+    assert found == own
+
+
+def test_d75_facts_of_a_c_library_without_end_are_compared_at_once() -> None:
+    platform = Platform("3.11", "x86_64", numbers("2." + "9" * 4400))
+    assert rank("a-1-cp311-cp311-manylinux_2_28_x86_64.whl", platform) is not None
 
 
 def _yaml_places(size: int) -> None:

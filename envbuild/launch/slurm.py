@@ -23,6 +23,7 @@ from envbuild.launch.request import (
 from envbuild.model.common import Text
 from envbuild.model.launch import Command, Default, Deviation, Launch, LaunchFile
 from envbuild.model.reference import BenchmarkCase, ModelSize
+from envbuild.node.read_text import integer
 
 # torchrun takes the rank of its node from there where no word says it: under srun all nodes have the same words.
 _NODE_RANK = "PET_NODE_RANK"
@@ -161,7 +162,7 @@ def _bounds(order: Order, model: ModelSize, shape: dict[str, int]) -> int:
 
 def _values(order: Order, given: SlurmParameters, model: ModelSize, shape: dict[str, int]) -> dict[str, Value]:
     place = order.place
-    number = int(place.job) if place.job and place.job.isdigit() else 0
+    number = integer(place.job) or 0
     folder = (given.data or place.data or place.output).rstrip("/")
     return {
         **order.values_of(model, FIRST_PORT + number % PORTS),

@@ -14,7 +14,7 @@ import stat
 import sys
 
 from envbuild.node.protocol import NodeError
-from envbuild.node.read_text import names
+from envbuild.node.read_text import integer, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def judge(path: str) -> "Trust":
 def ours() -> "frozenset[int]":
     """The user ids that we trust: ours, root's and, under sudo, that of whoever called it."""
     caller = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else ""
-    mine = {os.geteuid(), 0} | ({int(caller)} if caller.isdigit() else set())
+    mine = {os.geteuid(), 0, integer(caller) or 0}
     return frozenset(mine - ({overflow_uid()} - {os.geteuid()}))
 
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from envbuild.errors import EnvbuildError
 from envbuild.model.common import first_mistake
 from envbuild.model.evidence import EVIDENCE_VERSION, Evidence
+from envbuild.node.read_text import integer
 from envbuild.regular_file import read_file
 
 DEEPEST = 64
@@ -144,7 +145,7 @@ def _check_version(path: Path, version: object) -> None:
 def _why(version: object) -> str:
     major, _, _ = str(version).partition(".")
     own = EVIDENCE_VERSION.partition(".")[0]
-    if major.isdigit() and len(major) < 6 and int(major) > int(own):
+    if (integer(major) or 0) > int(own):
         return (
             f"a newer envbuild wrote it: this one reads schema {EVIDENCE_VERSION}, and a new major number means other"
         )

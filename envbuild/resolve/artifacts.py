@@ -14,6 +14,7 @@ from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
 from envbuild.model.evidence import BuiltVariant, NodeEvidence, PackageFile
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import ArtifactFile, LockedPackage, Variant
+from envbuild.node.read_text import integer
 
 Numbers = tuple[int, ...]
 
@@ -40,7 +41,7 @@ def dotted(parts: Numbers) -> str:
 
 def flavour_cuda(flavour: str | None) -> Numbers:
     """The CUDA version of a wheel flavour: cu113 is (11, 3), cu130 is (13, 0); empty for cpu and None."""
-    if not flavour or not flavour.startswith("cu") or not flavour[2:].isdigit() or len(flavour) < 4:
+    if not flavour or not flavour.startswith("cu") or integer(flavour[2:]) is None or len(flavour) < 4:
         return ()
     return int(flavour[2:-1]), int(flavour[-1])
 
@@ -57,7 +58,7 @@ def python_tag(python: str) -> str:
 
 
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-# What an unknown C library is taken for, so that it refuses nothing.
+# What an unknown C library is taken for, so that it refuses nothing; no tag is of a newer one.
 _NEWEST_GLIBC = 99
 
 
@@ -97,7 +98,8 @@ def rank(file: str, platform: Platform) -> tuple[int, BuildTag] | None:
 def _places(platform: Platform) -> Mapping[Tag, int]:
     """The acceptable tags of CPython on a platform, each with its place; the best has 0."""
     python = numbers(platform.python)[:2]
-    newest = platform.glibc[1] if platform.glibc[:1] == (2,) and len(platform.glibc) > 1 else _NEWEST_GLIBC
+    known = platform.glibc[:1] == (2,) and len(platform.glibc) > 1
+    newest = min(platform.glibc[1], _NEWEST_GLIBC) if known else _NEWEST_GLIBC
     platforms: list[str] = []
     for least in range(newest, 4, -1):
         platforms.append(f"manylinux_2_{least}_{platform.machine}")

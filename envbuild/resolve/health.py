@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from envbuild.hostlist import fold_hosts
 from envbuild.model.facts import GpuFacts, NodeFacts
+from envbuild.node.read_text import integer
 from envbuild.node.variables import VISIBLE, visible_devices
 from envbuild.resolve.request import physical_gpus, visible_gpus
 from envbuild.text import grouped, plural
@@ -90,7 +91,7 @@ class _Sign(NamedTuple):
 
 
 def _yes(value: str, _gpu: GpuFacts) -> bool:
-    return value.lower() in ("yes", "pending", "active") or (value.isdigit() and int(value) > 0)
+    return value.lower() in ("yes", "pending", "active") or (integer(value) or 0) > 0
 
 
 def _unlike(other: str) -> Callable[[str, GpuFacts], bool]:

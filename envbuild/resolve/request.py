@@ -10,6 +10,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.lock import Lock, Variant
 from envbuild.model.resolution import Decision, Verdict
+from envbuild.node.read_text import integer
 from envbuild.node.variables import visible_devices
 from envbuild.resolve.artifacts import Numbers, minor
 from envbuild.resolve.compat import Compat, Note, TorchBuild, TorchRelease
@@ -106,8 +107,9 @@ def visible_gpus(facts: NodeFacts) -> int:
 
 def _is_there(entry: str, facts: NodeFacts) -> bool:
     """Whether an entry of CUDA_VISIBLE_DEVICES is one of the node's; where their names are not known it is."""
-    if entry.isdigit():
-        return int(entry[:9]) < len(facts.gpus)
+    index = integer(entry)
+    if index is not None:
+        return index < len(facts.gpus)
     names = [gpu.uuid for gpu in facts.gpus if gpu.uuid]
     if entry.startswith("MIG-"):
         names = [name.rpartition(" ")[2] for gpu in facts.gpus for name in gpu.mig]

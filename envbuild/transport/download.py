@@ -24,6 +24,7 @@ from urllib.request import url2pathname
 from envbuild.errors import EnvbuildError
 from envbuild.node import pip_config
 from envbuild.node.paths import sync_folder
+from envbuild.node.read_text import integer
 from envbuild.node.redact import redact_text
 from envbuild.regular_file import opened
 
@@ -325,7 +326,8 @@ class _Job:
         if self.sha256 is not None and kind in ("text/html", "application/xhtml+xml"):
             raise self.html(f"Content-Type is {kind}")
         length = response.headers.get("Content-Length", "")
-        total = begin + int(length) if length.isascii() and length.isdigit() else None
+        announced = integer(length[:15])  # one with more digits is over every cap as well
+        total = None if announced is None else begin + announced
         self.check_size(total or 0)
         return total
 
@@ -393,7 +395,7 @@ def _retry_after(response: requests.Response) -> float | None:
         return float(said[:9])
     try:
         when = parsedate_to_datetime(said)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

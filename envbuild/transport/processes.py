@@ -68,7 +68,7 @@ def _marked(name: str) -> dict[int, str]:
     found: dict[int, str] = {}
     until = time.monotonic() + _LOADED
     for entry in _PROC.iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or entry.name == str(os.getpid()):
             continue
         try:
             while not (environment := (entry / "environ").read_bytes()) and _is_loading(entry):

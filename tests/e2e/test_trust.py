@@ -147,6 +147,14 @@ def test_d63_a_target_that_runs_nothing_is_not_asked_for(world: World) -> None:
     world.good("plan", "./tiny.yaml")
 
 
+def test_d72_an_ssh_configuration_without_end_is_refused_before_it_is_asked_for(world: World) -> None:
+    (world.work / "envbuild.toml").write_text('target = "t.yaml"\n')
+    (world.work / "t.yaml").write_text("name: t\nextends: ssh\nhosts: [a]\nconnection: {kind: ssh, config: ./huge}\n")
+    os.truncate(os.open(world.work / "huge", os.O_CREAT | os.O_WRONLY), 1 << 40)
+    done = world.run("plan", "./tiny.yaml", timeout=30)
+    assert (done.rc, done.code) == (2, "file-unreadable"), done.err
+
+
 def test_d63_a_program_or_ssh_configuration_that_changes_is_asked_for_again(world: World) -> None:
     from envbuild.catalog.loader import load_target
 

@@ -194,6 +194,19 @@ def test_a_date_to_come_back_at_is_understood(server: Server, tmp_path: Path) ->
     assert fetch(url, tmp_path).sha256 == DIGEST
 
 
+@pytest.mark.parametrize("after", [f"Wed, 21 Oct {'9' * 25} 07:28:00 GMT", "9" * 4400, "soon", "\u00b2"])
+def test_d75_a_number_of_a_header_without_end_is_no_fault_of_ours(server: Server, tmp_path: Path, after: str) -> None:
+    error = refused(server.on("/f", lambda h, _: unavailable(h, 503, after)), tmp_path, deadline=2.0)
+    assert error.exit_code == ExitCode.TRY_AGAIN
+
+    def announced(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "9" * 4400)
+        handler.end_headers()
+
+    assert refused(server.on("/g", announced), tmp_path).code == "download-too-large"
+
+
 def test_a_server_that_asks_for_an_hour_is_not_waited_for(server: Server, tmp_path: Path) -> None:
     started = time.monotonic()
     error = refused(server.on("/f", lambda h, _: unavailable(h, 503, "3600")), tmp_path)

@@ -19,6 +19,7 @@ from envbuild.model.target import HostSource, Target
 from envbuild.node.protocol import NodeError, expand_prefix
 from envbuild.node.variables import is_of_stacks
 from envbuild.provision.survey.hosts import folder_of
+from envbuild.regular_file import read_file, unreadable
 
 
 class Question(NamedTuple):
@@ -72,16 +73,23 @@ def _lets(loaded: LoadedTarget) -> Iterator[str]:
 
 
 def _digest(loaded: LoadedTarget, runs: tuple[str, ...]) -> str:
-    """The files of the target, where they lie, and every file that it names and that is there."""
+    """The files of the target, where they lie, and every file that it names and that is there.
+
+    Raises EnvbuildError `file-unreadable` (exit 2).
+    """
     target, folder = loaded.target, folder_of(loaded)
     words = list(target.hosts.command or ()) if isinstance(target.hosts, HostSource) else []
-    words += filter(None, (target.connection.config, target.interpreter, target.base_python))
+    gitconfig = target.container.gitconfig if target.container else None
+    words += filter(None, (target.connection.config, target.interpreter, target.base_python, gitconfig))
     named = [folder / Path(word).expanduser() for word in words if not word.startswith("-")]
     made = hashlib.sha256("\0".join(runs).encode())
     for path in (*loaded.files, *named):
         if path.is_file():
             made.update(f"\0{path.resolve()}\0".encode("utf-8", "surrogateescape"))
-            made.update(hashlib.sha256(path.read_bytes()).digest())
+            try:
+                made.update(hashlib.sha256(read_file(path)).digest())
+            except OSError as error:
+                raise unreadable(path, error) from error
     return made.hexdigest()
 
 
