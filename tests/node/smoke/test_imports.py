@@ -99,6 +99,12 @@ def test_versions_must_equal_the_lock(bare: Bare) -> None:
     assert check.details["failures"] == ["a is 1.1, the lock says 1.0", "c 3 is in the lock and not installed"]
 
 
+def test_a_name_is_found_however_its_metadata_writes_it(bare: Bare) -> None:
+    """importlib.metadata of Python 3.8 and 3.9 finds no `Name_Space.part` where it is asked for its normal name."""
+    bare.package("Name_Space.part", "1.0")
+    assert bare.sound(packages=packages(**{"name-space-part": "1.0"})).details.get("failures") is None
+
+
 def test_a_crash_is_named_and_the_rest_still_runs(bare: Bare) -> None:
     bare.module("first")
     bare.module("bad", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
