@@ -37,6 +37,18 @@ def user_locks() -> Path:
     return platformdirs.user_data_path("envbuild") / "locks"
 
 
+def artifact_cache() -> Path:
+    """The folder on this machine that keeps what was fetched for nodes: `packages/<sha256>/<file>` and `sources/`."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("envbuild") / "artifacts"
+
+
+def artifact(sha256: str, name: str, cache: Path) -> Path:
+    """Where the cache keeps a file, whether it has it or not."""
+    return cache / "packages" / sha256 / name
+
+
 def containers() -> Path:
     """Generated Dockerfiles and build contexts of the shipped stacks."""
     return _shipped("containers")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.utils import canonicalize_name
 
+from envbuild import resources
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.catalog.toolchain import load_toolchain
 from envbuild.errors import EnvbuildError, ExitCode
@@ -68,13 +69,6 @@ def piece(
     return Piece(path, source, sha256 or sha256_of(source), source.stat().st_size, what, more or {})
 
 
-def artifact_cache() -> Path:
-    """The folder on this machine that keeps what was fetched for nodes: `packages/<sha256>/<file>` and `sources/`."""
-    import platformdirs
-
-    return platformdirs.user_cache_path("envbuild") / "artifacts"
-
-
 def sweep(cache: Path, now: float | None = None) -> None:
     """Remove halves of files that are older than a day; what cannot be removed is left."""
     before = (time.time() if now is None else now) - _HALF_AGE_S
@@ -107,7 +101,7 @@ class Collector:
     """
 
     record: str
-    cache: Path = field(default_factory=artifact_cache)
+    cache: Path = field(default_factory=resources.artifact_cache)
     channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
     fetch: bool = True
@@ -176,7 +170,9 @@ class Collector:
                 self._say(f"{package.name} {package.version}")
                 other = here.local(f"{folder}/{file.file}")
                 wrong = [_wrong_hash(file, f"{other} has another sha256 than the lock")] if other else []
-                found = _downloaded(package, file, place(file, self.cache), config, wrong)
+                found = _downloaded(
+                    package, file, resources.artifact(file.sha256, file.file, self.cache), config, wrong
+                )
             if found is not None:
                 yield piece(f"{folder}/{file.file}", found, what, file.sha256)
 
@@ -214,14 +210,9 @@ def _pick(package: LockedPackage, variant: Variant, glibc: tuple[int, ...], reco
     return file
 
 
-def place(file: ArtifactFile, cache: Path) -> Path:
-    """Where the cache keeps a file, whether it has it or not."""
-    return cache / "packages" / file.sha256 / file.file
-
-
 def _cached(file: ArtifactFile, cache: Path) -> Path | None:
     """The cached file, if it is there and still what its hash says; a damaged one is removed."""
-    path = place(file, cache)
+    path = resources.artifact(file.sha256, file.file, cache)
     if not path.exists():
         return None
     if sha256_of(path) == file.sha256:

@@ -211,11 +211,11 @@ def record(
     takes; of a stack file, the lock beside it. Files come from find-links folders of pip, else from the index that the
     lock names.
     """
-    from envbuild.bundle.collect import artifact_cache
     from envbuild.catalog.loader import load_stack, lock_path, pick_profile, shipped_lock
     from envbuild.lock.files import read_lock
     from envbuild.lock.record import Origin, fetch, filled, recorded, unrecorded
     from envbuild.node import pip_config
+    from envbuild.resources import artifact_cache
 
     loaded = load_stack(stack)
     name = pick_profile(loaded, profile)

@@ -7,8 +7,6 @@ import sys
 from envbuild.node import proc, protocol, trust, verbs
 from envbuild.node.protocol import Exit, Interrupted, Json, NodeError
 
-# Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
-CONNECTION = "ENVBUILD_CONNECTION"
 # Verbs that say what is wrong with a prefix, and that a node's older Python runs as well: what they import keeps to the
 # syntax of 3.6.
 _OF_ANY_NODE = ("probe", "doctor")
@@ -93,10 +91,10 @@ def main(argv: "list[str] | None" = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _on_signal)
-    if CONNECTION in os.environ:
+    if protocol.CONNECTION in os.environ:
         from envbuild.node import identity
 
-        identity.follow(os.environ.pop(CONNECTION))
+        identity.follow(os.environ.pop(protocol.CONNECTION))
     sys.stdout.flush()
     answer = os.dup(1)
     os.dup2(2, 1)

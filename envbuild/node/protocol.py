@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 else:
     Json = dict  # an object of JSON, for annotations
 
+# Set by the play to the kind of connection; without it nothing is watched: a printed script may outlive its session.
+CONNECTION = "ENVBUILD_CONNECTION"
 PROTOCOL = 1
 REQUEST_LIMIT = 64 * 1024 * 1024
 # A log with the output of a large build is some megabytes.

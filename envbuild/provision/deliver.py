@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envbuild.bundle.collect import Collector, artifact_cache, place, wanted
+from envbuild import resources
+from envbuild.bundle.collect import Collector, wanted
 from envbuild.bundle.files import Contents, extract, read_index, verify, write_bundle
-from envbuild.catalog.indexes import DEFAULT_INDEX
 from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
-from envbuild.model.lock import Lock, Variant
+from envbuild.model.lock import Variant
 from envbuild.model.plan import Plan
-from envbuild.node import pip_config
 from envbuild.node.bundle import archive
-from envbuild.node.probe import prefix
-from envbuild.plan.source_builds import bundle_name, bundles, delivered
+from envbuild.plan.source_builds import delivered
 from envbuild.provision.contact.toolchain import TOOLCHAIN
 from envbuild.provision.run.context import Prepared, Work
-from envbuild.resolve.reachability import Supply, sources_needed
 from envbuild.resolve.variant_checks import record_command
 
 
@@ -33,7 +28,7 @@ def take_bundle(path: Path, prepared: Prepared) -> tuple[Prepared, dict[str, Any
     # On this machine the node program checks the rest, as it unpacks it.
     told = read_index(path) if prepared.target.connection.kind == "local" else verify(path)
     _refuse_other(path, told, prepared)
-    folder = artifact_cache().parent / TOOLCHAIN
+    folder = resources.artifact_cache().parent / TOOLCHAIN
     pythons = [row["path"] for row in told["files"] if row["what"] == "interpreter"]
     lacking = {name: folder / Path(name).name for name in pythons if not (folder / Path(name).name).exists()}
     if lacking:
@@ -125,28 +120,3 @@ def _make(work: Work, variant: Variant, facts: NodeFacts, path: Path) -> str:
     )
     contents = Contents(prepared.lock.stack, prepared.lock.profile, (variant.machine,), (variant.id,))
     return str(write_bundle(path, contents, collector.collect(variant, glibc_of(facts)))["digest"])
-
-
-def controller_supply(
-    lock: Lock, indexes: Mapping[str, str], channels: Mapping[str, str], known: Mapping[str, bool] | None = None
-) -> Supply:
-    """What this machine could deliver: reached, kept from an earlier delivery, or in pip's find-links folders.
-
-    `indexes` and `channels`: addresses. `known`: what it reaches, where it was asked as a node already.
-    """
-    cache = artifact_cache()
-    reachable = dict(known) if known is not None else _reached(lock, indexes, channels)
-    files = {file.file: place(file, cache) for v in lock.variants for p in v.packages for file in p.files}
-    repositories = [item for variant in lock.variants for item in bundles(variant).items()]
-    kept = {each.git for name, each in repositories if (cache / "sources" / bundle_name(name, each)).exists()}
-    reachable.update(dict.fromkeys(kept, True))
-    found = {name: str(path) for name, path in files.items() if path.exists()}
-    return Supply(reachable, {**prefix.files_found(list(files)), **found})
-
-
-def _reached(lock: Lock, indexes: Mapping[str, str], channels: Mapping[str, str]) -> dict[str, bool]:
-    """What pip, conda and git reach from here."""
-    config = pip_config.read(os.environ)
-    own = {DEFAULT_INDEX: config.index_url} if DEFAULT_INDEX in indexes and config.index_url else {}
-    asked = {**({} if config.no_index else {**indexes, **own}), **channels}
-    return dict.fromkeys(indexes, False) | prefix.reachable(asked, sources_needed(lock))

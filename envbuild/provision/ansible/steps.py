@@ -20,7 +20,7 @@ from typing import Literal
 
 from envbuild.errors import EnvbuildError
 from envbuild.node import proc
-from envbuild.node.__main__ import CONNECTION
+from envbuild.node.protocol import CONNECTION
 from envbuild.node_program import call_here
 from envbuild.provision.contact.payload import read_answer
 from envbuild.transport.processes import GRACE, end_marked, end_orphans, marker_value

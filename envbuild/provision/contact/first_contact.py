@@ -25,8 +25,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.target import Connection, Target
 from envbuild.node import proc
-from envbuild.node.__main__ import CONNECTION
-from envbuild.node.protocol import PROTOCOL
+from envbuild.node.protocol import CONNECTION, PROTOCOL
 from envbuild.node_program import call_here, node_pyz
 
 # A probe's answer is some 10 KB; more than this is a node that prints without end.

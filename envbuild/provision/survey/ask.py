@@ -6,10 +6,12 @@ something has to be chosen there after all is it asked again, with the questions
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from envbuild import resources
 from envbuild.catalog.indexes import DEFAULT_INDEX, load_indexes
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.hostlist import expand_hosts
@@ -18,10 +20,13 @@ from envbuild.model.lock import Lock, Variant
 from envbuild.model.plan import NodePlan
 from envbuild.model.resolution import Decision, Resolution
 from envbuild.model.target import Target
+from envbuild.node import pip_config
+from envbuild.node.probe import prefix
+from envbuild.plan.source_builds import bundle_name, bundles
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
 from envbuild.provision.run.context import Choice, Prepared, Survey
 from envbuild.provision.run.run_dir import RunDir
-from envbuild.resolve.reachability import channel_key, channels_needed, indexes_needed, sources_needed
+from envbuild.resolve.reachability import Supply, channel_key, channels_needed, indexes_needed, sources_needed
 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
@@ -159,13 +164,33 @@ def ask_here(prepared: Prepared, survey: Survey) -> None:
     nodes = survey.facts.values()
     short = next((facts for facts in nodes if every_job or not all(facts.reachable.values())), None)
     if short is not None and survey.supply is None and prepared.target.delivery == "auto":
-        from envbuild.provision.deliver import controller_supply
-
         # This machine as a node has been asked, with uv's configuration and not with pip's.
         known = short.reachable if prepared.target.connection.kind == "local" else None
-        survey.supply = controller_supply(
-            prepared.lock, index_addresses(prepared.lock), _channel_addresses(prepared), known
-        )
+        survey.supply = controller_supply(prepared.lock, _channel_addresses(prepared), known)
+
+
+def controller_supply(lock: Lock, channels: Mapping[str, str], known: Mapping[str, bool] | None = None) -> Supply:
+    """What this machine could deliver: reached, kept from an earlier delivery, or in pip's find-links folders.
+
+    `channels`: addresses. `known`: what it reaches, where it was asked as a node already.
+    """
+    cache = resources.artifact_cache()
+    reachable = dict(known) if known is not None else _reached(lock, channels)
+    names = {file.file: file.sha256 for variant in lock.variants for each in variant.packages for file in each.files}
+    cached = {name: resources.artifact(sha256, name, cache) for name, sha256 in names.items()}
+    sources = (source for variant in lock.variants for source in bundles(variant).items())
+    kept = {source.git for name, source in sources if (cache / "sources" / bundle_name(name, source)).exists()}
+    reachable.update(dict.fromkeys(kept, True))
+    found = {name: str(path) for name, path in cached.items() if path.exists()}
+    return Supply(reachable, {**prefix.files_found(list(names)), **found})
+
+
+def _reached(lock: Lock, channels: Mapping[str, str]) -> dict[str, bool]:
+    """What pip, conda and git reach from here."""
+    config, indexes = pip_config.read(os.environ), index_addresses(lock)
+    own = {DEFAULT_INDEX: config.index_url} if DEFAULT_INDEX in indexes and config.index_url else {}
+    asked = {**({} if config.no_index else {**indexes, **own}), **channels}
+    return dict.fromkeys(indexes, False) | prefix.reachable(asked, sources_needed(lock))
 
 
 def _asked_interpreters(prepared: Prepared) -> list[str]:

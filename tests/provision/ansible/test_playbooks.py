@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from envbuild import resources
-from envbuild.node.__main__ import CONNECTION
+from envbuild.node.protocol import CONNECTION
 from envbuild.provision.ansible.inventory import IMAGE_VERBS, VERBS
 from envbuild.provision.ansible.steps import SENTENCES, STEPS
 

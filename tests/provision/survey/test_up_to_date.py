@@ -13,9 +13,8 @@ from envbuild.model.lock import Lock
 from envbuild.model.stack import Stack
 from envbuild.model.target import Target
 from envbuild.plan.source_builds import bundle_name
-from envbuild.provision.deliver import controller_supply
 from envbuild.provision.run.context import Choice, Prepared
-from envbuild.provision.survey.ask import can_keep, index_addresses, kept
+from envbuild.provision.survey.ask import can_keep, controller_supply, index_addresses, kept
 from tests.lock.build import lock as lock_of
 from tests.lock.build import variant
 from tests.resolve.builders import make_lock, package
@@ -148,13 +147,13 @@ def test_d12_what_is_kept_or_lies_in_a_folder_can_be_delivered_without_a_network
         {"id": "v", "python": "3.11", "packages": [package("a", "1"), package("b", "1")], "sources": [SOURCE]}
     )
     a, b = (each.files[0] for each in lock.variants[0].packages)
-    nothing = controller_supply(lock, index_addresses(lock), {})
+    nothing = controller_supply(lock, {})
     assert (dict(nothing.reachable), dict(nothing.files_found)) == ({"pypi": False, SOURCE["git"]: False}, {})
     kept = alone / "cache/envbuild/artifacts"
     for path in (kept / "packages" / a.sha256 / a.file, alone / "links" / b.file):
         write_file(path, "x")
     write_file(kept / "sources" / bundle_name("lib", lock.variants[0].sources[0]), "x")
-    found = controller_supply(lock, index_addresses(lock), {})
+    found = controller_supply(lock, {})
     assert set(found.files_found) == {a.file, b.file}
     assert dict(found.reachable) == {"pypi": False, SOURCE["git"]: True}
 
@@ -163,9 +162,9 @@ def test_d12_an_index_that_pip_may_not_ask_is_not_reached(alone: Path, monkeypat
     lock = make_lock({"id": "v", "python": "3.11", "packages": [package("a", "1")]})
     (alone / "index").mkdir()
     monkeypatch.setenv("PIP_INDEX_URL", f"file://{alone}/index")
-    assert controller_supply(lock, index_addresses(lock), {}).reachable == {"pypi": True}
+    assert controller_supply(lock, {}).reachable == {"pypi": True}
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert controller_supply(lock, index_addresses(lock), {}).reachable == {"pypi": False}
+    assert controller_supply(lock, {}).reachable == {"pypi": False}
 
 
 def test_d12_nodes_are_asked_for_the_default_index_too() -> None:
