@@ -86,7 +86,12 @@ def narrowed(prepared: Prepared, nodes: int) -> Prepared:
 
 
 def way(
-    work: Work, told: Bench, asked: JobAsked, place: Place | None, nodes: Sequence[NodeEvidence], trials: Iterable[int]
+    work: Work,
+    measure: Bench,
+    asked: JobAsked,
+    place: Place | None,
+    nodes: Sequence[NodeEvidence],
+    trials: Iterable[int],
 ) -> Way:
     """How the target runs what is `asked`. `nodes` have the environment; `place`: None for a job, which says it.
 
@@ -98,7 +103,7 @@ def way(
 
         def as_job(where: Place) -> Trial:
             job, made = make(where, posixpath.basename(where.output))
-            return Trial(made, partial(_in_job, work, told, site, job, where.output, asked.deadline or 0.0))
+            return Trial(made, partial(_in_job, work, measure, site, job, where.output, asked.deadline or 0.0))
 
         return Way([as_job(of_trial(work, place, number)) for number in trials])
     hosts = tuple(node.node for node in nodes) if connection.kind == "ssh" else ()
@@ -110,7 +115,7 @@ def way(
         made = launch(prepared.stack, prepared.profile, asked.values, where)
         # A single command starts the other nodes itself.
         run = OwnRun(made, activate, where.output, asked.deadline or 0.0, hosts[: len(made.commands)])
-        return Trial(made, partial(carry_out, work, told, run))
+        return Trial(made, partial(carry_out, work, measure, run))
 
     made = [as_run(of_trial(work, place, number)) for number in trials]
     return Way(made, facts_of(work, nodes[0].node))
@@ -128,12 +133,12 @@ def _there(work: Work, place: Place, asked: JobAsked, nodes: Sequence[NodeEviden
     (environment,) = environments
     top = posixpath.dirname(posixpath.dirname(str(environment)))
     first = work.prepared.target.connection.reaches(nodes[0].node)[0]
-    told = {"environment": environment, "output": asked.output or f"{top}/launches", "master": place.master or first}
-    return place.model_copy(update=told)
+    settled = {"environment": environment, "output": asked.output or f"{top}/launches", "master": place.master or first}
+    return place.model_copy(update=settled)
 
 
-def _in_job(work: Work, told: Bench, site: JobSite, job: Job, output: str, deadline: float, name: str) -> Log:
-    show = shows(work, told, name)
+def _in_job(work: Work, measure: Bench, site: JobSite, job: Job, output: str, deadline: float, name: str) -> Log:
+    show = shows(work, measure, name)
 
     def say(text: str) -> None:
         for line in text.splitlines():
@@ -200,7 +205,7 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
     Raises EnvbuildError `no-recipe` (exit 2) for a stack that does not say how it is measured, and as `narrowed`
     and `way` do.
     """
-    reference, told = measured_by(prepared.stack)
+    reference, measure = measured_by(prepared.stack)
     if asked.place is not None:
         # A wrong parameter is told before anybody is asked.
         launch(prepared.stack, prepared.profile, asked.run.values, asked.place.model_copy(update={"master": "first"}))
@@ -213,12 +218,14 @@ def bench(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked) ->
         nodes = [here] if asked.logs else environments_in_use(work)
         if all(node.exit == ExitCode.OK for node in nodes):
             trials = range(1, asked.trials + 1)
-            made = _elsewhere(prepared, asked) if asked.logs else way(work, told, asked.run, asked.place, nodes, trials)
+            made = (
+                _elsewhere(prepared, asked) if asked.logs else way(work, measure, asked.run, asked.place, nodes, trials)
+            )
             first = made.trials[0].launch
             gpus = plural(first.nodes * first.gpus_per_node, "GPU")
             doing = "reading the log of" if asked.logs else "running"
             with work.phase("bench", f"{doing} {first.model} on {gpus}"):
-                check = _check(reference, told, made, work.run.path)
+                check = _check(reference, measure, made, work.run.path)
             check = _of_logs(check) if asked.logs else check
             nodes[0] = nodes[0].model_copy(update={"facts": made.facts})
             # A run that failed has failed on every node of it; its figure is told once.
@@ -253,7 +260,7 @@ def _with(node: NodeEvidence, check: Check) -> NodeEvidence:
     return node.model_copy(update={"checks": (*node.checks, check), "status": "failed", "exit": int(code)})
 
 
-def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
+def _check(reference: Reference, measure: Bench, made: Way, folder: Path) -> Check:
     """What the trials tell, one after another until one fails, and the launch of the last that ran.
 
     `folder`: of the run; a log elsewhere is one that was named.
@@ -268,13 +275,13 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
         text = read_text(log.path)
         facts = log.facts or facts
         gpus = _gpus(log, facts, ran)
-        found = samples(told, text, gpus)
+        found = samples(measure, text, gpus)
         values, left_out, last = values + found.values, left_out + found.warm_up, text
         losses = losses or found.losses
         taken.append(log.taken)
         wrong = log.failure or (CUT if text.startswith(CUT) else found.wrong)
         if wrong:
-            failures.append(f"run {count}: {wrong}{_until(told, found) if log.late else _end(text)}")
+            failures.append(f"run {count}: {wrong}{_until(measure, found) if log.late else _end(text)}")
             break
     used = _used(reference, ran, taken)
     details = {"launch": ran.to_json_dict(), "warm_up": left_out, "values": values, **used}
@@ -285,14 +292,14 @@ def _check(reference: Reference, told: Bench, made: Way, folder: Path) -> Check:
         if log.path.is_relative_to(folder):
             details["log"] = str(log.path.relative_to(folder))
         return Check(name=CHECK, status="failed", says=failures[0], seconds=seconds, level="measured", details=details)
-    found_ = compare(reference, told, ran, statistics.median(values), gpus, rules().peaks())
+    found_ = compare(reference, measure, ran, statistics.median(values), gpus, rules().peaks())
     below = found_.verdict == "below"
     return Check(
         name=CHECK,
         status="failed" if below else "passed",
         says="; ".join(filter(None, (in_words(found_), course_in_words(losses), gpu_use.in_words(used)))),
         seconds=seconds,
-        metrics=(metric(told, values),),
+        metrics=(metric(measure, values),),
         level="measured",
         comparison=found_,
         details=details | ({"only_floors": True} if below else {}),
@@ -310,15 +317,15 @@ def _used(reference: Reference, launch: Launch, taken: Iterable[Taken]) -> dict[
     estimate = estimated(reference, launch)
     if estimate is None:
         return compared(together(taken))
-    told = {f"estimated_{what}_gib": round(size / GIB, 1) for what, size in zip(_ESTIMATES, estimate, strict=True)}
-    return {**told, **compared(together(taken), *estimate)}
+    estimates = {f"estimated_{what}_gib": round(size / GIB, 1) for what, size in zip(_ESTIMATES, estimate, strict=True)}
+    return {**estimates, **compared(together(taken), *estimate)}
 
 
-def _until(told: Bench, found: Samples) -> str:
+def _until(measure: Bench, found: Samples) -> str:
     """How far a run came that its deadline ended, by what it told until then."""
     if not found.values:
         return "; until then no figure after its warm-up"
-    middle = f"{number(statistics.median(found.values))} {told.unit}"
+    middle = f"{number(statistics.median(found.values))} {measure.unit}"
     return f"; until then {plural(len(found.values), 'figure')} after its warm-up, median {middle}: not a result"
 
 
@@ -331,8 +338,8 @@ def _end(text: str) -> str:
     first = _FIRST.search(text)
     other = re.compile(rf"(?!{first[1]}: )[0-9]+: " if first else r"(?!)")
     # Launchers write into the midst of a traceback, so theirs goes first.
-    told = without_ignored(line for line in lines if not (_ENDED.fullmatch(line) or other.match(line)))
-    last = told[-1] if told else lines[-1] if lines else ""
+    causes = without_ignored(line for line in lines if not (_ENDED.fullmatch(line) or other.match(line)))
+    last = causes[-1] if causes else lines[-1] if lines else ""
     return f": {last_lines(last)}" if last else ""
 
 

@@ -101,7 +101,7 @@ def _built(prepared: Prepared, variant: Variant, facts: NodeFacts, scratch: Path
         return
     target, prefix, folder = prepared.target, facts.stage_prefix, scratch / secrets.token_hex(6)
     here = folder.with_suffix(".tar")
-    told = fetch_wheels(facts.node, prefix, store_of(target, prefix, facts), keys, here, target.connection)
-    for row in unpack(here, folder, told["digest"])["files"]:
+    bundle = fetch_wheels(facts.node, prefix, store_of(target, prefix, facts), keys, here, target.connection)
+    for row in unpack(here, folder, bundle["digest"])["files"]:
         more = {"key": row["key"], "source": row["source"]}
         yield piece(row["path"], folder / row["path"], row["what"], row["sha256"], more)

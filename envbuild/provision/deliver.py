@@ -26,24 +26,24 @@ def take_bundle(path: Path, prepared: Prepared) -> tuple[Prepared, dict[str, Any
     `bundle-unsafe` (exit 5), `bundle-missing` (2), `bundle-does-not-fit` (7).
     """
     # On this machine the node program checks the rest, as it unpacks it.
-    told = read_index(path) if prepared.target.connection.kind == "local" else verify(path)
-    _refuse_other(path, told, prepared)
+    index = read_index(path) if prepared.target.connection.kind == "local" else verify(path)
+    _refuse_other(path, index, prepared)
     folder = resources.artifact_cache().parent / TOOLCHAIN
-    pythons = [row["path"] for row in told["files"] if row["what"] == "interpreter"]
+    pythons = [row["path"] for row in index["files"] if row["what"] == "interpreter"]
     lacking = {name: folder / Path(name).name for name in pythons if not (folder / Path(name).name).exists()}
     if lacking:
         folder.mkdir(parents=True, exist_ok=True)
         extract(path, lacking)
     target = prepared.target.model_copy(update={"delivery": "controller"})
-    return prepared._replace(target=target), told
+    return prepared._replace(target=target), index
 
 
-def _refuse_other(path: Path, told: dict[str, Any], prepared: Prepared) -> None:
+def _refuse_other(path: Path, index: dict[str, Any], prepared: Prepared) -> None:
     own = (prepared.lock.stack, prepared.lock.profile)
-    if (told["stack"], told["profile"]) != own:
+    if (index["stack"], index["profile"]) != own:
         raise _does_not_fit(
             path,
-            f"it is for {told['stack']} ({told['profile']}), not for {own[0]} ({own[1]})",
+            f"it is for {index['stack']} ({index['profile']}), not for {own[0]} ({own[1]})",
             f"envbuild bundle create {own[0]} --profile {own[1]} -o FILE",
         )
 
@@ -53,13 +53,13 @@ def _does_not_fit(path: Path, why: str, command: str) -> EnvbuildError:
     return EnvbuildError("bundle-does-not-fit", f"{path} does not fit", why=why, hint=hint)
 
 
-def refuse_lacking(path: Path, told: dict[str, Any], variant: Variant, facts: NodeFacts) -> None:
+def refuse_lacking(path: Path, index: dict[str, Any], variant: Variant, facts: NodeFacts) -> None:
     """Raises EnvbuildError `bundle-does-not-fit`, `bundle-incomplete` (exit 7) where a node cannot install from it."""
-    if variant.machine not in told["machines"]:
-        why = f"it is for {', '.join(told['machines'])}, {facts.node} is {variant.machine}"
-        raise _does_not_fit(path, why, f"envbuild bundle create {told['stack']} -t TARGET -o FILE")
-    there = {row["path"]: row["sha256"] for row in told["files"]}
-    for name, sha256 in wanted(variant, glibc_of(facts), record_command(told["stack"], told["profile"])).items():
+    if variant.machine not in index["machines"]:
+        why = f"it is for {', '.join(index['machines'])}, {facts.node} is {variant.machine}"
+        raise _does_not_fit(path, why, f"envbuild bundle create {index['stack']} -t TARGET -o FILE")
+    there = {row["path"]: row["sha256"] for row in index["files"]}
+    for name, sha256 in wanted(variant, glibc_of(facts), record_command(index["stack"], index["profile"])).items():
         if name not in there or sha256 not in (None, there[name]):
             raise EnvbuildError(
                 "bundle-incomplete",

@@ -178,8 +178,8 @@ def _verified_by_probe(work: Work, node: NodePlan) -> dict[str, Any] | None:
         if stamp.path == node.environment and stamp.checks:
             ok = all(check.get("status") != "failed" for check in stamp.checks)
             written = stamp.stamp or {}
-            told = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
-            return {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **told}
+            contents = {"packages": written.get("packages") or {}, "sources": written.get("sources") or []}
+            return {"ok": ok, "checks": list(stamp.checks), "root": stamp.root, "level": "stamped", **contents}
     return None
 
 
@@ -215,11 +215,11 @@ def ask_in_use(work: Work, question: Question, together: Together = lambda *_: O
     if requests:
         with (
             work.phase(verb, f"{verb} on {plural(len(requests), 'node')}"),
-            _told(verb, requests, work) as asked,
+            _telling(verb, requests, work) as asked,
         ):
             answers = contact(asked, asked.__getitem__, prepared.target.connection, question.deadline, run=run)
-            for node, told in answers.items() if verb == "smoke" else ():
-                well = told.failure is None and told.result().get("ok", True)
+            for node, reply in answers.items() if verb == "smoke" else ():
+                well = reply.failure is None and reply.result().get("ok", True)
                 work.journal.tell(EventKind.STEP_FINISHED, node=node, step=verb, status="ok" if well else "failed")
     joint = together(work, current, answers)
     nodes = []
@@ -233,7 +233,7 @@ def ask_in_use(work: Work, question: Question, together: Together = lambda *_: O
 
 
 @contextmanager
-def _told(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterator[dict[str, dict[str, Any]]]:
+def _telling(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterator[dict[str, dict[str, Any]]]:
     """The requests, whose nodes tell under a smoke test what they check; no log, which pushed out those of builds."""
     if verb != "smoke":
         yield requests
@@ -249,26 +249,13 @@ def _told(verb: str, requests: dict[str, dict[str, Any]], work: Work) -> Iterato
 
 
 def asked_evidence(
-    node: str, found: Current | EnvbuildError, responses: Mapping[str, Any], error: EnvbuildError | None
+    node: str, in_use: Current | EnvbuildError, responses: Mapping[str, Any], error: EnvbuildError | None
 ) -> NodeEvidence:
     """What one node answered; `error` where it could not, or not to everything."""
-    if isinstance(found, EnvbuildError) or not responses:
+    if isinstance(in_use, EnvbuildError) or not responses:
         silent = EnvbuildError("node-silent", f"{node} did not answer")
         return collect.failed_node(node, error or silent)
-    environment, variant, stamp = found
-    evidence = collect.inspected_node(node, responses)
-    if error is not None:
-        evidence = evidence.model_copy(
-            update={"status": "failed", "exit": int(error.exit_code), "error": error.as_dict()}
-        )
-    return evidence.model_copy(
-        update={
-            "environment": environment,
-            "variant_digest": variant.digest,
-            "root": evidence.root or stamp.get("root"),
-            "root_level": evidence.root_level or "stamped",
-            "packages": dict(stamp.get("packages") or {}),
-            "base_packages": dict(stamp.get("base_packages") or {}),
-            "sources": tuple(stamp.get("sources") or ()),
-        }
-    )
+    environment, variant, stamp = in_use
+    packages = {name: dict(stamp.get(name) or {}) for name in ("packages", "base_packages")}
+    about = {"environment": environment, "variant_digest": variant.digest, **packages}
+    return collect.inspected_node(node, responses, stamp, error, **about)

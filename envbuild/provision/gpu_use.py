@@ -124,9 +124,9 @@ def others(answer: str) -> list[Json]:
 def of_job(answer: str) -> OfJob:
     """What nodes answered to `ask_job`; empty: nothing."""
     *nodes, last = answer.split(f"{_NODE}\n")
-    told = [text.partition("\n") for text in nodes]
-    in_use = [f"{node}: {each}" for node, _, said in told for each in in_use_in_words(others(said))]
-    return OfJob(used([last]), in_use, [name for _, _, said in told for name in names(said.partition(_NEXT)[0])])
+    answers = [text.partition("\n") for text in nodes]
+    in_use = [f"{node}: {each}" for node, _, text in answers for each in in_use_in_words(others(text))]
+    return OfJob(used([last]), in_use, [name for _, _, text in answers for name in names(text.partition(_NEXT)[0])])
 
 
 def ask_job(folder: str) -> str:
@@ -167,9 +167,9 @@ def together(runs: Iterable[Taken]) -> Taken:
 def compared(taken: Taken, held: float | None = None, reserved: float | None = None) -> dict[str, float]:
     """What was measured, memory in GiB, and what percent of it an estimate in bytes is, where there is one."""
     used = reserved + OUTSIDE if reserved else None
-    told = {"tensors": (taken.tensors, held), "reserved": (taken.reserved, reserved), "used": (taken.used, used)}
+    pairs = {"tensors": (taken.tensors, held), "reserved": (taken.reserved, reserved), "used": (taken.used, used)}
     figures: dict[str, float] = {}
-    for name, (measured, estimate) in told.items():
+    for name, (measured, estimate) in pairs.items():
         if measured:
             figures[f"{name}_gib"] = measured
             figures |= {f"{name}_percent": round(100 * estimate / GIB / measured)} if estimate else {}
@@ -190,8 +190,8 @@ def in_words(figures: Mapping[str, float]) -> str:
 
 
 def _median(figures: Iterable[float | None]) -> float | None:
-    told = [figure for figure in figures if figure is not None]
-    return statistics.median(told) if told else None
+    known = [figure for figure in figures if figure is not None]
+    return statistics.median(known) if known else None
 
 
 def _gib(size: int) -> float | None:

@@ -199,21 +199,21 @@ def refuse_without_gpus(work: Work, count: int) -> None:
             )
 
 
-def shows(work: Work, told: Bench, name: str) -> Callable[[str], None]:
+def shows(work: Work, measure: Bench, name: str) -> Callable[[str], None]:
     """What says the figure in a line of a run's log, where it has one."""
 
     def show(text: str) -> None:
-        record = read_line(told.log, text)
-        if record is not None and told.metric in record.values:
-            work.journal.stage(f"{name}: {number(record.values[told.metric])} {told.unit}")
+        record = read_line(measure.log, text)
+        if record is not None and measure.metric in record.values:
+            work.journal.stage(f"{name}: {number(record.values[measure.metric])} {measure.unit}")
 
     return show
 
 
-def carry_out(work: Work, told: Bench, asked: OwnRun, name: str) -> Log:
+def carry_out(work: Work, measure: Bench, asked: OwnRun, name: str) -> Log:
     """One run under a name: its log, and why it failed; ends at the deadline or when the run is cancelled."""
     log = Log(work.run.path / "logs" / f"{name.replace(' ', '-')}.log")
-    _carried_out(work, told, replace(asked, launch=probed(asked.launch, asked.gpus)), name, log)
+    _carried_out(work, measure, replace(asked, launch=probed(asked.launch, asked.gpus)), name, log)
     log.taken = used(_glances(work, asked, gpu_use.ask_used(asked.gpus)))
     return log
 
@@ -249,8 +249,8 @@ def _devices(asked: OwnRun) -> list[str]:
     return [str(index) for index in range(count)] if named is None else named[:count]
 
 
-def _carried_out(work: Work, told: Bench, asked: OwnRun, name: str, log: Log) -> None:
-    show = shows(work, told, name)
+def _carried_out(work: Work, measure: Bench, asked: OwnRun, name: str, log: Log) -> None:
+    show = shows(work, measure, name)
     # Launchers start their ranks in sessions of their own; what they inherit finds them all.
     end_orphans(MARKER)
     work.notes += [each for each in _before(work, asked) if each not in work.notes]

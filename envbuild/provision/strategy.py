@@ -63,7 +63,7 @@ class _Trials:
     """The trials of one search, and what ended it."""
 
     work: Work
-    told: Bench
+    measure: Bench
     asked: Asked
     found: Problem
     gpus: Gpus
@@ -92,9 +92,9 @@ class _Trials:
         run = OwnRun(self.asked.make(found, ranked.case, place), self.asked.activate, place.output, deadline)
         self.work.journal.stage(f"trial {number}: {ranked.case} (estimated {ranked.tflops:.0f} TFLOP/s per GPU)")
         began = time.monotonic()
-        log = carry_out(self.work, self.told, run, f"trial {number}")
+        log = carry_out(self.work, self.measure, run, f"trial {number}")
         text = read_text(log.path)
-        values, _, wrong, _ = samples(self.told, text, self.gpus)
+        values, _, wrong, _ = samples(self.measure, text, self.gpus)
         wrong = log.failure or wrong
         answer: Answer = "measured"
         if wrong:
@@ -119,7 +119,7 @@ class _Trials:
                 status="passed" if answer == "measured" else "failed" if answer == "failed" else "skipped",
                 says=says,
                 seconds=round(time.monotonic() - began, 1),
-                metrics=(metric(self.told, values),) if answer == "measured" else (),
+                metrics=(metric(self.measure, values),) if answer == "measured" else (),
                 level="measured",
                 details=details,
             )
@@ -132,7 +132,7 @@ def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked)
 
     Raises EnvbuildError `no-recipe` as `bench` does, and what `asked.problem` raises.
     """
-    _, told = measured_by(prepared.stack)
+    _, measure = measured_by(prepared.stack)
     with one_work(CHECK, prepared, settings, watch) as work:
         refuse_without_gpus(work, asked.place.gpus_per_node)
         (node,) = environments_in_use(work)
@@ -141,7 +141,7 @@ def strategy(prepared: Prepared, settings: Settings, watch: Watch, asked: Asked)
             found = asked.problem(rules().gpu_of(facts.gpus[0].device_name) if facts and facts.gpus else None)
             first = [] if found.own is None else [found.own]
             gpus, search = gpus_of(facts, found.gpus, rules()), Search(found.machine, found.ranked(), first)
-            trials = _Trials(work, told, asked, found, gpus, search, [])
+            trials = _Trials(work, measure, asked, found, gpus, search, [])
             with work.phase(CHECK, f"searching for {found.model} on {plural(found.gpus, 'GPU')}"):
                 trials.run()
             checks = (*node.checks, *trials.checks, _conclusion(trials))
@@ -158,7 +158,7 @@ def _conclusion(trials: _Trials) -> Check:
     count = plural(len(trials.search.trials), "trial")
     if best is None or best.tflops is None:
         return Check(name=CHECK, status="failed", says=f"none of {count} told a figure; {ended}", level="measured")
-    says = f"best of {count}: {best.ranked.case}, {number(best.tflops)} {trials.told.unit}"
+    says = f"best of {count}: {best.ranked.case}, {number(best.tflops)} {trials.measure.unit}"
     own = next((t.tflops for t in trials.search.trials if t.ranked.case == trials.found.own and t.tflops), None)
     if own:
         says += f", {best.tflops / own:.2f} times the document's {'best case' if trials.found.best else 'own case'}"

@@ -107,7 +107,7 @@ def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> Non
     """Run a tool; one whose workers died may say nothing of it but an empty file."""
     end_orphans(_MARKER)
     marker = marker_value()
-    said, failed = "", f"timed out after {seconds:g} s"
+    output, failed = "", f"timed out after {seconds:g} s"
     try:
         done = subprocess.run(
             ["bash", "-c", text],
@@ -119,17 +119,17 @@ def _run(text: str, words: tuple[str, ...], folder: Path, seconds: float) -> Non
             timeout=seconds,
             check=False,
         )
-        said, failed = done.stdout.decode("utf-8", "replace"), f"exit code {done.returncode}"
+        output, failed = done.stdout.decode("utf-8", "replace"), f"exit code {done.returncode}"
         empty = [path.name for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size]
         if done.returncode == 0 and not empty:
             return
         failed += f", {empty[0]} is empty" if empty else ""
     except subprocess.TimeoutExpired as error:
-        said = (error.stdout or b"").decode("utf-8", "replace")
+        output = (error.stdout or b"").decode("utf-8", "replace")
     finally:
         # Its workers may outlive it.
         end_marked(_MARKER, marker)
-    last = "\n".join(redact_text(said).splitlines()[-_LAST:])
+    last = "\n".join(redact_text(output).splitlines()[-_LAST:])
     raise EnvbuildError(
         "data-failed",
         f"{' '.join(words)} failed: {failed}",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envbuild.provision.ansible.adapter import run_playbook
-from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.adapter import Inventory, run_playbook
 from envbuild.provision.ansible.steps import Limits, NodeHost
 from tests.fleet.nodes import Fleet, Node
 

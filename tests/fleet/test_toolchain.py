@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from envbuild.node_program import node_pyz
-from envbuild.provision.ansible.adapter import TaskEvent, run_playbook
-from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.adapter import Inventory, TaskEvent, run_playbook
 from envbuild.provision.ansible.steps import Limits, NodeHost
 from envbuild.provision.contact.payload import Tool, file_tool, python_tool, write_payload
 from envbuild.regular_file import sha256_of

@@ -21,8 +21,7 @@ import pexpect
 import pytest
 
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.adapter import configuration, variables, without_user_settings
-from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.adapter import Inventory, configuration, variables, without_user_settings
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.provision.contact import first_contact
 from envbuild.transport import ssh, ssh_config

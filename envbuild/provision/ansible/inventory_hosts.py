@@ -74,7 +74,7 @@ def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
     if not isinstance(listed, dict):
         raise _invalid(path, "ansible-inventory printed something else than groups")
     meta = listed.get("_meta")
-    told = meta.get("hostvars") if isinstance(meta, dict) else None
+    hostvars = meta.get("hostvars") if isinstance(meta, dict) else None
     found: dict[str, HostAddress] = {}
     for group, content in listed.items():
         names = content.get("hosts", []) if isinstance(content, dict) and group != "_meta" else []
@@ -82,7 +82,7 @@ def hosts_of(listed: Any, path: Path) -> dict[str, HostAddress]:
             if not isinstance(name, str):
                 raise _invalid(path, f"{name!r} is no host name")
             if name not in found:
-                given = told.get(name) if isinstance(told, dict) else None
+                given = hostvars.get(name) if isinstance(hostvars, dict) else None
                 found[check_host(name)] = _address(path, name, given if isinstance(given, dict) else {})
         if len(found) > MAX_HOSTS:
             raise EnvbuildError(

@@ -51,8 +51,8 @@ def payload_of(work: Work, tools: Sequence[Tool], prefix: str) -> Path | None:
     """The payload that puts tools into a prefix, one for all nodes that lack the same; None without any."""
     if not tools:
         return None
-    told = "\0".join((prefix, *(tool.folder for tool in tools)))
-    path = work.run.staging / f"toolchain-{hashlib.sha256(told.encode()).hexdigest()[:12]}.sh"
+    key = "\0".join((prefix, *(tool.folder for tool in tools)))
+    path = work.run.staging / f"toolchain-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sh"
     if not path.exists():
         write_payload(path, tools, prefix=prefix, packed=work.prepared.target.connection.kind != "local")
     return path
@@ -88,8 +88,8 @@ def run_hosts(
         # What the nodes had to be told, a target's variables say, does not stay in a run directory.
         for host in hosts:
             for verb, path in host.requests.items():
-                told = requests[host.name][verb]
-                if (clean := redact_data(told)) != told:
+                request = requests[host.name][verb]
+                if (clean := redact_data(request)) != request:
                     work.run.write_json(path, clean)
     work.tasks += result.tasks_run
     for host in hosts:
@@ -108,8 +108,7 @@ def _carried_out(playbook: str, hosts: tuple[NodeHost, ...], watcher: _Watcher, 
     limits = Limits(settings.deadline, settings.cancel, partial(work.journal.stage, INTERRUPTED))
     if connection.kind == "local" and not settings.playbook:
         return run_here(playbook, *hosts, on_event=watcher, limits=limits)
-    from envbuild.provision.ansible.adapter import run_playbook
-    from envbuild.provision.ansible.inventory import Inventory
+    from envbuild.provision.ansible.adapter import Inventory, run_playbook
 
     inventory, forks = Inventory(hosts, connection), min(FORKS, len(hosts))
     return run_playbook(playbook, inventory, run_dir=work.run.path, on_event=watcher, forks=forks, limits=limits)
@@ -235,9 +234,9 @@ class _Watcher:
 
 def _parts(answer: dict[str, Any] | None) -> dict[str, Any]:
     """How long each phase of a step took, where the node says so."""
-    told = ((answer or {}).get("result") or {}).get("seconds")
-    told = told if isinstance(told, dict) else {}
-    parts = {str(name): value for name, value in told.items() if is_amount(value)}
+    seconds = ((answer or {}).get("result") or {}).get("seconds")
+    seconds = seconds if isinstance(seconds, dict) else {}
+    parts = {str(name): value for name, value in seconds.items() if is_amount(value)}
     return {"parts": parts} if parts else {}
 
 

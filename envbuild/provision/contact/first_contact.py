@@ -190,8 +190,8 @@ def parse_output(data: bytes, nonce: str, node: str = "localhost", log: str = ""
     begin, end = (f"\n{_marker(which, nonce)}\n".encode() for which in ("begin", "end"))
     _, found, rest = (b"\n" + data).partition(begin)
     if not found:
-        said = data[-300:].decode("utf-8", "replace").strip() or log[-300:].strip() or "nothing"
-        raise _garbled(node, "contact-failed", "/bin/sh did not run the probe", f"it said: {said}", log)
+        output = data[-300:].decode("utf-8", "replace").strip() or log[-300:].strip() or "nothing"
+        raise _garbled(node, "contact-failed", "/bin/sh did not run the probe", f"it said: {output}", log)
     body, found, _ = (b"\n" + rest).rpartition(end)
     if not found:
         raise _garbled(node, "contact-failed", "the probe ended early", log[-300:].strip(), log)
@@ -312,11 +312,11 @@ def contact(
             with at_once:
                 return run_node(node, request_for(node), connection, deadline)
         except EnvbuildError as error:
-            told = error
+            failure = error
         except Exception as error:  # noqa: BLE001 - one strange node must not cost the answers of the others
-            told = (run or EnvbuildError).unexpected(f"{node} was not contacted", error)
-        told.details.setdefault("node", node)
-        return ContactResult.failed(node, told)
+            failure = (run or EnvbuildError).unexpected(f"{node} was not contacted", error)
+        failure.details.setdefault("node", node)
+        return ContactResult.failed(node, failure)
 
     wanted = list(dict.fromkeys(nodes))
     if len(wanted) == 1:

@@ -47,9 +47,9 @@ def fetch_wheels(
     there = posixpath.join(store, "tmp", f"bundle-{secrets.token_hex(6)}.tar")
     args = {"action": "pack", "store": store, "file": there, "keys": sorted(keys.values())}
     request = node_request("wheels", prefix, args)
-    told = contact([node], lambda _: request, connection, DEADLINE, run=run)[node].result()
-    receive(node, there, to, size=told["bytes"], sha256=told["sha256"], connection=connection)
-    return told
+    bundle = contact([node], lambda _: request, connection, DEADLINE, run=run)[node].result()
+    receive(node, there, to, size=bundle["bytes"], sha256=bundle["sha256"], connection=connection)
+    return bundle
 
 
 def receive(node: str, path: str, to: Path, *, size: int, sha256: str, connection: Connection) -> None:
@@ -70,12 +70,12 @@ def receive(node: str, path: str, to: Path, *, size: int, sha256: str, connectio
         )
     half = to.with_name(f".{to.name}.half")
     try:
-        said = _copy(node, path, half, size, connection)
+        stderr = _copy(node, path, half, size, connection)
         if half.stat().st_size != size:
             raise EnvbuildError(
                 "transfer-cut-off",
                 f"{node}: {half.stat().st_size} of {size} bytes of {path} arrived",
-                why=said.strip()[-300:],
+                why=stderr.strip()[-300:],
             )
         if sha256_of(half) != sha256:
             raise EnvbuildError(

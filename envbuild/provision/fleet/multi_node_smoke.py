@@ -21,6 +21,7 @@ from envbuild.model.plan import Plan
 from envbuild.model.target import Connection, Target
 from envbuild.node.smoke.rendezvous import PORTS
 from envbuild.plan.node_steps import smoke_items, uses_cuda
+from envbuild.plan.sharing import stamp_of_environment
 from envbuild.provision.contact.first_contact import WORKERS, ContactResult, contact, node_request
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.evidence import all_well
@@ -41,7 +42,7 @@ _NOWHERE = ("127.", "169.254.", "::1", "fe80", "localhost")
 
 @dataclass(frozen=True)
 class Member:
-    """A node that may take part: where others may reach it, best first, and its GPUs (0: the processors do it)."""
+    """A node that may take part: the addresses of its own, and its GPUs (0: the processors do it)."""
 
     node: str
     environment: str
@@ -88,7 +89,8 @@ def requests(group: Sequence[Member], target: Target, run: str, number: int = 0)
     args = meet_args(first.variant, target, first.environment, min(member.gpus for member in group))
     seed = int(hashlib.sha256(f"{run} {number}".encode()).hexdigest()[:8], 16)
     ports = [PORT_BASE + (seed + index) % PORT_RANGE for index in range(PORTS)]
-    place = {"nodes": len(group), "addresses": list(first.addresses), "ports": ports}
+    where = reached_at(first.node, first.addresses, target.connection)
+    place = {"nodes": len(group), "addresses": where, "ports": ports}
     names = [member.node for member in group]
     return {
         member.node: node_request(
@@ -119,11 +121,10 @@ def job_request(work: Work, variant: Variant, environment: str, gpus: int, nodes
     return {VERB: node_request(VERB, target.prefix, args, work.run.id)}
 
 
-def addresses(node: str, own: Sequence[str], connection: Connection) -> tuple[str, ...]:
+def reached_at(node: str, own: Sequence[str], connection: Connection) -> list[str]:
     """Where other nodes may reach a node: the address that we reach it by, then its own."""
-    told = [connection.reaches(node)[0], *own]
-    usable = [each for each in dict.fromkeys(told) if not each.startswith(_NOWHERE)]
-    return tuple(usable[:_MOST_ADDRESSES])
+    addresses = dict.fromkeys([connection.reaches(node)[0], *own])
+    return [address for address in addresses if not address.startswith(_NOWHERE)][:_MOST_ADDRESSES]
 
 
 def meet_nodes(work: Work, plan: Plan, outcome: Outcome) -> None:
@@ -153,22 +154,16 @@ def _member(work: Work, node: str, environment: str) -> Member | None:
     if facts is None:
         return None
     if variant is None:  # nothing had to be done there
-        stamp = next((each for each in facts.environments if each.path == environment), None)
-        variant = variant_of(work, stamp.stamp if stamp else None)
+        stamp = stamp_of_environment(facts, environment)
+        variant = matching_variant(work.prepared.lock, stamp.stamp) if stamp and stamp.stamp else None
     if variant is None:
         return None
-    where = addresses(node, own_addresses(facts), work.prepared.target.connection)
-    return Member(node, environment, variant, where, gpus_of(variant, facts, work.prepared.target))
+    return Member(node, environment, variant, own_addresses(facts), gpus_of(variant, facts, work.prepared.target))
 
 
-def own_addresses(facts: NodeFacts) -> list[str]:
+def own_addresses(facts: NodeFacts) -> tuple[str, ...]:
     """Those of all its network interfaces."""
-    return [address for nic in facts.nics for address in nic.addresses]
-
-
-def variant_of(work: Work, stamp: Mapping[str, Any] | None) -> Variant | None:
-    """The variant of the lock that an environment was built from."""
-    return matching_variant(work.prepared.lock, stamp) if stamp else None
+    return tuple(address for nic in facts.nics for address in nic.addresses)
 
 
 def gpus_of(variant: Variant, facts: NodeFacts, target: Target) -> int:
@@ -184,12 +179,12 @@ def ask_together(group: Sequence[Member], work: Work, number: int = 0) -> dict[s
         work.notes.append(
             f"the joint smoke test took the first {WORKERS} of {len(group)} nodes: more are not asked at once over SSH"
         )
-    told = requests(group[:WORKERS], target, work.run.id, number)
-    deadline = float(next(iter(told.values()))["args"]["deadline"]) + WAIT + _SLACK
+    asked = requests(group[:WORKERS], target, work.run.id, number)
+    deadline = float(next(iter(asked.values()))["args"]["deadline"]) + WAIT + _SLACK
     if target.engine == "container":
-        told = {node: in_image(each, work.prepared.stack.name) for node, each in told.items()}
+        asked = {node: in_image(each, work.prepared.stack.name) for node, each in asked.items()}
         deadline += _SLACK  # containers start and end
-    return contact(told, told.__getitem__, target.connection, deadline, run=work.run)
+    return contact(asked, asked.__getitem__, target.connection, deadline, run=work.run)
 
 
 def note_floors(work: Work, outcome: Outcome) -> None:
@@ -218,18 +213,16 @@ def meet_in_use(
     work: Work, current: Mapping[str, Current | EnvbuildError], answers: Mapping[str, ContactResult]
 ) -> Outcome:
     """The joint test of nodes whose own smoke test went well, over SSH."""
-    target, outcome = work.prepared.target, Outcome()
+    outcome, members = Outcome(), []
     if len(answers) < 2:
         return outcome
-    members = []
-    for node, found in current.items():
+    for node, in_use in current.items():
         answer = answers.get(node)
-        if isinstance(found, EnvbuildError) or answer is None or answer.response is None:
+        if isinstance(in_use, EnvbuildError) or answer is None or answer.response is None:
             continue
-        environment, variant, stamp = found
+        environment, variant, stamp = in_use
         if all_well({"smoke": answer.response}):
-            told = answer.response.get("result", {}).get("addresses") or ()
-            where = addresses(node, told, target.connection)
-            members.append(Member(node, environment, variant, where, gpus_of_stamp(variant, stamp)))
+            own = tuple(answer.response.get("result", {}).get("addresses") or ())
+            members.append(Member(node, environment, variant, own, gpus_of_stamp(variant, stamp)))
     meet_members(work, members, outcome)
     return outcome

@@ -153,8 +153,8 @@ class _Run:
         if donor is None:
             return False
         stamp = stamp_of_environment(self.work.survey.facts[donor.node], donor.environment)
-        told = ((stamp.stamp or {}) if stamp is not None else {}).get("sources")
-        group.by, group.keys = donor.node, self._wanted(group, told)
+        sources = ((stamp.stamp or {}) if stamp is not None else {}).get("sources")
+        group.by, group.keys = donor.node, self._wanted(group, sources)
         return bool(group.keys)
 
     def _wanted(self, group: _BuildGroup, sources: Any) -> dict[str, str]:
@@ -258,8 +258,8 @@ class _Run:
         prefix = work.survey.facts[group.by].prefix.path
         here = work.run.staging / f"built-{secrets.token_hex(4)}.tar"
         self.bundles.append(here)
-        told = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
-        return _Built(here, told["digest"], told["bytes"])
+        bundle = fetch_wheels(group.by, prefix, store, group.keys, here, work.prepared.target.connection, work.run)
+        return _Built(here, bundle["digest"], bundle["bytes"])
 
     def _give(self, group: _BuildGroup, built: _Built | None, lacking: set[str], *, seconds: float) -> None:
         """Change requests and deliveries of those who wait: they take the wheels instead of building them."""
@@ -356,14 +356,14 @@ def _keys_in(answer: ContactResult | None) -> set[str]:
 
 def _built_alone(outcome: Outcome) -> list[str]:
     """What was handed to a node and was not right for it, in words."""
-    said = []
+    notes = []
     for node, verbs in outcome.responses.items():
         for source in ((verbs.get("install") or {}).get("result") or {}).get("sources") or ():
             handed = (source.get("build") or {}).get("handed")
             if handed and not handed.get("used"):
                 why = f"{handed.get('by')}'s is not right for it ({handed.get('why')})"
-                said.append(f"{node} has its own {source.get('name')}: {why}")
-    return said
+                notes.append(f"{node} has its own {source.get('name')}: {why}")
+    return notes
 
 
 def not_built(node: str, builder: str, error: EnvbuildError | None) -> EnvbuildError:

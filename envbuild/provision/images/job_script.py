@@ -18,8 +18,7 @@ from envbuild.node.image.load import enroot_uri
 from envbuild.node.program_files import carried
 from envbuild.node.protocol import PROTOCOL
 from envbuild.node_program import node_pyz
-from envbuild.provision.images.build_in_job import builds_in_job
-from envbuild.provision.images.obtain import Wanted, needs_registry, settings_of, wanted
+from envbuild.provision.images.obtain import Wanted, builds_in_job, needs_registry, settings_of, wanted
 from envbuild.provision.images.plan import FILES, smoke_args, verify_args
 from envbuild.provision.jobs.site import JobSite, proxies
 from envbuild.provision.run.context import Prepared

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from envbuild.errors import EnvbuildError
 from envbuild.model.facts import NodeFacts
 from envbuild.model.plan import Plan
 from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
-from envbuild.provision.images.build_in_job import build_in_job, builds_in_job, make_context
-from envbuild.provision.images.obtain import Obtained, obtain, wanted
+from envbuild.provision.images.obtain import Obtained, builds_in_job, make_context, obtain, wanted
 from envbuild.provision.images.plan import FILES, NodeImage
 from envbuild.provision.images.provision import (
     Images,
@@ -34,12 +34,12 @@ from envbuild.provision.images.provision import (
 )
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
-from envbuild.provision.jobs.stage import login_work, on_login
-from envbuild.provision.jobs.survey import facts_file
+from envbuild.provision.jobs.survey import facts_file, login_work, on_login
 from envbuild.provision.run.context import Outcome, Work
 from envbuild.provision.run.run_dir import keep, read_recent
 
 LIMIT = 3600
+_BUILD_LIMIT = 4 * 3600
 Told = dict[str, dict[str, Any]]
 
 
@@ -94,7 +94,7 @@ class InJobs(InImages):
                 file = file or _stage(work, site, images, got, args, prefix)
             if not got.id:
                 with work.phase("build", "building the image in a job"):
-                    file = build_in_job(work, site, images.login, args, _folder(images.login, work))
+                    file = _build(work, site, images.login, args, _folder(images.login, work))
                 args["id"] = file["sha256"]
             with work.phase("provision", "testing through a job"):
                 return _test(work, site, images, {**args, "file": file}, prefix)
@@ -126,6 +126,23 @@ class InJobs(InImages):
             return {node: each["ask"] for node, each in answers.items()}, met
 
 
+def _build(work: Work, site: JobSite, login: Mapping[str, Any], args: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """One job of one node makes the file of the image from what was carried; its `path`, `bytes` and `sha256`.
+
+    `login`: what the login host said; `folder`: that of the job. Raises EnvbuildError as `ask_in_job` and the verb do
+    (`image-build-failed`, exit 4).
+    """
+    target, facts = work.prepared.target, login["facts"]
+    one = target.scheduler.model_copy(update={"nodes": 1})
+    alone = replace(site, target=target.model_copy(update={"scheduler": one}))
+    request = node_request("container", facts["prefix"]["path"], {**args, "action": "build"}, work.run.id)
+    asked = Asked("envbuild-image", folder, {"build": request})
+    answers = [verbs["build"] for verbs in ask_in_job(work, alone, asked, site.limit(_BUILD_LIMIT)).values()]
+    # A job that was requeued has had two nodes.
+    answer = next((answer for answer in answers if answer.error is None), answers[0])
+    return dict(answer.result()["file"])
+
+
 def _ask_login(work: Work, site: JobSite) -> dict[str, Any]:
     request = look_request(work, site.login)
     return told_of(contact([site.login], lambda _: request, site.connection, run=work.run)[site.login])
@@ -145,13 +162,13 @@ def _told(answer: ContactResult) -> dict[str, Any] | EnvbuildError:
 def _take_in(work: Work, images: Images, found: Mapping[str, Mapping[str, Any] | EnvbuildError]) -> None:
     """What nodes said, with what the shared folder says now."""
     login = images.login
-    images.told, survey = {}, work.survey
+    images.answers, survey = {}, work.survey
     survey.facts, survey.errors = {}, {}
     for node, each in found.items():
         if isinstance(each, EnvbuildError):
             survey.errors[node] = each
             continue
-        images.told[node] = {**each, "containers": shared_record(node, each["containers"], login["containers"])}
+        images.answers[node] = {**each, "containers": shared_record(node, each["containers"], login["containers"])}
         survey.facts[node] = NodeFacts.from_plain(each["facts"]).model_copy(update={"node": node})
 
 
@@ -241,7 +258,7 @@ def _test(work: Work, site: JobSite, images: Images, args: dict[str, Any], prefi
     _accept(work, site, images, outcome, args, prefix)
     met_in_job(work, {node: answers[node] for node in images.nodes}, outcome)
     good = not outcome.errors and not work.survey.errors
-    write_told(told_file(work, site), {node: images.told[node] for node in images.nodes} if good else {})
+    write_told(told_file(work, site), {node: images.answers[node] for node in images.nodes} if good else {})
     return planned(work, images), outcome
 
 
@@ -290,11 +307,11 @@ def _accept(work: Work, site: JobSite, images: Images, outcome: Outcome, args: M
     tested = outcome.responses[good[0]]["container"]["result"].get("verify") or {}
     kept = set(record.get("nodes") or ()) if record and same and not work.settings.repair else set()
     bad = set(outcome.errors) | (set(images.nodes) - set(good))
-    told = {
+    accepted = {
         **args, "action": "accept", "verify": {key: tested.get(key) for key in ("root", "base_packages", "sources")},
         "nodes": sorted((kept | set(good)) - bad),
     }  # fmt: skip
-    request = node_request("container", prefix, told, work.run.id)
+    request = node_request("container", prefix, accepted, work.run.id)
     contact([site.login], lambda _: request, site.connection, run=work.run)[site.login].result()
 
 
@@ -315,10 +332,10 @@ def read_told(path: Path) -> Told:
     return found
 
 
-def write_told(path: Path, told: Told) -> None:
-    """Keep it; forget what was kept where `told` is empty. A cache that cannot be written is no error."""
-    if told:
-        keep(path, told)
+def write_told(path: Path, answers: Told) -> None:
+    """Keep it; forget what was kept where there are none. A cache that cannot be written is no error."""
+    if answers:
+        keep(path, answers)
         return
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from envbuild.container import apptainer, build
 from envbuild.container.base_images import Given
 from envbuild.container.build import Options, build_image
 from envbuild.container.builders import Builder, find_builder
+from envbuild.container.fetch_stages import WHEELHOUSE
 from envbuild.container.recipe import ImageRecipe
 from envbuild.container.verify_image import LABEL, of_another_lock, variant_of
 from envbuild.errors import EnvbuildError, ExitCode
@@ -209,3 +215,51 @@ def _remembered(key: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and isinstance(found.get("id"), str) else {}
+
+
+def builds_in_job(prepared: Prepared) -> bool:
+    """Whether the target wants its images built by a node of a job."""
+    settings = settings_of(prepared)
+    return settings.build == "job" and settings.image is None
+
+
+def make_context(image: Wanted, prepared: Prepared, folder: Path, say: Callable[[str], None]) -> Obtained:
+    """One file in `folder` with everything that a build without a network needs, as something that is carried.
+
+    Its id is not known before a node has built it. Raises EnvbuildError: what `fill_wheelhouse`, `find_builder` and
+    `Builder.save` raise.
+    """
+    assert image.recipe is not None  # noqa: S101 - see `builds_in_job`
+    recipe, settings = image.recipe, settings_of(prepared)
+    made = folder / f"context-{image.key[:12]}"
+    try:
+        definition = {apptainer.FILE: apptainer.render(recipe, carried=True)}
+        build.write(made, build.texts(recipe) | definition)
+        say("fetching what the image is made from")
+        # The user's indexes, logins, certificates and git configuration are used here, so that none of them leaves.
+        with _git_configuration(settings.gitconfig):
+            own = [Path(each).expanduser() for each in settings.wheelhouse]
+            build.fill_wheelhouse(recipe, own, made / WHEELHOUSE, fetch=True)
+        for name, file in apptainer.archives(recipe).items():
+            say(f"writing {name} to a file")
+            find_builder(settings.builder).save(name, made / file)
+        path = folder / f"{made.name}.tar"
+        with tarfile.open(path, "w") as archive:
+            archive.add(made, arcname=".")
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Obtained("", "apptainer", path, sha256_of(path))
+
+
+@contextmanager
+def _git_configuration(path: str | None) -> Iterator[None]:
+    before = os.environ.get("GIT_CONFIG_GLOBAL")
+    if path is not None:
+        os.environ["GIT_CONFIG_GLOBAL"] = str(Path(path).expanduser())
+    try:
+        yield
+    finally:
+        if path is not None and before is not None:
+            os.environ["GIT_CONFIG_GLOBAL"] = before
+        elif path is not None:
+            del os.environ["GIT_CONFIG_GLOBAL"]

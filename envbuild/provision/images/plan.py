@@ -42,27 +42,27 @@ class NodeImage:
 
 
 def node_image(
-    node: str, prepared: Prepared, image: Wanted, told: Mapping[str, Any], facts: NodeFacts, *, repair: bool
+    node: str, prepared: Prepared, image: Wanted, answer: Mapping[str, Any], facts: NodeFacts, *, repair: bool
 ) -> NodeImage:
     """Decide for one node. Raises what `choose` raises, `container-needs-registry` (exit 7)."""
     settings = settings_of(prepared)
-    can = {name: bool(told.get(name)) for name in ("cdi", "infiniband", "raises_limits", "root")}
+    can = {name: bool(answer.get(name)) for name in ("cdi", "infiniband", "raises_limits", "root")}
     there = ContainerFacts(
-        told.get("runtimes") or {}, memlock=int(told.get("memlock", -1)), gpus=len(facts.gpus), **can
+        answer.get("runtimes") or {}, memlock=int(answer.get("memlock", -1)), gpus=len(facts.gpus), **can
     )
     chosen = choose(node, settings, there)
     if chosen.runtime in ("enroot", "pyxis") and settings.image is None and settings.registry is None:
         raise needs_registry(f"{chosen.runtime} on {node} takes images from registries alone")
     command = tuple(chosen.command(IMAGE))
-    record: Mapping[str, Any] = told.get("record") or {}
-    has = bool(told.get("present"))
-    needs = _needs(record, image, command, told, repair=repair)
+    record: Mapping[str, Any] = answer.get("record") or {}
+    has = bool(answer.get("present"))
+    needs = _needs(record, image, command, answer, repair=repair)
     cuda = settings.gpus != "none" and uses_cuda(image.variant, facts)
     return NodeImage(chosen, command, cuda, record, has, needs, visible_gpus(facts) if cuda else 0)
 
 
 def _needs(
-    record: Mapping[str, Any], image: Wanted, command: tuple[str, ...], told: Mapping[str, Any], *, repair: bool
+    record: Mapping[str, Any], image: Wanted, command: tuple[str, ...], answer: Mapping[str, Any], *, repair: bool
 ) -> str:
     """Why the image in use does not do; empty when it does."""
     if not record:
@@ -71,11 +71,11 @@ def _needs(
         return "--repair was given"
     if record.get("key") != image.key:
         return "the image in use was made from something else"
-    if not told.get("present"):
+    if not answer.get("present"):
         return f"image {str(record['id'])[:12]} is no longer present in {record['runtime']}"
     if tuple(record.get("planned") or ()) != command:
         return "it would be run with other options now"
-    return "" if told.get("launcher") else "the launcher is not there or was changed"
+    return "" if answer.get("launcher") else "the launcher is not there or was changed"
 
 
 def expected_id(nodes: Mapping[str, NodeImage], known: str | None) -> str | None:
@@ -135,7 +135,7 @@ def _folded(nodes: Mapping[str, NodeImage]) -> list[str]:
 
 
 def install_args(
-    prepared: Prepared, image: Wanted, obtained: Obtained, node: NodeImage, told: Mapping[str, Any],
+    prepared: Prepared, image: Wanted, obtained: Obtained, node: NodeImage, answer: Mapping[str, Any],
     *, archive: str | None, controller: Mapping[str, Any], wait: float, force: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments of the verb `container`, action `install`."""
@@ -148,7 +148,7 @@ def install_args(
         "digest": obtained.digest,
         "runtime": runtime,
         "program": node.chosen.program,
-        "runtime_version": (told["runtimes"].get(runtime) or {}).get("version"),
+        "runtime_version": (answer["runtimes"].get(runtime) or {}).get("version"),
         "key": image.key,
         "command": list(node.command),
         "planned": list(node.command),
@@ -170,7 +170,7 @@ def install_args(
     elif obtained.pull is not None:
         args |= {"pull": obtained.pull, "insecure": settings.insecure}
     if runtime == "pyxis":
-        args["maker"] = told["runtimes"]["enroot"]["path"]
+        args["maker"] = answer["runtimes"]["enroot"]["path"]
     return args
 
 

@@ -24,7 +24,6 @@ from envbuild.provision.contact.toolchain import runner_tools
 from envbuild.provision.fleet.multi_node_smoke import (
     VERB,
     Member,
-    addresses,
     in_image,
     job_request,
     meet_members,
@@ -56,13 +55,13 @@ from envbuild.text import plural
 
 @dataclass
 class Images:
-    """What a run about an image knows; `told` is each node's answer, `why` the nodes that something is done on.
+    """What a run about an image knows; `answers` is each node's answer, `why` the nodes that something is done on.
 
     `login`: what the login host of jobs said.
     """
 
     wanted: Wanted
-    told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: dict[str, NodeImage] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
     used: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -81,7 +80,12 @@ def decide_images(work: Work, images: Images) -> None:
             if resolution.refused:
                 raise refusal(resolution)
             images.nodes[node] = node_image(
-                node, work.prepared, images.wanted, images.told[node]["containers"], facts, repair=work.settings.repair
+                node,
+                work.prepared,
+                images.wanted,
+                images.answers[node]["containers"],
+                facts,
+                repair=work.settings.repair,
             )
         except EnvbuildError as error:
             survey.errors[node] = error
@@ -105,9 +109,9 @@ def look_request(work: Work, node: str | None = None) -> dict[str, Any]:
 
 def args_of(work: Work, images: Images, node: str, got: Obtained, archive: str | None) -> dict[str, Any]:
     """The arguments of `install` on a node, which are those of `take`, `try` and `accept` in jobs too."""
-    facts = images.told[node]["facts"]
+    facts = images.answers[node]["facts"]
     made = install_args(
-        work.prepared, images.wanted, got, images.nodes[node], images.told[node]["containers"], archive=archive,
+        work.prepared, images.wanted, got, images.nodes[node], images.answers[node]["containers"], archive=archive,
         controller=identity.here(), wait=work.settings.wait, force=work.settings.repair,
     )  # fmt: skip
     return {**made, "tmp": tmp_folder(work.prepared.target.tmp, facts["user"], facts.get("home", ""))}
@@ -176,8 +180,8 @@ class InImages(Route):
             answers = contact(names, lambda node: look_request(work, node), target.connection, run=work.run)
             for node, answer in answers.items():
                 try:
-                    self.images.told[node] = told_of(answer)
-                    work.survey.facts[node] = NodeFacts.from_plain(self.images.told[node]["facts"])
+                    self.images.answers[node] = told_of(answer)
+                    work.survey.facts[node] = NodeFacts.from_plain(self.images.answers[node]["facts"])
                 except EnvbuildError as error:
                     work.survey.errors[node] = error
         decide_images(work, self.images)
@@ -240,9 +244,8 @@ class OverSsh(InImages):
         for each in plan.nodes:
             node, facts = each.node, work.survey.facts[each.node]
             if outcome.well(node):
-                where = addresses(node, own_addresses(facts), work.prepared.target.connection)
-                gpus = self.images.nodes[node].gpus
-                members.append(Member(node, each.environment, self.images.wanted.variant, where, gpus))
+                variant, gpus = self.images.wanted.variant, self.images.nodes[node].gpus
+                members.append(Member(node, each.environment, variant, own_addresses(facts), gpus))
         meet_members(work, members, outcome, changed={each.node for each in plan.nodes if each.steps})
 
 
@@ -261,7 +264,7 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
         node = node_plan.node
         if not node_plan.steps or (work.only is not None and node not in work.only - work.done):
             continue
-        facts, told, one = work.survey.facts[node], images.told[node], images.nodes[node]
+        facts, answer, one = work.survey.facts[node], images.answers[node], images.nodes[node]
         store = posixpath.join(facts.prefix.path, "images")
         carried = got.archive is not None and _carried(work, one, got.id)
         if got.archive is not None and carried and (error := no_room(node, facts, got.archive.stat().st_size)):
@@ -271,7 +274,7 @@ def _wave(work: Work, plan: Plan, images: Images, got: Obtained) -> Outcome:
         args = args_of(work, images, node, got, archive)
         images.used[node] = args
         requests[node] = {"container": node_request("container", facts.prefix.path, args, work.run.id)}
-        files[node] = files_for(work, facts, told["python"], got if carried else None, store)
+        files[node] = files_for(work, facts, answer["python"], got if carried else None, store)
     outcome = run_hosts(requests, files, work, playbook="image.yml")
     outcome.errors.update(full)
     return outcome
@@ -314,9 +317,9 @@ def _of_record(record: Mapping[str, Any]) -> dict[str, Any]:
     at = record.get("installed_at")
     says = f"contents of the image not read; last read on {at}, when it was brought"
     unread = {"name": "files", "status": "not-run", "level": "not-checked", "says": says, "details": {"read_at": at}}
-    told = {"root": record.get("root"), "level": "stamped", "sources": record.get("sources") or []}
-    told["base_packages"] = record.get("base_packages") or {}
-    return {"ok": True, "checks": [unread], **told}
+    known = {"root": record.get("root"), "level": "stamped", "sources": record.get("sources") or []}
+    known["base_packages"] = record.get("base_packages") or {}
+    return {"ok": True, "checks": [unread], **known}
 
 
 def _equal(found: dict[str, NodeEvidence]) -> list[NodeEvidence]:
@@ -339,18 +342,9 @@ def _asked(
         return collect.failed_node(node, answer.failure)
     result = answer.result()
     record = result["record"]
-    if unmet is not None:
-        joint = {VERB: {"ok": False, "error": unmet.as_dict()}}
-    evidence = collect.inspected_node(node, {verb: {"ok": True, "result": result}, **joint})
-    return evidence.model_copy(
-        update={
-            "environment": result.get("environment"),
-            "root": evidence.root or record.get("root"),
-            "root_level": evidence.root_level or "stamped",
-            "sources": tuple(record.get("sources") or ()),
-            "image": image_evidence(record),
-        }
-    )
+    responses = {verb: {"ok": True, "result": result}, **joint}
+    about = {"environment": result.get("environment"), "image": image_evidence(record)}
+    return collect.inspected_node(node, responses, record, unmet, **about)
 
 
 def asks_of(work: Work, verb: str) -> dict[str, Any]:
@@ -382,8 +376,8 @@ def meet_asked(work: Work, answers: Mapping[str, ContactResult]) -> Outcome:
         gpus = int(record.get("gpus") or 0)
         # A record that does not say how many GPUs there are is of an earlier version.
         if record["id"] == image and bool(gpus) == bool(record.get("cuda")):
-            where = addresses(node, result.get("addresses") or (), work.prepared.target.connection)
-            members.append(Member(node, record["environment"], variant, where, gpus))
+            own = tuple(result.get("addresses") or ())
+            members.append(Member(node, record["environment"], variant, own, gpus))
     meet_members(work, members, outcome)
     return outcome
 

@@ -78,8 +78,8 @@ class Asked:
             else:
                 text = f"exec {shlex.join([*self.program, verb])} < {shlex.quote(f'{self.folder}/{place}.json')}\n"
             if self.program and request is not None:
-                told = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
-                found[f"{place}.json"] = json.dumps(told, allow_nan=False).encode()
+                asked = {**request, "args": {"progress": f"{self.folder}/{PROGRESS}", **request["args"]}}
+                found[f"{place}.json"] = json.dumps(asked, allow_nan=False).encode()
             found[f"{place}.sh"] = text.encode()
         return found
 
@@ -136,12 +136,12 @@ def _teller(work: Run) -> Callable[[str, Mapping[str, Any]], None]:
     """Tells what a node of a job does; nobody else says that it begins a step."""
     steps: dict[str, str] = {}
 
-    def tell(_: str, told: Mapping[str, Any]) -> None:
-        node, step = told.get("host", ""), told.get("step", "")
+    def tell(_: str, state: Mapping[str, Any]) -> None:
+        node, step = state.get("host", ""), state.get("step", "")
         if steps.get(node) != step:
             steps[node] = step
             work.journal.tell(EventKind.STEP_STARTED, node=node, step=step)
-        work.journal.now(node, told)
+        work.journal.now(node, state)
 
     return tell
 
@@ -256,13 +256,13 @@ def collect(runner: Runner, folder: str, ending: str) -> dict[str, dict[str, byt
     return found
 
 
-def last_attempt(runner: Runner, folder: str, told: int) -> str:
-    """The folder with the answers of a job's last run: `told` by the scheduler, or a later one that has left some.
+def last_attempt(runner: Runner, folder: str, attempt: int) -> str:
+    """The folder with the answers of a job's last run: `attempt` by the scheduler, or a later one that has left some.
 
     Who has forgotten the job does not tell that it was requeued.
     """
     there = re.findall(r"^answers-([0-9]+)$", runner.run(["ls", "--", folder]).out, re.MULTILINE)
-    return posixpath.join(folder, f"answers-{max(told, *map(int, there), 0)}")
+    return posixpath.join(folder, f"answers-{max(attempt, *map(int, there), 0)}")
 
 
 def _tell_phases(

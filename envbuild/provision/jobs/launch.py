@@ -120,7 +120,7 @@ def make_jobs(
     def make(place: Place, name: str) -> tuple[Job, Launch]:
         seen = gpu_use.below(place.output)
         made, texts = job_steps(
-            lambda told: launch(stack, profile, asked.values, told),
+            lambda where: launch(stack, profile, asked.values, where),
             place,
             activate,
             port=asked.port,

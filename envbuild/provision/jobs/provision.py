@@ -20,8 +20,8 @@ from envbuild.provision.fleet.sharing import not_built
 from envbuild.provision.jobs.answers import Asked, Requests, ask_in_job
 from envbuild.provision.jobs.node_local import ensure_step, is_local, published
 from envbuild.provision.jobs.site import JobSite
-from envbuild.provision.jobs.stage import stage as stage_on_login
 from envbuild.provision.jobs.survey import facts_file, login_facts, survey_jobs, write_facts
+from envbuild.provision.jobs.survey import stage as stage_on_login
 from envbuild.provision.run.context import Outcome, Question, Work
 from envbuild.provision.run.evidence import all_well, first_error
 from envbuild.provision.survey.ask import current_of, decide, probe_args
@@ -109,18 +109,18 @@ def limit_of(plan: Plan, site: JobSite) -> int:
 def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tuple[Plan, Outcome]:
     """Plan and outcome by the nodes that the job really had."""
     outcome = Outcome()
-    said = {
+    responses = {
         node: {verb: each.response for verb, each in verbs.items() if each.response} for node, verbs in answers.items()
     }
-    built_on = next((node for node, verbs in said.items() if "activate" in verbs or "install" in verbs), None)
+    built_on = next((node for node, verbs in responses.items() if "activate" in verbs or "install" in verbs), None)
     tests = other_steps(builder, built_on or "the first node", local=is_local(work.prepared.target))
     survey, nodes = work.survey, []
     planned, resolution = survey.facts[builder.node], builder.resolution
     variant, tools = survey.variants[builder.node], work.tools[builder.node]
-    survey.facts = {node: _facts(node, verbs, planned) for node, verbs in said.items()}
+    survey.facts = {node: _facts(node, verbs, planned) for node, verbs in responses.items()}
     survey.errors, survey.resolutions, survey.variants, work.tools = {}, {}, {}, {}
     decide(work.prepared, survey, answers)
-    for node, verbs in said.items():
+    for node, verbs in responses.items():
         probed = verbs.pop("probe", None)
         outcome.responses[node] = verbs
         error = first_error(verbs.values())
@@ -129,7 +129,7 @@ def _outcome(plan: Plan, builder: NodePlan, answers: Answers, work: Work) -> tup
         if error is None and all_well(verbs):
             owed = (answers[node][verb].error for verb in ("verify", "meet") if verb in answers[node])
             unsaid = next(filter(None, owed), None)
-            error = unsaid and (_not_built(node, built_on, said) or unsaid)
+            error = unsaid and (_not_built(node, built_on, responses) or unsaid)
         if error is not None:
             outcome.errors[node] = error
         survey.variants[node], work.tools[node] = variant, tools
@@ -161,13 +161,13 @@ def _misfit(work: Work, node: str, digest: str) -> EnvbuildError | None:
     )
 
 
-def _not_built(node: str, built_on: str | None, said: Mapping[str, Mapping[str, Any]]) -> EnvbuildError | None:
+def _not_built(node: str, built_on: str | None, responses: Mapping[str, Mapping[str, Any]]) -> EnvbuildError | None:
     """Why a node has not tested where the one that built for it failed."""
-    if built_on in (None, node) or all_well(said[built_on]):
+    if built_on in (None, node) or all_well(responses[built_on]):
         return None
     what, hint = f"the smoke test of {built_on} failed", "the report has its checks"
     tested = EnvbuildError("smoke-failed", what, hint=hint, exit_code=ExitCode.CHECK_FAILED)
-    return not_built(node, built_on, first_error(said[built_on].values()) or tested)
+    return not_built(node, built_on, first_error(responses[built_on].values()) or tested)
 
 
 class InJobs(Environments):

@@ -70,13 +70,13 @@ class JobSite:
     @property
     def start_deadline(self) -> float | None:
         """Seconds that a job may wait for its nodes; None: as long as it takes."""
-        told = self.target.scheduler.start_deadline
-        return float(seconds_of(told)) if told else None
+        text = self.target.scheduler.start_deadline
+        return float(seconds_of(text)) if text else None
 
     def limit(self, otherwise: int) -> int:
         """Seconds that a job may run: as the target says, else `otherwise`."""
-        told = self.target.scheduler.time_limit
-        return seconds_of(told) if told else otherwise
+        text = self.target.scheduler.time_limit
+        return seconds_of(text) if text else otherwise
 
     def job(self, name: str, steps: Sequence[Step], output: str, time_limit: int, *, builder: str | None = None) -> Job:
         """A job on the target's nodes that runs at most `time_limit` seconds and prints into the folder `output`.
@@ -198,14 +198,14 @@ def run_to_end(
         watch(number)
         return work.settings.cancel()
 
-    def told(state: JobState) -> None:
+    def changed(state: JobState) -> None:
         work.journal.append(EventKind.JOB_STATE, job=number, state=state.told(), nodes=list(state.nodes))
         work.journal.stage(f"job {number}: {state.told()}")
         on_state(state)
 
     try:
         state = wait_for(
-            site.scheduler, job, number, limits=Limits(start=site.start_deadline), on_change=told,
+            site.scheduler, job, number, limits=Limits(start=site.start_deadline), on_change=changed,
             cancelled=cancelled, peek=_peek(site, job, number),
         )  # fmt: skip
     except EnvbuildError as error:

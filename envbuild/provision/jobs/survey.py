@@ -11,6 +11,7 @@ import hashlib
 import json
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts
 from envbuild.model.facts import NodeFacts
 from envbuild.model.target import Target, as_login
-from envbuild.provision.contact.first_contact import contact, node_request
+from envbuild.provision.ansible.play import run_hosts
+from envbuild.provision.ansible.steps import NodeHost, tmp_folder
+from envbuild.provision.contact.first_contact import ContactResult, contact, node_request
+from envbuild.provision.contact.payload import write_payload
+from envbuild.provision.contact.toolchain import first_tools
 from envbuild.provision.jobs.answers import Asked, ask_in_job
 from envbuild.provision.jobs.node_local import is_local, keep_only_wanted, require_shared, with_published
 from envbuild.provision.jobs.site import PROBE_LIMIT, JobSite
@@ -122,8 +127,8 @@ def look_at_login(work: Work, site: JobSite) -> tuple[str, dict[str, Any]]:
     """
     facts = login_facts(site.target, work.prepared.stack.name, work.run)
     if is_local(work.prepared.target):
-        told = {"environments": facts.environments, "toolchain": facts.toolchain, "busy": None}
-        return facts.prefix.path, {**told, "shared": facts.prefix.path}
+        seen = {"environments": facts.environments, "toolchain": facts.toolchain, "busy": None}
+        return facts.prefix.path, {**seen, "shared": facts.prefix.path}
     return facts.prefix.path, {name: getattr(facts, name) for name in _SHARED}
 
 
@@ -154,7 +159,7 @@ def _probe(work: Work, site: JobSite, folder: str, survey: Survey) -> None:
 
 def _bring_python(work: Work, site: JobSite, top: str, bare: Survey) -> Survey:
     """Stage a Python below `top` for the nodes that have none, and ask through another job, which may get others."""
-    from envbuild.provision.jobs.stage import stage_python
+    from envbuild.provision.jobs.survey import stage_python
 
     work.journal.stage(f"staging a Python on {site.login}: {', '.join(bare.without_python)} without one")
     paths = stage_python(work, site, top, {node: bare.contacts[node] for node in bare.without_python})
@@ -176,3 +181,44 @@ def probe_in_job(work: Run, target: Target) -> tuple[dict[str, NodeFacts], dict[
     request = node_request("probe", target.prefix, {}, work.run.id)
     answers = ask_in_job(work, site, Asked("envbuild-probe", folder, {"probe": request}), PROBE_LIMIT)
     return told_facts({node: verbs["probe"] for node, verbs in answers.items()})
+
+
+def login_work(work: Work, site: JobSite) -> Work:
+    """The run with the login host as its only node."""
+    target = work.prepared.target.model_copy(update={"connection": site.connection, "hosts": (site.login,)})
+    return replace(work, prepared=work.prepared._replace(target=target), tasks=0)
+
+
+def on_login(
+    work: Work, site: JobSite, files: NodeHost, requests: Mapping[str, dict[str, Any]], playbook: str
+) -> Mapping[str, Mapping[str, Any]]:
+    """What the login host answers in a play of its own. Raises the EnvbuildError of a step that failed there."""
+    there = login_work(work, site)
+    outcome = run_hosts({site.login: requests}, {site.login: files}, there, playbook=playbook)
+    work.tasks += there.tasks
+    if (error := outcome.error_of(site.login)) is not None:
+        raise error
+    return outcome.responses.get(site.login, {})
+
+
+def stage(files: NodeHost | None, work: Work, site: JobSite) -> None:
+    """Put tools and bundles there. Raises the EnvbuildError of a step that failed on the login host."""
+    if files is not None and (files.payload is not None or files.bundles):
+        on_login(work, site, files, {}, "provision.yml")
+
+
+def stage_python(work: Work, site: JobSite, top: str, bare: Mapping[str, ContactResult]) -> dict[str, str]:
+    """Put a Python below `top` for nodes that have none; its path by node.
+
+    Raises EnvbuildError `interpreter-missing` (exit 7), `interpreter-mismatch` (exit 5), and as the download and
+    `stage` do.
+    """
+    given = work.prepared.lock.variants
+    tools = {node: first_tools(answer, given, work.settings.toolchain_file)[0] for node, answer in bare.items()}
+    payload = work.run.staging / "python.sh"
+    write_payload(payload, list({tool.folder: tool for tool in tools.values()}.values()), prefix=top, packed=True)
+    paths = {node: tool.path(top) for node, tool in tools.items()}
+    user = next(iter(bare.values())).findings.get("user", "")
+    tmp = tmp_folder(work.prepared.target.tmp, user) or posixpath.join(top, "tmp")
+    stage(NodeHost(site.login, next(iter(paths.values())), "", payload=payload, tmp=tmp, prefix=top), work, site)
+    return paths

@@ -63,9 +63,14 @@ def _of_conda(result: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{pin} (conda)" for name, pin in pins.items()}
 
 
-def inspected_node(node: str, responses: Responses) -> NodeEvidence:
-    """What a node answered to a verb that changes nothing."""
-    error = first_error(responses.values())
+def inspected_node(
+    node: str, responses: Responses, stamp: Mapping[str, Any], error: EnvbuildError | None = None, **about: Any
+) -> NodeEvidence:
+    """What a node answered to a verb that changes nothing about what it was stamped with, or recorded.
+
+    `error`: why it did not answer to everything; `about`: more fields.
+    """
+    error = error or first_error(responses.values())
     checks = tuple(_checks(responses))
     exit_code = gravest([int(error.exit_code) if error else 0, checks_exit(checks)])
     drift, rooted = _result(responses, "verify"), _rooted(responses)
@@ -73,12 +78,14 @@ def inspected_node(node: str, responses: Responses) -> NodeEvidence:
         node=node,
         status="failed" if exit_code else "ok",
         exit=exit_code,
-        root=rooted.get("root"),
-        root_level=rooted.get("level"),
+        root=rooted.get("root") or stamp.get("root"),
+        root_level=rooted.get("level") or "stamped",
+        sources=tuple(stamp.get("sources") or ()),
         checks=checks,
         error=error.as_dict() if error else None,
         drift=tuple(drift.get("drift") or ()),
         drift_count=int(drift.get("drift_count") or 0),
+        **about,
     )
 
 
@@ -138,8 +145,8 @@ def _what_to_do(node: NodeEvidence, command: Sequence[str]) -> str:
     return f"{repair} builds it again; {names}"
 
 
-def _advice(*said: str) -> str:
-    known = advice(" ".join(said), load_compat())
+def _advice(*texts: str) -> str:
+    known = advice(" ".join(texts), load_compat())
     return f"{known}; " if known else ""
 
 
@@ -149,9 +156,9 @@ def _log(check: Check) -> str:
     return f"read {log} in the folder of the run; " if log else ""
 
 
-def _missing_library(said: str) -> str:
+def _missing_library(text: str) -> str:
     """What the loader of programs looked for in vain, as what to do first; empty without such a library."""
-    found = _NO_LIBRARY.search(said)
+    found = _NO_LIBRARY.search(text)
     return "" if found is None else f"{install_words(found[1])}; "
 
 
@@ -188,14 +195,14 @@ def deviations(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
 
 def of_gpus(nodes: Iterable[NodeEvidence]) -> tuple[str, ...]:
     """Warnings of GPUs that others use, and of those that are slower than their like, which refuse nothing."""
-    told = (
+    warnings = (
         f"{node.node}: {each}"
         for node in nodes
         for key in GPU_WARNINGS
         for check in node.checks
         for each in check.details.get(key, ())
     )
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(warnings))
 
 
 def all_well(responses: Responses) -> bool:
@@ -218,8 +225,8 @@ def _result(responses: Responses, verb: str) -> Mapping[str, Any]:
 
 def _rooted(responses: Responses) -> Mapping[str, Any]:
     """The answer that is surest of the root: one that measured it, else one that has it from the stamp."""
-    told = [result for verb in ("activate", "ensure", "verify") if (result := _result(responses, verb)).get("root")]
-    return next((result for result in told if result.get("level") == "measured"), told[0] if told else {})
+    rooted = [result for verb in ("activate", "ensure", "verify") if (result := _result(responses, verb)).get("root")]
+    return next((result for result in rooted if result.get("level") == "measured"), rooted[0] if rooted else {})
 
 
 def _agreement(count: int, wrong: Sequence[Mapping[str, Any]]) -> str:
@@ -266,13 +273,13 @@ def _checks(responses: Responses) -> Iterable[Check]:
             yield check
 
 
-def _conda_checks(told: Mapping[str, Any]) -> Iterable[Check]:
+def _conda_checks(conda: Mapping[str, Any]) -> Iterable[Check]:
     """What a reader of conda packages cannot see: what their scripts set, which did not run, and shared files."""
-    skipped, shared = told.get("link_scripts_skipped") or (), told.get("clobbered") or ()
-    if told.get("activation"):
-        says = f"{', '.join(told['activation'])} set by activation scripts, for builds and smoke tests too"
+    skipped, shared = conda.get("link_scripts_skipped") or (), conda.get("clobbered") or ()
+    if conda.get("activation"):
+        says = f"{', '.join(conda['activation'])} set by activation scripts, for builds and smoke tests too"
         yield Check(
-            name="activation", status="passed", says=says, level="measured", details={"variables": told["activation"]}
+            name="activation", status="passed", says=says, level="measured", details={"variables": conda["activation"]}
         )
     if skipped:
         says = f"the post-link scripts of {', '.join(skipped)} were not run: `link_scripts` does not list them"

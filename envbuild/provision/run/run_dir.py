@@ -125,16 +125,16 @@ class RunDir:
 
     def unexpected(self, what: str, error: BaseException) -> EnvbuildError:
         """`EnvbuildError.unexpected`; the traceback of a mistake of ours is kept here, and error and hint name it."""
-        told = EnvbuildError.unexpected(what, error)
-        if told.exit_code == ExitCode.INTERNAL:
+        mistake = EnvbuildError.unexpected(what, error)
+        if mistake.exit_code == ExitCode.INTERNAL:
             text = redact_text("".join(traceback.format_exception(error))).encode("utf-8", "backslashreplace")
             # Of several mistakes in a run each has its own.
             path = self.path / f"traceback-{hashlib.sha256(text).hexdigest()[:8]}.txt"
             with suppress(EnvbuildError):
                 self.write_bytes(path, text)
-                told.hint = f"{TRACEBACK_KEPT}{path}"
-                error.add_note(told.hint)
-        return told
+                mistake.hint = f"{TRACEBACK_KEPT}{path}"
+                error.add_note(mistake.hint)
+        return mistake
 
     @cached_property
     def journal(self) -> JournalContents:

@@ -106,13 +106,13 @@ def list_hosts(hosts: Sequence[str] | HostSource, folder: Path) -> tuple[list[st
     return names, {name: address for name, address in addresses.items() if address != HostAddress()}
 
 
-def _by_node_file(told: str, folder: Path) -> list[str]:
+def _by_node_file(named: str, folder: Path) -> list[str]:
     """The hosts of a PBS job: those of its node file, or of the file that the target names; each once.
 
     Raises EnvbuildError `hosts-outside-job` and `hosts-file-missing` (exit 2).
     """
-    path = Path(os.environ.get("PBS_NODEFILE", "")) if told == NODE_FILE else folder / Path(told).expanduser()
-    if told == NODE_FILE and not os.environ.get("PBS_NODEFILE"):
+    path = Path(os.environ.get("PBS_NODEFILE", "")) if named == NODE_FILE else folder / Path(named).expanduser()
+    if named == NODE_FILE and not os.environ.get("PBS_NODEFILE"):
         raise EnvbuildError(
             "hosts-outside-job",
             "the target's hosts come from a PBS job, and this shell is not in one",
@@ -181,8 +181,8 @@ def narrow(names: Sequence[str], narrowing: Narrowing, whose: str) -> tuple[list
 
 
 def _known(lists: Sequence[str], names: Sequence[str], option: str, whose: str) -> set[str]:
-    said, known = expand_hosts(lists), set(names)
-    unknown = [name for name in said if name not in known]
+    named, known = expand_hosts(lists), set(names)
+    unknown = [name for name in named if name not in known]
     if unknown:
         near = nearest(unknown[0], names)
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -192,7 +192,7 @@ def _known(lists: Sequence[str], names: Sequence[str], option: str, whose: str) 
             why=f"its {plural(len(names), 'host')}: {fold_hosts(names)}",
             hint=f"did you mean `{near}`?" if near else "",
         )
-    return set(said)
+    return set(named)
 
 
 CODE = "not-yet-supported"

@@ -20,8 +20,7 @@ from envbuild import resources
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.model.target import Connection
 from envbuild.provision.ansible import steps
-from envbuild.provision.ansible.adapter import find_program, run_playbook
-from envbuild.provision.ansible.inventory import Inventory
+from envbuild.provision.ansible.adapter import Inventory, find_program, run_playbook
 from envbuild.provision.ansible.steps import MARKER, Limits, NodeHost, StepsResult, TaskEvent
 from envbuild.transport.processes import (
     end_marked,

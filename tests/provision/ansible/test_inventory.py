@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from envbuild.errors import EnvbuildError
 from envbuild.hostlist import expand_hosts, fold_hosts
 from envbuild.model.target import Connection
-from envbuild.provision.ansible.inventory import Inventory, host_variables
+from envbuild.provision.ansible.adapter import Inventory, host_variables
 from envbuild.provision.ansible.steps import NodeHost
 from envbuild.schedule.slurm_answers import node_names
 from envbuild.transport.ssh_config import arguments

@@ -10,7 +10,7 @@ import yaml
 
 from envbuild import resources
 from envbuild.node.protocol import CONNECTION
-from envbuild.provision.ansible.inventory import IMAGE_VERBS, VERBS
+from envbuild.provision.ansible.adapter import IMAGE_VERBS, VERBS
 from envbuild.provision.ansible.steps import SENTENCES, STEPS
 
 ROLES = resources.playbooks() / "roles"

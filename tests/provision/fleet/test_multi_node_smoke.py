@@ -14,11 +14,11 @@ from envbuild.model.stack import SmokeItem
 from envbuild.model.target import Connection, Target
 from envbuild.provision.fleet.multi_node_smoke import (
     Member,
-    addresses,
     gpus_of,
     gpus_of_stamp,
     groups,
     meet_args,
+    reached_at,
     requests,
 )
 from tests.provision.survey.test_up_to_date import facts
@@ -101,9 +101,9 @@ def test_the_gpus_that_take_part_are_those_that_the_ranks_see(
 
 
 def test_addresses_that_only_the_node_itself_can_use_are_left_out() -> None:
-    told = addresses("node1", ["127.0.0.1", "10.1.0.5", "fe80::1", "169.254.0.1", "10.1.0.5"], Connection(kind="ssh"))
-    assert told == ("node1", "10.1.0.5")
-    assert addresses("127.0.0.1", ["10.1.0.5"], Connection(kind="ssh")) == ("10.1.0.5",)
+    told = reached_at("node1", ["127.0.0.1", "10.1.0.5", "fe80::1", "169.254.0.1", "10.1.0.5"], Connection(kind="ssh"))
+    assert told == ["node1", "10.1.0.5"]
+    assert reached_at("127.0.0.1", ["10.1.0.5"], Connection(kind="ssh")) == ["10.1.0.5"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from envbuild.container.select import recipe_for
 from envbuild.errors import EnvbuildError
 from envbuild.model.lock import Variant
 from envbuild.model.target import ContainerSettings, Target
-from envbuild.provision.images import build_in_job
+from envbuild.provision.images import obtain
 from envbuild.provision.images.obtain import wanted
 from envbuild.provision.run.context import Choice, Prepared
 from envbuild.provision.survey.hosts import unsupported
@@ -87,7 +87,7 @@ def test_files_and_commits_come_into_the_wheelhouse_by_the_users_own_configurati
     house = tmp_path / "house"
     write_file(house / "alpha-1.0-py3-none-any.whl", b"wheel")
     (house / UV.file).write_bytes(b"uv")
-    with build_in_job._git_configuration(str(config)):
+    with obtain._git_configuration(str(config)):
         assert fill_wheelhouse(recipe, [house], tmp_path / "made", fetch=True)
     (source,) = recipe.variant.sources
     files = [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
@@ -111,7 +111,7 @@ def test_polaris_as_shipped_builds_in_a_job_where_the_engine_is_container(tmp_pa
     given = {"name": "mine", "extends": "polaris", "engine": "container", "placement": "image"}
     path.write_text(json.dumps({**given, "scheduler": {"account": "proj-1", "queue": "debug"}}))
     prepared = prepare(Choice(target=str(path), profile="ported"), recorded=True)
-    assert unsupported(prepared.target) == {} and build_in_job.builds_in_job(prepared)
+    assert unsupported(prepared.target) == {} and obtain.builds_in_job(prepared)
     assert wanted(prepared).key != wanted(_built_here(prepared)).key, "what a job builds is another image"
     made, survey = plan_recorded(prepared, load_facts("polaris"))
     assert survey.errors == {} and made.warnings == ()

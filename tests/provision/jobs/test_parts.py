@@ -16,7 +16,6 @@ from envbuild.model.target import Connection, Target
 from envbuild.plan.sharing import builder_of, in_job, pinned
 from envbuild.provision.contact.first_contact import ContactResult
 from envbuild.provision.contact.toolchain import node_tools
-from envbuild.provision.jobs import stage
 from envbuild.provision.jobs import survey as job_look
 from envbuild.provision.jobs.answers import _answer
 from envbuild.provision.jobs.site import JobSite, place
@@ -275,7 +274,7 @@ def test_nodes_that_stay_without_python_are_errors_and_nothing_is_kept_of_them(
         return dict.fromkeys(nodes, "/staged/python3")
 
     monkeypatch.setattr(job_look, "ask_in_job", asked)
-    monkeypatch.setattr(stage, "stage_python", brought)
+    monkeypatch.setattr(job_look, "stage_python", brought)
     run = RunDir.create(tmp_path / "runs")
     with run.open_journal() as journal:
         work = Work(Settings(tmp_path / "runs"), run, journal, prepared=ready)

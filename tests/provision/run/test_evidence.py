@@ -134,10 +134,10 @@ def test_an_error_that_is_there_stays() -> None:
 
 def test_d31_a_root_is_as_sure_as_the_surest_answer() -> None:
     stamped = {"ok": True, "result": {"root": "a" * 64, "level": "stamped", "checks": [UNREAD]}}
-    found = inspected_node("gpu1", {"verify": stamped})
+    found = inspected_node("gpu1", {"verify": stamped}, {})
     assert (found.root_level, found.checks[0].level) == ("stamped", "not-checked")
     measured = {"ok": True, "result": {"root": "a" * 64, "level": "measured"}}
-    found = inspected_node("gpu1", {"verify": stamped, "activate": measured})
+    found = inspected_node("gpu1", {"verify": stamped, "activate": measured}, {})
     assert (found.root_level, found.checks[0].status, found.checks[0].level) == ("measured", "passed", "measured")
 
 

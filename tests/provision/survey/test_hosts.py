@@ -12,7 +12,7 @@ import yaml
 from envbuild.catalog.loader import load_target
 from envbuild.errors import EnvbuildError
 from envbuild.model.target import Connection, HostAddress, Target
-from envbuild.provision.ansible.inventory import connection_variables
+from envbuild.provision.ansible.adapter import connection_variables
 from envbuild.provision.ansible.inventory_hosts import _listed, hosts_of
 from envbuild.provision.run.context import Narrowing, Selection
 from envbuild.provision.survey.hosts import list_hosts, narrow, settle_hosts, unsupported
