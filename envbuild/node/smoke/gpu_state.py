@@ -144,9 +144,10 @@ def occupied(used: str, processes: str) -> list[Json]:
         cells = [each.strip() for each in line.split(",", 3)]
         if len(cells) == 4 and integer(cells[1]) is not None and _MPS not in cells[3]:
             name, size = _PROGRAM.match(cells[3]), number(cells[2])
-            told = [name.group(1)] if name else []
-            told += [] if size is None else ["{:,.0f} MiB".format(size)]
-            on.setdefault(cells[0], []).append("pid %s%s" % (cells[1], f" ({', '.join(told)})" if told else ""))
+            words = [name.group(1)] if name else []
+            words += [] if size is None else [f"{size:,.0f} MiB"]
+            named = f" ({', '.join(words)})" if words else ""
+            on.setdefault(cells[0], []).append(f"pid {cells[1]}{named}")
     found = []
     for index, uuid, memory, busy, mig, _ in _gpus(used):
         if mig != _DIVIDED:
@@ -172,8 +173,8 @@ def _others(named: list[str], used: float, busy: float) -> str:
         return f"in use by other processes: {', '.join(named[:_TOLD])}{more}"
     if used <= _UNUSED and (used < _CONTEXT or busy < _BUSY):
         return ""
-    told = ("{:,.0f}".format(used), busy)
-    return "in use by processes that nvidia-smi does not name here: %s MiB of its memory, %.0f %% busy" % told
+    who = "processes that nvidia-smi does not name here"
+    return f"in use by {who}: {used:,.0f} MiB of its memory, {busy:.0f} % busy"
 
 
 def in_words(rows: list[Json]) -> list[str]:
@@ -227,8 +228,7 @@ def full(rows: list[Json]) -> list[str]:
     for row in rows:
         used, total = row.get("memory_used_mib"), row.get("memory_total_mib")
         if used and total and used > _FULL * total:
-            told = (row["index"], "{:,.0f}".format(used), "{:,.0f}".format(total))
-            found.append("GPU %d was full: nvidia-smi saw %s of %s MiB in use" % told)
+            found.append(f"GPU {row['index']} was full: nvidia-smi saw {used:,.0f} of {total:,.0f} MiB in use")
     return found
 
 

@@ -79,8 +79,7 @@ def _impossible(facts: Json, peaks: dict[str, float]) -> list[str]:
     for index, name in enumerate(facts.get("gpu_names") or []):
         rate, peak = _rate(facts, index), peaks.get(str(name))
         if peak and rate > IMPOSSIBLE * peak:
-            said = (index, plain(rate), name, plain(peak))
-            found.append("GPU %d: %s TFLOP/s cannot be, the peak of %s is %s" % said)
+            found.append(f"GPU {index}: {plain(rate)} TFLOP/s cannot be, the peak of {name} is {plain(peak)}")
     return found
 
 
@@ -96,8 +95,8 @@ def slow_gpus(facts: Json, in_use: Sequence[Json] = ()) -> list[str]:
         rates, own = sorted(rate for rate in alike if rate), _rate(facts, index)
         middle = rates[len(rates) // 2] if rates else 0.0  # of two GPUs the faster one
         if 0 < own < _SLOW * middle:
-            said = (index, plain(own), 100 * own / middle, plain(middle), _reasons(facts, index, in_use))
-            found.append("GPU %d is slow: %s TFLOP/s, %.0f %% of the others' %s%s" % said)
+            share = f"{100 * own / middle:.0f} % of the others' {plain(middle)}"
+            found.append(f"GPU {index} is slow: {plain(own)} TFLOP/s, {share}{_reasons(facts, index, in_use)}")
     return found
 
 
@@ -169,8 +168,8 @@ def _judge_ranks(part: Part, facts: list[Json], world: int, backend: str) -> Non
         part.failures.append(f"{world} ranks were asked for and {len(present)} took part: {present}")
     for fact in facts:
         if "rank" in fact and (fact.get("world") != world or fact.get("backend") != backend):
-            said = (fact["rank"], fact.get("world"), fact.get("backend"))
-            part.failures.append("rank %s says it is one of %s ranks with %s" % said)
+            place = f"one of {fact.get('world')} ranks with {fact.get('backend')}"
+            part.failures.append(f"rank {fact['rank']} says it is {place}")
     timed = [list(fact.get("timed") or []) for fact in facts]
     sizes = [[size for size, _ in each] for each in timed]
     if not sizes[0] or any(each != sizes[0] for each in sizes) or not all(took for each in timed for _, took in each):
@@ -182,7 +181,7 @@ def _judge_ranks(part: Part, facts: list[Json], world: int, backend: str) -> Non
     part.details["bytes"] = int(sizes[0][-1])
     part.left_out = {_BUS % (size >> 20): str(why) for size, why in facts[0].get("left_out") or []}
     # That a larger size would have taken too long is what a broken link looks like: the largest measured one judges.
-    largest, told = sizes[0][-1] >> 20, "measured at %d MiB, %d MiB would have taken %s s"
+    largest, measured = sizes[0][-1] >> 20, "measured at %d MiB, %d MiB would have taken %s s"
     late = [(size >> 20, plain(float(took))) for size, took in facts[0].get("too_slow") or []]
-    part.stands_for = {_BUS % size: (_BUS % largest, told % (largest, size, took)) for size, took in late}
-    part.stands_for[_BUS_LARGEST] = (_BUS % largest, told % (largest, *late[0]) if late else "")
+    part.stands_for = {_BUS % size: (_BUS % largest, measured % (largest, size, took)) for size, took in late}
+    part.stands_for[_BUS_LARGEST] = (_BUS % largest, measured % (largest, *late[0]) if late else "")

@@ -69,9 +69,9 @@ def _startable(spec: Spec, asked: int) -> int:
 
 def _not_run(part: Part, missing: list[int], names: list[str], seconds: float) -> Json:
     """The check of a node that came and whose partners did not."""
-    told = ", ".join(names[rank] if rank < len(names) else f"the node of rank {rank}" for rank in missing[:8])
+    who = ", ".join(names[rank] if rank < len(names) else f"the node of rank {rank}" for rank in missing[:8])
     check = part.stop().check()
-    check.update(status="not-run", says=f"did not come within {seconds:g} s: {told}", details={"missing": missing})
+    check.update(status="not-run", says=f"did not come within {seconds:g} s: {who}", details={"missing": missing})
     return check
 
 
@@ -145,8 +145,8 @@ class JointTest:
             who = f"rank {self.rank * self.ranks + local} of {self.world}"
             part.failures.extend(f"{who}: {event.get('what')}" for event in one.of("failure"))
             if one.timed_out:
-                told = (who, round(clock.deadline, 1), one.stage())
-                part.failures.append("%s hung past its deadline of %g s during %s" % told)
+                late = f"hung past its deadline of {round(clock.deadline, 1):g} s"
+                part.failures.append(f"{who} {late} during {one.stage()}")
             elif not one.of("done") and not one.of("failure"):
                 part.failures.append(f"{who} ended during {one.stage()}")
         if not outcome.timed_out and outcome.returncode != 0:
@@ -159,9 +159,9 @@ class JointTest:
         """Every rank of every node must have been there, as one job with the backend that was asked for."""
         first = self.rank * self.ranks
         for local, fact in enumerate(facts):
-            said = (fact.get("rank"), fact.get("world"), fact.get("backend"))
-            if "rank" in fact and said != (first + local, self.world, self.backend):
-                part.failures.append("rank %d says it is rank %s of %s with %s" % ((first + local,) + said))
+            place = (fact.get("rank"), fact.get("world"), fact.get("backend"))
+            if "rank" in fact and place != (first + local, self.world, self.backend):
+                part.failures.append("rank %d says it is rank %s of %s with %s" % (first + local, *place))
             present = fact.get("present")
             if present is not None and present != list(range(self.world)):
                 part.failures.append(f"{self.world} ranks were asked for and {len(present)} took part")

@@ -70,5 +70,5 @@ def gaps(spec: Spec, items: list[Json], checks: list[Json]) -> list[Json]:
 
 
 def _gap(name: str, says: str) -> Json:
-    told: Json = {"name": name, "status": "skipped", "says": says, "level": "not-checked"}
-    return dict(told, seconds=0.0, metrics=[], details={})
+    gap: Json = {"name": name, "status": "skipped", "says": says, "level": "not-checked"}
+    return dict(gap, seconds=0.0, metrics=[], details={})

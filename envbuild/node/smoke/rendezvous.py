@@ -123,11 +123,11 @@ def join(addresses: list[str], ports: list[int], rank: int, token: str, seconds:
                     with peer:
                         return _wait(peer, address, max(1.0, until - time.monotonic() + _GRACE))
         time.sleep(_PAUSE)
-    told = "; ".join("%s: %s" % pair for pair in sorted(problems.items()))
+    reasons = "; ".join("%s: %s" % pair for pair in sorted(problems.items()))
     raise NodeError(
         "nodes-cannot-meet",
         "this node cannot reach the first node of the joint smoke test",
-        why=told or "no address of it is known",
+        why=reasons or "no address of it is known",
         hint=(
             f"open these TCP ports between the nodes: {min(ports)} to {max(ports)}, or leave the "
             "test out: `smoke_nodes: 0` in the target"

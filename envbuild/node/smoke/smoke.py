@@ -156,8 +156,8 @@ def apply_floors(parts: list[Part], floors: dict[str, float], whole: bool = True
             metric["floor"] = max(floor, metric.get("floor", floor))
             if not metric["median"] >= floor:
                 unit = metric["unit"] + part.whose.get(name, "")
-                said = (name, plain(metric["median"], floor), unit, plain(floor, metric["median"]))
-                text = "%s is %s %s, below its floor %s" % said
+                median = metric["median"]
+                text = f"{name} is {plain(median, floor)} {unit}, below its floor {plain(floor, median)}"
                 others = part.details.get("gpus_in_use") or []
                 more = [f"and {plural(len(others) - 1, 'more GPU')} in use too"] if others[1:] else []
                 part.missed.append("; ".join(filter(None, [text, note] + others[:1] + more)))
@@ -241,8 +241,8 @@ def _imports(work: Work) -> Part:
     part.details["modules"] = modules
     if todo:
         part.details["not_run"] = todo
-    counts = (plural(len(imports), "module"), plural(len(packages) + len(provided), "package"))
-    part.says = "%s imported from the locked place, %s found at the locked version" % counts
+    count = plural(len(packages) + len(provided), "package")
+    part.says = f"{plural(len(imports), 'module')} imported from the locked place, {count} found at the locked version"
     return part.stop()
 
 

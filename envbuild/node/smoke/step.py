@@ -118,12 +118,12 @@ def _judge(part: Part, outcomes: list[Outcome], step: Json, ranks: int, clock: C
     several = len(outcomes) > 1
     for rank, outcome in causes_first(outcomes):
         who = f"rank {rank} of {ranks}" if several else plural(ranks, "rank")
-        said = [str(event.get("what")) for event in outcome.of("failure")]
+        reasons = [str(event.get("what")) for event in outcome.of("failure")]
         ended = how_it_ended(outcome, clock.deadline)
-        if ended and not said:
-            said = [ended + f"; its last line: {_last(outcome.stderr) or 'none'}"]
-        part.failures.extend(f"{who}: {what}" for what in said)
-        if said:
+        if ended and not reasons:
+            reasons = [ended + f"; its last line: {_last(outcome.stderr) or 'none'}"]
+        part.failures.extend(f"{who}: {what}" for what in reasons)
+        if reasons:
             part.details["output"] = (part.details.get("output", "") + outcome.stderr[-_SHOWN:])[-2 * _SHOWN :]
     done = sum(len(outcome.of("done")) for outcome in outcomes)
     if not part.failures and done != ranks:
@@ -138,11 +138,11 @@ def _judge(part: Part, outcomes: list[Outcome], step: Json, ranks: int, clock: C
         part.failures.append(wrong)
         part.details["output"] = texts[-1][-_SHOWN:]
     elif not wrong:
-        told = (step["script"], found[0][1], found[-1][1], steps, plural(ranks, "rank"))
-        part.says = "%s: the loss fell from %.4g to %.4g in %d steps on %s" % told
+        fell = f"the loss fell from {found[0][1]:.4g} to {found[-1][1]:.4g} in {steps} steps"
+        part.says = f"{step['script']}: {fell} on {plural(ranks, 'rank')}"
 
 
 def _last(text: str) -> str:
     """The last line of a rank's output that is not empty, before the stacks that it printed at its deadline."""
-    said = re.split(r"^Timeout \([0-9:.]+\)!$", text, maxsplit=1, flags=re.MULTILINE)[0]
-    return last_words(said)
+    output = re.split(r"^Timeout \([0-9:.]+\)!$", text, maxsplit=1, flags=re.MULTILINE)[0]
+    return last_words(output)

@@ -112,7 +112,7 @@ def read(form: str, text: str) -> list[Record]:
 
 def without_ignored(lines: Iterable[str]) -> list[str]:
     """Without what Python says of an exception in a `__del__`, which often follows from the one that was raised."""
-    told: list[str] = []
+    kept: list[str] = []
     ignored: set[str] = set()  # whose exception is still to come, behind its traceback
     for line in lines:
         found = _RANK.match(line)
@@ -121,10 +121,10 @@ def without_ignored(lines: Iterable[str]) -> list[str]:
         if rest.startswith("Exception ignored "):
             ignored.add(rank)
         elif rank not in ignored:
-            told.append(line)
+            kept.append(line)
         elif not rest.startswith((" ", "Traceback ")):
             ignored.remove(rank)
-    return told
+    return kept
 
 
 def losses(form: str, texts: Iterable[str]) -> list[tuple[int, float]]:

@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from envbuild import resources
 from envbuild.errors import EnvbuildError
-from envbuild.hostlist import check_host
 from envbuild.node.redact import redactor
 from envbuild.provision.ansible.steps import (
     MARKER,
@@ -53,6 +52,8 @@ class Inventory:
 
     def as_dict(self) -> dict[str, Any]:
         """The inventory as Ansible's YAML inventory has it: one group, `nodes`."""
+        from envbuild.hostlist import check_host  # with the models behind it
+
         hosts: dict[str, Any] = {}
         for host in self.hosts:
             check_host(host.name)
@@ -103,6 +104,8 @@ def connection_variables(connection: Connection, host: str) -> dict[str, Any]:
     """The `ansible_*` variables that say how one node is reached; host keys are always checked."""
     if connection.kind == "local":
         return {"ansible_connection": "ansible.builtin.local"}
+    from envbuild.hostlist import check_host
+
     address, user, port = connection.reaches(host)
     out: dict[str, Any] = {"ansible_connection": "ansible.builtin.ssh", "ansible_host": check_host(address)}
     if user is not None:

@@ -39,10 +39,10 @@ def _work(channel: Channel, args: Dict[str, Any]) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     channel.facts({"rank": rank, "world": world, "backend": dist.get_backend()})
     channel.stage("counting the ranks")
-    said = torch.zeros(world, dtype=torch.int64, device=device)
-    said[rank] = 1
-    dist.all_reduce(said)
-    channel.facts({"present": [index for index, count in enumerate(said.tolist()) if count == 1]})
+    present = torch.zeros(world, dtype=torch.int64, device=device)
+    present[rank] = 1
+    dist.all_reduce(present)
+    channel.facts({"present": [index for index, count in enumerate(present.tolist()) if count == 1]})
     correctness(channel, rank, world, device)
     seconds, size = bandwidth(channel, rank, world, device)
     channel.stage("comparing times")

@@ -65,8 +65,8 @@ class Channel:
         if not all(math.isfinite(value) for value in values):
             self.failure("%s is not a finite number" % name)
             return
-        told = {"name": name, "unit": unit, "n": len(values), "median": statistics.median(values)}
-        self.emit("metric", dict(told, least=min(values), greatest=max(values)))
+        sample = {"name": name, "unit": unit, "n": len(values), "median": statistics.median(values)}
+        self.emit("metric", dict(sample, least=min(values), greatest=max(values)))
 
     def done(self) -> None:
         """The program reached its end; without this event it did not."""

@@ -95,16 +95,16 @@ def within(channel: Channel, devices: List[Any], size: int, name: str) -> None:
 
 def host(channel: Channel, devices: List[Any], size: int) -> None:
     """Copies from and to pinned memory of the host, one GPU after the other: several share the host's memory."""
-    told = {"host_to_device_gbps": [], "device_to_host_gbps": []}  # type: dict[str, List[List[float]]]
+    measured = {"host_to_device_gbps": [], "device_to_host_gbps": []}  # type: dict[str, List[List[float]]]
     sent = _words(size, torch.device("cpu")).pin_memory()
     for device in devices:
         channel.stage("copies between the host and %s" % device)
         there, back = torch.empty_like(sent, device=device), torch.empty_like(sent).pin_memory()
         for name, into, of in (("host_to_device_gbps", there, sent), ("device_to_host_gbps", back, there)):
-            told[name].append(_rates(size, seconds([device], copying(into, of), _REPEATS)[0]))
+            measured[name].append(_rates(size, seconds([device], copying(into, of), _REPEATS)[0]))
         _same(channel, "copy to %s and back" % device, sent, back)
     channel.facts({"link_bytes": size})
-    for name, rates in told.items():
+    for name, rates in measured.items():
         channel.facts({name: [_middle(each) for each in rates]})
         _slowest(channel, "copy_" + name, rates)
 

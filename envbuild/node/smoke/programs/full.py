@@ -144,8 +144,8 @@ def train(channel: Channel, args: Dict[str, Any], shape: Dict[str, int], device:
     """Both halves, and MFU of the compiled one where the request knows the peak of a GPU of this `name`."""
     _, parameters = measure(channel, shape, device, "")
     flop = flop_per_token(shape, parameters)
-    said = "GPT of %.0f M parameters, batch %d × %d" % (parameters / 1e6, shape["batch"], shape["length"])
-    channel.facts({"model": said, "flop_per_token": flop})
+    model = "GPT of %.0f M parameters, batch %d × %d" % (parameters / 1e6, shape["batch"], shape["length"])
+    channel.facts({"model": model, "flop_per_token": flop})
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _NATIVE_BF16:
         channel.facts({"not_compiled": "torch.compile not run: no native bfloat16 on %s" % name})
         return

@@ -57,12 +57,12 @@ def megatron_data(case: Case) -> None:
     places = [[at, offset] for at, document in enumerate(order) for offset in range(sizes[document])]
     arrays = [numpy.array(values, dtype="int32") for values in (sizes, order)]
     case.stage("30 tokens of 6 documents in samples of %d" % length)
-    found, said = _printed(lambda: build(arrays[0], arrays[1], length, 2, sum(sizes)).tolist())
+    found, output = _printed(lambda: build(arrays[0], arrays[1], length, 2, sum(sizes)).tolist())
     case.true("samples of %d tokens begin at %s" % (length, found), found == places[::length])
-    told = re.search(r"number of documents:(.*)", said)
-    if told:
-        what = "it prints %r for 3 documents: another C++ library than torch's is in it" % told.group(1).strip()
-        case.true(what, told.group(1).strip() == "3")
+    match = re.search(r"number of documents:(.*)", output)
+    if match:
+        what = "it prints %r for 3 documents: another C++ library than torch's is in it" % match.group(1).strip()
+        case.true(what, match.group(1).strip() == "3")
 
 
 def _printed(call: Callable[[], Any]) -> Tuple[Any, str]:
@@ -157,9 +157,9 @@ def mpi(case: Case) -> None:
 
 def judge_ranks(case: Case, output: str, code: int, program: str) -> None:
     """What the ranks said; where none even began, the launcher could not start them, which says nothing of mpi4py."""
-    said = [line.split()[-4:] for line in output.splitlines() if "envbuild-rank" in line]
-    said = [line[1:] for line in said if len(line) == 4 and line[0] == "envbuild-rank"]
-    if not said:
+    lines = [line.split()[-4:] for line in output.splitlines() if "envbuild-rank" in line]
+    lines = [line[1:] for line in lines if len(line) == 4 and line[0] == "envbuild-rank"]
+    if not lines:
         begun = sum(line.strip().endswith("envbuild-begun") for line in output.splitlines())
         why = _telling(output)
         if begun:
@@ -168,13 +168,13 @@ def judge_ranks(case: Case, output: str, code: int, program: str) -> None:
         else:
             case.skipped = "%s started no rank (exit %d): %s" % (program, code, why)
         return
-    sizes = sorted({size for _, size, _ in said})
+    sizes = sorted({size for _, size, _ in lines})
     what = "%d ranks were started by %s and each sees a world of %s: mpi4py is linked to another MPI (%s)"
     if case.true(what % (_RANKS, program, ", ".join(sizes), case.api), sizes == [str(_RANKS)]):
-        ranks = sorted(rank for rank, _, _ in said)
+        ranks = sorted(rank for rank, _, _ in lines)
         case.true("the ranks are %s" % ", ".join(ranks), ranks == [str(rank) for rank in range(_RANKS)])
         wanted = str(_RANKS * (_RANKS + 1) // 2)
-        case.true("the sum over the ranks is wrong: %s" % said, all(total == wanted for _, _, total in said))
+        case.true("the sum over the ranks is wrong: %s" % lines, all(total == wanted for _, _, total in lines))
         case.true("%s ended with exit code %d" % (program, code), code == 0)
 
 
