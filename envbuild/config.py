@@ -28,9 +28,12 @@ T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """One setting. `kind`: `path` is a file or folder, `ref` a shipped name or a path, `time` as `90s` or `5m`."""
+    """One setting. `kind`: `path` is a file or folder, `ref` a shipped name or a path, `time` as `90s` or `5m`.
 
-    kind: Literal["text", "path", "ref", "time", "bool", "choice"]
+    `folder` is one on the nodes, whatever folder this is.
+    """
+
+    kind: Literal["text", "path", "folder", "ref", "time", "bool", "choice"]
     help: str
     default: Value = None
     choices: tuple[str, ...] = ()
@@ -40,8 +43,8 @@ KEYS: dict[str, Key] = {
     "target": Key("ref", "target that is used when none is named", "local"),
     "stack": Key("ref", "stack that is built instead of the one the target names"),
     "profile": Key("text", "profile of the stack"),
-    "prefix": Key("text", "prefix instead of the target's; may hold {user}, {home} and {data}"),
-    "cache": Key("text", "folder on the nodes in which uv keeps what it unpacked; the target's or none without it"),
+    "prefix": Key("folder", "prefix instead of the target's; may hold {user}, {home} and {data}"),
+    "cache": Key("folder", "folder on the nodes in which uv keeps what it unpacked; the target's or none without it"),
     "toolchain": Key("path", "file of pinned interpreters that replaces the shipped one"),
     "runs": Key("path", "folder of the run directories"),
     "wait": Key("time", "how long to wait for another envbuild in the same prefix, as `90s` or `10m`", "10m"),
@@ -206,6 +209,8 @@ def _checked(key: str, value: Any, origin: str, folder: Path) -> Value:
         raise _invalid(key, origin, "must be a time such as 90s, 5m or 2h")
     if entry.kind == "choice" and value not in entry.choices:
         raise _invalid(key, origin, f"must be one of {', '.join(entry.choices)}", did_you_mean(value, entry.choices))
+    if entry.kind == "folder" and not value.startswith(("/", "{home}", "{data}")):
+        raise _invalid(key, origin, "must be absolute, or begin with {home} or {data}", f"write {folder / value}")
     if entry.kind == "path" or (entry.kind == "ref" and ("/" in value or value.endswith((".yaml", ".yml")))):
         return str(folder / _expanded(value, key, origin))
     return value

@@ -144,6 +144,8 @@ def test_an_unknown_key_brings_the_nearest_and_says_where(layers: Layers) -> Non
         "color = 'blue'",
         "prefix = 5",
         "prefix = ''",
+        "prefix = './p'",
+        "cache = 'uv'",
         'prefix = "a\\nb"',
         "prefix = ['/x']",
         "runs = '~nobody-of-that-name/x'",

@@ -64,8 +64,8 @@ def lock() -> None:
 def create(ui: Ui, /, stack: str, profile: str | None, output: Path | None, **flags: Any) -> None:
     """Resolve STACK and write its lock.
 
-    A requirements.txt, pyproject.toml, setup.py, Pipfile or Dockerfile stands for the stack that `init --from` drafts
-    of it, written beside it.
+    A requirements.txt, pyproject.toml, setup.py, Pipfile, Dockerfile or another tool's lock stands for the stack that
+    `init --from` drafts of it, written beside it.
 
     Versions of the lock that is there are kept where they still fit; `--upgrade` takes the newest. Where the stack has
     changed only in what is run with the environment (variables, imports, smoke items, deviations), or patches of the
@@ -178,7 +178,8 @@ def _drafted(ui: Ui, reference: str) -> str:
     from envbuild.init.read import reader_of
 
     path = Path(reference)
-    lists = path.suffix in (".txt", ".toml") or (path.suffix not in (".yaml", ".yml") and reader_of(path.name))
+    noun, _ = reader_of(path.name) or ("", None)
+    lists = path.suffix in (".txt", ".toml") or noun == "lock" or (noun and path.suffix not in (".yaml", ".yml"))
     if not lists or not path.is_file():
         return reference
     stack = path.with_suffix(".yaml")

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from packaging.utils import canonicalize_name
 
-from envbuild.init.closure import Closed, blocked, close, distributions
+from envbuild.catalog.distributions import distributions
+from envbuild.init.closure import Closed, blocked, close
 from envbuild.init.collect import Collected, together
 from envbuild.init.draft import Draft, DraftSource, Wanted, make_draft, newest_torch, pypi_flavour, same_repository
 from envbuild.init.findings import DraftFinding, find
@@ -118,7 +119,7 @@ def assemble(tree: Tree, known: Known, ask: Ask | None = None, also: Sequence[Tr
         _missing(draft),
         {path: why for each in (tree, *also) for path, why in each.left_out.items()},
         compiled,
-        _blocked(tree, projects, _lost(closed, draft, known, compiled)),
+        _blocked(tree, projects, _lost(closed, draft, compiled)),
         _page(tree, collected),
     )
 
@@ -130,13 +131,13 @@ def _page(tree: Tree, collected: Collected) -> tuple[str, str]:
     return path, (tree.text(path) or "") if path else ""
 
 
-def _lost(closed: Iterable[Closed], draft: Draft, known: Known, compiled: Collection[str]) -> set[str]:
+def _lost(closed: Iterable[Closed], draft: Draft, compiled: Collection[str]) -> set[str]:
     """Modules that the drafted environment will not have."""
     there = {each.name for each in draft.packages}
     lost = set()
     for each in closed:
         module = each.imported.module
-        names = set(distributions(module, known))
+        names = set(distributions(module))
         optional = each.imported.firmness != "required" and each.wanted is not None and each.wanted.name not in there
         if each.how in ("open", "vendor") or not names.isdisjoint(compiled) or optional:
             lost.add(module)

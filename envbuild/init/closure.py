@@ -6,8 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from packaging.utils import canonicalize_name
-
+from envbuild.catalog.distributions import distributions
 from envbuild.init.draft import Draft, Wanted
 from envbuild.init.imports import Import
 from envbuild.init.known import Known
@@ -22,14 +21,6 @@ _BRINGS = {
                      "packaging", "filelock"),
     "setuptools": ("pkg-resources",),
 }  # fmt: skip
-_ALSO = {
-    "cv2": ("opencv-python-headless", "opencv-contrib-python"),
-    "faiss": ("faiss-gpu", "faiss-gpu-cu12"),
-    "lightning": ("pytorch-lightning",),
-    "mmcv": ("mmcv-full", "mmcv-lite"),
-    "onnxruntime": ("onnxruntime-gpu",),
-    "PIL": ("pillow-simd",),
-}
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 # Names of folders that are on nobody's index, or there another thing.
 _NOBODY = frozenset(
@@ -54,14 +45,6 @@ class Closed:
     why: str = ""
 
 
-def distributions(module: str, known: Known) -> tuple[str, ...]:
-    """Distributions that may bring a module, the likeliest first."""
-    named = known.modules.get(module)
-    same = str(canonicalize_name(module))
-    listed = [str(canonicalize_name(named))] if named else [same]
-    return tuple(dict.fromkeys([*listed, *_ALSO.get(module, ()), same, f"py{same}", f"python-{same}"]))
-
-
 def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mapping[str, str]) -> tuple[Closed, ...]:
     """What becomes of each import. `folders`: modules that lie in one folder of the tree alone, by name."""
     there = {each.name for each in draft.packages} | {each.name for each in draft.sources if each.install}
@@ -82,7 +65,7 @@ def close(imports: Sequence[Import], draft: Draft, known: Known, folders: Mappin
 def _closed(
     imported: Import, there: Iterable[str], offered: Mapping[str, Wanted], folders: Mapping[str, str], known: Known
 ) -> Closed:
-    names = distributions(imported.module, known)
+    names = distributions(imported.module)
     if any(name in there for name in names):
         return Closed(imported, "declared")
     if imported.module in known.vendors:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envbuild import resources
+from envbuild.catalog.distributions import load_distributions
 from envbuild.catalog.yaml_load import load_yaml
 from envbuild.resolve.compat import Compat
 from envbuild.resolve.compat_read import load_compat
@@ -124,7 +125,7 @@ def exact_version(specifier: SpecifierSet) -> str:
 @cache
 def load_known() -> Known:
     """Read the catalog once."""
-    data: dict[str, Any] = load_yaml(resources.catalog() / "distributions.yaml")
+    data = load_distributions()
     details = load_yaml(resources.catalog() / "compat" / "torch_details.yaml")["releases"]
     days = {version: date.fromisoformat(str(row["date"])) for version, row in details.items() if row.get("date")}
     compiled = {

@@ -15,7 +15,11 @@ _READERS: tuple[tuple[str, str, Reader], ...] = (
     (r"pyproject\.toml", "pyproject.toml", manifests.pyproject),
     (r"pixi\.toml", "pixi", manifests.pixi),
     (r"Pipfile", "Pipfile", manifests.pipfile),
-    (r"(?:uv|poetry)\.lock|pylock(?:\.[\w-]+)?\.toml", "lock", manifests.locked),
+    (
+        r"(?:uv|poetry|pixi|Pipfile|conda-[\w-]+)\.lock|pylock(?:\.[\w-]+)?\.toml|[\w.-]*conda-lock\.ya?ml",
+        "lock",
+        manifests.locked,
+    ),
     (r"setup\.py", "setup.py", setup_py.setup_py),
     (r"setup\.cfg", "setup.cfg", manifests.setup_cfg),
     (r"\.github/workflows/[^/]+\.ya?ml", "workflow", manifests.workflow),
@@ -54,6 +58,8 @@ def read(text: str, path: str, shown: str = "") -> tuple[Statement, ...]:
 def _by_look(text: str) -> Reader:
     if text.startswith("#!") or re.search(r"^#(?:SBATCH|PBS) ", text, re.MULTILINE):
         return images.script
+    if re.search(r"^@EXPLICIT\s*$", text, re.MULTILINE):
+        return manifests.locked
     if re.search(r"^FROM \S+", text, re.MULTILINE):
         return images.dockerfile
     if re.search(r"^dependencies:", text, re.MULTILINE):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from envbuild import __version__
+from envbuild.catalog.distributions import distributions, load_distributions
 from envbuild.catalog.indexes import index_for_torch
 from envbuild.catalog.loader import manifest_digest
 from envbuild.catalog.toolchain import load_toolchain
@@ -41,8 +45,9 @@ from envbuild.lock.packages import (
     yanked_sentences,
 )
 from envbuild.lock.readers.build_requires import Needs, additions, read_needs, unmet, with_needs
-from envbuild.lock.readers.git import git_reader, git_version
+from envbuild.lock.readers.git import GitReader, git_reader, git_version
 from envbuild.lock.readers.pylock import Offer
+from envbuild.lock.readers.scan import open_imports
 from envbuild.lock.readers.torch_wheels import (
     Supply,
     TorchChoice,
@@ -62,6 +67,7 @@ from envbuild.model.stack import Profile, Stack
 from envbuild.node import pip_config
 from envbuild.resolve.compat_read import load_compat
 from envbuild.resolve.profile import mending
+from envbuild.text import few
 
 _BUILT_WITH_TORCH = ("torchaudio", "torchvision")
 
@@ -126,6 +132,7 @@ def create_lock(
         sources = tuple(lock_source(source, reader) for source in profile.pinned_sources)
         sources = with_what_trees_say(sources, previous, reader, say)
         needs = read_needs(profile.pinned_sources, reader)
+        imported = _imported(profile, previous, reader)
     sources = with_needs(sources, needs, profile)
     maker = replace(maker, needs=needs, sources=sources)
     lock = Lock(
@@ -138,9 +145,51 @@ def create_lock(
         data=previous.data if previous else {},
         variants=tuple(maker.variant(plan, old.get(plan.id)) for plan in plans),
     )
+    for text in _unbrought(imported, lock.variants):
+        say(text)
     # The same contents give the same bytes, whatever versions the tools have.
     same = previous is not None and previous.model_copy(update={"created_with": lock.created_with}) == lock
     return previous if previous and same else lock
+
+
+def _imported(profile: Profile, previous: Lock | None, reader: GitReader) -> dict[str, dict[str, str]]:
+    """What the sources whose commits are new in the lock import beyond their trees, as `open_imports`, by source."""
+    before = {each.commit for variant in (previous.variants if previous else ()) for each in variant.sources}
+    found: dict[str, dict[str, str]] = {}
+    for source in profile.pinned_sources:
+        scripts = [item.step.script for item in profile.smoke if item.step and item.step.source == source.name]
+        if source.commit not in before:
+            with contextlib.suppress(EnvbuildError):  # what cannot be read has been told of
+                entries = (*scripts, *profile.imports)
+                found[source.name] = open_imports(reader, source.git, source.commit, entries)
+    return found
+
+
+def _unbrought(imported: Mapping[str, Mapping[str, str]], variants: Sequence[Variant]) -> Iterator[str]:
+    """A sentence for each module that a source imports and no package of a lock, nor another source, is known to bring.
+
+    What an unknown base has is not known.
+    """
+    lacking: dict[tuple[str, str, str], list[str]] = {}
+    known = [variant for variant in variants if variant.base.kind == "none" or variant.provided]
+    vendors = load_distributions()["vendors"]
+    for variant in known:
+        there = {*_packages_of(variant), *variant.provided, *(variant.conda.distributions if variant.conda else ())}
+        there |= {str(canonicalize_name(name)) for each in variant.sources for name in (each.name, *_extensions(each))}
+        for source, modules in imported.items():
+            for module, way in modules.items():
+                if there.isdisjoint(distributions(module)) and module not in vendors:
+                    lacking.setdefault((source, module, way), []).append(variant.id)
+    for (source, module, way), names in lacking.items():
+        where = "" if len(names) == len(known) else f" of {few(names)}"
+        yield f"{source} imports {module} ({way}), and no package{where} is known to bring it: add it if that code runs"
+
+
+def _extensions(source: LockedSource) -> Iterator[str]:
+    """The top-level modules that building a source makes."""
+    build = source.build
+    names = (*(build.extensions or ()), *(each.name for each in build.modules or ())) if build else ()
+    return (name.partition(".")[0] for name in names)
 
 
 def standalone_interpreters(toolchain: Path | None = None) -> dict[str, LockedInterpreter]:

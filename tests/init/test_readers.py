@@ -16,6 +16,7 @@ from envbuild.init.statement import Statement, without_credentials
 PATHS = (
     "README.md", "README.rst", "requirements.txt", "environment.yml", "pyproject.toml", "setup.py", "setup.cfg",
     "Pipfile",
+    "pixi.lock", "Pipfile.lock", "conda-lock.yml",
     "pixi.toml", "uv.lock", "Dockerfile", "image.def", "train.slurm", "install.sh", ".github/workflows/ci.yml", "other",
 )  # fmt: skip
 

@@ -77,6 +77,7 @@ class Repos:
         return self.commit(name, "README", name)
 
     def commit(self, name: str, file: str, text: str) -> str:
+        (self.folder / name / file).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / name / file).write_text(text)
         self.git(name, "add", "-A")
         self.git(name, "commit", "-q", "-m", "change")

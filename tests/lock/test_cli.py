@@ -41,6 +41,10 @@ profiles:
     return path
 
 
+CPYTHON = "https://conda.anaconda.org/conda-forge/linux-64/python-3.11.7-h955ad1f_0.conda"
+ALPHA = CPYTHON.replace("python-3.11.7", "alpha-1.0")
+
+
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = main(["lock", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
@@ -54,6 +58,11 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
         ("setup.cfg", "[options]\ninstall_requires =\n  alpha\n"),
         ("setup.py", "from setuptools import setup\nsetup(install_requires=['alpha'])\n"),
         ("requirements.in", "alpha\n"),
+        ("Pipfile.lock", '{"_meta": {"requires": {}}, "default": {"alpha": {"version": "==1.0"}}}'),
+        ("conda-lock.yml", "version: 1\npackage: [{name: alpha, version: '1.0', manager: pip, platform: linux-64}]\n"),
+        ("pixi.lock", f"packages:\n- conda: {CPYTHON}\n- {{pypi: https://x/a, name: alpha, version: '1.0'}}\n"),
+        ("conda-linux-64.lock", f"# platform: linux-64\n@EXPLICIT\n{CPYTHON}#0f\n{ALPHA}\n"),
+        ("spec.txt", f"@EXPLICIT\n{ALPHA}\n{CPYTHON.replace('linux', 'osx')}\n"),
     ],
 )
 def test_d62_a_file_that_lists_packages_stands_for_its_draft(

@@ -196,7 +196,7 @@ FILES = {
 def test_d83_what_an_import_reaches_is_told_from_what_a_call_does_and_every_place_is_kept() -> None:
     reached = imported_from_top(FILES)
     assert "megatron/data/indexed.py" in reached
-    assert not {"megatron/vision.py", "tests/test_it.py"} & reached
+    assert not {"megatron/vision.py", "tests/test_it.py"} & reached.keys()
     assert uses(FILES, reached) == {
         "np-int": "megatron/data/indexed.py:3 at import, megatron/vision.py:2, megatron/vision.py:5, tests/test_it.py:2"
     }
@@ -247,3 +247,39 @@ def test_d83_a_lock_of_a_source_that_breaks_at_import_takes_an_older_numpy(
     lock = make(wanted, supply(house(tmp_path)))
     assert lock.variants[0].sources[0].uses == {"np-int": "indexed.py:3 at import"}
     assert versions(lock)["numpy"] == "1.23.5"
+
+
+TITAN = {
+    "run/train.py": "import os, numpy, titan.model\ntry:\n    import wandb\nexcept ImportError:\n    pass\n",
+    "titan/__init__.py": "",
+    "titan/model.py": "from .kernels import moe\n\ndef f():\n    import never\n",
+    "titan/kernels.py": "import triton.language\nimport triton\nimport torch\nfrom apex import amp\nimport amp_C\n",
+    "unused/x.py": "import nothing_of_this_name\n",
+}
+
+
+@pytest.mark.parametrize("begin", ["run.train", "titan.model", ""])
+def test_d95_modules_that_no_package_brings_are_told_when_locking_with_the_way_to_them(
+    begin: str, tmp_path: Path, supply: MakeSupply, repos: Repos
+) -> None:
+    repos.create("titan")
+    for path, text in TITAN.items():
+        commit = repos.commit("titan", path, text)
+    source = {"name": "titan", "git": Repos.url("titan"), "commit": commit, "install": "path"}
+    wanted, said = torch("numpy<2", sources=[source], imports=[begin] if begin else []), list[str]()
+    lock = make(wanted, supply(house(tmp_path)), say=said.append)
+    way = ("run/train.py → " if begin == "run.train" else "") + "titan/model.py → titan/kernels.py"
+    assert [text for text in said if "known to bring" in text] == [
+        f"titan imports {module} ({way}), and no package is known to bring it: add it if that code runs"
+        for module in ("amp_C", "apex", "triton")
+        if begin
+    ]
+    said.clear()
+    make(wanted, supply(house(tmp_path)), say=said.append, previous=lock, upgrade=True)
+    assert not [text for text in said if "known to bring" in text], "the same commit is told of once"
+
+
+def test_d95_a_script_that_the_stack_starts_is_where_imports_begin() -> None:
+    assert list(imported_from_top(TITAN, ["run/train.py"])) == [
+        "titan/__init__.py", "run/train.py", "titan/model.py", "titan/kernels.py"
+    ]  # fmt: skip

@@ -23,6 +23,7 @@ from envbuild.regular_file import parse_toml
 
 _CARET = re.compile(r"\^\s*([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?([^\s0-9]\S*)?")
 _TILDE = re.compile(r"~\s*([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?$")
+_CONDA_FILE = re.compile(r"/(?:linux-64|noarch)/([\w.-]+)-([^-/\s]+)-[^-/\s]+\.(?:conda|tar\.bz2)(?=#|\s|$)")
 _EXPORT = re.compile(r"([A-Za-z0-9_.-]+)=([^=\s]+)=([A-Za-z0-9_.]+)")
 
 
@@ -375,8 +376,12 @@ def pipfile(text: str, file: str) -> Iterator[Statement]:
     data, lines = _toml(text) or {}, Lines(file, text, "pipfile")
     yield from _poetry_table(lines, _table(data, "packages"))
     yield from _poetry_table(Lines(file, text, "pipfile", "group:dev"), _table(data, "dev-packages"))
-    if isinstance(_table(data, "requires").get("python_version"), str):
-        yield lines.make("python", f"=={data['requires']['python_version']}.*", "python_version")
+    yield from _pipenv_python(lines, data)
+
+
+def _pipenv_python(lines: Lines, data: Mapping[str, Any]) -> Iterator[Statement]:
+    if isinstance(version := _table(data, "requires").get("python_version"), str):
+        yield lines.make("python", f"=={version}.*", "python_version")
 
 
 def setup_cfg(text: str, file: str) -> Iterator[Statement]:
@@ -400,9 +405,29 @@ def setup_cfg(text: str, file: str) -> Iterator[Statement]:
 
 
 def locked(text: str, file: str) -> Iterator[Statement]:
-    """uv.lock, poetry.lock and pylock: the versions that authors had, as what a draft may compare with."""
-    data, lines = _toml(text) or {}, Lines(file, text, "lock")
+    """Locks of uv, poetry, pip, pipenv, pixi and conda-lock, lists of `conda list --explicit`: what authors had."""
+    lines = Lines(file, text, "lock")
+    listed = list(_CONDA_FILE.finditer(text)) if re.search(r"(?m)^@EXPLICIT\s*$", text) else []
+    for found in listed:
+        yield from _conda(lines, f"{found[1]}={found[2]}", text.count("\n", 0, found.start()) + 1, "")
+    document = None if listed else _yaml(text, file)  # JSON is YAML
+    data = _toml(text) or (document.data if document is not None and isinstance(document.data, dict) else {})
+    yield from _pipenv_python(lines, _table(data, "_meta"))
+    yield from _poetry_table(lines, _table(data, "default"))
+    yield from _poetry_table(Lines(file, text, "lock", "group:dev"), _table(data, "develop"))
     entries = data.get("package") or data.get("packages")
     for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("version"), str):
-            yield lines.make("package", f"{entry['name']}=={entry['version']}", line=1, extra="locked")
+        yield from _locked_entry(lines, entry) if isinstance(entry, dict) else ()
+
+
+def _locked_entry(lines: Lines, entry: Mapping[str, Any]) -> Iterator[Statement]:
+    """One package of a lock, where it is for Linux on x86_64."""
+    name, version, file = entry.get("name"), entry.get("version"), entry.get("conda")
+    if isinstance(file, str) and (found := _CONDA_FILE.search(file)):
+        name, version = found[1], found[2]
+    if not isinstance(name, str) or not isinstance(version, str) or entry.get("platform", "linux-64") != "linux-64":
+        return
+    if file or entry.get("manager") == "conda" or entry.get("kind") == "conda":
+        yield from _conda(lines, f"{name}={version}", 1, "")
+    else:
+        yield lines.make("package", f"{name}=={version}", line=1)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Set
+import sys
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from envbuild.lock.readers.git import GitReader
 from envbuild.resolve.rules.packages import AT_IMPORT
@@ -42,7 +44,7 @@ def scan(reader: GitReader, url: str, commit: str) -> dict[str, str]:
     return uses(suspects, imported_from_top(reader.read_all(url, commit, reader.python_with(url, commit, "import"))))
 
 
-def uses(texts: Mapping[str, str], reached: Set[str] | None = None) -> dict[str, str]:
+def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dict[str, str]:
     """Trait to its places in Python files, by path; those that do not parse are of another Python and left out.
 
     Places are `FILE:LINE` with commas between; one that runs when its module is imported is marked `AT_IMPORT`, unless
@@ -88,21 +90,46 @@ def _run_by_import(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _run_by_import(node)
 
 
-def imported_from_top(texts: Mapping[str, str]) -> frozenset[str]:
-    """The files that are imported, whatever else happens, from scripts and packages at the top of a tree."""
+def open_imports(reader: GitReader, url: str, commit: str, entries: Iterable[str] = ()) -> dict[str, str]:
+    """Modules that a commit imports when it starts, neither in its tree nor of Python, with the files in between.
+
+    These are said as `train.py → model/moe.py`. `entries`: scripts, and modules by their names, that are
+    started besides what lies at the top. Raises EnvbuildError as `scan`.
+    """
+    texts = reader.read_all(url, commit, reader.python_with(url, commit, "import"))
+    above = imported_from_top(texts, entries)
+    own = {part.partition(".")[0] for path in reader.tree(url, commit) for part in path.split("/")}
+    found: dict[str, str] = {}
+    for path in above:
+        names = (name.partition(".")[0] for name in _imports(_parsed(texts[path]), path))
+        way = [path]
+        while above[way[0]]:
+            way.insert(0, above[way[0]])
+        found = {name: " → ".join(way) for name in names if name and name not in own | sys.stdlib_module_names} | found
+    return dict(sorted(found.items()))
+
+
+def imported_from_top(texts: Mapping[str, str], entries: Iterable[str] = ()) -> dict[str, str]:
+    """The files that are imported, whatever else happens, from scripts and packages at the top of a tree.
+
+    Each with the file that imports it, empty for where it begins; the nearest come first. `entries`: paths and modules
+    where it begins too.
+    """
     modules: dict[str, str] = {}
     for path in texts:
         parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
         modules[".".join(parts)] = path
-    todo = [path for path in texts if path.count("/") == path.endswith("/__init__.py") and not _ASIDE.match(path)]
-    reached: set[str] = set()
+    begin = [path for path in texts if path.count("/") == path.endswith("/__init__.py") and not _ASIDE.match(path)]
+    begin += [path for name in entries if (path := modules.get(name, name)) in texts]
+    reached: dict[str, str] = {}
+    todo = deque((path, "") for path in begin)
     while todo:
-        path = todo.pop()
+        path, by = todo.popleft()
         if path not in reached:
-            reached.add(path)
+            reached[path] = by
             names = _imports(_parsed(texts[path]), path)
-            todo += [modules[part] for name in names for part in _parents(name) if part in modules]
-    return frozenset(reached)
+            todo += [(modules[part], path) for name in names for part in _parents(name) if part in modules]
+    return reached
 
 
 def _parents(name: str) -> Iterator[str]:

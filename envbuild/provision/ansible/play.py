@@ -152,10 +152,10 @@ def following(requests: Mapping[str, Mapping[str, dict[str, Any]]], work: Work) 
 def _tail(node: str, path: str, connection: Connection) -> str:
     """The end of what a node has told in its file; over the connection that is open already."""
     if connection.kind == "local":
-        return tail_of(Path(f"{path}.{os.uname().nodename}"))
+        return tail_of(Path(f"{path}.{os.uname().nodename}")) + "\n"
     from envbuild.transport.ssh import glance
 
-    script = f"tail -c {TAIL} -- {shlex.quote(path)}.$(uname -n) 2>/dev/null"
+    script = f"tail -c {TAIL} -- {shlex.quote(path)}.$(uname -n) 2>/dev/null; echo"
     return glance(node, script.encode(), connection, ASK_SECONDS, 2 * TAIL)
 
 

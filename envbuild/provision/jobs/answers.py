@@ -126,7 +126,7 @@ def _followed(work: Run, site: JobSite, job: Job) -> tuple[str, JobState]:
     runs = threading.Event()
 
     def ask() -> str:
-        return progress_of(site.runner, job.output) if runs.is_set() else ""
+        return (progress_of(site.runner, job.output) if runs.is_set() else "") + "\n"
 
     with followed({job.output: ask}, _teller(work), ASK_SECONDS):
         return run_to_end(work, site, job, on_state=lambda state: (runs.clear if state.waiting else runs.set)())

@@ -87,9 +87,8 @@ def fold(view: View, event: Event) -> bool:
         return True
     if not row.running or data.get("step") != row.step:
         return False
-    other = (data.get("phase"), data.get("unit")) != (row.now.get("phase"), row.now.get("unit"))
-    row.now = data
-    return other
+    before, row.now = row.now, data
+    return any(before.get(key) != data.get(key) for key in ("phase", "unit", "silent"))
 
 
 def left(row: Row, now: float) -> float | None:
@@ -111,8 +110,10 @@ def doing(row: Row) -> str:
 
 
 def timing(row: Row, now: float) -> str:
-    """`1 min 32 s, about 2 min left` where this machine has done the step before; or that it takes longer."""
+    """`1 min 32 s, about 2 min left` where this machine has done the step before; that it takes longer, or silence."""
     so_far, rest = duration(now - row.since), left(row, now)
+    if silent := row.now.get("silent"):
+        return f"{so_far}, no word for {duration(silent)}: the network, or the node"
     if rest is not None:
         return f"{so_far}, about {duration(rest)} left"
     return f"{so_far}, longer than before" if row.before.get(row.step) else so_far

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from envbuild.text import visible
 
 LONGEST = 200  # characters of what a node says on a line
 TAIL = 2000  # bytes of a node's file: some seconds of it
+SILENCE = 60.0  # seconds without an answer after which that is told
 _AT_ONCE = 8
 _WORDS = ("host", "step", "phase", "what", "unit")
 _AMOUNTS = ("done", "total")
@@ -34,18 +36,31 @@ def followed(
 ) -> Iterator[None]:
     """Until the end of the block, `ask` nodes what they do, every so many seconds at most, and tell `now` what is new.
 
-    A question gives the end of a node's file, or of those of several hosts; one that fails is asked again.
+    A question gives the end of a node's file, or of those of several hosts, and a line feed; one that fails, or gives
+    nothing, is asked again. What a node did last is told once more for each minute without an answer (`silent`, in
+    seconds).
     """
     nodes = list(ask)
     stop, seen = threading.Event(), dict[Any, object]()
+    heard, words = dict.fromkeys(nodes, time.monotonic()), dict[Any, tuple[object, dict[str, Any]]]()
+
+    def answer(node: str) -> str:
+        with contextlib.suppress(Exception):
+            return "" if stop.is_set() else ask[node]()
+        return ""
 
     def one(node: str) -> None:
         with contextlib.suppress(Exception):  # it is told of a node's work, and must not end it
-            last = {line.get("host"): line for line in json_lines("" if stop.is_set() else ask[node]())}
-            for host, line in last.items():
-                if line.get("seq") not in (None, seen.get((node, host))):
-                    seen[node, host] = line["seq"]
-                    now(node, _usable(line))
+            if text := answer(node):
+                heard[node] = time.monotonic()
+            for line in json_lines(text):
+                if line.get("seq") is not None:
+                    words[node, line.get("host")] = line["seq"], _usable(line)
+            silent = (time.monotonic() - heard[node]) // SILENCE * SILENCE
+            for (name, host), (number, told) in list(words.items()):
+                if name == node and seen.get((node, host)) != (number, silent) and not stop.is_set():
+                    seen[node, host] = number, silent
+                    now(node, {**told, "silent": silent} if silent else told)
 
     def work() -> None:
         while not stop.wait(every):

@@ -93,4 +93,4 @@ def test_nodes_of_a_job_are_asked_what_they_do_while_it_runs_and_not_while_it_wa
     job = Job(name="x", steps=(JobStep(argv=("true",)),), output=str(tmp_path))
     work: Any = None
     assert answers._followed(work, site({"idle": 1}), job)[0] == "7"
-    assert told == ["", "asked", "", "asked"]
+    assert told == ["\n", "asked\n", "\n", "asked\n"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
-from envbuild.provision.run import live
+from envbuild.provision.run import live, progress
 from envbuild.provision.run.journal import Event
+from tests.support.patience import until
 
 NOW = 1000.0
 
@@ -85,6 +87,38 @@ def test_only_another_step_phase_or_unit_is_a_change() -> None:
 def test_what_a_node_tells_of_a_step_that_has_ended_is_left_out() -> None:
     view = shown(step(0.0), step(4.0, "changed"), compiled(5.0, 3))
     assert view.rows["gpu1"].now == {}
+
+
+def test_d102_the_age_of_the_last_word_is_told_until_there_is_another() -> None:
+    view = shown(step(900.0), compiled(910.0, 10))
+    silent = now(990.0, phase="compiling apex", what="apex: adam.cu", done=10, total=60, unit="files", silent=60.0)
+    assert live.fold(view, silent) and not live.fold(view, silent)
+    (line,) = live.rows(view, 995.0)
+    assert line.endswith("apex: adam.cu (1 min 35 s, no word for 1 min 00 s: the network, or the node)")
+    assert live.fold(view, compiled(996.0, 10))
+    assert live.rows(view, 1000.0)[0].endswith("(1 min 40 s)")
+
+
+def test_d102_a_node_that_does_not_answer_is_told_of_and_one_that_does_nothing_new_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE", 0.2)
+    line = '{"seq": 1, "host": "h", "step": "install", "phase": "compiling"}\n'
+    told, answers = list[Any](), {"lost": line, "quiet": line, "new": "\n"}
+
+    def ask(node: str) -> str:
+        if answers[node] == "down":
+            raise OSError
+        return answers[node]
+
+    def heard(node: str, words: Any) -> None:
+        told.append((node, "silent" in words))
+        answers["lost"] = line if ("lost", True) in told else "down"
+
+    with progress.followed({node: partial(ask, node) for node in answers}, heard, 0.02):
+        until(lambda: told.count(("lost", False)) > 1)
+    assert [each for each in told if each[0] == "lost"][:3] == [("lost", False), ("lost", True), ("lost", False)]
+    assert [each for each in told if each[0] != "lost"] == [("quiet", False)]
 
 
 def test_a_fleet_folds_into_classes_with_the_slowest_of_each() -> None:
