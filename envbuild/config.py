@@ -118,7 +118,13 @@ def load_config(
     import platformdirs
 
     environment = os.environ if environ is None else environ
-    folder = Path.cwd() if cwd is None else cwd
+    try:
+        folder = Path.cwd() if cwd is None else cwd
+    except OSError as error:
+        raise EnvbuildError(
+            "file-unreadable", "the current folder is not there any more", why=error.strerror or "",
+            hint="change to a folder that is there: `cd`",
+        ) from error  # fmt: skip
     system = system_file or Path(environment.get(SYSTEM_FILE_VARIABLE) or SYSTEM_FILE)
     project = find_project_file(folder)
     candidates = (project, platformdirs.user_config_path("envbuild") / "config.toml", system)

@@ -13,6 +13,7 @@ _COMPLETE = "_ENVBUILD_COMPLETE"
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the documented exit code."""
+    _open_closed_streams()
     arguments = sys.argv[1:] if argv is None else argv
     # `--version` is asked by scripts in loops; it needs neither click nor anything else.
     if arguments in (["--version"], ["-V"], ["version"]):
@@ -42,6 +43,15 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _open_closed_streams() -> None:
+    """What the caller has closed (`>&-`) is the null device: else the next file that is opened takes its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 def _alone() -> int:

@@ -130,7 +130,16 @@ def say(text: str) -> None:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        drop_broken_streams()
+
+
+def drop_broken_streams() -> None:
+    """Let stdout and stderr go where they cannot be written (no reader, a full disk): Python would complain at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_error(error: EnvbuildError) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import os
 import re
 import shlex
 import signal
@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from envbuild.cli.output import print_error, print_error_json, print_traceback
+from envbuild.cli.output import drop_broken_streams, print_error, print_error_json, print_traceback
 from envbuild.cli.verbs import cli
 from envbuild.errors import TRACEBACK_KEPT, EnvbuildError, ExitCode
 
@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of stdout went away (`| head`); Python would complain again while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_broken_streams()
         return ExitCode.OK
     except Exception as error:  # noqa: BLE001 - the outermost boundary: nothing may escape as a bare traceback
         internal = EnvbuildError.unexpected("this command failed", error)
@@ -87,15 +87,13 @@ def _where_stacks_go(error: click.UsageError) -> str:
 
 
 def _report(error: EnvbuildError, *, as_json: bool, verbose: bool) -> int:
-    try:
-        if verbose:
-            print_traceback(error)
-        if as_json:
-            print_error_json(error)
-        print_error(error)
-    except BrokenPipeError:
-        # Nobody reads what is said; the exit code still says it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    told = ((verbose, print_traceback), (as_json, print_error_json), (True, print_error))
+    for show in (show for wanted, show in told if wanted):
+        drop_broken_streams()
+        # Where nobody reads what is said, the exit code still says it.
+        with contextlib.suppress(OSError):
+            show(error)
+    drop_broken_streams()
     return int(error.exit_code)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,34 @@ def test_the_traceback_of_an_internal_error_is_in_the_folder_of_the_run(
     assert SECRET not in text + said and "ZeroDivisionError: with ***" in text
     assert kept.stat().st_mode & 0o777 == 0o600
     assert run.journal.events[-1].data["error"]["hint"] == f"report its traceback: {kept}"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "exit_code", "says"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, "opt-175b"),
+        ("<&- >&- 2>&-", 0, ""),
+        (">/dev/full", 75, "disk-full"),
+        ("--json >/dev/full", 75, "disk-full"),
+        (">/dev/full 2>&1", 75, ""),
+        ("--json no-such-stack >/dev/full", 2, "error[usage]"),
+    ],
+)
+def test_d76_streams_that_are_closed_or_full_change_no_exit_code_and_show_no_traceback(
+    world: World, redirection: str, exit_code: int, says: str
+) -> None:
+    line = f"{shlex.quote(sys.executable)} -m envbuild stack show opt-175b {redirection}"
+    done = subprocess.run(["sh", "-c", line], env=world.env, cwd=world.work, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (exit_code, False), done.stderr
+    assert says in done.stdout + done.stderr
+
+
+def test_d72_a_current_folder_that_is_gone_is_a_coded_error(world: World) -> None:
+    line = f"mkdir gone && cd gone && rmdir ../gone && {shlex.quote(sys.executable)} -m envbuild stack list"
+    done = subprocess.run(["sh", "-c", line], env=world.env, cwd=world.work, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "error[file-unreadable]: the current folder is not there any more" in done.stderr
 
 
 def test_a_note_of_somebody_else_on_an_exception_is_no_hint(
