@@ -13,6 +13,8 @@ from envbuild.node.protocol import Exit, Json, NodeError, log, plural
 from envbuild.node.redact import redact_text
 
 DEADLINE = 3600.0
+# A server that sends nothing for a minute is given up; one that is at work sends some bytes every five seconds.
+STALLED = ("http.lowSpeedLimit=1", "http.lowSpeedTime=60")
 STATE_DEADLINE = 60.0
 _SAFE = (
     "protocol.ext.allow=never",
@@ -29,7 +31,7 @@ _SAFE = (
     "advice.detachedHead=false",
     "init.defaultBranch=main",
     "gc.auto=0",
-)
+) + STALLED
 # Set by a git that runs us (in a hook, say); they would point our commands at another repository.
 REPOSITORY_VARIABLES = (
     "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR"
@@ -37,7 +39,7 @@ REPOSITORY_VARIABLES = (
 )
 _TRANSPORT = re.compile(
     r"Could not resolve host|unable to access|Connection (refused|timed out|reset)|Network is unreachable"
-    r"|early EOF|RPC failed|The requested URL returned error: 5|Operation timed out|No route to host"
+    r"|early EOF|RPC failed|Operation too slow|The requested URL returned error: 5|Operation timed out|No route to host"
 )
 # What git says, on its own or for the other side, of a repository that lost objects.
 _LOST = re.compile(r"(?:unable to read|Could not read|missing (?:blob|tree|commit)(?: object)?) '?([0-9a-f]{40})")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.lock import sources
 from envbuild.lock.check import restated
 from envbuild.lock.files import read_lock
+from envbuild.lock.readers import git
 from envbuild.lock.readers.git import git_reader, output_of, resolve_ref
 from envbuild.lock.sources import absolute_url, pin_patches
 from envbuild.model.lock import LockedSource
 from envbuild.model.stack import Source
+from envbuild.node import git_source
 from envbuild.node.build.patch import PatchError
+from envbuild.node.git_source import STALLED
 from tests.lock.conftest import Repos, locked
 from tests.support.programs import executable
 
@@ -31,6 +35,15 @@ def refusal(wanted: Source) -> EnvbuildError:
     with pytest.raises(EnvbuildError) as caught:
         locked(wanted)
     return caught.value
+
+
+def test_d76_a_server_that_takes_the_connection_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert STALLED == ("http.lowSpeedLimit=1", "http.lowSpeedTime=60")
+    assert set(STALLED) <= set(git._SAFE) & set(git_source._SAFE)
+    monkeypatch.setattr(git, "_SAFE", tuple(word.replace("Time=60", "Time=1") for word in git._SAFE))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = git.run_git(["ls-remote", f"http://127.0.0.1:{silent.getsockname()[1]}/a"])
+    assert done.returncode != 0 and git_source._TRANSPORT.search(done.stderr), done.stderr
 
 
 def test_a_commit_becomes_commit_and_tree_with_everything_else_kept(repos: Repos) -> None:

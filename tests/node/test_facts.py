@@ -159,6 +159,33 @@ def test_d56_rows_that_were_printed_count_beside_a_warning_and_another_exit(node
     assert "0000:3B:00.0" in (facts.driver.problem or "")
 
 
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("kill -SEGV $$\n", "nvidia-smi ended with -11: no output"),
+        ("echo 'WARNING: fan 1 failed' >&2; exit 14\n", "nvidia-smi ended with 14: WARNING: fan 1 failed"),
+        ("echo 'Persistence mode is off' >&2\n", None),
+    ],
+)
+def test_d56_a_row_of_the_tool_s_table_is_no_reason(node: Node, script: str, says: str | None) -> None:
+    program(node.bin / "nvidia-smi", SCRIPT_A + script)
+    facts = node.probe()
+    assert (len(facts.gpus), facts.driver.problem) == (1, says)
+
+
+def test_d56_a_gpu_that_does_not_answer_is_named_whatever_the_tool_ends_with(node: Node) -> None:
+    program(node.bin / "nvidia-smi", SCRIPT_A.replace("NVIDIA A100-SXM4-40GB", "[Unknown Error]") + "exit 15\n")
+    assert node.probe().driver.problem == "GPU 00000000:3B:00.0: Unknown Error"
+
+
+def test_d56_a_compiler_that_warns_and_fails_has_its_version(node: Node) -> None:
+    program(node.bin / "nvcc", "echo 'Cuda compilation tools, release 12.4, V12.4.131'; exit 1\n")
+    program(node.bin / "gcc", "echo 'gcc (GCC) 11.4.0'; echo 'ccache: read-only' >&2; exit 2\n")
+    facts = node.probe()
+    assert "12.4.131" in [tool.version for tool in facts.nvcc]
+    assert "11.4.0" in [tool.version for tool in facts.compilers]
+
+
 def test_d56_what_a_gpu_says_of_its_health_is_read_without_what_its_driver_does_not_know(node: Node) -> None:
     program(
         node.bin / "nvidia-smi",

@@ -21,11 +21,13 @@ from typing import Literal
 
 from envbuild.errors import EnvbuildError, ExitCode
 from envbuild.node import proc
-from envbuild.node.git_source import REPOSITORY_VARIABLES, lost_object, object_missing
+from envbuild.node.git_source import REPOSITORY_VARIABLES, STALLED, lost_object, object_missing
 from envbuild.regular_file import opened
 
 _TIMEOUT_S = 900
-_SETTINGS = ("protocol.ext.allow=never", "core.hooksPath=/dev/null", "gc.auto=0", "maintenance.auto=false")
+_SETTINGS = (
+    "protocol.ext.allow=never", "core.hooksPath=/dev/null", "gc.auto=0", "maintenance.auto=false", *STALLED,
+)  # fmt: skip
 _SAFE = tuple(word for setting in _SETTINGS for word in ("-c", setting))
 # Arguments of one command; a tree of thousands of files must not overflow the kernel's limit.
 _BATCH = 400

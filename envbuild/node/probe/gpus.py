@@ -123,7 +123,7 @@ def _ask(smi: str, deadline: float) -> "tuple[Json, list[Json]]":
         answer = run([smi, "--query-gpu=" + ",".join(fields), _FORMAT])
     gpus = parse_query(answer.out, fields)
     problem = _problem(plain, deadline) or _problem(answer, deadline) or _unread(answer, gpus)
-    driver["problem"] = problem or parse_sick(answer.out, fields)
+    driver["problem"] = parse_sick(answer.out, fields) or problem
     nvlinks = parse_nvlinks(linked.out) if linked else {}
     for gpu in gpus:
         gpu["health"] = dict(nvlinks.get(gpu["index"], {}))
@@ -164,7 +164,9 @@ def _problem(answer: "proc.Finished", deadline: float) -> "str | None":
     said = parse_problem(answer.out + "\n" + answer.err)
     if said or answer.rc == 0 or query_is_too_new(answer.out + answer.err):
         return said
-    lines = (answer.out.strip() or answer.err.strip()).splitlines()
+    text = answer.out.rstrip() + "\n" + answer.err.rstrip()
+    # Neither its table nor a row of an answer says why.
+    lines = [line for line in text.splitlines() if line and not re.match(r"[|+]|[0-9]+, ", line)]
     return "nvidia-smi ended with %s: %s" % (answer.rc, lines[-1][:200] if lines else "no output")
 
 

@@ -191,9 +191,12 @@ def compiler_facts(folders: "list[str]") -> "list[dict[str, str]]":
 
 
 def versions(paths: "list[str]", parse: "Callable[[str], str | None]", deadline: float) -> "list[dict[str, str]]":
-    """`path` and `version` of each program that says one; all are asked at once, for at most `deadline` seconds."""
+    """`path` and `version` of each program that says one, whatever it warns of and ends with.
+
+    All are asked at once, for at most `deadline` seconds.
+    """
     answers = proc.parallel([partial(proc.run, [path, "--version"], timeout=deadline) for path in paths])
-    said = [(path, parse(answer.out)) for path, answer in zip(paths, answers) if answer and answer.ok]  # noqa: B905
+    said = [(path, parse(answer.out)) for path, answer in zip(paths, answers) if answer]  # noqa: B905
     return [{"path": path, "version": version} for path, version in said if version]
 
 
