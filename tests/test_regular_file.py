@@ -20,7 +20,7 @@ from tests.support.programs import completed
 TOP = Path(envbuild.__file__).parent
 # Modules that open files without it: what ships, what this program wrote itself, and what it writes.
 OWN = """
-    cli.env_cmd container.build container.builders container.fetch_stages explain.page explain.source kit.make
+    cli.entry cli.env_cmd container.build container.builders container.fetch_stages explain.page explain.source kit.make
     lock.packages lock.readers.wheel_record lock.sources provision.ansible.steps provision.bench
     provision.contact.first_contact provision.contact.payload provision.contact.toolchain provision.contact.wheel_stores
     provision.gpu_use provision.images.obtain provision.jobs.answers provision.jobs.launch provision.run.conclude
