@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from envbuild.init.draft import Origin
 from envbuild.init.read import read, reader_of
 from envbuild.init.statement import Statement
 from envbuild.init.tree import Tree
@@ -59,9 +60,22 @@ def collect(tree: Tree) -> Collected:
     for path in offered:
         if path not in out.used:
             _offered(tree, path, out)
+    out.statements = [_of_submodule(each, tree.origin) for each in out.statements]
     # A project that installs itself from the index is its own tree.
     out.statements = [each for each in out.statements if not _is_self(each, own)]
     return out
+
+
+def _of_submodule(statement: Statement, origin: Origin) -> Statement:
+    """What installs a folder of a submodule installs that repository, at its commit."""
+    path, own = _normal(statement.value), statement.get("source") in ("", origin.url)
+    for folder, address in origin.submodules if statement.kind == "local" and own else ():
+        if f"{path}/".startswith(f"{folder}/"):
+            url, _, commit = address.rpartition("@")
+            more = {"ref": commit, "how": "pip", "name": PurePosixPath(folder).name, "source": ""}
+            more["subdirectory"] = path[len(folder) + 1 :]
+            return replace(statement, kind="source", value=url, options=dict(statement.options) | more)
+    return statement
 
 
 def together(trees: Sequence[Tree]) -> Collected:

@@ -34,12 +34,16 @@ FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the input comes from, as far as it is known: its repository, commit and day."""
+    """Where the input comes from, as far as it is known: its repository, commit and day.
+
+    `submodules`: of a commit, path and `URL@COMMIT` of each.
+    """
 
     name: str
     url: str = ""
     commit: str = ""
     day: date | None = None
+    submodules: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from envbuild.errors import EnvbuildError
 from envbuild.init.draft import Origin
 from envbuild.init.readers.requirement import git_address
 from envbuild.lock.readers.git import GitReader, commit_day, resolve_ref, run_git
+from envbuild.lock.sources import absolute_url
 from envbuild.node.smoke.programs.closure import PASSED
 from envbuild.regular_file import read_file
 
 MOST_FILES = 100_000
 LARGEST = 2_000_000
+_MODULES = ".gitmodules"
 _DEADLINE = 30.0  # for git to say the commit of a checkout
 _SAFE = ("-c", "core.fsmonitor=false", "-c", "log.showSignature=false")
 
@@ -74,7 +76,11 @@ def of_folder(folder: Path) -> Tree:
     def content(path: str) -> bytes:
         return read_file(folder / path, LARGEST, follow=False)
 
-    return Tree(origin, files, content, folder, left_out)
+    tree = Tree(origin, files, content, folder, left_out)
+    for path in re.findall(r"(?m)^\s*path\s*=\s*(\S+)\s*$", tree.text(_MODULES) or "" if _MODULES in files else ""):
+        if not any(each.startswith(f"{path}/") for each in files):
+            left_out[path] = "it is a submodule that is not checked out: `git submodule update --init` does that"
+    return tree
 
 
 def _walk(folder: Path, left_out: dict[str, str]) -> Iterator[str]:
@@ -124,7 +130,14 @@ def of_commit(url: str, ref: str, reader: GitReader) -> Tree:
     files = [path for path, (mode, _) in listed.items() if mode.startswith("100") and not _passed(path)]
     if len(files) > MOST_FILES:
         left_out["…"] = f"more than {MOST_FILES:,} files"
-    origin = Origin(PurePosixPath(address.url).name, address.url, commit, reader.day(address.url, commit))
+    urls = reader.submodule_urls(address.url, commit)
+    below = {
+        path: f"{absolute_url(address.url, urls[path])}@{oid}"
+        for path, oid in reader.submodules(address.url, commit).items()
+        if path in urls
+    }
+    day = reader.day(address.url, commit)
+    origin = Origin(PurePosixPath(address.url).name, address.url, commit, day, tuple(below.items()))
 
     def content(path: str) -> bytes:
         text = reader.read(address.url, commit, path) or ""

@@ -243,7 +243,8 @@ def _own(project: LocalProject, result: Result, beside: Path, folder: Path | Non
         line = f"{{name: {project.name}, path: {_quoted(there)}, install: {project.install}}}"
     elif len(origin.commit) == _FULL and origin.url:
         where = f"git: {_quoted(origin.url)}, commit: {origin.commit}"
-        line = f"{{name: {project.name}, {where}, install: {project.install}{path}}}"
+        nested = ", submodules: true" if origin.submodules else ""
+        line = f"{{name: {project.name}, {where}, install: {project.install}{path}{nested}}}"
     else:
         return []
     note = "; its CUDA code is not compiled: `build:` does that, with nvcc" if project.cuda else ""

@@ -189,7 +189,7 @@ class NodeFacts(_Fact):
     of who is changing the prefix. `product`: what the firmware says the machine is, where it says so. `brief`: the
     probe was asked for little, so what is missing says nothing. `shared`: the folder that the node shares with the
     login host, where the prefix lies on a disk of its own; no probe says it, the target does. `limits`: what the system
-    lets a process of the session have (`node/probe/system.py`).
+    lets a process of the session have (`node/probe/system.py`), and `clock`, where it is not this machine's.
     """
 
     @classmethod

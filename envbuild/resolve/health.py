@@ -130,6 +130,9 @@ _LIMITS: tuple[tuple[str, Callable[[str, NodeFacts], bool], str, str], ...] = (
     ("shm", lambda value, facts: len(facts.gpus) > 1 and (_mib(value) or _LEAST_SHM) < _LEAST_SHM,
      "the shared memory of /dev/shm is {value}: NCCL and the workers of data loaders need more",
      "start the container with `--shm-size=16g` or `--ipc=host`; else mount it larger, as the node's administrator"),
+    ("clock", lambda _value, _facts: True,
+     "the clock is {value} that of this machine: certificates, jobs and times of files go by it",
+     "start chronyd or ntpd, as the node's administrator"),
 )  # fmt: skip
 
 

@@ -276,6 +276,39 @@ def test_a_repository_by_its_address_and_branch(
     assert (own.git, own.commit, own.install) == ("https://git.example.org/lab/own", commit, "path")
 
 
+@pytest.mark.usefixtures("no_index")
+def test_what_installs_a_submodule_installs_its_repository_at_its_commit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    config = f'[user]\nname = t\nemail = t@example.org\n[url "file://{tmp_path}/"]\ninsteadOf = https://git.example.org/lab/\n'
+    config += '[uploadpack]\nallowAnySHA1InWant = true\nallowFilter = true\n[protocol "file"]\nallow = always\n'
+    (tmp_path / ".gitconfig").write_text(config)
+    write_files(tmp_path / "kit", {"py/setup.py": "import setuptools\n", "py/kit/__init__.py": "import nobody\n"})
+    (folder / "README.md").write_text(
+        "# Own\n\n```bash\npip install -r requirements.txt\npip install -e ext/kit/py\n```\n"
+    )
+    write_file(folder / "train.py", "import kit\n")
+    for place in (tmp_path / "kit", folder):
+        git(place, "init", "-q", "-b", "main")
+        git(place, "add", ".")
+        git(place, "commit", "-qm", "one")
+    git(folder, "submodule", "add", "-q", "../kit", "ext/kit")
+    git(folder, "config", "-f", ".gitmodules", "submodule.ext/kit.url", "../kit")
+    git(folder, "commit", "-qam", "two")
+    monkeypatch.chdir(tmp_path)
+    drafted(capsys, "--from", "https://git.example.org/lab/own")
+    own, *_, kit = load_stack("./own.yaml").stack.profiles["exact"].pinned_sources
+    assert (own.name, own.submodules, own.git) == ("own", True, "https://git.example.org/lab/own")
+    assert (kit.name, kit.git, kit.install) == ("kit", "https://git.example.org/lab/kit", "editable")
+    assert (kit.commit, kit.path) == (git(tmp_path / "kit", "rev-parse", "HEAD").strip(), "py")
+    git(tmp_path, "clone", "-q", "own", "copy")
+    says = "it is a submodule that is not checked out: `git submodule update --init` does that"
+    assert tree.of_folder(tmp_path / "copy").left_out == {"ext/kit": says}
+    assert not tree.of_folder(folder).left_out
+
+
 def test_the_index_is_asked_whether_it_has_the_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offers(request: Request) -> list[Offer]:
         if "utils-of-nobody" in request.requirements:

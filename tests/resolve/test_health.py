@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from envbuild import resources
 from envbuild.model.facts import NodeFacts
 from envbuild.model.resolution import Resolution
+from envbuild.provision.survey.ask import with_clock
 from envbuild.resolve import health
 from envbuild.resolve.request import visible_gpus
 from tests.resolve.builders import compat, make_lock, node_facts, resolve, target, torch_lock, torch_package
@@ -193,6 +195,17 @@ def test_d60_what_a_gpu_says_of_itself_is_a_warning_with_its_bus_id(gpu: dict[st
     (fault,) = health.faults(NodeFacts.model_validate(plain))
     assert fault.what.startswith("GPU 3 (00000004:00:00.0) ") and says in fault.what
     assert not fault.stops and fault.helps
+
+
+@pytest.mark.parametrize(
+    ("minutes", "says"), [(0, ""), (4, ""), (-12, "12 min behind that of this"), (90, "90 min ahead of that of this")]
+)
+def test_d60_a_clock_that_goes_wrong_is_a_warning(minutes: int, says: str) -> None:
+    facts = azure(probed_at="2026-11-28T12:00:00Z")
+    timed = with_clock(facts, datetime(2026, 11, 28, 12, tzinfo=UTC) - timedelta(minutes=minutes))
+    found = [fault.what for fault in health.faults(timed) if "clock" in fault.what]
+    assert [says in what for what in found] == [True] * bool(says)
+    assert with_clock(azure(probed_at="?"), datetime.now(UTC)).limits == facts.limits
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from envbuild.resolve.reachability import Supply, channel_key, channels_needed, 
 if TYPE_CHECKING:
     from envbuild.resolve.compat import Compat
 
+_CLOCKS_DIFFER = 300.0  # seconds; more than a contact may take
 # What they say is of the place, not of the variants: it comes first.
 _OF_THE_PREFIX = frozenset({"prefix-usable", "disk-space", "disk-inodes"})
 
@@ -84,6 +86,20 @@ def ask(nodes: Iterable[str], prepared: Prepared, run: RunDir, args: Mapping[str
 
     for node, answer in contact(nodes, request_for, target.connection, run=run).items():
         survey.take(node, answer)
+        if node in survey.facts:
+            survey.facts[node] = with_clock(survey.facts[node], datetime.now(UTC))
+
+
+def with_clock(facts: NodeFacts, now: datetime) -> NodeFacts:
+    """The facts with how far the node's clock is from this machine's, where that is more than an answer takes."""
+    try:
+        ahead = (datetime.fromisoformat(facts.probed_at) - now).total_seconds()
+    except (TypeError, ValueError):
+        return facts
+    if abs(ahead) < _CLOCKS_DIFFER:
+        return facts
+    clock = f"{abs(ahead) / 60:.0f} min {'ahead of' if ahead > 0 else 'behind'}"
+    return facts.model_copy(update={"limits": {**facts.limits, "clock": clock}})
 
 
 def survey_nodes(nodes: list[str], prepared: Prepared, run: RunDir, *, keep: bool = False) -> Survey:
