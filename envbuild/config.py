@@ -131,7 +131,7 @@ def load_config(
     files = tuple(path for path in candidates if path is not None and path.is_file())
     settings = {key: Setting(entry.default, "default") for key, entry in KEYS.items()}
     settings["runs"] = Setting(str(platformdirs.user_state_path("envbuild") / "runs"), "default")
-    said: list[tuple[str, Any, str, Path]] = [  # key, value, origin and folder, the weakest first
+    sources: list[tuple[str, Any, str, Path]] = [  # key, value, origin and folder, the weakest first
         *((key, value, str(path), path.parent) for path in reversed(files) for key, value in _read(path).items()),
         *([("color", "never", "NO_COLOR", folder)] if environment.get("NO_COLOR") else []),
         # An empty variable is how a shell says "not set".
@@ -140,7 +140,7 @@ def load_config(
         *((key, value, f"--{key.replace('_', '-')}", folder)
           for key, value in (flags or {}).items() if value is not None),
     ]  # fmt: skip
-    settings |= {key: Setting(_checked(key, value, origin, at), origin) for key, value, origin, at in said}
+    settings |= {key: Setting(_checked(key, value, origin, at), origin) for key, value, origin, at in sources}
     known = {_variable(key) for key in KEYS} | {SYSTEM_FILE_VARIABLE}
     unknown = tuple(sorted(n for n in environment if n.startswith(VARIABLE_PREFIX) and n not in known))
     return Config(settings, files, unknown, project)
@@ -153,18 +153,18 @@ def find_project_file(folder: Path) -> Path | None:
     Raises EnvbuildError `project-foreign` (exit 7) for a file, folder or checkout of another user.
     """
     folder = folder.resolve()
-    found, git = None, None
+    project, git = None, None
     for place in (folder, *folder.parents):
-        if found is None and (place / PROJECT_FILE).is_file():
-            found = place / PROJECT_FILE
+        if project is None and (place / PROJECT_FILE).is_file():
+            project = place / PROJECT_FILE
         if (place / ".git").exists():
             git = place / ".git"
             break
     here = folder / PROJECT_FILE
-    found = found if git is not None else here if here.is_file() else None
-    if found is not None:
-        _refuse_foreign(found, *([git] if git is not None else []))
-    return found
+    project = project if git is not None else here if here.is_file() else None
+    if project is not None:
+        _refuse_foreign(project, *([git] if git is not None else []))
+    return project
 
 
 def _refuse_foreign(project: Path, *more: Path) -> None:

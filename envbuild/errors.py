@@ -97,7 +97,7 @@ class EnvbuildError(Exception):
         That a disk is full can come up wherever something is written, and is no mistake of ours (`disk-full`, exit 75).
         """
         why = f"a bug in envbuild: {type(error).__name__}: {error}"
-        told = EnvbuildError("internal", what, why=why, hint="run again with -v and report the traceback")
+        result = EnvbuildError("internal", what, why=why, hint="run again with -v and report the traceback")
         if isinstance(error, OSError):
             from envbuild.node import paths
 
@@ -105,9 +105,9 @@ class EnvbuildError(Exception):
                 error, str(error.filename or "the disk of runs, caches or temporary files of this machine")
             )
             if full is not None:
-                told = cls.from_dict(full.as_dict())
-        told.__cause__ = error
-        return told
+                result = cls.from_dict(full.as_dict())
+        result.__cause__ = error
+        return result
 
     def __str__(self) -> str:
         """One line: code and what happened."""
@@ -116,8 +116,8 @@ class EnvbuildError(Exception):
     def as_dict(self) -> dict[str, Any]:
         """The same for `--json` and evidence; keys as the node program uses them."""
         more = {"why": self.why, "hint": self.hint, "details": self.details}
-        told = {key: value for key, value in more.items() if value}
-        return {"code": self.code, "what": self.what, "exit": int(self.exit_code), **told}
+        given = {key: value for key, value in more.items() if value}
+        return {"code": self.code, "what": self.what, "exit": int(self.exit_code), **given}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EnvbuildError:

@@ -86,8 +86,8 @@ def program(name: str) -> Path | None:
     import shutil
 
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() and os.access(beside, os.X_OK) else shutil.which(name)
-    return None if found is None else Path(found)
+    path = str(beside) if beside.is_file() and os.access(beside, os.X_OK) else shutil.which(name)
+    return None if path is None else Path(path)
 
 
 def fabfile_folder() -> Path:

@@ -14,8 +14,8 @@ from unicodedata import category
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that most resembles `name`, None when none does."""
     # A long name costs quadratic time to compare and resembles nothing.
-    found = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.55)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.55)
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -119,10 +119,10 @@ def last_lines(text: str) -> str:
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by what `key` says of them; groups and items in the order in which they come."""
-    found: dict[Key, list[Item]] = {}
+    groups: dict[Key, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def few(names: Sequence[str], most: int = 3, between: str = ", ") -> str:

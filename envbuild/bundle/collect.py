@@ -84,12 +84,14 @@ def wanted(variant: Variant, glibc: tuple[int, ...], record: str) -> dict[str, s
     `record`: the command that records a missing hash. Raises EnvbuildError `delivery-unfit` (exit 7),
     `hash-unrecorded` (5).
     """
-    found: dict[str, str | None] = {}
+    digests: dict[str, str | None] = {}
     for package in variant.packages:
         file = _pick(package, variant, glibc, record)
-        found[f"wheels/{file.file}"] = file.sha256
-    found |= {f"conda/{each.channel}/{each.subdir}/{each.file}": each.sha256 for each in variant.archives}
-    return found | {f"sources/{bundle_name(name, each)}": None for name, each in bundles(variant).items()}
+        digests[f"wheels/{file.file}"] = file.sha256
+    digests |= {
+        f"conda/{archive.channel}/{archive.subdir}/{archive.file}": archive.sha256 for archive in variant.archives
+    }
+    return digests | {f"sources/{bundle_name(name, source)}": None for name, source in bundles(variant).items()}
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,14 @@ class Collector:
         """
         sweep(self.cache)
         chosen = [(package, _pick(package, variant, glibc, self.record)) for package in variant.packages]
-        found = [*self._packages(chosen, "wheels", "wheel"), *self.archives(variant)]
+        pieces = [*self._packages(chosen, "wheels", "wheel"), *self.archives(variant)]
         for name, source in bundles(variant).items():
             path = f"sources/{bundle_name(name, source)}"
             bundle = self.cache / path if (self.cache / path).exists() else self.local(path)
             if bundle is None and self.fetch:
                 bundle = self._bundle(name, source)
-            found += [piece(path, bundle, "source")] if bundle else []
-        return tuple(found)
+            pieces += [piece(path, bundle, "source")] if bundle else []
+        return tuple(pieces)
 
     def archives(self, variant: Variant) -> Iterator[Piece]:
         """The conda packages of a variant, checked.
@@ -141,7 +143,7 @@ class Collector:
 
     def uv(self, machine: str, toolchain_file: Path | None = None) -> Iterator[Piece]:
         """uv as a wheel, which an image is made with."""
-        uv = next(each for each in load_toolchain(toolchain_file).uv if each.arch == machine)
+        uv = next(tool for tool in load_toolchain(toolchain_file).uv if tool.arch == machine)
         file = ArtifactFile(file=uv.file, sha256=uv.sha256)
         package = LockedPackage(name="uv", version=uv.version, index=DEFAULT_INDEX, files=(file,))
         return self._packages([(package, file)], "tools", "tool")
@@ -160,13 +162,13 @@ class Collector:
 
     def _packages(self, chosen: Sequence[Pair], folder: str, what: str) -> Iterator[Piece]:
         config = pip_config.read(os.environ)
-        links = [Path(each) for each in pip_config.folders(config.find_links)]
+        links = [Path(folder) for folder in pip_config.folders(config.find_links)]
         mirrors = [path for url in _indexes(config) if (path := pip_config.local_path(url)) is not None]
         for package, file in chosen:
             own = [Path(mirror, canonicalize_name(package.name)) for mirror in mirrors]
             here = replace(self, folders=(*self.folders, *links, *own))
-            found = _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
-            if found is None and self.fetch:
+            copy = _cached(file, self.cache) or here.local(f"{folder}/{file.file}", file.sha256)
+            if copy is None and self.fetch:
                 self._say(f"{package.name} {package.version}")
                 other = here.local(f"{folder}/{file.file}")
                 wrong = [_wrong_hash(file, f"{other} has another sha256 than the lock")] if other else []
@@ -286,17 +288,17 @@ def _downloaded(
     ]
     for page in _pages(package, config):
         try:
-            found = index_client.find(page, file.file, config.cert)
-            if found is not None and found.sha256 in ("", file.sha256):
-                return download(found.url, path, file.sha256, size_cap=_LARGEST, deadline=_DEADLINE_S).path
-            if found is not None:
-                failures.append(_wrong_hash(file, f"its index says {found.sha256}, the lock {file.sha256}"))
+            match = index_client.find(page, file.file, config.cert)
+            if match is not None and match.sha256 in ("", file.sha256):
+                return download(match.url, path, file.sha256, size_cap=_LARGEST, deadline=_DEADLINE_S).path
+            if match is not None:
+                failures.append(_wrong_hash(file, f"its index says {match.sha256}, the lock {file.sha256}"))
         except NodeError as error:
             if error.why != "HTTP 404":  # such an index has no project of that name
                 failures.append(EnvbuildError.from_dict(error.as_dict()))
         except EnvbuildError as error:
             failures.append(error)
-    raise next((each for each in failures if each.exit_code == ExitCode.INTEGRITY), failures[-1])
+    raise next((error for error in failures if error.exit_code == ExitCode.INTEGRITY), failures[-1])
 
 
 def _pages(package: LockedPackage, config: pip_config.PipConfig) -> Iterator[str]:

@@ -68,12 +68,12 @@ def write_bundle(output: Path, contents: Contents, pieces: Iterable[Piece]) -> d
     """
     if os.path.lexists(output):
         raise EnvbuildError("output-exists", f"{output} is there", hint="remove it, or name another with --output")
-    found = {each.path: each for each in pieces}
-    sources = {path: str(each.source) for path, each in found.items()}
+    by_path = {piece.path: piece for piece in pieces}
+    sources = {path: str(item.source) for path, item in by_path.items()}
     half = output.with_name(f".{output.name}.{secrets.token_hex(6)}.part")
     try:
         with coded(), writing(output):
-            rows = [each.row() for each in found.values()]
+            rows = [item.row() for item in by_path.values()]
             made = index.make(contents.stack, contents.profile, [*contents.machines], [*contents.variants], rows)
             if output.suffix == ".tar":
                 with half.open("xb") as out:

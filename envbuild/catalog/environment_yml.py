@@ -67,7 +67,7 @@ def as_stack(document: YamlDocument, path: Path) -> dict[str, Any]:
         if key not in KEYS:
             raise _refused(document, (key,), f"`{key}` is no key of an environment.yml that envbuild reads")
     listed = list(entries(document))
-    for entry in sorted(listed, key=lambda each: each.kind == "channel"):
+    for entry in sorted(listed, key=lambda item: item.kind == "channel"):
         if entry.problem:
             raise _refused(document, entry.where, entry.problem, entry.hint)
     texts = {kind: [entry.text for entry in listed if entry.kind == kind] for kind in ("conda", "pip", "channel")}
@@ -115,7 +115,7 @@ def _requirement(where: tuple[str | int, ...], text: Any, draft: str) -> Entry:
 
 
 def _channels(listed: Any) -> Iterator[Entry]:
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed) or not listed:
+    if not isinstance(listed, list) or not all(isinstance(channel, str) for channel in listed) or not listed:
         hint = "`channels: [conda-forge]`; without one conda would take Anaconda's own, which need a licence"
         yield Entry("channel", "", ("channels",), "it lists no channel", hint)
     for place, text in enumerate(listed if isinstance(listed, list) else ()):
@@ -130,11 +130,11 @@ def _channel(text: str) -> dict[str, str]:
 
 
 def _python(document: YamlDocument, specs: list[str]) -> str:
-    found = next((match.group(1) for match in map(_PYTHON.match, specs) if match), None)
-    if found is None:
+    version = next((match.group(1) for match in map(_PYTHON.match, specs) if match), None)
+    if version is None:
         hint = "`- python=3.11` among the dependencies: a lock is for one Python"
         raise _refused(document, ("dependencies",), "it does not say which Python", hint)
-    return found
+    return version
 
 
 def _provides(specs: list[str]) -> Iterator[tuple[str, str]]:

@@ -53,8 +53,8 @@ def load_indexes() -> MappingProxyType[str, IndexEntry]:
     """Every named index. Raises EnvbuildError `manifest-*` when the shipped file is damaged."""
     path = resources.catalog() / "compat" / "indexes.json"
     document = read_yaml(path)
-    found = (validated(IndexEntry, {"name": name, **entry}, document) for name, entry in document.data.items())
-    return MappingProxyType({entry.name: entry for entry in found})
+    entries = (validated(IndexEntry, {"name": name, **entry}, document) for name, entry in document.data.items())
+    return MappingProxyType({entry.name: entry for entry in entries})
 
 
 def index_addresses() -> dict[str, dict[str, str]]:

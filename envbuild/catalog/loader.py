@@ -187,8 +187,8 @@ def manifest_text(stack: Stack, profile: str) -> bytes:
     What equals its default counts as not said, so that a lock outlives a new optional field.
     """
     contents: Profile = stack.profiles[profile]
-    said = contents.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return canonical_json({"name": stack.name, "profile": profile, "contents": said})
+    plain = contents.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return canonical_json({"name": stack.name, "profile": profile, "contents": plain})
 
 
 def manifest_digest(stack: Stack, profile: str) -> str:
@@ -284,10 +284,10 @@ def _extends_error(document: YamlDocument, problem: str, hint: str = "") -> Envb
 def refuse_template(loaded: LoadedTarget) -> None:
     """Raises EnvbuildError `target-template` (exit 2): a template such as `ssh` leaves `hosts` to be said."""
     target, documents = loaded.target, loaded.documents
-    found = _placeholder(target)
-    if found is None:
+    match = _placeholder(target)
+    if match is None:
         return
-    path, placeholder = found
+    path, placeholder = match
     field = ".".join(path)
     line, column = documents[0].locate(path) if documents[0].holds(path) else (1, 1)
     wanted = f"your own `{field}`"

@@ -114,7 +114,7 @@ def _without_raise(data: bytes) -> bytes:
         return data
     lines = data.splitlines(keepends=True)
     checks = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("check_cuda_torch")]
-    for node in (each for check in checks for each in ast.walk(check)):
+    for node in (inner for check in checks for inner in ast.walk(check)):
         if isinstance(node, ast.Raise) and node.end_lineno:
             for number in range(node.lineno - 1, node.end_lineno):
                 lines[number] = b"# " + lines[number]

@@ -57,7 +57,7 @@ def of_facts(nodes: Mapping[str, NodeFacts]) -> Answers:
     )
 
 
-def text(name: str, said: Answers) -> str:
+def text(name: str, answers: Answers) -> str:
     """The file of the target `name`."""
     expects = {"gpu": said.gpu, "gpus_per_node": said.gpus_per_node, "driver": said.driver}
     login = _said({"host": said.login, "user": said.user}) if said.login else None
@@ -80,15 +80,15 @@ def text(name: str, said: Answers) -> str:
     return "\n".join([*lines, ""])
 
 
-def _hosts(said: Answers) -> list[tuple[str, str, object]]:
+def _hosts(answers: Answers) -> list[tuple[str, str, object]]:
     """Which nodes: their names, or the partition or queue that gives them."""
-    if said.kind == "ssh":
-        hosts = re.findall(r"(?:[^\s,\[]|\[[^\]]*\])+", said.hosts)
+    if answers.kind == "ssh":
+        hosts = re.findall(r"(?:[^\s,\[]|\[[^\]]*\])+", answers.hosts)
         return [("host lists as clusters write them: gpu[01-04]", "hosts", hosts)]
-    if said.kind == "slurm":
-        partition = {"slurm": said.hosts} if said.hosts else {}
-        return [("the partition", "hosts", partition), ("", "scheduler", _said({"account": said.account}))]
-    scheduler = _said({"queue": said.hosts, "account": said.account})
+    if answers.kind == "slurm":
+        partition = {"slurm": answers.hosts} if answers.hosts else {}
+        return [("the partition", "hosts", partition), ("", "scheduler", _said({"account": answers.account}))]
+    scheduler = _said({"queue": answers.hosts, "account": answers.account})
     return [("how a job is asked for", "scheduler", scheduler)]
 
 

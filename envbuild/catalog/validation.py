@@ -138,19 +138,19 @@ def _problem(item: Any, model: type[BaseModel], data: Any, documents: Sequence[Y
     elif kind == "literal_error":
         hint = did_you_mean(str(value), _literals(item))
     # What a check of ours says is a sentence of its own; what a type says begins with "must".
-    told = (
+    message = (
         f"{field}{':' * (kind == 'value_error' and not says.startswith(('must ', 'has ')))} {says}" if field else says
     )
     return {
         "field": field,
         "says": says,
-        "told": told,
+        "told": message,
         "file": place[0] if place else None,
         "line_number": place[1] if place else None,
         "column": place[2] if place else None,
         "hint": hint,
         "at": where + shown,
-        "line": f"{where}: {told}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
+        "line": f"{where}: {message}{shown}{f' ({hint})' if hint.startswith('did you mean') else ''}",
     }
 
 
@@ -188,10 +188,10 @@ def _place(path: tuple[Step, ...], kind: str, documents: Sequence[YamlDocument])
 
 def _keys_at(model: type[BaseModel], path: tuple[Step, ...]) -> list[str]:
     """The keys that a model knows at a data path (the union of the alternatives there)."""
-    found: list[Any] = [model]
+    annotations: list[Any] = [model]
     for step in path:
-        found = [inner for annotation in found for inner in _descend(annotation, step)]
-    models = [m for annotation in found for m in _alternatives(annotation) if _is_model(m)]
+        annotations = [inner for annotation in annotations for inner in _descend(annotation, step)]
+    models = [m for annotation in annotations for m in _alternatives(annotation) if _is_model(m)]
     return [field.alias or name for m in models for name, field in m.model_fields.items()]
 
 

@@ -76,21 +76,21 @@ def read_config(environ: Mapping[str, str]) -> CondaConfig:
 
 def _strongest(key: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for each in files:
-        merged = {**(each.get(key) or {}), **merged}
+    for file in files:
+        merged = {**(file.get(key) or {}), **merged}
     return merged
 
 
 def _checked(path: Path, data: Any, forms: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any]:
     """The keys of `forms` in a file, each in its form."""
-    found, key = {}, ""
+    checked, key = {}, ""
     try:
         for key in forms.keys() & data.keys():
-            found[key] = forms[key].validate_python(data[key])
+            checked[key] = forms[key].validate_python(data[key])
     except (ValidationError, AttributeError) as error:
         why = f"`{key}` has another form than conda gives it" if key else "it is not a mapping"
         raise EnvbuildError("conda-config-invalid", f"{path} is not a valid conda configuration", why=why) from error
-    return found
+    return checked
 
 
 def _toml(path: Path) -> Any:
@@ -106,13 +106,13 @@ def places(spec: CondaSpec, config: CondaConfig | None = None) -> tuple[Place, .
     Raises EnvbuildError `conda-defaults-refused` (exit 7) and what `read_config` raises.
     """
     config = config or read_config(os.environ)
-    found = tuple(Place(each.name, tuple(_parts(each, config))) for each in spec.channels)
-    for url in (url for place in found for url in place.urls):
+    result = tuple(Place(channel.name, tuple(_parts(channel, config))) for channel in spec.channels)
+    for url in (url for place in result for url in place.urls):
         without_login(url)  # so that no message shows its token
     if not spec.allow_defaults:
-        for place in found:
+        for place in result:
             _refuse_defaults(place)
-    return found
+    return result
 
 
 def addresses(spec: CondaSpec, config: CondaConfig | None = None) -> dict[str, tuple[str, ...]]:
@@ -139,11 +139,11 @@ def _address(name: str, config: CondaConfig) -> str:
 
 def _mirrors(urls: Sequence[str], config: CondaConfig) -> tuple[str, ...]:
     """The addresses with what stands in for them put in their place."""
-    found: list[str] = []
-    for url in (each.rstrip("/") for each in urls):
+    result: list[str] = []
+    for url in (address.rstrip("/") for address in urls):
         key = next((key for key in config.mirrors if url == key or url.startswith(f"{key}/")), None)
-        found += [url] if key is None else [each.rstrip("/") + url[len(key) :] for each in config.mirrors[key]]
-    return tuple(dict.fromkeys(found))
+        result += [url] if key is None else [mirror.rstrip("/") + url[len(key) :] for mirror in config.mirrors[key]]
+    return tuple(dict.fromkeys(result))
 
 
 def _refuse_defaults(place: Place) -> None:

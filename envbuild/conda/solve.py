@@ -133,7 +133,7 @@ class _Solver:
     def __init__(self, wish: Wish, gateway: Gateway, say: Callable[[str], None]) -> None:
         self.wish, self.gateway, self.say = wish, gateway, say
         self.platforms = [
-            rattler.Subdir(each) for each in dict.fromkeys((wish.subdir, "noarch", *(p.subdir for p in wish.keep)))
+            rattler.Subdir(subdir) for subdir in dict.fromkeys((wish.subdir, "noarch", *(p.subdir for p in wish.keep)))
         ]
         self.sources: list[MultiSource] = []
         self.names: dict[str, str] = {}
@@ -142,26 +142,26 @@ class _Solver:
         self.sources = [await self._source(place) for place in self.wish.places]
         locked = await self._kept()
         try:
-            found = await self._solve(self.wish, locked)
+            solved = await self._solve(self.wish, locked)
         except SolverError as error:
             raise await self._unsatisfiable(str(error)) from error
-        found = await self._settled(found)
-        for record in found:
+        solved = await self._settled(solved)
+        for record in solved:
             made = record.timestamp
             if isinstance(made, datetime) and made >= datetime.now(UTC) + timedelta(days=1):
-                told = f"{record.file_name} says it was made on {made.date()}, after today"
-                self.say(f"{told}: `as_of` cannot be held against it")
-        by_name = {record.name.normalized: record for record in sorted(found, key=lambda each: each.name.normalized)}
+                complaint = f"{record.file_name} says it was made on {made.date()}, after today"
+                self.say(f"{complaint}: `as_of` cannot be held against it")
+        by_name = {record.name.normalized: record for record in sorted(solved, key=lambda item: item.name.normalized)}
         order = rattler.PackageRecord.sort_topologically(list(by_name.values()))
         records = [by_name[record.name.normalized] for record in order]
         return tuple(package_of(record, self._channel(record), self.wish.subdir) for record in records)
 
     async def offered(self) -> dict[tuple[str, str, str], str]:
         self.sources = [await self._source(place) for place in self.wish.places]
-        there = await self._all(each.name for each in self.wish.keep)
+        records = await self._all(package.name for package in self.wish.keep)
         return {
-            (self._channel(each), each.subdir, each.file_name): each.sha256.hex() if each.sha256 else ""
-            for each in there
+            (self._channel(record), record.subdir, record.file_name): record.sha256.hex() if record.sha256 else ""
+            for record in records
         }
 
     def _channel(self, record: RepoDataRecord) -> str:
@@ -187,7 +187,7 @@ class _Solver:
 
     async def _solve(self, wish: Wish, locked: Sequence[RepoDataRecord] = ()) -> list[RepoDataRecord]:
         parts = [(name, *value.partition("=")) for name, value in wish.virtual.items()]
-        there = [
+        virtual = [
             rattler.GenericVirtualPackage(
                 rattler.PackageName(name), rattler.Version(version), rattler.BuildString(build or "0")
             )
@@ -201,7 +201,7 @@ class _Solver:
                 gateway=self.gateway,
                 platforms=self.platforms,
                 locked_packages=locked,
-                virtual_packages=there,
+                virtual_packages=virtual,
                 exclude_newer=end,
                 channel_relations=ALONE,
             )
@@ -210,9 +210,9 @@ class _Solver:
 
     async def _kept(self) -> list[RepoDataRecord]:
         """The records of the previous lock that the channels still have."""
-        kept = {(each.channel, each.subdir, each.file) for each in self.wish.keep}
-        there = await self._all(each.name for each in self.wish.keep)
-        return [each for each in there if (self._channel(each), each.subdir, each.file_name) in kept]
+        kept = {(package.channel, package.subdir, package.file) for package in self.wish.keep}
+        records = await self._all(package.name for package in self.wish.keep)
+        return [record for record in records if (self._channel(record), record.subdir, record.file_name) in kept]
 
     async def _all(self, names: Iterable[str]) -> list[RepoDataRecord]:
         """Every record of these names."""
@@ -231,19 +231,23 @@ class _Solver:
         """Of a channel that answered before; which one, the error may say."""
         return _channel_error(", ".join(dict.fromkeys(self.names.values())), "", str(error))
 
-    async def _settled(self, found: list[RepoDataRecord]) -> list[RepoDataRecord]:
+    async def _settled(self, records: list[RepoDataRecord]) -> list[RepoDataRecord]:
         """The same with the first build string of those between which nothing but the order of an index decides."""
-        there = await self._all(record.name.normalized for record in found)
-        alike = grouped(there, lambda each: (each.name.normalized, str(each.version)))
-        settled, kept = list(found), {each.file for each in self.wish.keep}
-        for place, record in enumerate(found):
+        candidates = await self._all(record.name.normalized for record in records)
+        alike = grouped(candidates, lambda record: (record.name.normalized, str(record.version)))
+        settled, kept = list(records), {package.file for package in self.wish.keep}
+        for place, record in enumerate(records):
             if record.file_name in kept:
                 continue
-            twins = [each for each in alike[record.name.normalized, str(record.version)] if _is_twin(each, record)]
-            best = min((record, *twins), key=lambda each: (str(each.build), each.file_name))
+            twins = [
+                candidate
+                for candidate in alike[record.name.normalized, str(record.version)]
+                if _is_twin(candidate, record)
+            ]
+            best = min((record, *twins), key=lambda candidate: (str(candidate.build), candidate.file_name))
             if twins and self._accepts(best, [*settled[:place], *settled[place + 1 :]]):
                 settled[place] = best
-                builds = ", ".join(sorted({str(each.build) for each in (record, *twins)}))
+                builds = ", ".join(sorted({str(candidate.build) for candidate in (record, *twins)}))
                 name = f"{record.name.normalized} {record.version}"
                 self.say(f"{name} has equal builds {builds}: {best.build} was taken, the first by name")
         return settled
@@ -251,8 +255,8 @@ class _Solver:
     def _accepts(self, record: RepoDataRecord, others: Sequence[RepoDataRecord]) -> bool:
         """Whether the wish and the other packages take this build too."""
         name = record.name.normalized
-        texts = [*self.wish.specs, *(text for each in others for text in each.depends)]
-        limits = [text for each in others for text in each.constrains]
+        texts = [*self.wish.specs, *(text for other in others for text in other.depends)]
+        limits = [text for other in others for text in other.constrains]
         specs = [spec for spec in map(match_spec, (*texts, *limits)) if str(spec.name.normalized) == name]
         return all(spec.matches(record) for spec in specs)
 
@@ -274,13 +278,13 @@ class _Solver:
             if monotonic() > end:
                 break
             try:
-                found = await self._solve(wish)
+                records = await self._solve(wish)
             except SolverError:
                 continue
             if name.startswith(VIRTUAL):
-                wanted = {text for record in found for text in record.depends if name_of(text) == name}
+                wanted = {text for record in records for text in record.depends if name_of(text) == name}
                 return f"{words} ({', '.join(sorted(text for text in wanted if not met(text, self.wish.virtual)))})"
-            version = next((str(record.version) for record in found if record.name.normalized == name), None)
+            version = next((str(record.version) for record in records if record.name.normalized == name), None)
             return words + (f" (to {name} {version})" if version else "")
         return ""
 
@@ -290,13 +294,13 @@ def _relaxed(wish: Wish) -> Iterator[tuple[str, str, Wish]]:
     names = {text: str(match_spec(text).name.normalized) for text in wish.specs}
     for text, name in names.items():
         if text != name:
-            specs = tuple(name if each == text else each for each in wish.specs)
+            specs = tuple(name if spec == text else spec for spec in wish.specs)
             yield f"there is a solution where `{text}` is loosened", name, replace(wish, specs=specs)
     for name in ("__glibc", "__cuda", "__linux"):
         words = f"there is a solution for nodes with another {name} than {wish.virtual.get(name, 'none')}"
         yield words, name, replace(wish, virtual={**wish.virtual, name: NEWEST})
     for text, name in names.items() if len(names) > 1 else ():
-        specs = tuple(each for each in wish.specs if each != text)
+        specs = tuple(spec for spec in wish.specs if spec != text)
         yield f"there is a solution without `{text}`", name, replace(wish, specs=specs)
 
 
@@ -345,10 +349,10 @@ def _is_twin(one: RepoDataRecord, other: RepoDataRecord) -> bool:
     return one.file_name != other.file_name and all(getattr(one, key) == getattr(other, key) for key in same)
 
 
-def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
+def _channel_error(name: str, url: str, output: str) -> EnvbuildError:
     """What a channel answered, as a coded error."""
-    what, why = f"the channel {name}", redact_text(f"{url}: {said}" if url else said)
-    if _MISSING.search(said):
+    what, why = f"the channel {name}", redact_text(f"{url}: {output}" if url else output)
+    if _MISSING.search(output):
         return EnvbuildError(
             "channel-missing",
             f"{what} is not there",
@@ -356,14 +360,14 @@ def _channel_error(name: str, url: str, said: str) -> EnvbuildError:
             hint="check its name, and the aliases in .condarc; a channel needs a folder `noarch`",
             exit_code=ExitCode.REFUSED,
         )
-    if _REFUSED.search(said):
+    if _REFUSED.search(output):
         return EnvbuildError(
             "channel-refused",
             f"{what} refused the login",
             why=why,
             hint="put its credentials into ~/.netrc or the file that RATTLER_AUTH_FILE names",
         )
-    if _NETWORK.search(said):
+    if _NETWORK.search(output):
         return EnvbuildError(
             "channel-unreachable",
             f"{what} could not be reached",
@@ -385,15 +389,16 @@ def with_sizes(
 
     `channels`: name to base addresses. `say` gets one line with how many could not be reached.
     """
-    lacking = [each for each in packages if each.unpacked is None and channels.get(each.channel)]
+    lacking = [package for package in packages if package.unpacked is None and channels.get(package.channel)]
     if not lacking:
         return tuple(packages)
     known = asyncio.run(_measure(lacking, channels))
-    left = [each.name for each in lacking if known[each.sha256] is None]
+    left = [package.name for package in lacking if known[package.sha256] is None]
     if left:
         say(f"what conda's {few(left)} takes on a disk could not be read")
     return tuple(
-        each if each.unpacked else each.model_copy(update={"unpacked": known.get(each.sha256)}) for each in packages
+        package if package.unpacked else package.model_copy(update={"unpacked": known.get(package.sha256)})
+        for package in packages
     )
 
 
@@ -407,8 +412,8 @@ async def _measure(
             url = f"{channels[package.channel][0]}/{package.subdir}/{package.file}"
             return await _listed(asked, url)
 
-    found = await asyncio.gather(*map(one, packages))
-    return {package.sha256: each for package, each in zip(packages, found, strict=True)}
+    sizes = await asyncio.gather(*map(one, packages))
+    return {package.sha256: size for package, size in zip(packages, sizes, strict=True)}
 
 
 async def _listed(asked: Client, url: str) -> Unpacked | None:

@@ -22,14 +22,14 @@ _KERNEL = re.compile(r"[0-9]+(\.[0-9]+){0,2}")
 def of_facts(facts: NodeFacts) -> Virtual:
     """What a node has. No GPU driver: no `__cuda`; `__archspec` is the family where the processor was not read."""
     kernel = _KERNEL.match(facts.os.kernel)
-    found = {
+    packages = {
         "__unix": "0",
         "__linux": kernel.group() if kernel else "0",
         "__glibc": facts.libc.version if facts.libc.kind == "glibc" else "",
         "__archspec": f"1={microarchitecture(facts.os.arch, facts.cpu)}" if facts.os.arch else "",
         "__cuda": facts.driver.cuda_ceiling or "",
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in packages.items() if value}
 
 
 def microarchitecture(family: str, cpu: CpuFacts) -> str:
@@ -40,15 +40,19 @@ def microarchitecture(family: str, cpu: CpuFacts) -> str:
     from archspec.cpu.schema import TARGETS_JSON
 
     vendor = TARGETS_JSON["conversions"]["arm_vendors"].get(cpu.vendor, cpu.vendor)
-    there = {*cpu.features.split(), *({"sse3"} if " ssse3 " in f" {cpu.features} " else ())}
+    features = {*cpu.features.split(), *({"sse3"} if " ssse3 " in f" {cpu.features} " else ())}
     # Nothing in /proc/cpuinfo tells the generic versions of Arm's architecture apart, and they list no features.
-    told = [each for each in TARGETS.values() if each.family.name == family and (each.features or each.name == family)]
-    fitting = [each for each in told if each.vendor in ("generic", vendor) and each.features <= there]
+    targets = [
+        target
+        for target in TARGETS.values()
+        if target.family.name == family and (target.features or target.name == family)
+    ]
+    fitting = [target for target in targets if target.vendor in ("generic", vendor) and target.features <= features]
     # As archspec does it for the machine it runs on: the best of the generic ones, and of the named ones above it.
-    fitting.sort(key=lambda each: (len(each.ancestors), len(each.features)))
-    best = next((each for each in reversed(fitting) if each.vendor == "generic"), None)
-    named = [each for each in fitting if cpu.part and each.cpu_part == cpu.part] or fitting
-    above = [each for each in named if best is not None and each > best]
+    fitting.sort(key=lambda target: (len(target.ancestors), len(target.features)))
+    best = next((target for target in reversed(fitting) if target.vendor == "generic"), None)
+    named = [target for target in fitting if cpu.part and target.cpu_part == cpu.part] or fitting
+    above = [target for target in named if best is not None and target > best]
     return above[-1].name if above else best.name if best else family
 
 
@@ -71,7 +75,7 @@ def _with_ancestors(name: str) -> tuple[str, ...]:
         return (name,)
     from archspec.cpu import TARGETS
 
-    return (name, *(each.name for each in TARGETS[name].ancestors)) if name in TARGETS else (name,)
+    return (name, *(ancestor.name for ancestor in TARGETS[name].ancestors)) if name in TARGETS else (name,)
 
 
 def solutions(spec: CondaSpec, flavour: str | None, given: Sequence[Virtual] = ()) -> tuple[Virtual, ...]:
@@ -79,9 +83,11 @@ def solutions(spec: CondaSpec, flavour: str | None, given: Sequence[Virtual] = (
 
     `given` are those of nodes and taken whole; what the profile says stands on the baseline and the flavour's CUDA.
     """
-    whole = [dict(each) for each in given] or [BASELINE | _cuda(flavour) | dict(each) for each in spec.virtual or ({},)]
-    kept = [{k: v for k, v in each.items() if not (k == "__cuda" and flavour == "cpu")} for each in whole]
-    return tuple(each for place, each in enumerate(kept) if each not in kept[:place])
+    whole = [dict(packages) for packages in given] or [
+        BASELINE | _cuda(flavour) | dict(packages) for packages in spec.virtual or ({},)
+    ]
+    kept = [{k: v for k, v in packages.items() if not (k == "__cuda" and flavour == "cpu")} for packages in whole]
+    return tuple(packages for place, packages in enumerate(kept) if packages not in kept[:place])
 
 
 def _cuda(flavour: str | None) -> Virtual:
@@ -101,18 +107,18 @@ def met(spec: str, virtual: Mapping[str, str]) -> bool:
         return False
     version, _, build = value.partition("=")
     builds = _with_ancestors(build) if name == "__archspec" else (build,)
-    return any(_matches(spec, name, version, each) for each in builds)
+    return any(_matches(spec, name, version, build) for build in builds)
 
 
 def name_of(spec: str) -> str:
     """`__glibc` of `__glibc >=2.28`."""
-    found = _NAME.match(spec)
-    return found.group() if found else spec
+    match = _NAME.match(spec)
+    return match.group() if match else spec
 
 
 @lru_cache(maxsize=4096)
 def _matches(spec: str, name: str, version: str, build: str) -> bool:
     from rattler import BuildString, MatchSpec, PackageRecord
 
-    found: bool = MatchSpec(spec).matches(PackageRecord(name, version, BuildString(build or "0"), 0, "noarch"))
-    return found
+    matches: bool = MatchSpec(spec).matches(PackageRecord(name, version, BuildString(build or "0"), 0, "noarch"))
+    return matches

@@ -65,16 +65,16 @@ def diagnose(*, prefix: Path | None = None) -> list[Diagnosis]:
 
 
 def _python() -> Diagnosis:
-    found = ".".join(map(str, sys.version_info[:3]))
-    return Diagnosis("python", "ok", f"{found} ({sys.executable})", ">= 3.11")
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Diagnosis("python", "ok", f"{version} ({sys.executable})", ">= 3.11")
 
 
 def _program(program: _Program) -> Diagnosis:
     (name, option), needed = program.command, f">= {program.least}"
 
-    def lacking(found: str) -> Diagnosis:
+    def lacking(state: str) -> Diagnosis:
         level: Level = "missing" if program.required else "warning"
-        return Diagnosis(name, level, found, needed, program.consequence, program.hint)
+        return Diagnosis(name, level, state, needed, program.consequence, program.hint)
 
     path = resources.program(name)
     if path is None:
@@ -86,10 +86,10 @@ def _program(program: _Program) -> Diagnosis:
     match = re.search(program.pattern, done.stdout + done.stderr)
     if match is None:
         return Diagnosis(name, "warning", f"{path}, version not understood", needed, hint=program.hint)
-    found = f"{match[1]} ({path})"
+    at_path = f"{match[1]} ({path})"
     if Version(match[1]) < Version(program.least):
-        return lacking(found)
-    return Diagnosis(name, "ok", found, needed)
+        return lacking(at_path)
+    return Diagnosis(name, "ok", at_path, needed)
 
 
 def _prefix(prefix: Path) -> Diagnosis:
@@ -100,5 +100,5 @@ def _prefix(prefix: Path) -> Diagnosis:
     if not os.access(folder, os.W_OK):
         return Diagnosis("prefix", "missing", f"{folder} is not writable", needed, "nothing can be built there",
                          "choose another with `--prefix` or ENVBUILD_PREFIX")  # fmt: skip
-    found = f"{prefix}, {free:.1f} GB free"
-    return Diagnosis("prefix", "ok" if free > 3 else "warning", found, needed)
+    state = f"{prefix}, {free:.1f} GB free"
+    return Diagnosis("prefix", "ok" if free > 3 else "warning", state, needed)

@@ -51,8 +51,8 @@ def diagnose_without_python(findings: Mapping[str, str], target: Target) -> list
     ]  # fmt: skip
 
 
-def _line(name: str, level: Level, found: str, consequence: str, hint: str = "") -> Diagnosis:
-    return Diagnosis(name, level, found, "", consequence, hint)
+def _line(name: str, level: Level, state: str, consequence: str, hint: str = "") -> Diagnosis:
+    return Diagnosis(name, level, state, "", consequence, hint)
 
 
 def _said(site: Mapping[str, Any], question: str) -> str:
@@ -89,10 +89,10 @@ def _role(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Dia
     if is_compute(facts, site):
         return [_line("host", "ok", f"{shown}: a compute node of {kind}, outside a job", "connection: ssh works now")]
     more = "" if facts.gpus else ", no GPU here"
-    said = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
+    consequence = f"connection: job{more}: smoke tests and CUDA builds run in a job" if more else "connection: job"
     level: Level = "ok" if target.connection.kind == "job" else "warning"
     hint = "" if level == "ok" else f"extend `{kind}`: connection: {{kind: job}}, scheduler: {{kind: {kind}}}"
-    return [_line("host", level, f"{shown}: a login node of {kind}", said, hint)]
+    return [_line("host", level, f"{shown}: a login node of {kind}", consequence, hint)]
 
 
 # The scheduler, its rights and its GPUs
@@ -109,15 +109,15 @@ def _scheduler(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> lis
         ]  # fmt: skip
     if kind == "pbs":
         queues = [line.split()[0] for line in _said(site, "queues").splitlines()[2:] if line.split()]
-        found = f"pbs {facts.scheduler.version or ''}, queues {_few(queues)}"
-        return [_line("scheduler", "ok" if queues else "warning", found, "jobs can be submitted")]
+        state = f"pbs {facts.scheduler.version or ''}, queues {_few(queues)}"
+        return [_line("scheduler", "ok" if queues else "warning", state, "jobs can be submitted")]
     asked = site["programs"].get("nodes") or {}
     if asked.get("rc") != 0:
         why = _last(asked.get("err", "")) or "no answer"
         level: Level = "missing" if target.connection.kind == "job" else "warning"
         return [_line("scheduler", level, f"slurm does not answer: {why}", "no job can be submitted now")]
-    found = f"{facts.scheduler.version or 'slurm'}, partitions {_few(partition_names(site))}"
-    lines = [_line("scheduler", "ok", found, "jobs can be submitted")]
+    state = f"{facts.scheduler.version or 'slurm'}, partitions {_few(partition_names(site))}"
+    lines = [_line("scheduler", "ok", state, "jobs can be submitted")]
     return lines + _rights(site, target)
 
 
@@ -181,10 +181,10 @@ def _asked_for(partition: Partition) -> Diagnosis:
                      "say it in the target: expects: {gpus_per_node: N}")  # fmt: skip
     types = ", ".join(f"{kind or key}: {count}" for (key, kind), count in partition.gpus.items())
     form = f"--gres=gpu:{gres.type + ':' if gres.type else ''}{partition.gpus_per_node or 'N'}"
-    found = f"{types or 'not shown'} a node, {partition.nodes} nodes"
+    state = f"{types or 'not shown'} a node, {partition.nodes} nodes"
     if partition.hidden:
-        found += f", {partition.hidden} of them powered down and not shown"
-    return _line(name, "ok", found, f"asked for with {form}")
+        state += f", {partition.hidden} of them powered down and not shown"
+    return _line(name, "ok", state, f"asked for with {form}")
 
 
 # Space, folders, network, containers, modules
@@ -192,12 +192,12 @@ def _asked_for(partition: Partition) -> Diagnosis:
 
 def _prefix(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     disk = facts.prefix
-    found = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
+    state = f"{disk.path}, {disk.filesystem or 'unknown file system'}, {_room(disk)}"
     if not disk.writable:
-        return [_line("prefix", "missing", f"{found}; {disk.reason}", "nothing can be built there",
+        return [_line("prefix", "missing", f"{state}; {disk.reason}", "nothing can be built there",
                       "choose another: `--prefix`")]  # fmt: skip
     if disk.noexec:
-        return [_line("prefix", "missing", f"{found}, noexec", "no program of an environment could run",
+        return [_line("prefix", "missing", f"{state}, noexec", "no program of an environment could run",
                       "choose another: `--prefix`")]  # fmt: skip
     short = [word for word, value, least in (("space", disk.free_bytes, LEAST_BYTES),
                                              ("inodes", disk.free_inodes, LEAST_INODES))
@@ -207,7 +207,7 @@ def _prefix(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list[
         if short
         else f"placement: {target.placement}"
     )
-    return [_line("prefix", "warning" if short else "ok", found, so)]
+    return [_line("prefix", "warning" if short else "ok", state, so)]
 
 
 def _room(disk: DiskFacts) -> str:
@@ -219,9 +219,9 @@ def _room(disk: DiskFacts) -> str:
 
 
 def _temporary(_facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
-    folders = [DiskFacts.model_validate(each) for each in site["temporary"]]
+    folders = [DiskFacts.model_validate(row) for row in site["temporary"]]
     usable = [disk for disk in folders if disk.writable and not disk.noexec]
-    told = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else _free(disk)})"
+    states = [f"{disk.path} ({'not writable' if not disk.writable else 'noexec' if disk.noexec else _free(disk)})"
             for disk in folders]  # fmt: skip
     noexec = [disk.path for disk in folders if disk.noexec]
     so = f"builds use {usable[0].path}" if usable else "nothing can be compiled in a temporary folder"
@@ -231,7 +231,7 @@ def _temporary(_facts: NodeFacts, site: Mapping[str, Any], target: Target) -> li
         so = f"programs cannot run in {', '.join(noexec)}: say tmp: {usable[0].path}"
     bad = not usable or bool(noexec)
     hint = "" if usable or target.tmp else "`tmp:` in the target, a folder whose file system lets programs run"
-    return [_line("temporary folders", "warning" if bad and not target.tmp else "ok", ", ".join(told), so, hint)]
+    return [_line("temporary folders", "warning" if bad and not target.tmp else "ok", ", ".join(states), so, hint)]
 
 
 def _free(disk: DiskFacts) -> str:
@@ -260,12 +260,12 @@ def _network(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[
 def _hosts(reachable: Mapping[str, bool]) -> tuple[list[str], list[str]]:
     """The hosts of indexes and repositories that were reached and those that were not; many indexes are one host."""
     indexes = load_indexes()
-    found: dict[str, bool] = {}
+    hosts: dict[str, bool] = {}
     for name, good in reachable.items():
         url = indexes[name].url if name in indexes else name
         host = urlsplit(url).hostname or ("the default index" if name == DEFAULT_INDEX else name)
-        found[host] = found.get(host, False) or good
-    return sorted(host for host, good in found.items() if good), sorted(h for h, good in found.items() if not good)
+        hosts[host] = hosts.get(host, False) or good
+    return sorted(host for host, good in hosts.items() if good), sorted(h for h, good in hosts.items() if not good)
 
 
 def _containers(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
@@ -282,8 +282,8 @@ def _containers(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> li
         none = "no podman, docker, apptainer or enroot"
         return [*lines, _line("containers", needed, none, f"engine container: no: {none}; {connection}")]
     if not usable:
-        found = f"{', '.join(have)}, and none that this user can run"
-        return [*lines, _line("containers", needed, found, f"engine container: no: {found}; {connection}")]
+        state = f"{', '.join(have)}, and none that this user can run"
+        return [*lines, _line("containers", needed, state, f"engine container: no: {state}; {connection}")]
     so = f"engine container: yes, with {usable[0]}; {connection}"
     if "podman" in usable and not site.get("subordinate_ids"):
         so += "; podman maps one user id only (no line in /etc/subuid)"
@@ -304,16 +304,16 @@ def _modules(facts: NodeFacts, _site: Mapping[str, Any], target: Target) -> list
 
 def _conda(facts: NodeFacts, site: Mapping[str, Any], target: Target) -> list[Diagnosis]:
     """Whose conda is there; nothing where none is and nobody asks for one."""
-    there = site.get("conda") or ()
-    if not there:
+    installed = site.get("conda") or ()
+    if not installed:
         return [_line("conda", "ok", "none", "engine: conda works without")] if target.installer == "conda" else []
     whose = {facts.user: "yours", "root": "the site's"}
-    found = ", ".join(f"{each['path']} ({whose.get(each['owner'], each['owner'])})" for each in there)
+    state = ", ".join(f"{conda['path']} ({whose.get(conda['owner'], conda['owner'])})" for conda in installed)
     so = "engine: conda does not use it: locked packages are installed by py-rattler"
-    anaconda = any(part in each["path"] for each in there for part in ("/anaconda3/", "/miniconda3/"))
+    anaconda = any(part in conda["path"] for conda in installed for part in ("/anaconda3/", "/miniconda3/"))
     if anaconda:
         so += "; the channel `defaults` of such an installation needs a licence in larger organisations"
-    return [_line("conda", "ok", found, so)]
+    return [_line("conda", "ok", state, so)]
 
 
 def _few(names: list[str]) -> str:
@@ -323,5 +323,5 @@ def _few(names: list[str]) -> str:
 def _last(text: str) -> str:
     """The last line that is not empty, with control characters escaped."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = re.sub(r"\A\w+: (error: )?", "", lines[-1])[:300] if lines else ""
-    return visible(said)
+    message = re.sub(r"\A\w+: (error: )?", "", lines[-1])[:300] if lines else ""
+    return visible(message)

@@ -221,7 +221,7 @@ def annotate(text: str, findings: Sequence[Finding]) -> Annotated:
             rest[finding.anchor is None].append(finding)
             continue
         first.append(place)
-        also += [found for anchor in finding.also if (found := _place(text, rows, finding, anchor))]
+        also += [spot for anchor in finding.also if (spot := _place(text, rows, finding, anchor))]
     taken = {place.row for place in (*first, *also)}
     first += [_Place(n, rows[n].start, rows[n].text, f) for n, f in _unpinned(rows).items() if n not in taken]
     first.sort(key=lambda place: (place.row, place.at))
@@ -263,11 +263,15 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 def _unpinned(rows: Sequence[Row]) -> dict[int, Finding]:
     """By row what its command installs without a version or commit, as `init` reads commands."""
     shell = Shell("document", session=True)
-    said = [(n, each) for n, row in enumerate(rows) if row.kind == "command"
-            for each in shell.read(_DOCKERFILE.sub("", row.text, count=1))]  # fmt: skip
-    pinned = {each.get("source") for _, each in said if each.kind == "checkout" and _COMMIT.fullmatch(each.value)}
+    statements = [(n, statement) for n, row in enumerate(rows) if row.kind == "command"
+            for statement in shell.read(_DOCKERFILE.sub("", row.text, count=1))]  # fmt: skip
+    pinned = {
+        statement.get("source")
+        for _, statement in statements
+        if statement.kind == "checkout" and _COMMIT.fullmatch(statement.value)
+    }
     names: dict[int, list[str]] = {}
-    for n, statement in said:
+    for n, statement in statements:
         if name := _open_name(statement, pinned):
             names.setdefault(n, []).append(name)
     return {

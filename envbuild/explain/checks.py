@@ -120,11 +120,11 @@ def _ask_git(stack: Stack, check: Any, means: Means) -> _Answer:
         return state == check.expected, f"{check.ref} is {'not there' if now is None else 'at ' + now[:8]}"
     commit = check.commit or commit
     if isinstance(check, f.PathCheck):
-        there = git.has_path(url, commit, check.path)
-        return there == check.present, f"{check.path} is {'there' if there else 'not there'} at {commit[:8]}"
+        present = git.has_path(url, commit, check.path)
+        return present == check.present, f"{check.path} is {'there' if present else 'not there'} at {commit[:8]}"
     if isinstance(check, f.ContainsCheck):
-        found = git.contains(url, commit, check.ancestor)
-        return found == check.expected, f"{commit[:8]} {'contains' if found else 'does not contain'} the commit"
+        contained = git.contains(url, commit, check.ancestor)
+        return contained == check.expected, f"{commit[:8]} {'contains' if contained else 'does not contain'} the commit"
     if isinstance(check, f.SubmoduleCheck):
         count = len(git.submodules(url, commit))
         return count == check.expected, f"{count} submodules at {commit[:8]}"

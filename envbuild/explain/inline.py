@@ -45,28 +45,28 @@ def inline_html(text: str, marks: Sequence[Mark]) -> str:
 def _pieces(text: str) -> list[_Piece]:
     out: list[_Piece] = []
     place = 0
-    for found in _INLINE.finditer(text):
-        if found.start() > place:
-            out.append(_Piece(place, found.start()))
-        out += _taken_apart(found)
-        place = found.end()
+    for match in _INLINE.finditer(text):
+        if match.start() > place:
+            out.append(_Piece(place, match.start()))
+        out += _taken_apart(match)
+        place = match.end()
     if place < len(text):
         out.append(_Piece(place, len(text)))
     return out
 
 
-def _taken_apart(found: re.Match[str]) -> list[_Piece]:
-    start, end, kind = found.start(), found.end(), found.lastgroup
+def _taken_apart(match: re.Match[str]) -> list[_Piece]:
+    start, end, kind = match.start(), match.end(), match.lastgroup
     if kind == "link":
-        return _link(found[0], start)
+        return _link(match[0], start)
     if kind == "image":
         return [_Piece(start, end, '<span class="url">', "</span>")]
     if kind == "maths":
-        inner = found[0].strip("$")
+        inner = match[0].strip("$")
         return [_Piece(start, end, hidden=True)] if not inner.isdigit() else _trimmed(start, end, 1, "", "")
     if kind == "code":
         return _trimmed(start, end, 1, "<code>", "</code>")
-    ticks = len(found[0]) - len(found[0].lstrip("*"))
+    ticks = len(match[0]) - len(match[0].lstrip("*"))
     tag = "strong" if kind == "strong" else "em"
     return _trimmed(start, end, ticks, f"<{tag}>", f"</{tag}>")
 

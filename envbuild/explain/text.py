@@ -47,11 +47,11 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
         yield _wrapped("document: ", f"{document.title}, {where}{commit}", width)
     yield _counts(explanation)
     for severity in SEVERITIES:
-        found = explanation.of(severity)
-        if found:
+        items = explanation.of(severity)
+        if items:
             yield ""
-            yield f"{_TITLES[severity]} ({len(found)})"
-            for item in found:
+            yield f"{_TITLES[severity]} ({len(items)})"
+            for item in items:
                 yield from _finding(item, width)
     yield from _results(explanation)
     yield from _profile(explanation, width)
@@ -145,15 +145,15 @@ def _decisions(explanation: Explanation, width: int) -> Iterator[str]:
 
 def _alike(resolutions: Sequence[Resolution]) -> list[tuple[list[str], Resolution]]:
     """Nodes with equal decisions together, in the order of the first of them."""
-    found: list[tuple[list[str], Resolution]] = []
+    groups: list[tuple[list[str], Resolution]] = []
     for resolution in resolutions:
-        same = (r for r in found if (r[1].variant_id, r[1].decisions) == (resolution.variant_id, resolution.decisions))
+        same = (r for r in groups if (r[1].variant_id, r[1].decisions) == (resolution.variant_id, resolution.decisions))
         nodes = next(same, None)
         if nodes is None:
-            found.append(([resolution.node], resolution))
+            groups.append(([resolution.node], resolution))
         else:
             nodes[0].append(resolution.node)
-    return found
+    return groups
 
 
 def _named(nodes: list[str]) -> str:

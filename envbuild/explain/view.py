@@ -333,8 +333,8 @@ def without_facts(loaded: LoadedStack, profile: str) -> tuple[str, ...]:
     from envbuild.resolve.profile import findings, unlocked
 
     path, compat = lock_path(loaded, profile), load_compat()
-    found = dict.fromkeys(unlocked(loaded.stack.profiles[profile], compat))
-    return tuple(found | dict.fromkeys(findings(read_lock(path), compat) if path.is_file() else ()))
+    incomplete = dict.fromkeys(unlocked(loaded.stack.profiles[profile], compat))
+    return tuple(incomplete | dict.fromkeys(findings(read_lock(path), compat) if path.is_file() else ()))
 
 
 def other_profiles(
@@ -414,5 +414,5 @@ def _resolve(
         resolver = Resolver(read_lock(path), target, compat, interpreter=interpreter, reference=loaded.ref)
         return tuple(resolver.fleet(facts).values())
 
-    found = Resolver(outline(loaded.stack, profile), target, compat).fleet(facts)
-    return tuple(without_prices(resolution) for resolution in found.values())
+    resolutions = Resolver(outline(loaded.stack, profile), target, compat).fleet(facts)
+    return tuple(without_prices(resolution) for resolution in resolutions.values())

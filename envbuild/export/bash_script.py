@@ -184,11 +184,11 @@ def _function(name: str, nodes: Sequence[NodePlan], lock: Lock) -> str:
         variant = _variant(lock, first)
         args = requests["install"]["args"]
         bundle = args["artifacts"].get("bundle")
-        found = ",".join(args["artifacts"].get("find_links") or [])
+        folders = ",".join(args["artifacts"].get("find_links") or [])
         if bundle:
             lines += _from_bundle(bundle["file"])
-        if found:
-            lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(found)}')
+        if folders:
+            lines.append(f'  export UV_FIND_LINKS="${{UV_FIND_LINKS:-}}${{UV_FIND_LINKS:+,}}"{quote(folders)}')
         lines += _venv(variant, first, args)
         lines += _packages(variant, args["artifacts"].get("indexes") or {}, record_command(lock.stack, lock.profile))
         lines += call(variant, args.get("asked"))
@@ -237,18 +237,18 @@ def _venv(variant: Variant, node: NodePlan, args: Mapping[str, Any]) -> list[str
 
 def _packages(variant: Variant, indexes: Mapping[str, Mapping[str, str]], record: str) -> list[str]:
     lines: list[str] = []
-    for each in steps.package_steps(variant, indexes):
-        if each.archive:
-            (package,) = each.packages
-            said = f"{package.name} has no wheel: it is built with the packages above, not in isolation."
+    for step in steps.package_steps(variant, indexes):
+        if step.archive:
+            (package,) = step.packages
+            comment = f"{package.name} has no wheel: it is built with the packages above, not in isolation."
             options = f"--no-build-isolation --no-cache --no-binary {quote(package.name)}"
         else:
-            where = f"the index {each.index}" if each.index else "the index that uv is configured with"
-            count = plural(len(each.packages), "package")
-            said, options = f"{count} from {where}; each file must have one of these hashes.", "--no-build"
-        lines += ["", f"  # {said}", "  cat > \"$work/requirements.txt\" <<'EOF'"]
-        lines += [*(steps.requirement(package, record) for package in each.packages), "EOF"]
-        index = indexes.get(each.index)
+            where = f"the index {step.index}" if step.index else "the index that uv is configured with"
+            count = plural(len(step.packages), "package")
+            comment, options = f"{count} from {where}; each file must have one of these hashes.", "--no-build"
+        lines += ["", f"  # {comment}", "  cat > \"$work/requirements.txt\" <<'EOF'"]
+        lines += [*(steps.requirement(package, record) for package in step.packages), "EOF"]
+        index = indexes.get(step.index)
         words = "--index-strategy unsafe-best-match"
         if index is not None and index.get("url"):
             option = "--no-index --find-links" if index.get("kind") == "find-links" else "--default-index"

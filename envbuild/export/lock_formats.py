@@ -43,7 +43,7 @@ def explicit(variant: Variant, header: Sequence[str], channels: Channels) -> str
     left = [f"not in this file: {package.name}=={package.version} of pip" for package in variant.packages]
     lines = [comment(line) for line in (*header, *left, f"platform: {SUBDIRS[variant.platform]}")]
     lines.append("@EXPLICIT")
-    lines += [f"{_channel_address(each, channels)}#sha256:{each.sha256}" for each in conda.packages]
+    lines += [f"{_channel_address(package, channels)}#sha256:{package.sha256}" for package in conda.packages]
     return "\n".join(lines) + "\n"
 
 
@@ -54,15 +54,15 @@ def conda_lock(variant: Variant, header: Sequence[str], channels: Channels, whee
     conda = _recorded(variant)
     platform = SUBDIRS[variant.platform]
     rows = [
-        _row(each.name, each.version, "conda", platform, _channel_address(each, channels), each.sha256)
-        for each in conda.packages
+        _row(package.name, package.version, "conda", platform, _channel_address(package, channels), package.sha256)
+        for package in conda.packages
     ]
     rows += [
         _row(package.name, package.version, "pip", platform, wheels[item.file], item.sha256)
         for package in variant.packages
         for item in package.files[:1]
     ]
-    used = list(dict.fromkeys(each.channel for each in conda.packages))
+    used = list(dict.fromkeys(package.channel for package in conda.packages))
     metadata = {
         "content_hash": {platform: hashlib.sha256(canonical_json(variant.contents())).hexdigest()},
         "channels": [{"url": channels[name][0], "used_env_vars": []} for name in used],
@@ -109,14 +109,14 @@ def cyclonedx(lock: Lock, variant: Variant) -> str:
 
 
 def _components(variant: Variant) -> Iterator[Component]:
-    for each in variant.packages:
-        file = each.files[0] if len(each.files) == 1 else None
+    for locked in variant.packages:
+        file = locked.files[0] if len(locked.files) == 1 else None
         row = None
         if file is not None:
             row = PackageFile(
-                name=each.name, version=each.version, file=file.file, sha256=file.sha256, index=each.index
+                name=locked.name, version=locked.version, file=file.file, sha256=file.sha256, index=locked.index
             )
-        yield bom.package(each.name, each.version, row, same=True)
+        yield bom.package(locked.name, locked.version, row, same=True)
     for package in variant.conda.packages if variant.conda else ():
         row = PackageFile(
             name=package.name, version=package.version, file=package.file, sha256=package.sha256,
@@ -210,12 +210,12 @@ def _in_wheelhouse(variant: Variant, wheelhouse: Path) -> dict[str, dict[str, st
         if not path.is_file():
             missing.append(item.file)
             continue
-        found = sha256_of(path)
-        if found != item.sha256:
+        digest = sha256_of(path)
+        if digest != item.sha256:
             raise EnvbuildError(
                 "hash-mismatch",
                 f"{path} is not the locked file",
-                why=f"sha256 {found} there, {item.sha256} in the lock",
+                why=f"sha256 {digest} there, {item.sha256} in the lock",
                 hint="replace the file",
             )
         where[item.file] = {"path": str(path)}

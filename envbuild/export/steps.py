@@ -74,9 +74,9 @@ def requirement(package: LockedPackage, record: str, between: str = " \\\n    ")
 
 def trees(source: LockedSource) -> list[Tree]:
     """The tree of a source, then those of its submodules, outer ones first."""
-    inner = sorted(source.submodules, key=lambda each: each.path.count("/"))
-    found = [Tree(source.name, source.git, source.commit, source.tree)]
-    return found + [Tree(f"{source.name}/{one.path}", one.git, one.commit, one.tree, one.path) for one in inner]
+    inner = sorted(source.submodules, key=lambda submodule: submodule.path.count("/"))
+    result = [Tree(source.name, source.git, source.commit, source.tree)]
+    return result + [Tree(f"{source.name}/{one.path}", one.git, one.commit, one.tree, one.path) for one in inner]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +122,26 @@ def source_steps(source: LockedSource) -> list[SourceStep]:
     """From an address to modules that can be imported."""
     build = source.build
     flags = tuple(flag if flag.startswith("-") else f"--{flag}" for flag in (build.flags if build else ()))
-    found: list[SourceStep] = [Fetch(tuple(trees(source)))]
+    steps: list[SourceStep] = [Fetch(tuple(trees(source)))]
     if source.patches:
-        found.append(Edit(source.patches))
+        steps.append(Edit(source.patches))
     if build is not None and build.kind == "inplace":
-        found.append(Compile(flags))
-    found.append(Install(source.install, flags if source.install == "wheel" else ()))
+        steps.append(Compile(flags))
+    steps.append(Install(source.install, flags if source.install == "wheel" else ()))
     extensions = (build.extensions if build else None) or ()
-    return [*found, Prove(extensions)] if extensions else found
+    return [*steps, Prove(extensions)] if extensions else steps
 
 
 def variables(variant: Variant, build: Mapping[str, Any]) -> dict[str, str]:
     """What all builds of sources see; `build` is that of the install request. PATH is nobody's business here."""
-    found = {"SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONHASHSEED": "0", **build.get("variables", {})}
+    settings = {"SOURCE_DATE_EPOCH": str(EPOCH), "PYTHONHASHSEED": "0", **build.get("variables", {})}
     if build.get("cuda_home"):
-        found["CUDA_HOME"] = str(build["cuda_home"])
+        settings["CUDA_HOME"] = str(build["cuda_home"])
     if build.get("arch_list"):
-        found["TORCH_CUDA_ARCH_LIST"] = ";".join(build["arch_list"])
+        settings["TORCH_CUDA_ARCH_LIST"] = ";".join(build["arch_list"])
     if build.get("jobs"):
-        found["MAX_JOBS"] = str(int(build["jobs"]))
-    return found | {name: value for name, value in sorted(variant.environment.items()) if isinstance(value, str)}
+        settings["MAX_JOBS"] = str(int(build["jobs"]))
+    return settings | {name: value for name, value in sorted(variant.environment.items()) if isinstance(value, str)}
 
 
 def kernels(source: LockedSource) -> list[str]:

@@ -87,11 +87,11 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
     wanted: dict[str, list[str]] = {}
 
     def keep(node: str, result: dict[str, Any]) -> None:
-        for each in result["environments"]:
-            path = str(each.get("path"))
+        for environment in result["environments"]:
+            path = str(environment.get("path"))
             # The name becomes one of a file here, and a node may say anything.
-            if each.get("current") and each.get("stamp") and _ENVIRONMENT.fullmatch(path):
-                _write(Path(to) / node / f"{path.rsplit('/', 1)[-1]}.stamp.json", each["stamp"])
+            if environment.get("current") and environment.get("stamp") and _ENVIRONMENT.fullmatch(path):
+                _write(Path(to) / node / f"{path.rsplit('/', 1)[-1]}.stamp.json", environment["stamp"])
                 wanted.setdefault(path, []).append(node)
 
     codes = _each(place, "verify", {"tell": "environments"}, keep)
@@ -104,8 +104,8 @@ def pull_evidence(context: Context, target: str = "", limit: str = "", exclude: 
         prefix = path.rsplit("/", 2)[0]
         some = place.model_copy(update={"hosts": tuple(nodes), "prefix": prefix})
         codes += _each(some, "verify", {"tell": "files", "environment": path}, put)
-    found = sum(len(nodes) for nodes in wanted.values())
-    _say(f"{plural(found, 'environment')} in use; their stamps are in {to}")
+    count = sum(len(nodes) for nodes in wanted.values())
+    _say(f"{plural(count, 'environment')} in use; their stamps are in {to}")
     _end(codes)
 
 
@@ -162,10 +162,10 @@ def _target(name: str, limit: str, exclude: str) -> Target:
     try:
         config = load_config({"target": name} if name else {})
         overrides = {"prefix": config.prefix} if config.prefix else {}
-        found, _ = reach(named_target(Ui(), {}, config), overrides, narrowing, jobs=True)
+        target, _ = reach(named_target(Ui(), {}, config), overrides, narrowing, jobs=True)
     except EnvbuildError as error:
         raise _ended(error) from None
-    return as_login(found)
+    return as_login(target)
 
 
 def _each(target: Target, verb: str, args: dict[str, Any], use: Callable[[str, dict[str, Any]], None]) -> list[int]:

@@ -69,10 +69,10 @@ def render(manifest: Manifest) -> bytes:
 def parse(data: bytes) -> Manifest:
     """The manifest. Raises EnvbuildError `kit-invalid` or, for another schema, `kit-invalid` (exit 5)."""
     try:
-        found = evidence_file.parse(data)
+        plain = evidence_file.parse(data)
     except ValueError as error:
         raise invalid(NAME, str(error)) from error
-    version = found.get("schema_version") if isinstance(found, dict) else None
+    version = plain.get("schema_version") if isinstance(plain, dict) else None
     if version is not None and version != KIT_VERSION:
         raise EnvbuildError(
             "kit-invalid",
@@ -81,7 +81,7 @@ def parse(data: bytes) -> Manifest:
             hint="use the envbuild version that wrote it (see its field `envbuild`)",
         )
     try:
-        manifest = Manifest.from_plain(found)
+        manifest = Manifest.from_plain(plain)
     except ValidationError as error:
         raise invalid(NAME, first_mistake(error)) from error
     paths = [file.path for file in manifest.files]
@@ -144,17 +144,17 @@ def _read(folder: Path, name: str, limit: int) -> bytes | None:
         raise _unsafe(name, str(error)) from error
 
 
-def check_files(folder: Path, there: dict[str, int], listed: Manifest) -> Iterator[Finding]:
+def check_files(folder: Path, sizes: dict[str, int], listed: Manifest) -> Iterator[Finding]:
     """Every file against the manifest, and none that it does not list."""
     wrong = 0
     rows = {file.path: file for file in listed.files}
-    for name in sorted(rows.keys() - there.keys()):
+    for name in sorted(rows.keys() - sizes.keys()):
         wrong += 1
         yield problem("kit-file-missing", "kit", f"{name} is listed in {NAME} and is not there")
-    for name in sorted(there.keys() - rows.keys() - {NAME}):
+    for name in sorted(sizes.keys() - rows.keys() - {NAME}):
         wrong += 1
         yield problem("kit-file-unlisted", "kit", f"{name} is there and {NAME} does not list it")
-    for name in sorted(rows.keys() & there.keys()):
+    for name in sorted(rows.keys() & sizes.keys()):
         data = _read(folder, name, LARGEST) or b""
         if (len(data), hashlib.sha256(data).hexdigest()) != (rows[name].bytes, rows[name].sha256):
             wrong += 1

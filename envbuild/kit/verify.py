@@ -26,15 +26,15 @@ def verify_kit(path: Path, *, run: str | None = None, signers: Path | None = Non
     Raises EnvbuildError with exit 5: `kit-missing`, `kit-invalid`, and
     what `verify_report` raises.
     """
-    with opened(path) as (folder, there):
+    with opened(path) as (folder, sizes):
         manifest = read_manifest(folder)
-        if f"{REPORT}/evidence.json" not in there:
+        if f"{REPORT}/evidence.json" not in sizes:
             raise invalid(NAME, f"{REPORT}/evidence.json is not there")
-        findings = list(check_files(folder, there, manifest))
-        report, found = verify_report(folder / REPORT, run=run, signers=signers, maker=manifest.envbuild)
+        findings = list(check_files(folder, sizes, manifest))
+        report, more = verify_report(folder / REPORT, run=run, signers=signers, maker=manifest.envbuild)
         findings += _unknown(manifest, report)
-        findings += _together(folder, there, manifest, report)
-        return report, [*findings, *found]
+        findings += _together(folder, sizes, manifest, report)
+        return report, [*findings, *more]
 
 
 def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
@@ -47,17 +47,17 @@ def _unknown(manifest: Manifest, report: Opened) -> Iterator[Finding]:
             yield problem("kit-file-unlisted", "kit", f"{file.path} belongs to no kit of this report")
 
 
-def _together(folder: Path, there: dict[str, int], manifest: Manifest, report: Opened) -> Iterator[Finding]:
+def _together(folder: Path, sizes: dict[str, int], manifest: Manifest, report: Opened) -> Iterator[Finding]:
     name, evidence = lock_name(report.evidence), report.evidence
-    own = stack_name(evidence) in there
+    own = stack_name(evidence) in sizes
     yield _readme(folder, manifest, report, own=own)
     if manifest.form == "published":
         yield _form(evidence)
-    if name not in there:
+    if name not in sizes:
         yield problem("kit-file-missing", "kit", f"{name}, the lock of the report, is not there")
         return
     data = read_attachment(folder, name, LARGEST) or b""
-    item = next((each for each in evidence.attachments if each.kind == "lock"), None)
+    item = next((attachment for attachment in evidence.attachments if attachment.kind == "lock"), None)
     if item is None or data != read_attachment(report.folder, item.path, LARGEST):
         yield problem("kit-lock-differs", "kit", f"{name} is not the lock of the report")
         return

@@ -110,7 +110,7 @@ def make(order: Order) -> Launch:
     config = "zero-3" if given.zero_stage == 3 else "zero"
     text = json.dumps(fill_config(order.data.configs[config], values), indent=2) + "\n"
     python, ranks = order.place.program("python3"), f"{order.place.output}/mpi_ranks.py"
-    told = () if order.takes_mpi_flag() else (LaunchFile(path=ranks, text=program_files.text(*_RANKS)),)
+    files = () if order.takes_mpi_flag() else (LaunchFile(path=ranks, text=program_files.text(*_RANKS)),)
     address, port = order.place.rendezvous(PORT)
     environment = {
         **order.data.environment,
@@ -127,7 +127,7 @@ def make(order: Order) -> Launch:
         environment |= OPEN_MPI_OVERSUBSCRIBED
     argv = (
         *starts,
-        *((python, ranks) if told else ()),
+        *((python, ranks) if files else ()),
         python,
         f"{order.directory()}/pretrain_{given.model_type}.py",
         *fill(order.data.arguments, values),
@@ -142,10 +142,10 @@ def make(order: Order) -> Launch:
             "global-batch": degrees.global_batch,
             "micro-batch": given.micro_batch,
         },
-        files=(LaunchFile(path=str(values["config"]), text=text), *told),
+        files=(LaunchFile(path=str(values["config"]), text=text), *files),
         commands=(Command(argv=argv, environment=environment, directory=order.directory()),),
         defaults=(*defaults, *degrees.computed),
-        deviations=order.deviations(*_DEVIATIONS, *((_PORT,) if told else ())),
+        deviations=order.deviations(*_DEVIATIONS, *((_PORT,) if files else ())),
         notes=(*_notes(order, given), *order.without_timers(degrees.pipeline)),
     )
 

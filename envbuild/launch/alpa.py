@@ -98,7 +98,7 @@ def _case(order: Order, given: AlpaParameters) -> tuple[_Case, tuple[Default, ..
     """The case that was asked for, checked against the GPUs that are there."""
     gpus = order.place.gpus
     degrees = (given.global_batch, given.dp, given.tmp, given.pp, given.microbatches)
-    said: tuple[Default, ...] = ()
+    defaults: tuple[Default, ...] = ()
     if all(degrees):
         require(given.row is None, "row and degrees at once", hint="one of the two")
         model = _model(order.reference, given, gpus)
@@ -110,10 +110,10 @@ def _case(order: Order, given: AlpaParameters) -> tuple[_Case, tuple[Default, ..
             n for n, d in zip(("global_batch", "dp", "tmp", "pp", "microbatches"), degrees, strict=True) if not d
         ]
         require(len(missing) == len(degrees), f"{', '.join(missing)} is not said", hint="all five numbers, or none")
-        model, numbers, note, said = _listed(order, given, gpus)
+        model, numbers, note, defaults = _listed(order, given, gpus)
     case = _Case(model, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], note)
     _check(order, case)
-    return case, said
+    return case, defaults
 
 
 def _listed(
@@ -139,10 +139,12 @@ def _listed(
     case = best[0]
     degrees = f"DP {case.dp}, TMP {case.tmp}, PP {case.pp}"
     words = f"{degrees}, {case.microbatches} microbatches, global batch {case.global_batch}"
-    said = [Default(name="case", value=words, why=f"the best case of {case.source.split(' and ')[0]} for {gpus} GPUs")]
+    defaults = [
+        Default(name="case", value=words, why=f"the best case of {case.source.split(' and ')[0]} for {gpus} GPUs")
+    ]
     if given.model is None:
-        said.append(Default(name="model", value=case.model, why=f"the model of the best case on {gpus} GPUs"))
-    return model_row(order.reference, case.model, "model"), _numbers(case), "the best published case", tuple(said)
+        defaults.append(Default(name="model", value=case.model, why=f"the model of the best case on {gpus} GPUs"))
+    return model_row(order.reference, case.model, "model"), _numbers(case), "the best published case", tuple(defaults)
 
 
 def _numbers(case: BenchmarkCase) -> tuple[int, ...]:

@@ -110,11 +110,11 @@ def make(order: Order) -> Launch:
     step = _step(order, model, given.gpu_gb)
     checkpoints = given.checkpoints or f"{place.output}/checkpoints"
     prefix = given.prefix or f"test-{model.name}" + (f"-{place.job}" if place.job else "")
-    said = (
+    defaults = (
         (given.prefix, "prefix", prefix, "model size and job"),
         (given.checkpoints, "checkpoints", checkpoints, "metaseq's own default is a folder of its authors' cluster"),
     )
-    taken = (*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in said if own is None))
+    taken = (*taken, *(Default(name=n, value=v, why=w) for own, n, v, w in defaults if own is None))
     if place.nodes == 1 and (place.gpus == 1 or step.parts > 1):
         # A run goes on from the checkpoint in its folder. Each trial of bench has a fresh one; elsewhere only the job
         # or the prefix tells runs apart.
@@ -167,7 +167,7 @@ def _few_gpus(order: Order, given: MetaseqParameters, taken: tuple[Default, ...]
         f"submit, trials, where and cpus_per_gpu are opt-baselines' own, and on {place.gpus} GPUs it does not start "
         + model.name,
         why="finding opt-few-gpus",
-        hint="leave out " + " and ".join(name for name, said in idle.items() if said),
+        hint="leave out " + " and ".join(name for name, flagged in idle.items() if flagged),
     )
     address, port = place.rendezvous(PORT)
     own = f"{place.output}/few_gpus.py"

@@ -122,10 +122,10 @@ def fill_config(config: JsonValue, values: Values) -> JsonValue:
 
 def _filled(text: str, values: Values) -> str:
     def value(match: re.Match[str]) -> str:
-        found = values[match.group(1)]
-        if found is None:
+        setting = values[match.group(1)]
+        if setting is None:
             raise KeyError(match.group(1))
-        return str(found)
+        return str(setting)
 
     return _NAME.sub(value, text)
 
@@ -340,7 +340,12 @@ class Order:
         from packaging.version import Version
 
         wanted = (Requirement(text) for text in self.profile.packages)
-        pins = (Version(pin.version) for each in wanted if each.name == "deepspeed" for pin in each.specifier)
+        pins = (
+            Version(pin.version)
+            for requirement in wanted
+            if requirement.name == "deepspeed"
+            for pin in requirement.specifier
+        )
         return any(pin >= Version(release) for pin in pins)
 
     def of_nodes(
@@ -384,5 +389,5 @@ def _as_srun(command: Command) -> Command:
     """
     if command.argv[0] != "srun":
         return command
-    told = {"SLURM_KILL_BAD_EXIT": "1", "SLURM_CPU_BIND": "none"}
-    return command.model_copy(update={"environment": {**command.environment, **told}})
+    variables = {"SLURM_KILL_BAD_EXIT": "1", "SLURM_CPU_BIND": "none"}
+    return command.model_copy(update={"environment": {**command.environment, **variables}})

@@ -85,9 +85,9 @@ def command_text(command: Command, activate: str | None) -> str:
     lines = [*first, "set -e", *_showing_logs(command)]
     if command.ends:
         proof = shlex.quote(command.ends)
-        told = shlex.quote(f"the run did not say {command.ends!r}")
+        complaint = shlex.quote(f"the run did not say {command.ends!r}")
         lines = ["said=$(mktemp)", "(", *lines, ') 2>&1 | tee "$said"', "code=${PIPESTATUS[0]}"]
-        lines += [f'grep -qF -- {proof} "$said" || {{ echo {told} >&2; [ "$code" != 0 ] || code=1; }}']
+        lines += [f'grep -qF -- {proof} "$said" || {{ echo {complaint} >&2; [ "$code" != 0 ] || code=1; }}']
         lines += ['rm -f -- "$said"', 'exit "$code"']
     return "\n".join(lines) + "\n"
 
@@ -96,9 +96,9 @@ def _showing_logs(command: Command) -> Iterator[str]:
     """The command, and meanwhile what it adds to its logs, in whole lines: another run may have left them."""
     *lines, last = _command(command, None)
     if command.logs is not None:
-        each = f"for log in {'*'.join(map(shlex.quote, command.logs.split('*')))}; do"
+        loop = f"for log in {'*'.join(map(shlex.quote, command.logs.split('*')))}; do"
         yield f"cd {shlex.quote(command.directory)}"
-        yield _SHOW.format(each=each)
+        yield _SHOW.format(each=loop)
         # What the command starts may outlive it, and must not keep the pipe open.
         last += " 3>&-"
     yield from (*lines, last)
@@ -144,20 +144,20 @@ def job_steps(
     `port`: the port that all nodes meet on instead of the job's own. `around`: makes of the launch, which stays what is
     told, what is carried out. Raises EnvbuildError as `make` does.
     """
-    told = place.model_copy(update={"master": _MASTER, "job": _JOB})
+    in_job = place.model_copy(update={"master": _MASTER, "job": _JOB})
 
     def steps(made: Launch, told_port: int | None) -> tuple[JobText, ...]:
         carried = around(made) if around else made
         return tuple(_filled(step, told_port) for step in steps_of(carried, place.output, activate))
 
     if port is not None:
-        made = make(told.model_copy(update={"port": port}))
+        made = make(in_job.model_copy(update={"port": port}))
         return made, steps(made, None)
     for one, other in zip(_PORTS[::2], _PORTS[1::2], strict=True):
         # A number in a command is the port when it changes with the port.
-        made = make(told.model_copy(update={"port": one}))
+        made = make(in_job.model_copy(update={"port": one}))
         first = steps(made, one)
-        if first == steps(make(told.model_copy(update={"port": other})), other):
+        if first == steps(make(in_job.model_copy(update={"port": other})), other):
             return made, first
     raise ValueError("these numbers are in the command already: give --port")
 

@@ -195,8 +195,8 @@ def _notes(order: Order, given: SlurmParameters, stages: int) -> tuple[str, ...]
 def _deviations(order: Order) -> tuple[Deviation, ...]:
     gpus = "and their GPUs" if order.place.gres else "alone, as Slurm knows of no GPUs here"
     several = order.place.nodes > 1
-    told = "torchrun, not deepspeed: it takes" if order.place.direct else "no --num_gpus: DeepSpeed takes"
-    given = ("slurm-gpus-given", f"{told} the GPUs of CUDA_VISIBLE_DEVICES")
+    reason = "torchrun, not deepspeed: it takes" if order.place.direct else "no --num_gpus: DeepSpeed takes"
+    given = ("slurm-gpus-given", f"{reason} the GPUs of CUDA_VISIBLE_DEVICES")
     asked = ("slurm-no-gpus-asked", f"srun asks for the nodes {gpus}")
     return order.deviations(
         *(() if order.place.direct else (asked,)),

@@ -40,26 +40,26 @@ def pack(files: Files) -> bytes:
 def unpack(data: bytes) -> Files:
     """The list in what `pack` made, or a node (rows). Raises ValueError for what is none, or is larger than 64 MiB."""
     try:
-        found: Any = json.loads(text(data))
-        if isinstance(found, list):
-            found = {path: row for path, *row in zip(*found, strict=True)}
+        rows: Any = json.loads(text(data))
+        if isinstance(rows, list):
+            rows = {path: row for path, *row in zip(*rows, strict=True)}
     except (RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
-    if not isinstance(found, dict) or not all(isinstance(path, str) and _is_row(found[path]) for path in found):
+    if not isinstance(rows, dict) or not all(isinstance(path, str) and _is_row(rows[path]) for path in rows):
         raise ValueError("not a list of files")
-    return found
+    return rows
 
 
 def text(data: bytes) -> bytes:
     """The JSON of a packed list. Raises ValueError for what is not one whole stream, or is larger than 64 MiB."""
     stream = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        found = stream.decompress(data, LIMIT)
+        contents = stream.decompress(data, LIMIT)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not stream.eof or stream.unused_data:
         raise ValueError(f"not one whole stream of at most {LIMIT} bytes")
-    return found
+    return contents
 
 
 def _is_row(row: Any) -> bool:

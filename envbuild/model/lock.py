@@ -208,7 +208,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
     @property
     def outside(self) -> str:
         """The first source that uses folders outside the environment, so that no pack or image can hold it; or none."""
-        names = (*(tree.name for tree in self.trees), *(each.name for each in self.sources if each.outputs))
+        names = (*(tree.name for tree in self.trees), *(source.name for source in self.sources if source.outputs))
         return next(iter(names), "")
 
     @property
@@ -274,7 +274,7 @@ class Variant(StrictModel, defer_build=False):  # used whole and as a part: buil
 
     def on_top(self, provided: Mapping[str, str]) -> tuple[LockedPackage, ...]:
         """The packages without those that the base may have, and has in the accepted range."""
-        accepted = {canonicalize_name(each.name): each.specifier for each in map(requirement, self.base.accepts or ())}
+        accepted = {canonicalize_name(pin.name): pin.specifier for pin in map(requirement, self.base.accepts or ())}
         kept = {
             name
             for name, specifier in accepted.items()

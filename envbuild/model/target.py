@@ -162,10 +162,10 @@ class HostSource(StrictModel):
     @property
     def given(self) -> dict[str, str]:
         """What is said, as text: `{"slurm": "hpc"}`."""
-        told = {"slurm": self.slurm, "pbs": self.pbs, "inventory": self.inventory}
+        fields = {"slurm": self.slurm, "pbs": self.pbs, "inventory": self.inventory}
         if self.command is not None:
-            told["command"] = " ".join(self.command)
-        return {key: value for key, value in told.items() if value is not None}
+            fields["command"] = " ".join(self.command)
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 def _hosts_form(value: object) -> str:

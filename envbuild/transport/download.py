@@ -390,9 +390,9 @@ def _session() -> requests.Session:
 
 def _retry_after(response: requests.Response) -> float | None:
     """Seconds that the server asks to wait: a number, or a date."""
-    said = response.headers.get("Retry-After", "").strip()
-    if said.isascii() and said.isdigit():
-        return float(said[:9])
+    header = response.headers.get("Retry-After", "").strip()
+    if header.isascii() and header.isdigit():
+        return float(header[:9])
     try:
         when = parsedate_to_datetime(said)
     except (TypeError, ValueError, OverflowError):

@@ -59,13 +59,13 @@ def _owner_lives(value: str) -> bool:
 
 def find_marked(name: str, value: str) -> list[int]:
     """Process ids, not the caller's, whose environment at their start had `name=value`."""
-    return [process for process, found in _marked(name).items() if found == value]
+    return [process for process, mark in _marked(name).items() if mark == value]
 
 
 def _marked(name: str) -> dict[int, str]:
     """The marker's value by process id, for every process of this user that has one."""
     wanted = os.fsencode(f"{name}=")
-    found: dict[int, str] = {}
+    marks: dict[int, str] = {}
     until = time.monotonic() + _LOADED
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or entry.name == str(os.getpid()):
@@ -84,8 +84,8 @@ def _marked(name: str) -> dict[int, str]:
             continue
         for setting in environment.split(b"\0"):
             if setting.startswith(wanted):
-                found[int(entry.name)] = os.fsdecode(setting[len(wanted) :])
-    return found
+                marks[int(entry.name)] = os.fsdecode(setting[len(wanted) :])
+    return marks
 
 
 def _is_loading(entry: Path) -> bool:
@@ -102,20 +102,20 @@ def end_marked(name: str, value: str, *, grace: float = GRACE) -> list[int]:
 
     What is there ten seconds later hangs in the kernel and is left: `find_marked` tells it.
     """
-    first = found = find_marked(name, value)
-    told: set[int] = set()
+    first = processes = find_marked(name, value)
+    signalled: set[int] = set()
     until = time.monotonic() + grace
-    while found and time.monotonic() < until:
+    while processes and time.monotonic() < until:
         # Those, too, that one of them has started meanwhile.
-        _signal([process for process in found if process not in told], signal.SIGTERM)
-        told.update(found)
+        _signal([process for process in processes if process not in signalled], signal.SIGTERM)
+        signalled.update(processes)
         time.sleep(0.05)
-        found = find_marked(name, value)
+        processes = find_marked(name, value)
     until = time.monotonic() + KILLED
-    while found and time.monotonic() < until:
-        _signal(found, signal.SIGKILL)
+    while processes and time.monotonic() < until:
+        _signal(processes, signal.SIGKILL)
         time.sleep(0.05)
-        found = find_marked(name, value)
+        processes = find_marked(name, value)
     return first
 
 

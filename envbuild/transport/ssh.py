@@ -126,8 +126,8 @@ def _open(node: str, options: Connection, way: ssh_config.Way) -> str | None:
         except subprocess.TimeoutExpired:
             return f"no login within {options.connect_timeout + _LOGIN_S:g} s"
         errors.seek(0)
-        said = errors.read(_CHUNK).decode("utf-8", "replace")
-    return None if done.returncode == 0 else said
+        message = errors.read(_CHUNK).decode("utf-8", "replace")
+    return None if done.returncode == 0 else message
 
 
 def _ask(node: str, options: Connection, seen: int) -> str | None:
@@ -174,7 +174,7 @@ def glance(node: str, script: bytes, options: Connection, deadline: float, limit
         return ""
     # It may end just now; nobody is let in anew.
     none = ("ControlMaster=no", "PreferredAuthentications=none")
-    argv = [*_command(node, options, None, *(word for each in none for word in ("-o", each))), "/bin/sh -s"]
+    argv = [*_command(node, options, None, *(word for option in none for word in ("-o", option))), "/bin/sh -s"]
     return proc.run(argv, timeout=deadline, stdin=script, limit=limit, tied=True).out
 
 
@@ -190,9 +190,9 @@ def download(
     with tempfile.TemporaryFile() as source:
         source.write(script)
         source.seek(0)
-        with proc.piped(argv, source) as told:
-            written = _after(told.stream, begin, size, out, idle)
-    return written, told.err
+        with proc.piped(argv, source) as transfer:
+            written = _after(transfer.stream, begin, size, out, idle)
+    return written, transfer.err
 
 
 def _after(stream: IO[bytes], begin: bytes, size: int, out: BinaryIO, idle: float) -> int:
@@ -203,9 +203,9 @@ def _after(stream: IO[bytes], begin: bytes, size: int, out: BinaryIO, idle: floa
         if not data:
             return 0
         head += data
-    found = head.partition(begin)[2][:size]
-    written = len(found)
-    out.write(found)
+    contents = head.partition(begin)[2][:size]
+    written = len(contents)
+    out.write(contents)
     while written < size:
         data = _read(stream, min(_CHUNK, size - written), idle)
         if not data:

@@ -34,17 +34,17 @@ def denied(words: str) -> bool:
 def login_error(node: str, options: Connection, words: str) -> EnvbuildError:
     """The error for what `ssh -v` said."""
     words = words.replace("\r", "")
-    if found := _CHANGED.search(words):
-        return _changed(node, options, found[1], words)
-    if found := _UNKNOWN.search(words):
-        return _unknown(node, options, found[2], words)
+    if match := _CHANGED.search(words):
+        return _changed(node, options, match[1], words)
+    if match := _UNKNOWN.search(words):
+        return _unknown(node, options, match[2], words)
     if denied(words):
         return _refused(node, words)
     trial = _trial(node, options)
     hint = f"try `{trial}`"
-    if found := _NAMELESS.search(words):
+    if match := _NAMELESS.search(words):
         # Of shipped targets the name is the document's, of a jump host it is not the node's.
-        name = found[1]
+        name = match[1]
         hint = f"give {name} an address (`Host {name}` with `HostName` in ~/.ssh/config), or name another host in a "
         hint += f"target of your own that extends this one; then try `{trial}`"
         if shutil.which("sbatch") or shutil.which("qsub"):
@@ -63,14 +63,14 @@ def _trial(node: str, options: Connection) -> str:
 
 
 def _unreachable(node: str, code: str, what: str, why: str, hint: str, **details: str) -> EnvbuildError:
-    found = {"node": node, **details}
-    return EnvbuildError(code, what, why=why, hint=hint, details=found)
+    facts = {"node": node, **details}
+    return EnvbuildError(code, what, why=why, hint=hint, details=facts)
 
 
 def _last(words: str) -> str:
     """The last lines: the reason, and what a jump host said."""
-    said = [line.strip() for line in words.splitlines() if line.strip() and not _TALK.match(line)]
-    return "; ".join(said[-3:]) or "ssh gave no reason"
+    lines = [line.strip() for line in words.splitlines() if line.strip() and not _TALK.match(line)]
+    return "; ".join(lines[-3:]) or "ssh gave no reason"
 
 
 def _host_and_port(name: str) -> tuple[str, str]:
@@ -80,9 +80,9 @@ def _host_and_port(name: str) -> tuple[str, str]:
     return name, "22"
 
 
-def _unknown(node: str, options: Connection, name: str, said: str) -> EnvbuildError:
+def _unknown(node: str, options: Connection, name: str, output: str) -> EnvbuildError:
     host, port = _host_and_port(name)
-    offered = _OFFERS.findall(said.partition("host key is known for")[0])
+    offered = _OFFERS.findall(output.partition("host key is known for")[0])
     kind, shown = offered[-1] if offered else ("a key", "")
     into = f"-o UserKnownHostsFile={shlex.quote(options.known_hosts)} " if options.known_hosts else ""
     return _unreachable(
@@ -121,7 +121,7 @@ def _fingerprint(path: Path, line: int) -> str:
 
 
 def _refused(node: str, words: str) -> EnvbuildError:
-    methods = {method for found in _DENIED.findall(words) for method in found.split(",")}
+    methods = {method for names in _DENIED.findall(words) for method in names.split(",")}
     if methods & _ANSWERED and not can_answer():
         return _unreachable(
             node,
