@@ -46,8 +46,8 @@ def stack_list(ui: Ui) -> None:
     for name in list_stacks():
         loaded = load_stack(name)
         rows.append({"name": name, "summary": loaded.stack.summary, "profiles": list(loaded.stack.profiles)})
-    told = [(str(row["name"]), [str(row["summary"]), f"profiles: {', '.join(row['profiles'])}"]) for row in rows]
-    ui.result({"stacks": rows}, lambda: named(told))
+    table = [(str(row["name"]), [str(row["summary"]), f"profiles: {', '.join(row['profiles'])}"]) for row in rows]
+    ui.result({"stacks": rows}, lambda: named(table))
 
 
 @stack.command("show")
@@ -125,7 +125,7 @@ def _described(loaded: LoadedStack) -> str:
 def _conda_line(conda: CondaSpec) -> str:
     """What conda installs and from where, and what of pip's it stands in for."""
     instead = f"; instead of wheels: {', '.join(conda.provides)}" if conda.provides else ""
-    channels = ", ".join(each.name for each in conda.channels)
+    channels = ", ".join(channel.name for channel in conda.channels)
     return f"{', '.join(conda.packages) or 'Python'} from {channels}{instead}"
 
 
@@ -186,13 +186,13 @@ def _valid(reference: str, *, whole: bool = False) -> Target:
     """A target or template whose stack and profile are there; `whole`: a file must be no template."""
     from envbuild.catalog.loader import load_stack, load_target, pick_profile, refuse_template, stack_of
 
-    found = load_target(reference, template=True)
-    if whole and not found.shipped:
-        refuse_template(found)
-    stack = stack_of(found)
+    loaded = load_target(reference, template=True)
+    if whole and not loaded.shipped:
+        refuse_template(loaded)
+    stack = stack_of(loaded)
     if stack is not None:
-        pick_profile(load_stack(stack), found.target.profile)
-    return found.target
+        pick_profile(load_stack(stack), loaded.target.profile)
+    return loaded.target
 
 
 @target.command("show")
@@ -247,8 +247,8 @@ def first_target(ui: Ui, file: Path, facts: str | None, extends: str | None, sta
         raise
     if is_template(made):
         ui.note(f"{file} is still a template: add what `envbuild target check {file}` names")
-    said = f"wrote {file}\nnext: envbuild doctor --target {file}"
-    ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: said)
+    message = f"wrote {file}\nnext: envbuild doctor --target {file}"
+    ui.result({"path": str(file), "target": made.to_json_dict()}, lambda: message)
 
 
 def _unwritable(file: Path, why: str, hint: str) -> EnvbuildError:
@@ -394,16 +394,16 @@ def _as_file(data: dict[str, Any]) -> str:
     """As a target file says it that extends no other."""
     import yaml
 
-    said = _plain({key: value for key, value in data.items() if key != "extends"})
-    return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
+    plain = _plain({key: value for key, value in data.items() if key != "extends"})
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100))
 
 
 def _plain(value: Any) -> Any:
     """A value without its empty parts."""
     if not isinstance(value, dict):
         return [_plain(item) for item in value] if isinstance(value, list) else value
-    said = {key: _plain(item) for key, item in value.items()}
-    return {key: item for key, item in said.items() if item not in (None, {}, [], "")}
+    plain = {key: _plain(item) for key, item in value.items()}
+    return {key: item for key, item in plain.items() if item not in (None, {}, [], "")}
 
 
 @click.group("patch", cls=Group)
@@ -467,7 +467,7 @@ def patch_apply(
 def _applied(result: dict[str, Any], *, diff: bool) -> str:
     done = "already applied" if result["already"] else "would be applied" if result["check"] else "applied"
     lines = [f"{result['name']}: {done}, {plural(result['hits'], 'place')}"]
-    for each in result["files"]:
-        before, after = each["sha256_before"][:12], each["sha256_after"][:12]
-        lines.append(f"  {each['path']}: {each['hits']}, {before if before == after else f'{before} -> {after}'}")
+    for row in result["files"]:
+        before, after = row["sha256_before"][:12], row["sha256_after"][:12]
+        lines.append(f"  {row['path']}: {row['hits']}, {before if before == after else f'{before} -> {after}'}")
     return "\n".join(lines) + "\n" + (result["diff"] if diff else "")

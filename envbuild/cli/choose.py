@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
+def options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     """One decorator for several options, in the order of `--help`."""
-    return lambda function: functools.reduce(lambda wrapped, option: option(wrapped), reversed(each), function)
+    return lambda function: functools.reduce(lambda wrapped, option: option(wrapped), reversed(decorators), function)
 
 
 class Amount(click.FloatRange):

@@ -81,15 +81,15 @@ def _gpus_here() -> list[Diagnosis]:
     from envbuild.node.probe.gpus import gpu_facts
     from envbuild.node.read_text import search_path
 
-    found = gpu_facts(search_path())
-    if not found["gpus_physical"] and not found["driver"]["problem"]:
+    gpus = gpu_facts(search_path())
+    if not gpus["gpus_physical"] and not gpus["driver"]["problem"]:
         return []
     from envbuild.doctor.node import gpu_line
     from envbuild.model.facts import NodeFacts
     from envbuild.node import facts
 
     here = facts.run({"prefix": "/nowhere", "args": {"brief": True}})[1]
-    return [gpu_line(NodeFacts.from_plain({**here, **found}), exclusive=False)]
+    return [gpu_line(NodeFacts.from_plain({**here, **gpus}), exclusive=False)]
 
 
 def _line(line: Diagnosis, width: int = 17) -> str:
@@ -134,19 +134,19 @@ def _hosts(visits: list[Visit]) -> str:
     """Hosts that differ in nothing but free space and names are told once."""
     from envbuild.hostlist import fold_hosts
 
-    good = [each for each in visits if each.error is None]
-    alike = grouped(good, lambda each: tuple((line.name, line.level, line.consequence) for line in each.lines))
+    good = [visit for visit in visits if visit.error is None]
+    alike = grouped(good, lambda visit: tuple((line.name, line.level, line.consequence) for line in visit.lines))
     parts: list[str] = []
     for same in alike.values():
-        names = fold_hosts(each.node for each in same)
+        names = fold_hosts(visit.node for visit in same)
         parts.append(f"{names} ({len(same)} nodes, as the first)" if len(same) > 1 else names)
         width = max(len(line.name) for line in same[0].lines)
         parts += [_line(line, width) for line in same[0].lines]
-    for each in visits:
-        if each.error is not None:
-            parts.append(f"{each.node}: {each.error}")
+    for visit in visits:
+        if visit.error is not None:
+            parts.append(f"{visit.node}: {visit.error}")
             parts += [
-                f"  {label}: {text}" for label, text in (("why", each.error.why), ("hint", each.error.hint)) if text
+                f"  {label}: {text}" for label, text in (("why", visit.error.why), ("hint", visit.error.hint)) if text
             ]
     return "\n".join(parts)
 
@@ -204,7 +204,7 @@ def _show_facts(
     data = {
         "facts": plain,
         "errors": as_dicts(errors),
-        "classes": [each._asdict() for each in group(facts, exclusive=exclusive)],
+        "classes": [item._asdict() for item in group(facts, exclusive=exclusive)],
     }
 
     def human() -> list[tuple[str, str]]:
@@ -222,11 +222,11 @@ def _class_lines(facts: Mapping[str, NodeFacts], *, exclusive: bool) -> list[tup
     from envbuild.resolve.node_classes import group
 
     lines = []
-    for each in group(facts, exclusive=exclusive):
-        lines += [_column(f"{len(each.nodes)} x", each.label, "bold"), _column("", fold_hosts(each.nodes))]
-        lines += [_column("", f"not like the largest class: {text}", "yellow") for text in each.differs]
-        if each.fault:
-            lines += [_column("", f"fault: {each.fault}", "red"), _column("", f"hint: {each.hint}", "cyan")]
+    for nodes in group(facts, exclusive=exclusive):
+        lines += [_column(f"{len(nodes.nodes)} x", nodes.label, "bold"), _column("", fold_hosts(nodes.nodes))]
+        lines += [_column("", f"not like the largest class: {text}", "yellow") for text in nodes.differs]
+        if nodes.fault:
+            lines += [_column("", f"fault: {nodes.fault}", "red"), _column("", f"hint: {nodes.hint}", "cyan")]
     return lines
 
 
@@ -240,8 +240,8 @@ def _silent_lines(errors: Mapping[str, EnvbuildError]) -> list[tuple[str, str]]:
         return _PHASES.get(code, other), code
 
     lines = []
-    for (where, code), found in groupby(sorted(errors.items(), key=phase), key=phase):
-        silent = dict(found)
+    for (where, code), silent_hosts in groupby(sorted(errors.items(), key=phase), key=phase):
+        silent = dict(silent_hosts)
         first = next(iter(silent.values()))
         text = f"silent {where}: error[{code}]: {first.what}" + (f" ({first.why})" if first.why else "")
         lines += [_column(f"{len(silent)}", text, "red"), _column("", fold_hosts(silent))]

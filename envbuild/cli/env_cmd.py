@@ -58,8 +58,8 @@ def status(ui: Ui, /, stack: str | None, every: bool, **flags: Any) -> int:
 
     def human() -> str:
         table = [_table(rows, many=len(good) + len(errors) > 1)] if rows else []
-        told = [none] if lacking and not (every and rows) else []
-        return "\n".join([*table, *told, *_outputs(rows), *failures(errors)])
+        notes = [none] if lacking and not (every and rows) else []
+        return "\n".join([*table, *notes, *_outputs(rows), *failures(errors)])
 
     ui.result({"environments": [{"node": node, **item} for node, item in rows], "errors": as_dicts(errors)}, human)
     return gravest([ui.exit_of(errors), ExitCode.CHECK_FAILED if lacking and not every else ExitCode.OK])
@@ -72,13 +72,13 @@ def env() -> None:
 
 def _outputs(rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """Where the folders lie that runs write outside of their environments; no verb deletes them."""
-    found = {
+    texts = {
         f"outputs of {item['stack']}: {Path(item['path']).parent.parent / 'outputs' / item['stack'] / source['name']}"
         for _, item in rows
         for source in (item.get("stamp") or {}).get("sources", ())
         if source.get("outputs")
     }
-    return sorted(found)
+    return sorted(texts)
 
 
 def _table(rows: list[tuple[str, dict[str, Any]]], *, many: bool) -> str:
@@ -239,7 +239,7 @@ def _current(ui: Ui, flags: dict[str, Any]) -> dict[str, Any]:
         if known
         else next((f"./{stack}{end}" for end in (".yaml", ".yml") if Path(f"{stack}{end}").is_file()), "FILE")
     )
-    used = sorted({str(each["stack"]) for each in items if each.get("current")})
+    used = sorted({str(item["stack"]) for item in items if item.get("current")})
     raise EnvbuildError(
         "environment-unknown",
         f"no environment of {name} is {f'of the engine {engine}' if engine else 'in use'}",
@@ -254,15 +254,15 @@ def _failed(ui: Ui, flags: dict[str, Any]) -> str:
     """The newest half-built environment of STACK on this machine."""
     target, name = prefix_target(ui, flags), _stack_name(flags["stack"])
     half = [Path(item["path"]) for item in _one_node(target, None) if not item.get("stamp")]
-    there = [path for path in half if path.name.startswith(f"{name}-") and (path / "bin").is_dir()]
-    if not there:
+    failed = [path for path in half if path.name.startswith(f"{name}-") and (path / "bin").is_dir()]
+    if not failed:
         raise EnvbuildError(
             "environment-unknown",
             f"no environment of {name} is half built here",
             hint="`envbuild status --all` shows those that are there",
             exit_code=ExitCode.CHECK_FAILED,
         )
-    return str(max(there, key=lambda path: path.stat().st_mtime))
+    return str(max(failed, key=lambda path: path.stat().st_mtime))
 
 
 def _stack_name(reference: str) -> str:
@@ -366,14 +366,19 @@ def add_kernel(python: str, environment: str, stack: str) -> Path:
             hint=f"`envbuild env use {Path(environment).resolve().name}` writes it again",
             exit_code=ExitCode.CHECK_FAILED,
         )
-    told = {"VIRTUAL_ENV": environment, "ENVBUILD_ENV": environment, "ENVBUILD_STACK": stack, "PYTHONNOUSERSITE": "1"}
+    environ = {
+        "VIRTUAL_ENV": environment,
+        "ENVBUILD_ENV": environment,
+        "ENVBUILD_STACK": stack,
+        "PYTHONNOUSERSITE": "1",
+    }
     for name, value in variables.items():
         path = value["path"] if isinstance(value, dict) else None
         if path is None or os.path.exists(path):  # noqa: PTH110 - a path of the stack's, as the shells ask for it
-            told[name] = path or value
+            environ[name] = path or value
     # Jupyter fills in ${PATH} when it starts the kernel.
-    told["PATH"] = paths.search_path(environment, "${PATH}")
-    words = [part for item in told.items() for part in ("--env", *item)]
+    environ["PATH"] = paths.search_path(environment, "${PATH}")
+    words = [part for item in environ.items() for part in ("--env", *item)]
     title = f"{stack} (envbuild)"
     argv = [python, "-m", "ipykernel", "install", "--user", "--name", f"envbuild-{stack}", "--display-name", title]
     env = {**os.environ, "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}

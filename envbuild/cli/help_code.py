@@ -34,7 +34,7 @@ def explanation(code: str) -> str:
             for label, text in (("", what), ("  why:  ", why), ("  hint: ", hint))
             if re.search("[a-z]{2}", text)
         ]
-        lines += ["", *(f"  {label}{text}" for label, text in said)] if said else []
+        lines += ["", *(f"  {label}{text}" for label, text in labelled)] if labelled else []
     return "\n".join(
         [
             *lines,

@@ -123,8 +123,8 @@ def _shown(rows: list[dict[str, Any]], *, check: bool) -> str:
         elif check:
             parts.append(row["diff"] or f"{row['stack']}: {row['folder']} is what the lock gives\n")
         else:
-            said = f"wrote {', '.join(row['changed'])}" if row["changed"] else "unchanged"
-            parts.append(f"{row['stack']}: {said} ({row['folder']})\n")
+            outcome = f"wrote {', '.join(row['changed'])}" if row["changed"] else "unchanged"
+            parts.append(f"{row['stack']}: {outcome} ({row['folder']})\n")
     return "".join(parts)
 
 
@@ -176,8 +176,8 @@ def build(
 
 def _built(made: dict[str, Any]) -> str:
     hint = f"`envbuild image verify {made['image']}` compares it with the lock"
-    said = _verified(made["verified"]) if made.get("verified") else hint
-    return f"{made['image']}\nid {made['id']}\n{said}\n"
+    last = _verified(made["verified"]) if made.get("verified") else hint
+    return f"{made['image']}\nid {made['id']}\n{last}\n"
 
 
 def _look_into(
@@ -187,12 +187,12 @@ def _look_into(
     from envbuild.container.verify_image import inspect_image, smoke_image, verify_image
 
     image = inspect_image(with_, name, stack)
-    found = verify_image(with_, image)
-    if not (smoke and found["ok"]):
-        return found, ExitCode.OK if found["ok"] else ExitCode.CHECK_FAILED
+    answer = verify_image(with_, image)
+    if not (smoke and answer["ok"]):
+        return answer, ExitCode.OK if answer["ok"] else ExitCode.CHECK_FAILED
     tested = smoke_image(with_, image, gpus=gpus)
     smoked = {key: tested[key] for key in ("ok", "checks")}
-    return {**found, "ok": tested["ok"], "smoke": smoked}, ExitCode(tested["exit"])
+    return {**answer, "ok": tested["ok"], "smoke": smoked}, ExitCode(tested["exit"])
 
 
 @image.command("verify")
@@ -215,20 +215,20 @@ def verify(
     from envbuild.container.builders import find_builder
     from envbuild.container.verify_image import as_junit
 
-    found, code = _look_into(find_builder(builder), name, stack, smoke=smoke, gpus=gpus)
+    answer, code = _look_into(find_builder(builder), name, stack, smoke=smoke, gpus=gpus)
     if junit is not None:
         with writing(junit):
-            junit.write_text(as_junit(name, found), encoding="utf-8")
-    ui.result(found, lambda: _verified(found))
+            junit.write_text(as_junit(name, answer), encoding="utf-8")
+    ui.result(answer, lambda: _verified(answer))
     return code
 
 
-def _verified(found: dict[str, Any]) -> str:
-    checks = [*found["checks"], *found.get("smoke", {}).get("checks", [])]
+def _verified(answer: dict[str, Any]) -> str:
+    checks = [*answer["checks"], *answer.get("smoke", {}).get("checks", [])]
     lines = [f"{check['status']:<8} {check['name']}: {check['says']}" for check in checks]
-    lines += [f"{each['kind']:<8} {each['path']}" for each in found["drift"]]
-    good = f"as locked, root {found['root']}" if found["ok"] else "not as it should be"
-    return "\n".join([f"{found['image']}: {good}", *lines])
+    lines += [f"{drift['kind']:<8} {drift['path']}" for drift in answer["drift"]]
+    good = f"as locked, root {answer['root']}" if answer["ok"] else "not as it should be"
+    return "\n".join([f"{answer['image']}: {good}", *lines])
 
 
 @image.command("pods")

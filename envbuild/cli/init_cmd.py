@@ -130,13 +130,15 @@ def _data(result: Result, path: Path, lock: str) -> dict[str, object]:
         "read": result.collected.used,
         "offered": list(result.collected.choices),
         "left_out": result.left_out,
-        "missing": [{"what": each.what, "default": each.default, "why": each.why} for each in result.missing],
-        "imports": [
-            {"module": each.imported.module, "firmness": each.imported.firmness, "how": each.how}
-            for each in result.closed
+        "missing": [
+            {"what": question.what, "default": question.default, "why": question.why} for question in result.missing
         ],
-        "findings": [each.as_json() for each in result.findings],
-        "statements": [each.as_json() for each in result.draft.statements],
+        "imports": [
+            {"module": closing.imported.module, "firmness": closing.imported.firmness, "how": closing.how}
+            for closing in result.closed
+        ],
+        "findings": [finding.as_json() for finding in result.findings],
+        "statements": [statement.as_json() for statement in result.draft.statements],
     }
 
 
@@ -152,9 +154,11 @@ def _learned(result: Result, reference: str) -> str:
         if draft.torch
         else "no torch"
     )
-    added = [each for each in draft.from_imports if draft.package(each) is not None]
+    added = [package for package in draft.from_imports if draft.package(package) is not None]
     still = [
-        each.imported.module for each in result.closed if each.how == "open" and each.imported.firmness == "required"
+        closing.imported.module
+        for closing in result.closed
+        if closing.how == "open" and closing.imported.firmness == "required"
     ]
     lines = [
         f"wrote {reference}: {known} of {every} statements understood, in {len(result.collected.used)} files",
@@ -169,11 +173,12 @@ def _learned(result: Result, reference: str) -> str:
         lines.append(f"  open      nothing is known to bring {', '.join(still[:8])}")
     if result.missing:
         lines.append(
-            "  not said  " + "; ".join(f"{each.what}: {each.default or 'open'}" for each in result.missing[:5])
+            "  not said  "
+            + "; ".join(f"{question.what}: {question.default or 'open'}" for question in result.missing[:5])
         )
     if result.left_out:
         lines.append(f"  left out  {plural(len(result.left_out), 'file')}; the draft names them")
-    rules = list(dict.fromkeys(each.rule for each in result.findings))
+    rules = list(dict.fromkeys(finding.rule for finding in result.findings))
     if rules:
         lines.append(f"  findings  {len(result.findings)}: {', '.join(rules[:8])}")
     return "\n".join(lines)
@@ -227,13 +232,13 @@ def _draft_of(ui: Ui, source: str, flavour: str | None, *, ask: bool) -> str:
     """The stack file of an input, drafted unless it is there."""
     from envbuild.init.make import draft, drafted_before, reference
 
-    there, changed = drafted_before(source)
+    target, changed = drafted_before(source)
     if changed:
-        ui.warn(f"{few(changed, 4)} changed after {there} was drafted: `rm {there}`, then type this command again")
-    elif there:
-        ui.note(f"drafted before: {there}")
-    if there:
-        return there
+        ui.warn(f"{few(changed, 4)} changed after {target} was drafted: `rm {target}`, then type this command again")
+    elif target:
+        ui.note(f"drafted before: {target}")
+    if target:
+        return target
     result, path = draft(source, None, ask=_asked if ask else None, flavour=flavour)
     ui.note(_learned(result, reference(path)))
     return reference(path)

@@ -314,8 +314,8 @@ def submit(ui: Ui, stack: Stack, profile: str, values: dict[str, str], flags: di
         ui.result({"script": text, "cost": job.cost()}, lambda: text, verbatim=True)
         return 0
     settings = replace(settings_of(configured(flags)), cancel_job=flags["cancel_job"])
-    told = {"stack": stack.name, "profile": profile, "target": target.name}
-    with RunProgress(ui) as progress, one_run("launch", settings, progress, **told) as run:
+    names = {"stack": stack.name, "profile": profile, "target": target.name}
+    with RunProgress(ui) as progress, one_run("launch", settings, progress, **names) as run:
         site, job, made = make_job(target, stack, profile, asked, run.run)
         for default in made.defaults:
             why = f" ({default.why})" if default.why else ""

@@ -122,7 +122,7 @@ def _made(
     # Options that ask for another lock than the one that is there.
     asked = any((as_of, upgrade, base_python, find_links, indexes, allow_build, facts))
     nodes = load_facts(facts) if facts else {}
-    unrecorded = previous and any(each.conda and each.conda.unrecorded for each in previous.variants)
+    unrecorded = previous and any(variant.conda and variant.conda.unrecorded for variant in previous.variants)
     keep = previous if not asked and (conda_unrecorded or not unrecorded) else None
     same = restated(keep, loaded.stack, ui.warn) if keep else None
     ui.note(f"{'resolving' if same is None else 'nothing to resolve in'} {loaded.stack.name}, profile {name}")
@@ -229,10 +229,10 @@ def record(
     origin = Origin(folders or links, artifact_cache() / "packages", _named_urls(indexes), only_folders=bool(folders))
     rows: list[dict[str, Any]] = []
     for package, file in unrecorded(made):
-        found = fetch(package, file, origin, ui.note)
-        made = filled(made, {(package.index, file.file): found})
+        wheel = fetch(package, file, origin, ui.note)
+        made = filled(made, {(package.index, file.file): wheel})
         _write(path, made)  # each at once: what an interrupted run has recorded stays
-        rows.append({"file": found.file, "sha256": found.sha256, "size": found.size})
+        rows.append({"file": wheel.file, "sha256": wheel.sha256, "size": wheel.size})
     changed = made != (before or lacking)
     if changed and not rows:
         _write(path, made)
@@ -275,8 +275,8 @@ def _all_locks() -> list[tuple[str, str]]:
     from envbuild.catalog.loader import list_stacks, load_stack, lock_path
 
     loaded = map(load_stack, list_stacks())
-    return [(each.stack.name, profile) for each in loaded for profile in each.stack.profiles
-            if lock_path(each, profile).exists()]  # fmt: skip
+    return [(stack.stack.name, profile) for stack in loaded for profile in stack.stack.profiles
+            if lock_path(stack, profile).exists()]  # fmt: skip
 
 
 def _check_one(
@@ -313,8 +313,8 @@ def diff(ui: Ui, before: Path, after: Path) -> None:
     from envbuild.lock.diff import diff_locks
     from envbuild.lock.files import read_lock
 
-    found = diff_locks(read_lock(before), read_lock(after))
-    ui.result(found.as_dict(), found.text)
+    difference = diff_locks(read_lock(before), read_lock(after))
+    ui.result(difference.as_dict(), difference.text)
 
 
 @lock.command("export")
@@ -347,7 +347,7 @@ def export(
     from envbuild.export.lock_formats import Places, export_lock, find_variant
 
     loaded, made, _ = _read(ui, stack, flags["profile"], flags["lock_file"])
-    found = find_variant(made, variant)
+    chosen = find_variant(made, variant)
     if output and form == "pylock" and not re.fullmatch(r"pylock\.([^.]*\.)?toml", output.name):
         raise EnvbuildError(
             "name-unusable",
@@ -355,13 +355,13 @@ def export(
             why="PEP 751 wants pylock.toml or pylock.NAME.toml, and NAME has no dot",
             hint=f"use --output {output.with_name(f'pylock.{made.stack}.toml')}",
         )
-    places = _places(found, flags["find_links"]) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
-    places = replace(places, channels=_channels(loaded, made, found))
-    text = export_lock(made, found.id, form, wheelhouse, places=places)
+    places = _places(chosen, flags["find_links"]) if form in ("pylock", "conda-lock") and not wheelhouse else Places()
+    places = replace(places, channels=_channels(loaded, made, chosen))
+    text = export_lock(made, chosen.id, form, wheelhouse, places=places)
     if output:
         with writing(output):
             output.write_text(text, encoding="utf-8")
-    data = {"variant": found.id, "format": form, "file": str(output) if output else None, "text": text}
+    data = {"variant": chosen.id, "format": form, "file": str(output) if output else None, "text": text}
     ui.result(data, lambda: f"wrote {output}" if output else text, verbatim=True)
 
 

@@ -43,8 +43,8 @@ def in_use() -> list[str]:
     from envbuild.node.probe.inventory import links
 
     top = prefix()
-    there = [stack for stack, place in links(top).items() if os.path.exists(place)]
-    return sorted(there, key=lambda stack: -os.lstat(current_link(top, stack)).st_mtime)
+    present = [stack for stack, place in links(top).items() if os.path.exists(place)]
+    return sorted(present, key=lambda stack: -os.lstat(current_link(top, stack)).st_mtime)
 
 
 def shipped(folder: str) -> list[str]:
@@ -53,9 +53,9 @@ def shipped(folder: str) -> list[str]:
     return sorted(name.rpartition(".")[0] for name in files if name.endswith(_ENDINGS))
 
 
-def _offered(found: Callable[[click.Context], Iterable[str]]) -> Completion:
+def _offered(source: Callable[[click.Context], Iterable[str]]) -> Completion:
     """What click asks for at the tab key: of the names those that begin as what is typed."""
-    return lambda ctx, _, incomplete: _items(found(ctx), incomplete)
+    return lambda ctx, _, incomplete: _items(source(ctx), incomplete)
 
 
 def _of_catalog(folder: str) -> Completion:

@@ -145,10 +145,10 @@ def drop_broken_streams() -> None:
 def print_error(error: EnvbuildError) -> None:
     """`error[code]: what` with its why and hint, on stderr; colour is never the only signal."""
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    told = [(f"error[{error.code}]:", error.what, "bold red")]
-    told += [(label, text, "cyan") for label, text in (("why:", error.why), ("hint:", error.hint)) if text]
+    parts = [(f"error[{error.code}]:", error.what, "bold red")]
+    parts += [(label, text, "cyan") for label, text in (("why:", error.why), ("hint:", error.hint)) if text]
     lines = []
-    for label, text, style in told:
+    for label, text, style in parts:
         # Colours come after the lines are broken: escapes take no room on them.
         line = fitted(_shown(f"{label} {text}"), sys.stderr)
         lines.append(line.replace(label, _styled(label, style), 1) if colour and line.startswith(label) else line)

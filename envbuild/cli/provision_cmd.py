@@ -239,7 +239,7 @@ def plan_text(plan: Plan, survey: Survey, selection: Selection | None = None, *,
         lines.append(f"  profile {plan.profile}: {plan.profile_why}")
     for node, *others in _classes(plan):
         steps = [(step.kind, step.what, step.why) for step in node.steps]
-        nodes = fold_hosts([node.node, *(each.node for each in others)])
+        nodes = fold_hosts([node.node, *(other.node for other in others)])
         count = f"{len(others) + 1} nodes, " if others else ""
         lines.append(f"  {count}{nodes}: {node.resolution.variant_id} in {node.environment}")
         if not steps:
@@ -316,16 +316,16 @@ def _earlier(run: str, prepared: Prepared) -> Evidence:
     from envbuild.provision.run.run_dir import open_run
     from envbuild.report.recheck.opened import open_report
 
-    found = open_report(open_run(load_config().runs_root, run).path).evidence
+    evidence = open_report(open_run(load_config().runs_root, run).path).evidence
     asked = (prepared.stack.name, prepared.profile)
-    if (found.stack, found.profile) != asked:
+    if (evidence.stack, evidence.profile) != asked:
         raise EnvbuildError(
             "since-of-another",
-            f"the run {found.run} is of {found.stack} ({found.profile}), not of {asked[0]} ({asked[1]})",
+            f"the run {evidence.run} is of {evidence.stack} ({evidence.profile}), not of {asked[0]} ({asked[1]})",
             why="environments of two stacks cannot be compared",
             hint="`envbuild run list` lists the runs with their stacks",
         )
-    return found
+    return evidence
 
 
 def _show_since(ui: Ui, earlier: Evidence, evidence: Evidence) -> int:

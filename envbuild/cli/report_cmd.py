@@ -64,10 +64,10 @@ def show(ui: Ui, run: str, form: str, output: Path | None, publish: bool) -> Non
         from envbuild.report.publish import copy_report
 
         written, left = copy_report(path, output, publish=publish)
-        for each in written:
-            ui.note(f"written: {each}")
-        for said in left:
-            ui.warn(said)
+        for file in written:
+            ui.note(f"written: {file}")
+        for note in left:
+            ui.warn(note)
     pages: dict[str, Callable[[], str | list[tuple[str, str]]]] = {
         "summary": lambda: terminal.summary_lines(evidence, verbose=ui.verbose),
         "html": lambda: render.render_html(evidence, text, envelope),
@@ -130,7 +130,7 @@ def diff(ui: Ui, before: str, after: str, form: str) -> int:
     from envbuild.report.diff import compare, exit_code
     from envbuild.report.recheck.opened import open_report
 
-    one, other = (open_report(_place(each)).evidence for each in (before, after))
+    one, other = (open_report(_place(place)).evidence for place in (before, after))
     changes = compare(one, other)
     data = {"before": one.run, "after": other.run, "changes": [change.as_dict() for change in changes]}
     ui.result(data, lambda: diff.page(one, other) if form == "html" else diff.lines(one, other, changes))
@@ -181,8 +181,8 @@ def kit(ui: Ui, run: str, output: Path | None, publish: bool, key: Path | None, 
     for text in left:
         ui.warn(text)
     size = sum(map(len, files.values()))
-    told = {"kit": str(output), "files": len(files), "bytes": size, "left": left}
-    ui.result(told, lambda: f"written: {output} ({len(files)} files, {size / 1e6:.2f} MB)")
+    data = {"kit": str(output), "files": len(files), "bytes": size, "left": left}
+    ui.result(data, lambda: f"written: {output} ({len(files)} files, {size / 1e6:.2f} MB)")
 
 
 def _place(run: str) -> Path:

@@ -36,13 +36,13 @@ def list_command(ui: Ui, count: int) -> None:
     from envbuild.config import load_config
     from envbuild.provision.run.run_dir import list_runs
 
-    found = list_runs(load_config().runs_root)
-    rows = [_row(item) for item in found[:count]]
+    runs = list_runs(load_config().runs_root)
+    rows = [_row(item) for item in runs[:count]]
     if not rows:
         ui.note("no runs yet")
-    elif len(found) > count:
-        ui.note(f"{len(found) - count} older runs are not shown")
-    ui.result({"runs": rows, "count": len(found)}, lambda: _table(rows))
+    elif len(runs) > count:
+        ui.note(f"{len(runs) - count} older runs are not shown")
+    ui.result({"runs": rows, "count": len(runs)}, lambda: _table(rows))
 
 
 @run.command("show")
@@ -104,15 +104,15 @@ def _follow(ui: Ui, followed: RunDir) -> int:
     return int(row.get("exit", ExitCode.OK if row["status"] == "finished" else ExitCode.CHECK_FAILED))
 
 
-def _row(found: RunDir) -> dict[str, Any]:
+def _row(run: RunDir) -> dict[str, Any]:
     """What one line says about a run. A journal that cannot be read is a row too."""
     try:
-        events = found.journal.events
-        status: str = found.status
+        events = run.journal.events
+        status: str = run.status
     except EnvbuildError as error:
-        return {"id": found.id, "status": "unreadable", "error": error.what}
+        return {"id": run.id, "status": "unreadable", "error": error.what}
     first = events[0].data if events else {}
-    row: dict[str, Any] = {"id": found.id, "status": status}
+    row: dict[str, Any] = {"id": run.id, "status": status}
     row |= {key: first[key] for key in ("verb", "stack", "profile", "target", "command") if key in first}
     if events:
         row |= {"started": events[0].t, "last": events[-1].t}
@@ -128,8 +128,8 @@ def _exit(last: Event) -> int | None:
     if last.kind == EventKind.INTERRUPTED:
         return int(ExitCode.INTERRUPTED)
     error = last.data.get("error")
-    said = last.data.get("exit", error.get("exit") if isinstance(error, dict) else None)
-    return said if last.kind in TERMINAL and isinstance(said, int) else None
+    code = last.data.get("exit", error.get("exit") if isinstance(error, dict) else None)
+    return code if last.kind in TERMINAL and isinstance(code, int) else None
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -141,13 +141,13 @@ def _table(rows: list[dict[str, Any]]) -> str:
     return columns(lines) if rows else ""
 
 
-def _story(found: RunDir, files: list[str]) -> str:
+def _story(run: RunDir, files: list[str]) -> str:
     """The journal, one line an event; what nodes said does nothing to a terminal."""
     from envbuild.text import visible
 
-    lines = [f"{found.id}  {found.status}", f"{found.path}  ({', '.join(files)})", ""]
-    lines += [_line(event) for event in found.journal.events if event.kind not in FOLLOWED]
-    lines += _by_node(found.journal.events)
+    lines = [f"{run.id}  {run.status}", f"{run.path}  ({', '.join(files)})", ""]
+    lines += [_line(event) for event in run.journal.events if event.kind not in FOLLOWED]
+    lines += _by_node(run.journal.events)
     return visible("\n".join(lines), keep_newlines=True)
 
 

@@ -105,36 +105,40 @@ def _rank_only(ui: Ui, flags: dict[str, Any]) -> int:
     from envbuild.strategy.search import as_row, listed, published
 
     flags["expected"] = described_target(flags).expects.gpu
-    found = _problem(load_stack(flags["stack"]).stack, flags, None)
-    ranked, best = found.ranked(), published(found)
-    tried = listed(found) if found.best is None else []
-    rows = [as_row(found, each) for each in ranked]
-    command = _command(flags, found.settings(ranked[0].case))
+    problem = _problem(load_stack(flags["stack"]).stack, flags, None)
+    ranked, best = problem.ranked(), published(problem)
+    tried = listed(problem) if problem.best is None else []
+    rows = [as_row(problem, item) for item in ranked]
+    command = _command(flags, problem.settings(ranked[0].case))
     data = {
-        "model": found.model, "gpus": found.gpus, "gpu": found.machine.gpu, "global_batch": found.global_batch,
-        "cases": rows, "published": [_row(each) for each in best], "listed": [_row(each) for each in tried],
+        "model": problem.model, "gpus": problem.gpus, "gpu": problem.machine.gpu, "global_batch": problem.global_batch,
+        "cases": rows, "published": [_row(placed) for placed in best], "listed": [_row(placed) for placed in tried],
         "launch": command,
     }  # fmt: skip
 
     def human() -> str:
-        per_node = f"{found.machine.gpus_per_node} a node"
-        head = f"{found.model} on {found.gpus} x {found.machine.gpu} ({per_node}), global batch {found.global_batch}"
-        lines = [f"{head}: {len(rows)} cases may fit; nothing was run", "", _table(rows)]
+        per_node = f"{problem.machine.gpus_per_node} a node"
+        head = f"{problem.model} on {problem.gpus} x {problem.machine.gpu} ({per_node})"
+        lines = [
+            f"{head}, global batch {problem.global_batch}: {len(rows)} cases may fit; nothing was run",
+            "",
+            _table(rows),
+        ]
         if best:
-            early = sum(each.early for each in best)
+            early = sum(placed.early for placed in best)
             lines += ["", f"{early} of {len(best)} published best cases on this GPU are among the first three:"]
-            lines += [_said(each) for each in best]
-            errors = [each.error for each in best if each.error is not None]
+            lines += [_said(placed) for placed in best]
+            errors = [placed.error for placed in best if placed.error is not None]
             if errors:
                 lines.append(
                     f"the estimates are {min(errors):+.0%} to {max(errors):+.0%} of what was published: cases "
                     "nearer to each other than that are not told apart, so try several"
                 )
         if tried:
-            early = sum(each.early for each in tried)
-            what = f"no best case is published for {found.model} on {found.gpus} GPUs (unverified)"
+            early = sum(placed.early for placed in tried)
+            what = f"no best case is published for {problem.model} on {problem.gpus} GPUs (unverified)"
             lines += ["", f"{what}; of its {len(tried)} cases in the manual list {early} are among the first three:"]
-            lines += [_said(each) for each in tried]
+            lines += [_said(placed) for placed in tried]
         return "\n".join([*(fitted(line, sys.stdout) for line in lines), "", f"the first: {command}"])
 
     ui.result(data, human)
@@ -162,7 +166,7 @@ def _search(ui: Ui, flags: dict[str, Any], deadline: float) -> int:
     place = launch_place(prepared.stack.name, flags)
     asked = Asked(
         problem=lambda here: _problem(prepared.stack, flags, here),
-        make=lambda found, case, where: launch(prepared.stack, prepared.profile, found.settings(case), where),
+        make=lambda problem, case, where: launch(prepared.stack, prepared.profile, problem.settings(case), where),
         place=place,
         activate=f"{place.environment}/.envbuild/activate.sh",
         budget=deadline,
@@ -197,18 +201,18 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     return columns([[heading for heading, _ in shown], *lines], right=True) + more
 
 
-def _said(each: Placed) -> str:
-    place = "does not fit by the estimate" if each.place is None else f"place {each.place}"
-    figures = f", {each.estimated:.1f} TFLOP/s estimated and {each.tflops:g} published" if each.tflops else ""
-    return f"  {each.model} on {each.case.gpus}: {each.case}: {place}{figures}"
+def _said(placed: Placed) -> str:
+    place = "does not fit by the estimate" if placed.place is None else f"place {placed.place}"
+    figures = f", {placed.estimated:.1f} TFLOP/s estimated and {placed.tflops:g} published" if placed.tflops else ""
+    return f"  {placed.model} on {placed.case.gpus}: {placed.case}: {place}{figures}"
 
 
-def _row(each: Placed) -> dict[str, object]:
-    case = each.case
+def _row(placed: Placed) -> dict[str, object]:
+    case = placed.case
     return {
-        "model": each.model, "gpus": case.gpus, "dp": case.dp, "tmp": case.tmp, "pp": case.pp,
-        "microbatches": case.microbatches, "place": each.place, "estimated_tflops": round(each.estimated, 1),
-        "published_tflops": each.tflops,
+        "model": placed.model, "gpus": case.gpus, "dp": case.dp, "tmp": case.tmp, "pp": case.pp,
+        "microbatches": case.microbatches, "place": placed.place, "estimated_tflops": round(placed.estimated, 1),
+        "published_tflops": placed.tflops,
     }  # fmt: skip
 
 

@@ -36,24 +36,24 @@ def trace(ui: Ui, /, **flags: Any) -> int:
     from envbuild.trace.records import read
 
     paths = [Path(file) for file in flags["files"]]
-    found = read(paths)
-    pipeline = pipeline_of(found, paths[0].name, flags["stages"], flags["chunks"])
-    every = iterations(found)
+    spans = read(paths)
+    pipeline = pipeline_of(spans, paths[0].name, flags["stages"], flags["chunks"])
+    every = iterations(spans)
     with writing(Path(flags["output"])):
-        written = _write(ui, found, pipeline, every, flags)
-    broken = dict(sorted(found.broken.items()))
+        written = _write(ui, spans, pipeline, every, flags)
+    broken = dict(sorted(spans.broken.items()))
     data = {
-        "ranks": len(set(found.ranks)), "stages": pipeline.stages, "chunks": pipeline.chunks, "passes": len(found),
+        "ranks": len(set(spans.ranks)), "stages": pipeline.stages, "chunks": pipeline.chunks, "passes": len(spans),
         "iterations": [
-            {"number": each.number, "seconds": round(each.seconds, 6), "bubble": round(each.bubble, 4)}
-            for each in every
+            {"number": iteration.number, "seconds": round(iteration.seconds, 6), "bubble": round(iteration.bubble, 4)}
+            for iteration in every
         ],
-        "bubble": round(bubble(every), 4), "broken": broken, "broken_lines": found.lines, "other_lines": found.others,
+        "bubble": round(bubble(every), 4), "broken": broken, "broken_lines": spans.lines, "other_lines": spans.others,
         "files": written,
     }  # fmt: skip
-    for text in found.lines:
+    for text in spans.lines:
         ui.warn(text)
-    hidden = sum(broken.values()) - len(found.lines)
+    hidden = sum(broken.values()) - len(spans.lines)
     if hidden:
         ui.warn(f"and {hidden} more broken lines")
 
@@ -66,12 +66,12 @@ def trace(ui: Ui, /, **flags: Any) -> int:
     return 0
 
 
-def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
+def _write(ui: Ui, trace_data: Trace, pipeline: Pipeline, every: list[Iteration], flags: dict[str, Any]) -> list[str]:
     """The files that were asked for, none ever half written. A sheet that nobody asked for may fail."""
     from envbuild.node.paths import write_whole
     from envbuild.trace.pipeline import chrome, sheet, shown, svg
 
-    iteration, spans = shown(found, every, flags["iteration"])
+    iteration, spans = shown(trace_data, every, flags["iteration"])
     folder, first = Path(flags["output"]), Path(flags["files"][0])
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -83,7 +83,7 @@ def _write(ui: Ui, found: Trace, pipeline: Pipeline, every: list[Iteration], fla
             if form == "xlsx":
                 parts: Iterable[bytes] = [sheet(spans, pipeline)]
             else:
-                texts = chrome(found, pipeline) if form == "chrome" else svg(spans, iteration, pipeline)
+                texts = chrome(trace_data, pipeline) if form == "chrome" else svg(spans, iteration, pipeline)
                 parts = (text.encode() for text in texts)
             write_whole(str(path), parts)
             written.append(str(path))

@@ -57,15 +57,15 @@ def render(recipe: ImageRecipe, *, carried: bool = False) -> str:
 
 def _joined(recipe: ImageRecipe, name: str) -> Stage:
     """Several stages in one: a SIF has no layers to keep."""
-    stages = [each for each in recipe.stages if _JOINED.get(each.name, each.name) == name]
+    stages = [stage for stage in recipe.stages if _JOINED.get(stage.name, stage.name) == name]
     if name == "runtime" and stages[-1].above == "compilers":
         stages.insert(0, recipe.stage("compilers"))
     made: list[Instruction] = []
-    for each in itertools.chain.from_iterable(stage.instructions for stage in stages):
-        if isinstance(each, Copy) and each.stage is not None:
-            each = replace(each, stage=_JOINED.get(each.stage, each.stage))
-        if each not in made:
-            made.append(each)
+    for instruction in itertools.chain.from_iterable(stage.instructions for stage in stages):
+        if isinstance(instruction, Copy) and instruction.stage is not None:
+            instruction = replace(instruction, stage=_JOINED.get(instruction.stage, instruction.stage))
+        if instruction not in made:
+            made.append(instruction)
     return replace(stages[-1], name=name, instructions=tuple(made))
 
 
@@ -74,7 +74,7 @@ def _stage(stage: Stage, local: Mapping[str, str], *, carried: bool) -> Iterator
     archive = local.get(stage.image)
     yield from (f"Bootstrap: {'docker-archive' if archive else 'docker'}", f"From: {archive or reference}")
     yield f"Stage: {stage.name}"
-    copies = [each for each in stage.instructions if isinstance(each, Copy)]
+    copies = [instruction for instruction in stage.instructions if isinstance(instruction, Copy)]
     files: dict[str | None, list[str]] = {}
     if carried and stage.name in ("tools", "build"):
         files[None] = [f"    {WHEELHOUSE} /{WHEELHOUSE}"]
@@ -85,9 +85,11 @@ def _stage(stage: Stage, local: Mapping[str, str], *, carried: bool) -> Iterator
     yield from ("", "%post", "    set -eu")
     if stage.name in ("tools", "build"):
         yield from _OFFLINE if carried else (f"    mkdir -p /{WHEELHOUSE}/tools /{WHEELHOUSE}/wheels",)
-    for each, after in itertools.pairwise([*stage.instructions, None]):
-        if each and (not isinstance(each, Comment) or (after and [*_post(after)])):  # not what is said of a COPY
-            yield from _post(each)
+    for instruction, after in itertools.pairwise([*stage.instructions, None]):
+        if instruction and (
+            not isinstance(instruction, Comment) or (after and [*_post(after)])
+        ):  # not what is said of a COPY
+            yield from _post(instruction)
     if stage.name == "runtime":
         yield from _runtime(stage)
 
@@ -127,10 +129,10 @@ def _exports(env: Env) -> Iterator[str]:
 
 def _runtime(stage: Stage) -> Iterator[str]:
     yield from ("", "%environment")
-    for each in stage.instructions:
-        if isinstance(each, Env):
-            yield from _exports(each)
-    for labels in (each for each in stage.instructions if isinstance(each, Labels)):
+    for instruction in stage.instructions:
+        if isinstance(instruction, Env):
+            yield from _exports(instruction)
+    for labels in (instruction for instruction in stage.instructions if isinstance(instruction, Labels)):
         yield from ("", "%labels", *(f"    {name} {value}" for name, value in labels.values.items()))
-    start = next(each for each in stage.instructions if isinstance(each, Start))
+    start = next(instruction for instruction in stage.instructions if isinstance(instruction, Start))
     yield from ("", "%runscript", f'    exec "${{@:-{" ".join(start.command)}}}"')

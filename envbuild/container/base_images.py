@@ -129,20 +129,20 @@ class Containers(StrictModel):
 
     def cuda_image(self, cuda: str) -> CudaImage:
         """The toolkit image of a CUDA release. Raises EnvbuildError `image-base-unknown` (exit 7)."""
-        for each in self.cuda:
-            if each.cuda == cuda:
-                return each
+        for image in self.cuda:
+            if image.cuda == cuda:
+                return image
         raise EnvbuildError(
             "image-base-unknown",
             f"envbuild knows no image with the CUDA {cuda} toolkit",
-            why=f"the catalog has {', '.join(each.cuda for each in self.cuda)}",
+            why=f"the catalog has {', '.join(image.cuda for image in self.cuda)}",
             hint="name one with `--base-image IMAGE`",
         )
 
     def known_base(self, image: str) -> KnownBase | None:
         """What is known of an image that a stack stands on, whatever its digest."""
         name = image.partition("@")[0]
-        return next((each for each in self.bases if each.image == name), None)
+        return next((base for base in self.bases if base.image == name), None)
 
 
 class AskedDigest(StrictModel):
@@ -181,11 +181,11 @@ def read_digests(path: Path | None = None) -> dict[str, AskedDigest]:
         raise EnvbuildError("file-unreadable", f"{path} cannot be read", why=str(error)[:300]) from None
 
 
-def write_digests(found: dict[str, AskedDigest], path: Path | None = None) -> None:
+def write_digests(digests: dict[str, AskedDigest], path: Path | None = None) -> None:
     """Write them, by reference, whole or not at all. Raises EnvbuildError `output-unwritable` (exit 2)."""
     import tomlkit
 
-    images = {name: found[name].to_json_dict() for name in sorted(found)}
+    images = {name: digests[name].to_json_dict() for name in sorted(digests)}
     text = "# Digests of images by their tags, from their registries (`envbuild lock create STACK --image all`).\n"
     path = path or digests_path()
     try:
@@ -220,15 +220,15 @@ class Reference:
 
 def parse_reference(text: str) -> Reference:
     """Take a reference apart as docker does. Raises EnvbuildError `image-reference` (exit 2)."""
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
         raise EnvbuildError(
             "image-reference",
             f"{text[:100]!r} is not an image reference",
             why="the form is host/path:tag@sha256:digest, with a lower-case path; only the path is required",
             hint="for example `debian:bookworm`",
         )
-    host, path = found["host"] or "", found["path"]
+    host, path = match["host"] or "", match["path"]
     # The first part is a host only when it looks like one.
     if host and not ("." in host or ":" in host or host == "localhost"):
         host, path = "", f"{host}/{path}"
@@ -236,7 +236,7 @@ def parse_reference(text: str) -> Reference:
         host, path = _DEFAULT_HOST, path if "/" in path else f"library/{path}"
     elif host == _DEFAULT_HOST and "/" not in path:
         path = f"library/{path}"
-    return Reference(host, path, found["tag"] or "latest", found["digest"] or "")
+    return Reference(host, path, match["tag"] or "latest", match["digest"] or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +280,9 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
     for name in filter(None, (given.base, given.runtime, given.fetch) if given else ()):
         parse_reference(name)
     if variant.base.kind == "image":
-        found = _on_image(variant, containers)
+        image = _on_image(variant, containers)
     elif variant.base.kind == "none":
-        found = _on_nothing(variant, containers)
+        image = _on_nothing(variant, containers)
     else:
         raise EnvbuildError(
             "image-base-unfit",
@@ -290,27 +290,27 @@ def find_place(variant: Variant, containers: Containers, stack: StackImage | Non
             hint="choose a profile or `--variant` with `base: none` or an image as its base",
         )
     given, notes = given or Given(), tuple[str, ...]()
-    runtime, system, network = found.runtime, None, None
+    runtime, system, network = image.runtime, None, None
     if stack is not None and stack.compiles_at_start and variant.base.kind == "none":
-        runtime = found.build
+        runtime = image.build
         notes += (f"The image that runs keeps the compilers: {stack.compiles_at_start}.",)
     if stack is not None:
         system = stack.system
-        network = stack.network if found.lacks and not (given.base or given.runtime) else None
+        network = stack.network if image.lacks and not (given.base or given.runtime) else None
     if stack is not None and stack.why:
         notes += (f"Profile {stack.profile}: {stack.why}.",)
-    base = given.base or found.build
+    base = given.base or image.build
     return Place(
-        fetch=given.fetch or found.fetch,
+        fetch=given.fetch or image.fetch,
         build=base,
         runtime=given.runtime or given.base or runtime,
-        python=given.python or (None if given.base and variant.base.kind == "none" else found.python),
-        glibc=numbers(given.glibc) if given.glibc or given.base else found.glibc,
-        cuda=found.cuda,
+        python=given.python or (None if given.base and variant.base.kind == "none" else image.python),
+        glibc=numbers(given.glibc) if given.glibc or given.base else image.glibc,
+        cuda=image.cuda,
         system=None if given.base else system,
-        lacks={} if given.base else found.lacks,
+        lacks={} if given.base else image.lacks,
         network=network,
-        same_cuda=None if given.base or found.cuda != dotted(flavour_cuda(variant.flavour)) else found.cuda,
+        same_cuda=None if given.base or image.cuda != dotted(flavour_cuda(variant.flavour)) else image.cuda,
         notes=notes,
     )
 

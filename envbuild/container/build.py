@@ -63,17 +63,17 @@ def compare(folder: Path, wanted: Mapping[str, str]) -> str:
     for name, text in sorted(wanted.items()):
         path = folder / name
         try:
-            there = path.read_bytes().decode("utf-8", "replace")
+            written = path.read_bytes().decode("utf-8", "replace")
         except FileNotFoundError:
             out.append(f"{path} is missing\n")
             continue
-        if there != text:
-            out += _diff(there, text, str(path))
+        if written != text:
+            out += _diff(written, text, str(path))
     return "".join(out)
 
 
-def _diff(there: str, wanted: str, name: str) -> list[str]:
-    before, after = there.splitlines(keepends=True), wanted.splitlines(keepends=True)
+def _diff(written: str, wanted: str, name: str) -> list[str]:
+    before, after = written.splitlines(keepends=True), wanted.splitlines(keepends=True)
     lines = list(difflib.unified_diff(before, after, name, f"{name} (from the lock)", n=2))
     lines = [line if line.endswith("\n") else f"{line}\n\\ no line break at the end\n" for line in lines]
     left = len(lines) - _DIFF_LINES
@@ -121,15 +121,17 @@ def fill_wheelhouse(recipe: ImageRecipe, wheelhouses: Sequence[Path], house: Pat
     for name in ("tools", "wheels"):  # pip and uv want them to be there
         (house / name).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundles-", dir=house.parent) as scratch:
-        folders = tuple(_folder(each, Path(scratch, str(number))) for number, each in enumerate(wheelhouses))
+        folders = tuple(
+            _folder(wheelhouse, Path(scratch, str(number))) for number, wheelhouse in enumerate(wheelhouses)
+        )
         collector = Collector(record_command(recipe.stack, recipe.profile), folders=folders, fetch=fetch)
         pieces = [*collector.uv(inside.variant.machine), *collector.collect(inside.variant, inside.glibc)]
         if inside.python_build is not None:
             pieces += _python(inside.python_build, collector)
-        for each in pieces:
-            (house / each.path).parent.mkdir(exist_ok=True)
-            _link(each.source, house / each.path)
-    return sum(each.what == "wheel" for each in pieces) == len(inside.variant.packages)
+        for piece in pieces:
+            (house / piece.path).parent.mkdir(exist_ok=True)
+            _link(piece.source, house / piece.path)
+    return sum(piece.what == "wheel" for piece in pieces) == len(inside.variant.packages)
 
 
 def _folder(place: Path, scratch: Path) -> Path:
@@ -164,7 +166,7 @@ def _link(source: Path, to: Path) -> None:
 
 def _origin() -> dict[str, str]:
     """Where the build comes from, for the labels: the checkout's origin and commit, where this is one."""
-    found = {}
+    labels = {}
     for name, words in (("SOURCE", ["config", "--get", "remote.origin.url"]), ("REVISION", ["rev-parse", "HEAD"])):
         try:
             done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=30, check=True)
@@ -172,8 +174,8 @@ def _origin() -> dict[str, str]:
             continue
         text = done.stdout.strip()
         if text and not (name == "SOURCE" and not text.startswith("https://")):
-            found[name] = re.sub(r"//[^/@]*@", "//", text)
-    return found
+            labels[name] = re.sub(r"//[^/@]*@", "//", text)
+    return labels
 
 
 @contextmanager
@@ -185,21 +187,21 @@ def _secrets(recipe: ImageRecipe, options: Options, *, offline: bool) -> Iterato
     environ = options.environ
     config = pip_config.read(environ)
     certificates = environ.get("SSL_CERT_FILE") or config.cert
-    found: dict[str, Path] = {}
+    secrets: dict[str, Path] = {}
     indexes = [] if offline else [config.index_url or default_index(), *config.extra_index_urls]
     indexes = [url for url in indexes if url and pip_config.local_path(url) is None]
     with tempfile.TemporaryDirectory(prefix="envbuild-secrets-") as top:
         if certificates and Path(certificates).is_file():
-            found["certificates"] = Path(certificates)
-        found["pip.conf"] = _write(Path(top, "pip.conf"), _pip_conf(indexes, offline=offline))
-        native = "certificates" in found
-        found["uv.toml"] = _write(Path(top, "uv.toml"), _uv_toml(indexes, offline=offline, native=native))
+            secrets["certificates"] = Path(certificates)
+        secrets["pip.conf"] = _write(Path(top, "pip.conf"), _pip_conf(indexes, offline=offline))
+        native = "certificates" in secrets
+        secrets["uv.toml"] = _write(Path(top, "uv.toml"), _uv_toml(indexes, offline=offline, native=native))
         netrc = Path(environ.get("NETRC") or Path(environ.get("HOME", "~"), ".netrc").expanduser())
         if netrc.is_file():
-            found["netrc"] = netrc
+            secrets["netrc"] = netrc
         if options.gitconfig is not None and recipe.variant.sources:
-            found["gitconfig"] = options.gitconfig
-        yield found
+            secrets["gitconfig"] = options.gitconfig
+        yield secrets
 
 
 def _pip_conf(indexes: list[str], *, offline: bool) -> str:

@@ -34,12 +34,12 @@ _OF_BASE = (
 
 def requirements(inside: Inside) -> dict[str, tuple[LockedPackage, ...]]:
     """File name -> what is in it, in the order of installing: wheels by index, then all source archives."""
-    found: dict[str, tuple[LockedPackage, ...]] = {}
-    for each in steps.package_steps(inside.variant, inside.indexes):
-        word = "archives" if each.archive else each.index
+    lists: dict[str, tuple[LockedPackage, ...]] = {}
+    for step in steps.package_steps(inside.variant, inside.indexes):
+        word = "archives" if step.archive else step.index
         name = f"requirements-{word}.txt" if word else "requirements.txt"
-        found[name] = (*found.get(name, ()), *each.packages)
-    return found
+        lists[name] = (*lists.get(name, ()), *step.packages)
+    return lists
 
 
 def for_building(place: Place) -> Iterator[Instruction]:
@@ -105,7 +105,7 @@ def packages(inside: Inside) -> Iterator[Instruction]:
     yield Env({"PATH": "bin"}, prepend=True, within="VIRTUAL_ENV")
     site_packages = " --system-site-packages" if inside.on_base else ""
     yield Run((f"uv venv --no-project --python {python} {HERE}{site_packages}",))
-    every = tuple(_installed(inside, name, each) for name, each in lists.items())
+    every = tuple(_installed(inside, name, packages) for name, packages in lists.items())
     if every:
         yield Comment(
             "The lists are complete, so uv looks for no dependencies. A list that the wheelhouse has whole is "
@@ -113,7 +113,7 @@ def packages(inside: Inside) -> Iterator[Instruction]:
         )
     if len(every) > 1 and ARCHIVES in lists:
         yield Comment("Wheels first. Archives of source last: they are built with what is installed by then.")
-    if any("--torch-backend" in each for each in every):
+    if any("--torch-backend" in instruction for instruction in every):
         yield Comment(f"--torch-backend: PyTorch's own index of wheels for {inside.variant.flavour}.")
     if every:
         yield Run(every, (WHEELHOUSE_MOUNT, _CACHE, UV_TOML, *SECRETS))
@@ -209,8 +209,8 @@ def _commands(inside: Inside, source: LockedSource, step: steps.SourceStep) -> I
 
 def _old(variant: Variant) -> bool:
     """Whether setuptools is one that cannot make an editable wheel."""
-    found = [package for package in variant.packages if package.name == "setuptools"]
-    return any(Version(each.version) < _EDITABLE_WHEELS for each in found)
+    setuptools = [package for package in variant.packages if package.name == "setuptools"]
+    return any(Version(package.version) < _EDITABLE_WHEELS for package in setuptools)
 
 
 def _site(inside: Inside) -> str:

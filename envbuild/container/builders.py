@@ -72,29 +72,29 @@ class Builder:
     def build(self, build: Build, on_line: Callable[[str], None] | None = None) -> str:
         """Build and return the image's id (hex). Raises what `failure` makes of the output."""
         with tempfile.TemporaryDirectory(prefix="envbuild-id-") as top:
-            told = Path(top, "id")
+            id_file = Path(top, "id")
             *words, folder = self.build_command(build)
-            code, output = stream([*words, "--iidfile", str(told), folder], on_line, cwd=build.folder)
+            code, output = stream([*words, "--iidfile", str(id_file), folder], on_line, cwd=build.folder)
             if code:
                 raise failure(self.name, output)
-            found = told.read_text().strip() if told.is_file() else ""
-        return found.removeprefix("sha256:") or self.id(build.tag)
+            image_id = id_file.read_text().strip() if id_file.is_file() else ""
+        return image_id.removeprefix("sha256:") or self.id(build.tag)
 
     def id(self, image: str) -> str:
         """The id (hex) of an image that is here. Raises EnvbuildError `image-unknown` (exit 2)."""
-        found = str(self.inspect(image)["id"])
-        return found.removeprefix("sha256:")
+        image_id = str(self.inspect(image)["id"])
+        return image_id.removeprefix("sha256:")
 
     def inspect(self, image: str) -> dict[str, Any]:
         """`id`, `digest`, `config` (Env, Labels, User, Entrypoint, Cmd ...), `size` and `created` of an image."""
-        (found,) = json.loads(self._ask(["image", "inspect", image], image))
-        digests = [each.partition("@")[2] for each in found.get("RepoDigests") or []]
+        (data,) = json.loads(self._ask(["image", "inspect", image], image))
+        digests = [reference.partition("@")[2] for reference in data.get("RepoDigests") or []]
         return {
-            "id": found["Id"],
-            "digest": found.get("Digest") or (digests[0] if digests else ""),
-            "config": found.get("Config") or {},
-            "size": found.get("Size"),
-            "created": found.get("Created"),
+            "id": data["Id"],
+            "digest": data.get("Digest") or (digests[0] if digests else ""),
+            "config": data.get("Config") or {},
+            "size": data.get("Size"),
+            "created": data.get("Created"),
         }
 
     def run(self, image: str, argv: Sequence[str], stdin: bytes = b"", *, gpus: bool = False) -> proc.Finished:
@@ -160,12 +160,12 @@ def _streamed(command: Sequence[str], image: str) -> Iterator[IO[bytes]]:
             yield process.stdout
             process.stdout.read()
         errors.seek(0)
-        said = errors.read()[-500:].decode("utf-8", "replace").strip()
+        message = errors.read()[-500:].decode("utf-8", "replace").strip()
     if process.returncode:
         raise EnvbuildError(
             "image-export-failed",
             f"the files of {image} could not be read",
-            why=said or f"{command[0]} ended with exit code {process.returncode}",
+            why=message or f"{command[0]} ended with exit code {process.returncode}",
             hint=f"run the command yourself: `{shlex.join(command)}`",
         )
 
@@ -183,12 +183,12 @@ class Buildah(Builder):
 
     def inspect(self, image: str) -> dict[str, Any]:
         """See `Builder.inspect`."""
-        found = json.loads(self._ask(["inspect", "--type", "image", image], image))
-        config = (found.get("OCIv1") or {}).get("config") or {}
-        created = (found.get("OCIv1") or {}).get("created")
+        data = json.loads(self._ask(["inspect", "--type", "image", image], image))
+        config = (data.get("OCIv1") or {}).get("config") or {}
+        created = (data.get("OCIv1") or {}).get("created")
         return {
-            "id": found["FromImageID"],
-            "digest": found.get("FromImageDigest") or "",
+            "id": data["FromImageID"],
+            "digest": data.get("FromImageDigest") or "",
             "config": config,
             "size": None,
             "created": created,
@@ -285,20 +285,20 @@ def find_builder(name: str | None = None, *, builds: bool = False) -> Builder:
     Raises EnvbuildError `image-no-builder` (exit 7), which says what each needs.
     """
     tried = []
-    for each in [name] if name else list(_KINDS):
-        program = shutil.which(each)
+    for kind in [name] if name else list(_KINDS):
+        program = shutil.which(kind)
         if program is None:
-            tried.append(f"{each} is not on PATH")
+            tried.append(f"{kind} is not on PATH")
             continue
-        if each == "docker":
+        if kind == "docker":
             done = proc.run([program, "version", "--format", "{{.Server.Version}}"], timeout=30)
             if not done.ok:
                 tried.append(f"docker is there and its daemon does not answer ({done.err.strip()[-120:]})")
                 continue
         lacks = _lacks(program) if builds else ""
         if not lacks:
-            return _KINDS[each](each, program)
-        tried.append(f"{each} {lacks}")
+            return _KINDS[kind](kind, program)
+        tried.append(f"{kind} {lacks}")
     raise EnvbuildError(
         "image-no-builder",
         "this machine has no program that builds images",
@@ -397,8 +397,8 @@ def known(output: str, causes: Sequence[tuple[str, str, str]], what: str = "") -
             from envbuild.node.redact import redact_text
 
             why = redact_text("\n".join(output.strip().splitlines()[-15:]))
-            told = f"{what}: {means}" if what else means
-            return EnvbuildError(code, told, why=why, hint=HINTS.get(code, ""))
+            message = f"{what}: {means}" if what else means
+            return EnvbuildError(code, message, why=why, hint=HINTS.get(code, ""))
     return None
 
 

@@ -136,9 +136,9 @@ def _edit_command(source: LockedSource) -> str:
 def edit_files(variant: Variant) -> dict[str, str]:
     """Name in the context -> text of what edits need: the patch program and its input; empty where none is made."""
     specs = patch_specs(variant, patches_of_variant(variant))
-    found = {
+    edits = {
         f"{_PATCHES}/{name}.json": json.dumps(patches, indent=1, sort_keys=True) + "\n"
         for name, patches in specs.items()
     }
     program = resources.node_package() / "build" / _PROGRAM
-    return {f"{_PATCHES}/{_PROGRAM}": program.read_text(encoding="utf-8"), **found} if found else {}
+    return {f"{_PATCHES}/{_PROGRAM}": program.read_text(encoding="utf-8"), **edits} if edits else {}

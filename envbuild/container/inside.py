@@ -97,9 +97,9 @@ def look_inside(given: ImageInputs) -> Inside:
         python_folder=folder,
         glibc=place.glibc,
         indexes={
-            name: {"url": each.url, "kind": each.kind}
-            for name, each in load_indexes().items()
-            if name in names and each.url
+            name: {"url": index.url, "kind": index.kind}
+            for name, index in load_indexes().items()
+            if name in names and index.url
         },
         variables=variables,
         build=steps.variables(variant, {"arch_list": arch_codes(variant), "cuda_home": cuda_home}),
@@ -124,7 +124,7 @@ def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat
     """The inside of the image as a node's facts: no GPU, its own C library and toolkit."""
     tag = image_tag(variant, compat)
     packages = {"torch": compat.images[tag].torch} if tag else None
-    there = PythonFacts(path=interpreter, version=f"{variant.python}.0", packages=packages)
+    python = PythonFacts(path=interpreter, version=f"{variant.python}.0", packages=packages)
     glibc = ".".join(map(str, place.glibc))
     return NodeFacts(
         protocol=PROTOCOL,
@@ -135,7 +135,7 @@ def _facts(variant: Variant, place: Place, prefix: str, interpreter: str, compat
         probed_at="1980-01-01T00:00:00Z",
         os=OsFacts(arch=variant.machine),
         libc=LibcFacts(kind="glibc", version=glibc),
-        pythons=(there,),
+        pythons=(python,),
         nvcc=(NvccFacts(path=f"{_CUDA_HOME}/bin/nvcc", version=place.cuda),) if place.cuda else (),
         prefix=DiskFacts(path=prefix, writable=True),
     )

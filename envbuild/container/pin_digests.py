@@ -25,19 +25,19 @@ Ask = Callable[[str], tuple[str, dict[str, str]]]
 
 def references_of(lock: Lock, containers: Containers, stack: StackImage | None) -> list[str]:
     """The images by tag that the variants of a lock are built on, sorted; variants that fit no image are left out."""
-    found: set[str] = set()
+    references: set[str] = set()
     for variant in lock.variants:
         try:
             place = find_place(variant, containers, stack)
         except EnvbuildError:
             continue
-        found |= {place.fetch, place.build, place.runtime}
-    return sorted(reference for reference in found if "@sha256:" not in reference)
+        references |= {place.fetch, place.build, place.runtime}
+    return sorted(reference for reference in references if "@sha256:" not in reference)
 
 
 def pin_images(lock: Lock, digests: Mapping[str, AskedDigest]) -> Lock:
     """The lock with the digests of the images that its variants stand on; a variant's digest covers them."""
-    return lock.model_copy(update={"variants": tuple(_pinned(lock, each, digests) for each in lock.variants)})
+    return lock.model_copy(update={"variants": tuple(_pinned(lock, variant, digests) for variant in lock.variants)})
 
 
 def _pinned(lock: Lock, variant: Variant, digests: Mapping[str, AskedDigest]) -> Variant:
@@ -78,21 +78,21 @@ def moved(lock: Lock, path: Path, *, shipped: bool, ask: Ask | None = None) -> l
     """
     beside = read_digests(path.with_name(FILE))
     known = {**read_digests(), **beside}
-    locked = {each.image.name: each.image.digest for each in lock.variants if each.image is not None}
+    locked = {variant.image.name: variant.image.digest for variant in lock.variants if variant.image is not None}
     recorded = {name: known[name].digest for name in known} | {
         name: digest for name, digest in locked.items() if digest != "unrecorded"
     }
-    found = []
+    findings = []
     for reference in sorted({*images_of(lock, shipped=shipped), *(() if shipped else beside)}):
         if reference not in recorded:
             continue
         try:
             now, _ = (ask or registry.ask_image)(reference)
         except EnvbuildError as error:
-            said = f"{error.what} ({error.why})" if error.why else error.what
-            found.append(LockFinding("image-tag-unchecked", "unchecked", reference, said))
+            message = f"{error.what} ({error.why})" if error.why else error.what
+            findings.append(LockFinding("image-tag-unchecked", "unchecked", reference, message))
             continue
         if now != recorded[reference]:
             says = f"the tag has moved from sha256:{recorded[reference]} to sha256:{now}; the recorded one stays in use"
-            found.append(LockFinding("image-tag-moved", "note", reference, says))
-    return found
+            findings.append(LockFinding("image-tag-moved", "note", reference, says))
+    return findings

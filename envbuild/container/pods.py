@@ -112,10 +112,10 @@ def pod_request(known: Pods | None, **given: Any) -> PodRequest:
     Raises EnvbuildError `name-unusable` for what Kubernetes would refuse, `image-reference` (both exit 2).
     """
     parse_reference(given["image"])
-    said = known.model_dump(exclude_none=True) if known else {}
-    said["nodes"] = said.pop("replicas", 1)
+    fields = known.model_dump(exclude_none=True) if known else {}
+    fields["nodes"] = fields.pop("replicas", 1)
     try:
-        return PodRequest(**{**said, **{key: value for key, value in given.items() if value is not None}})
+        return PodRequest(**{**fields, **{key: value for key, value in given.items() if value is not None}})
     except ValidationError as error:
         first = error.errors()[0]
         raise EnvbuildError(
@@ -343,5 +343,5 @@ def render(documents: list[dict[str, Any]], recipe: ImageRecipe, made: Launch | 
         f"{recipe.variant.id}"
     )
     lines = [comment(origin), comment(_UNTRIED), *(head(made) if made else ())]
-    parts = [yaml.dump(each, Dumper=Dumper, sort_keys=False, width=120) for each in documents]
+    parts = [yaml.dump(document, Dumper=Dumper, sort_keys=False, width=120) for document in documents]
     return "\n".join(lines) + "\n---\n" + "---\n".join(parts)

@@ -65,13 +65,13 @@ class ImageRecipe:
         """What is installed, in a few words."""
         variant = self.variant
         torch = f", torch {variant.torch}+{variant.flavour} among them" if variant.torch else ""
-        sources = [f"{each.name}{' (edited)' if each.patches else ''}" for each in variant.sources]
+        sources = [f"{source.name}{' (edited)' if source.patches else ''}" for source in variant.sources]
         built = f"; built from source: {', '.join(sources)}" if sources else ""
         return f"Python {variant.python}, {plural(len(variant.packages), 'package')}{torch}{built}"
 
     def stage(self, name: str) -> Stage:
         """One stage by name."""
-        return next(each for each in self.stages if each.name == name)
+        return next(stage for stage in self.stages if stage.name == name)
 
 
 def make_recipe(given: ImageInputs, digests: Mapping[str, AskedDigest]) -> ImageRecipe:
@@ -122,14 +122,14 @@ class _Maker:
 
     def files(self) -> dict[str, str]:
         machine = self.variant.platform.removeprefix("linux_")
-        uv = next(each for each in load_toolchain().uv if each.arch == machine)
-        found = {fetch_stages.UV: f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
+        uv = next(tool for tool in load_toolchain().uv if tool.arch == machine)
+        files = {fetch_stages.UV: f"uv=={uv.version} --hash=sha256:{uv.sha256}\n"}
         # On a base one line a package, so that a line can be taken out.
         between = " " if self.inside.on_base else " \\\n    "
         record = record_command(self.given.lock.stack, self.given.lock.profile)
         for name, packages in self.requirements.items():
-            found[name] = "".join(f"{steps.requirement(package, record, between)}\n" for package in packages)
-        return found | fetch_stages.edit_files(self.variant)
+            files[name] = "".join(f"{steps.requirement(package, record, between)}\n" for package in packages)
+        return files | fetch_stages.edit_files(self.variant)
 
     def notes(self, stages: Sequence[Stage]) -> Iterator[str]:
         """What the head says; a string a paragraph."""

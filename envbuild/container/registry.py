@@ -50,15 +50,15 @@ def ask_image(reference: str, *, plain_http: bool = False) -> tuple[str, dict[st
 
 def _platforms(manifest: bytes) -> dict[str, str]:
     """The images of an index; what is no image (an attestation has the platform `unknown`) is left out."""
-    found: dict[str, str] = {}
+    platforms: dict[str, str] = {}
     rows = json.loads(manifest).get("manifests")
     for row in rows if isinstance(rows, list) else ():
         about = row.get("platform") if isinstance(row, dict) else None
         digest = str(row.get("digest")) if isinstance(row, dict) else ""
         if isinstance(about, dict) and about.get("os") != "unknown" and _DIGEST.fullmatch(digest):
             words = [str(about[key]) for key in ("os", "architecture", "variant") if about.get(key)]
-            found["/".join(words)] = digest.removeprefix("sha256:")
-    return found
+            platforms["/".join(words)] = digest.removeprefix("sha256:")
+    return platforms
 
 
 def ask_config(reference: str, *, plain_http: bool = False) -> tuple[str, dict[str, Any]]:
@@ -168,12 +168,12 @@ class _Repository:
         if len(body) > _LIMIT:
             raise _not_a_registry(self.reference, f"its manifest is larger than {_LIMIT >> 20} MiB")
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
-        said = answer.headers.get("Docker-Content-Digest", "") or expected
-        if _DIGEST.fullmatch(said) and said != digest:
+        header = answer.headers.get("Docker-Content-Digest", "") or expected
+        if _DIGEST.fullmatch(header) and header != digest:
             raise EnvbuildError(
                 "registry-digest-mismatch",
                 f"the manifest of {self.reference} does not match the registry's digest",
-                why=f"the registry says {said}, the manifest has {digest}",
+                why=f"the registry says {header}, the manifest has {digest}",
                 hint="use another registry or mirror",
             )
         return body
@@ -248,7 +248,7 @@ def ask_all(
 ) -> Asked:
     """Ask for each reference. A tag that has moved keeps its recorded digest, unless `upgrade`; both are named."""
     day = (today or date.today()).isoformat()
-    found, warnings, errors = dict(known), list[str](), list[EnvbuildError]()
+    digests, warnings, errors = dict(known), list[str](), list[EnvbuildError]()
     for reference in references:
         try:
             digest, platforms = ask(reference)
@@ -261,5 +261,5 @@ def ask_all(
             warnings.append(f"{reference} has moved from sha256:{before.digest} to sha256:{digest}; {kept}")
         if before is None or upgrade:
             data: dict[str, Any] = {"digest": digest, "asked": day, "platforms": platforms}
-            found[reference] = before if before and before.digest == digest else AskedDigest.from_plain(data)
-    return Asked(found, tuple(warnings), tuple(errors))
+            digests[reference] = before if before and before.digest == digest else AskedDigest.from_plain(data)
+    return Asked(digests, tuple(warnings), tuple(errors))

@@ -82,7 +82,7 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
     `container-option` (exit 7).
     """  # fmt: skip
     runtime = _runtime(node, settings, facts)
-    there = facts.runtimes[runtime]
+    program = facts.runtimes[runtime]
     gpus = settings.gpus == "all" or (settings.gpus == "auto" and facts.gpus > 0)
     warnings: list[str] = []
     if runtime in ("podman", "docker"):
@@ -91,7 +91,7 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
         _refuse_memory(node, runtime, settings)
         options = ["--cleanenv", "--no-home", *(["--nv"] if gpus else [])]
         # A SIF is mounted read-only, and programs write into their sources and caches when they start.
-        options += [] if any(each.startswith(_LAYERS) for each in settings.options) else ["--writable-tmpfs"]
+        options += [] if any(option.startswith(_LAYERS) for option in settings.options) else ["--writable-tmpfs"]
         for mount in settings.mounts:
             options += ["--bind", mount]
     elif runtime == "pyxis":
@@ -105,18 +105,18 @@ def choose(node: str, settings: ContainerSettings, facts: ContainerFacts) -> Cho
     if runtime in ("apptainer", "enroot", "pyxis"):
         _note_memlock(facts, warnings, f"{runtime} keeps the limits of the shell it is started from")
     own = () if runtime == "pyxis" else settings.options  # pyxis_options has them
-    return Chosen(runtime, str(there.get("path") or runtime), (*options, *own), tuple(warnings))
+    return Chosen(runtime, str(program.get("path") or runtime), (*options, *own), tuple(warnings))
 
 
 def _runtime(node: str, settings: ContainerSettings, facts: ContainerFacts) -> str:
     wanted = ORDER if settings.runtime == "auto" else (settings.runtime,)
     against = []
     for name in wanted:
-        there = facts.runtimes.get(name)
-        if there is None:
+        program = facts.runtimes.get(name)
+        if program is None:
             against.append(f"{name} is not there" + (": it is a part of srun" if name == "pyxis" else ""))
-        elif not there.get("works"):
-            against.append(f"{name} does not work: {there.get('why') or 'no reason given'}")
+        elif not program.get("works"):
+            against.append(f"{name} does not work: {program.get('why') or 'no reason given'}")
         elif name == "pyxis" and not (facts.runtimes.get("enroot") or {}).get("works"):
             against.append("pyxis runs enroot, which is not there or does not work")
         else:
@@ -169,13 +169,13 @@ def _note_memlock(facts: ContainerFacts, warnings: list[str], why: str) -> None:
 
 
 def _refuse_memory(node: str, runtime: str, settings: ContainerSettings) -> None:
-    said = [f"shm_size: {settings.shm_size}"] if settings.shm_size else []
-    said += ["ipc: private"] if settings.ipc == "private" else []
-    said += [f"devices: {', '.join(settings.devices)}"] if settings.devices else []
-    if said:
+    asked = [f"shm_size: {settings.shm_size}"] if settings.shm_size else []
+    asked += ["ipc: private"] if settings.ipc == "private" else []
+    asked += [f"devices: {', '.join(settings.devices)}"] if settings.devices else []
+    if asked:
         raise EnvbuildError(
             "container-option",
-            f"{node}: {runtime} does not support what the target says: {'; '.join(said)}",
+            f"{node}: {runtime} does not support what the target says: {'; '.join(asked)}",
             why=f"{runtime} shares /dev and /dev/shm with the node",
             hint="remove the option, or write `runtime: podman` or `runtime: docker`",
             details={"node": node},
@@ -239,11 +239,11 @@ def _launcher_of_step(stack: str, lines: list[str], command: list[str]) -> str:
     at = command.index(NODE)
     before, after = shlex.join(command[: at - 1]), shlex.join(command[at + 1 :])
     where = '${SLURMD_NODENAME:+"--nodelist=$SLURMD_NODENAME"}'
-    said = shlex.quote(f"{stack}: pyxis runs in jobs of Slurm alone; call this inside of one (sbatch, salloc, srun)")
+    message = shlex.quote(f"{stack}: pyxis runs in jobs of Slurm alone; call this inside of one (sbatch, salloc, srun)")
     return "\n".join(
         [
             *lines,
-            f'[ -n "${{SLURM_JOB_ID:-}}" ] || {{ echo {said} >&2; exit {int(ExitCode.REFUSED)}; }}',
+            f'[ -n "${{SLURM_JOB_ID:-}}" ] || {{ echo {message} >&2; exit {int(ExitCode.REFUSED)}; }}',
             "unset SLURM_LABELIO  # of the srun around it, which labels what this one prints",
             "pty=",
             "if [ -t 0 ] && [ -t 1 ]; then pty=--pty; fi",

@@ -126,12 +126,14 @@ def _written(variant: Variant) -> list[tuple[str, str]]:
 
     Also, into the folder of its source, a module that another program than torch compiles.
     """
-    found = [(each.name, path) for each in variant.sources if each.install != "wheel" for path in each.generated]
+    paths = [
+        (source.name, path) for source in variant.sources if source.install != "wheel" for path in source.generated
+    ]
     for source in variant.sources:
         modules = (source.build.modules if source.build else None) or ()
-        folders = [(each.name, each.sources[0].rpartition("/")[0]) for each in modules if each.torch is False]
-        found += [(source.name, f"{folder}/{name}*.so") for name, folder in folders]
-    return found
+        folders = [(module.name, module.sources[0].rpartition("/")[0]) for module in modules if module.torch is False]
+        paths += [(source.name, f"{folder}/{name}*.so") for name, folder in folders]
+    return paths
 
 
 def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
@@ -144,7 +146,7 @@ def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
         folders.add("/".join(["src", name, *above]))
     every = " ".join(f"{HERE}/{shlex.quote(path)}" for path in sorted(folders))
     sources = " ".join(f"{HERE}/src/{shlex.quote(name)}" for name in dict.fromkeys(name for name, _ in paths))
-    there = " -o ".join(f"-path {HERE}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
+    generated = " -o ".join(f"-path {HERE}/{shlex.quote(f'src/{name}/{path}')}" for name, path in paths)
     names = ", ".join(f"{name}/{path}" for name, path in paths)
     return (
         Comment(
@@ -157,7 +159,7 @@ def owned(paths: Sequence[tuple[str, str]]) -> tuple[Instruction, ...]:
                 f"mkdir -p {every}",
                 f"chown {USER}:{USER} {every}",
                 f"chmod a+rwx {every}",
-                f"find {sources} \\( {there} \\) -exec chown -h {USER}:{USER} {{}} +"
+                f"find {sources} \\( {generated} \\) -exec chown -h {USER}:{USER} {{}} +"
                 " ! -type l -exec chmod a+rwX {} +",
             )
         ),

@@ -53,11 +53,11 @@ def locked_stack(stack: str, profile: str | None = None) -> LockedStack:
 
 def recipe_for(choice: Choice) -> ImageRecipe:
     """The recipe of a choice. Raises what reading stack, lock and target raises, and what `make_recipe` raises."""
-    containers, found = load_containers(), locked_stack(choice.stack, choice.profile)
-    lock, known = found.lock, found.known
+    containers, locked = load_containers(), locked_stack(choice.stack, choice.profile)
+    lock, known = locked.lock, locked.known
     # The shipped choice of a variant is one of its own profile.
     usual = known if known is not None and known.profile == lock.profile else None
-    digests = {**read_digests(), **read_digests(found.path.with_name("images.toml"))}
+    digests = {**read_digests(), **read_digests(locked.path.with_name("images.toml"))}
     target = image_target(choice.target, known)
     variant = _variant(lock, choice.variant or (usual.variant if usual else None))
     if variant.outside:

@@ -50,19 +50,19 @@ def inspect_image(builder: Builder, image: str, stack: str | None = None) -> Ins
     Raises EnvbuildError: `image-not-ours`, `image-unknown` (exit 2), `image-of-another-lock` (7), those of
     `locked_stack`.
     """
-    found = builder.inspect(image)
-    about = _about(image, found["config"])
+    facts = builder.inspect(image)
+    about = _about(image, facts["config"])
     lock = locked_stack(stack or about["stack"], about["profile"]).lock
-    variant = variant_of(lock, found["config"])
+    variant = variant_of(lock, facts["config"])
     if variant is None:
         raise of_another_lock(image, lock, about)
     named = {key: about[key] for key in ("stack", "profile", "environment")}
-    return Inspected(image, str(found["id"]).removeprefix("sha256:"), variant=variant, **named)
+    return Inspected(image, str(facts["id"]).removeprefix("sha256:"), variant=variant, **named)
 
 
 def variant_of(lock: Lock, config: Mapping[str, Any]) -> Variant | None:
     """The variant of a lock that an image is of, by the digest in its labels and the GPUs that it compiled for."""
-    environ = dict(str(each).partition("=")[::2] for each in config.get("Env") or ())
+    environ = dict(str(setting).partition("=")[::2] for setting in config.get("Env") or ())
     archs = environ.get("TORCH_CUDA_ARCH_LIST")
     for locked in lock.variants:
         for bound in (None, tuple(archs.split(";")) if archs else ()):
@@ -101,13 +101,13 @@ def smoke_image(builder: Builder, image: Inspected, *, gpus: bool) -> dict[str, 
     """The smoke test of the lock, run in a container; its result, and `image`, `id`."""
     args = {
         **asked_of_image(image.environment, image.variant), "cuda": gpus,
-        "items": [each.to_json_dict() for each in image.variant.smoke],
+        "items": [item.to_json_dict() for item in image.variant.smoke],
         "tmp": "/tmp",  # noqa: S108 - in a container that lives as long as the test
     }  # fmt: skip
     return {**_ask(builder, image, "smoke", args, gpus=gpus), **image.named()}
 
 
-def as_junit(image: str, found: dict[str, Any]) -> str:
+def as_junit(image: str, answer: dict[str, Any]) -> str:
     """What `verify_image` (and, as `smoke`, `smoke_image`) found, as the XML that CI systems show."""
     from xml.etree import ElementTree
 
@@ -115,10 +115,10 @@ def as_junit(image: str, found: dict[str, Any]) -> str:
     from envbuild.report.formats import suite
     from envbuild.text import visible_data
 
-    image, found = visible_data(redact_data([image, found]))
-    checks = [Check.from_plain(each) for each in (*found["checks"], *found.get("smoke", {}).get("checks", []))]
+    image, answer = visible_data(redact_data([image, answer]))
+    checks = [Check.from_plain(check) for check in (*answer["checks"], *answer.get("smoke", {}).get("checks", []))]
     started = datetime.now(UTC).isoformat()
-    return ElementTree.tostring(suite(found["stack"], image, checks, started), encoding="unicode") + "\n"
+    return ElementTree.tostring(suite(answer["stack"], image, checks, started), encoding="unicode") + "\n"
 
 
 def _about(image: str, config: Mapping[str, Any]) -> dict[str, str]:
@@ -148,8 +148,8 @@ def _ask(builder: Builder, image: Inspected, verb: str, args: dict[str, Any], *,
 
 
 def _no_answer(image: str, what: str, done: proc.Finished) -> EnvbuildError:
-    said = (done.err or done.out).strip()[-800:]
-    why = said or ("it did not end in time" if done.timed_out else f"it {how_it_ended(done.rc)}")
+    output = (done.err or done.out).strip()[-800:]
+    why = output or ("it did not end in time" if done.timed_out else f"it {how_it_ended(done.rc)}")
     return EnvbuildError(
         "image-does-not-run",
         f"{what} in a container of {image}",

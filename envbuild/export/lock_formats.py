@@ -124,7 +124,7 @@ def _components(variant: Variant) -> Iterator[Component]:
         )  # fmt: skip
         yield bom.package(package.name, package.version, row, same=True)
     for name, version in variant.provided.items():
-        yield bom.package(name, version, None, same=None, said="of the base")
+        yield bom.package(name, version, None, same=None, pin="of the base")
     if variant.image is not None:
         digest = variant.image.digest
         yield bom.image(variant.image.name, digest if digest != "unrecorded" else None)

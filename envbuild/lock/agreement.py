@@ -91,9 +91,9 @@ class LockFinding(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        told = self._asdict()
-        code = told.pop("exit_code")
-        return {**told, "exit": int(code) if self.kind == "problem" else 0}
+        row = self._asdict()
+        code = row.pop("exit_code")
+        return {**row, "exit": int(code) if self.kind == "problem" else 0}
 
 
 def differs(field: str, says: str) -> LockFinding:
@@ -103,15 +103,15 @@ def differs(field: str, says: str) -> LockFinding:
 
 def refuse_edited(lock: Lock, stack: Stack, profile: str, name: str) -> None:
     """Raises EnvbuildError `lock-edited` (exit 5): the lock `name` says it was made from this profile, and was not."""
-    found = contents(lock, stack.profiles[profile])
+    findings = contents(lock, stack.profiles[profile])
     if (lock.stack, lock.profile) != (stack.name, profile):
-        found = [differs("stack", f"the lock is of {lock.stack}, profile {lock.profile}"), *found]
-    if not found:
+        findings = [differs("stack", f"the lock is of {lock.stack}, profile {lock.profile}"), *findings]
+    if not findings:
         return
     raise EnvbuildError(
         "lock-edited",
         f"{name} does not match the stack {stack.name}",
-        why="; ".join(f"`{finding.subject}`: {finding.says}" for finding in found),
+        why="; ".join(f"`{finding.subject}`: {finding.says}" for finding in findings),
         hint="`envbuild lock check` lists every difference; `envbuild lock create` makes a new lock",
     )
 
@@ -120,7 +120,9 @@ def asked(lock: Lock, profile: Profile) -> tuple[str, ...]:
     """The packages (normal names) that a lock has for itself and not because another package requires them."""
     listed = {package_name(text) for text in profile.packages}
     return tuple(
-        sorted(listed | {"torch"} | {name for v in lock.variants for each in v.sources for name in each.needs or ()})
+        sorted(
+            listed | {"torch"} | {name for v in lock.variants for source in v.sources for name in source.needs or ()}
+        )
     )
 
 
@@ -135,8 +137,8 @@ def contents(lock: Lock, profile: Profile) -> list[LockFinding]:
     plans = {plan.id: plan for plan in variant_plans(profile, dict.fromkeys(profile.python, pinned), ({},))}
     locked = {variant.id: variant for variant in lock.variants}
     # For how many kinds of nodes conda was solved, and of which architecture, is the lock's own matter.
-    of_conda = [each for each in lock.variants if each.conda]
-    usual = {each.id: each.id.replace(each.platform, PLATFORM) for each in of_conda}
+    of_conda = [variant for variant in lock.variants if variant.conda]
+    usual = {variant.id: variant.id.replace(variant.platform, PLATFORM) for variant in of_conda}
     left = {name: plan for name, plan in plans.items() if name not in usual.values()}
     plans = left | {name: plans[first] for name, text in usual.items() if (first := _NUMBER.sub("", text)) in plans}
     findings += [differs("variants", f"{name} is missing in the lock") for name in plans.keys() - locked.keys()]
@@ -192,13 +194,13 @@ def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
         return []
     pairs = {"provides": (provides(spec), locked.provides), "link_scripts": (spec.link_scripts, locked.link_scripts)}
     findings = [
-        differs(f"conda.{field}", f"{variant.id}: {there} in the stack, {here} in the lock")
-        for field, (there, here) in pairs.items()
-        if there != here
+        differs(f"conda.{field}", f"{variant.id}: {wanted} in the stack, {here} in the lock")
+        for field, (wanted, here) in pairs.items()
+        if wanted != here
     ]
     if locked.unrecorded is not None:
         return findings
-    has, known = {each.name: each for each in locked.packages}, {each.name for each in spec.channels}
+    has, known = {package.name: package for package in locked.packages}, {channel.name for channel in spec.channels}
     wanted = specs(profile, spec, variant.python, variant.platform)
     findings += [
         differs("conda.packages", f"{variant.id}: `{text}` is not locked")
@@ -206,9 +208,11 @@ def _conda(variant: Variant, profile: Profile) -> list[LockFinding]:
         if spec_name(text) not in has
     ]
     findings += [
-        differs("conda.channels", f"{variant.id}: {each.file} is of {each.channel}, which the stack does not name")
-        for each in has.values()
-        if each.channel not in known
+        differs(
+            "conda.channels", f"{variant.id}: {package.file} is of {package.channel}, which the stack does not name"
+        )
+        for package in has.values()
+        if package.channel not in known
     ]
     python = has.get("python")
     if python is not None and not python.version.startswith(f"{variant.python}."):
@@ -223,10 +227,8 @@ def _sources(variant: Variant, profile: Profile) -> list[LockFinding]:
     findings += [differs("sources", f"{variant.id}: {n} is not in the stack") for n in locked.keys() - wanted.keys()]
     for name in sorted(wanted.keys() & locked.keys()):
         findings += [
-            differs(
-                f"sources.{name}.{field}", f"{variant.id}: {_shown(there)} in the stack, {_shown(here)} in the lock"
-            )
-            for field, there, here in _source_differences(wanted[name], locked[name])
+            differs(f"sources.{name}.{field}", f"{variant.id}: {_shown(due)} in the stack, {_shown(here)} in the lock")
+            for field, due, here in _source_differences(wanted[name], locked[name])
         ]
     return findings
 
@@ -237,15 +239,15 @@ def _source_differences(source: Source, locked: LockedSource) -> list[tuple[str,
         pairs.append(("tree", source.tree, locked.tree))
     if not source.submodules:
         pairs.append(("submodules", (), locked.submodules))
-    return [(field, there, here) for field, there, here in pairs if there != here]
+    return [(field, wanted, here) for field, wanted, here in pairs if wanted != here]
 
 
-def _apart(there: Any, here: Any) -> str:
+def _apart(wanted: Any, here: Any) -> str:
     """Both sides; of two lists what only one of them has, where they differ in more than their order."""
-    if isinstance(there, tuple) and isinstance(here, tuple) and set(map(_shown, there)) != set(map(_shown, here)):
-        only = [[_shown(each) for each in one if each not in other] for one, other in ((there, here), (here, there))]
-        there, here = (", ".join(texts) or "nothing of it" for texts in only)
-    return f"{_shown(there)} in the stack, {_shown(here)} in the lock"
+    if isinstance(wanted, tuple) and isinstance(here, tuple) and set(map(_shown, wanted)) != set(map(_shown, here)):
+        only = [[_shown(item) for item in one if item not in other] for one, other in ((wanted, here), (here, wanted))]
+        wanted, here = (", ".join(texts) or "nothing of it" for texts in only)
+    return f"{_shown(wanted)} in the stack, {_shown(here)} in the lock"
 
 
 def _shown(value: Any) -> str:

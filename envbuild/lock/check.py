@@ -41,9 +41,9 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
         return None
     profile = stack.profiles[lock.profile]
     pinned = [
-        each.model_copy(update={"patch_pins": pin_patches(each.patches, each.commit)})
+        source.model_copy(update={"patch_pins": pin_patches(source.patches, source.commit)})
         for variant in lock.variants
-        for each in variant.sources
+        for source in variant.sources
     ]
     with git_reader() as reader:
         sources = iter(with_patched_trees(pinned, lock, reader, say))
@@ -52,7 +52,7 @@ def restated(lock: Lock, stack: Stack, say: Callable[[str], None]) -> Lock | Non
         for variant in lock.variants
     ]
     variants = tuple(
-        each.model_copy(update={"digest": each.compute_digest(lock.stack, lock.profile)}) for each in drafts
+        draft.model_copy(update={"digest": draft.compute_digest(lock.stack, lock.profile)}) for draft in drafts
     )
     digests = {"manifest_digest": manifest_digest(stack, lock.profile), "manifest_fields": field_digests(profile)}
     new = lock.model_copy(update={"variants": variants, **digests})
@@ -114,16 +114,16 @@ def _patches(lock: Lock) -> list[LockFinding]:
             continue
         findings += [
             LockFinding("patch-changed", "problem", source.name, f"{pin.name} is not the patch that was locked")
-            for pin, there in zip(source.patch_pins, now, strict=True)
-            if pin != there
+            for pin, current in zip(source.patch_pins, now, strict=True)
+            if pin != current
         ]
     return findings
 
 
 def _by_rules(lock: Lock) -> list[LockFinding]:
     """What rules refuse on every node."""
-    found = rule_findings(lock, load_compat()).items()
-    refused = [(text, item) for text, item in found if item.verdict == "refuse"]
+    by_rule = rule_findings(lock, load_compat()).items()
+    refused = [(text, item) for text, item in by_rule if item.verdict == "refuse"]
     return [LockFinding(item.rule, "problem", "rules", text, ExitCode.REFUSED) for text, item in refused]
 
 
@@ -167,23 +167,23 @@ def _by_the_indexes(lock: Lock, stack: Stack, supply: Supply) -> list[LockFindin
 
 def _channels(lock: Lock, profile: Profile) -> list[LockFinding]:
     """Conda packages that their channels do not have any more, or have with other contents."""
-    rows = [(variant.id, each) for variant in lock.variants for each in variant.archives]
+    rows = [(variant.id, archive) for variant in lock.variants for archive in variant.archives]
     if not rows or profile.conda is None:
         return []
     from envbuild.conda.solve import offered  # with it comes rattler
 
     try:
-        there = offered([each for _, each in rows], places(profile.conda))
+        current = offered([archive for _, archive in rows], places(profile.conda))
     except EnvbuildError as error:
         return [_failed(error, "conda")]
     findings = []
-    for name, each in rows:
-        now = there.get((each.channel, each.subdir, each.file))
+    for name, archive in rows:
+        now = current.get((archive.channel, archive.subdir, archive.file))
         if now is None:
-            says = f"{each.channel} does not have {each.file} any more; the lock is not affected"
+            says = f"{archive.channel} does not have {archive.file} any more; the lock is not affected"
             findings.append(LockFinding("conda-package-gone", "problem", name, says))
-        elif now != each.sha256:
-            says = f"{each.file} has sha256 {now or 'unknown'} in {each.channel}, {each.sha256} in the lock"
+        elif now != archive.sha256:
+            says = f"{archive.file} has sha256 {now or 'unknown'} in {archive.channel}, {archive.sha256} in the lock"
             findings.append(LockFinding("conda-package-changed", "problem", name, says, ExitCode.INTEGRITY))
     return findings
 
@@ -192,7 +192,7 @@ def _upstream(lock: Lock, profile: Profile) -> list[LockFinding]:
     contains = {source.name: source.contains for source in profile.pinned_sources}
     with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
         results = pool.map(lambda source: _one_upstream(source, contains.get(source.name, ())), lock.sources.values())
-        return [finding for found in results for finding in found]
+        return [finding for findings in results for finding in findings]
 
 
 def _one_upstream(source: LockedSource, contains: tuple[str, ...]) -> list[LockFinding]:
@@ -217,14 +217,14 @@ def _one_upstream(source: LockedSource, contains: tuple[str, ...]) -> list[LockF
 def _one_pin(
     reader: GitReader, url: str, commit: str, tree: str, name: str, contains: tuple[str, ...]
 ) -> list[LockFinding]:
-    there = reader.tree_id(url, commit)
+    actual = reader.tree_id(url, commit)
     findings = [
         LockFinding("ancestor-missing", "problem", name, f"{commit} does not contain {item}", ExitCode.INTEGRITY)
         for item in contains
         if not reader.contains(url, commit, item)
     ]
-    if there != tree:
-        says = f"commit {commit} has tree {there} upstream, {tree} in the lock"
+    if actual != tree:
+        says = f"commit {commit} has tree {actual} upstream, {tree} in the lock"
         findings.append(LockFinding("tree-mismatch", "problem", name, says, ExitCode.INTEGRITY))
     return findings
 

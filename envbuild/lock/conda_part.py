@@ -41,17 +41,17 @@ def lock_conda(
         return None
     from envbuild.conda.solve import Wish, solve, with_sizes  # with it comes rattler
 
-    said: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
-    said["provides"] = dict(sorted(provides(spec).items()))
-    there = places(spec)
+    fields: dict[str, Any] = {"link_scripts": spec.link_scripts, "solved_for": dict(plan.virtual)}
+    fields["provides"] = dict(sorted(provides(spec).items()))
+    channels = places(spec)
     if asked.offline:
-        return LockedConda(unrecorded=NOT_ASKED, **said)
+        return LockedConda(unrecorded=NOT_ASKED, **fields)
     kept = old.conda.packages if old and old.conda else ()
     wanted = specs(profile, spec, plan.python, plan.platform)
-    wish = Wish(wanted, there, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
-    before = {each.sha256: each for each in kept}
-    found = [_measured(each, before) for each in solve(wish, say)]
-    return LockedConda(packages=with_sizes(found, {place.name: place.urls for place in there}, say), **said)
+    wish = Wish(wanted, channels, plan.virtual, SUBDIRS[plan.platform], as_of, kept)
+    before = {package.sha256: package for package in kept}
+    packages = [_measured(record, before) for record in solve(wish, say)]
+    return LockedConda(packages=with_sizes(packages, {place.name: place.urls for place in channels}, say), **fields)
 
 
 def solver_version(profile: Profile) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _measured(package: CondaPackage, before: Mapping[str, CondaPackage]) -> Cond
 
 def refuse_both(conda: LockedConda | None, packages: Iterable[LockedPackage]) -> None:
     """Raises EnvbuildError `conda-and-wheel` (exit 7) where conda and pip would install one distribution."""
-    theirs = {str(canonicalize_name(each.name)): each for each in (conda.packages if conda else ())}
+    theirs = {str(canonicalize_name(package.name)): package for package in (conda.packages if conda else ())}
     both = [(theirs[package.name], package) for package in packages if package.name in theirs]
     for archive, package in both:
         raise EnvbuildError(

@@ -219,11 +219,11 @@ def added_names(
         for variant in lock.variants
         if variant.conda
     ]
-    there = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters(), solved)}
-    both = [(plan, locked[name]) for name, plan in there.items() if name in locked and not locked[name].provided]
+    plans = {plan.id: plan for plan in variant_plans(profile, standalone_interpreters(), solved)}
+    both = [(plan, locked[name]) for name, plan in plans.items() if name in locked and not locked[name].provided]
     sources = lock.sources
-    read = {each.name: set(each.needs or ()) for each in with_needs(tuple(sources.values()), needs, profile)}
-    named = {name: sorted(set(each.needs or ()) - read[name]) for name, each in sources.items()}
+    read = {need.name: set(need.needs or ()) for need in with_needs(tuple(sources.values()), needs, profile)}
+    named = {name: sorted(set(source.needs or ()) - read[name]) for name, source in sources.items()}
     return named | {plan.id: maker.added(plan, variant) for plan, variant in both}
 
 
@@ -244,12 +244,12 @@ def _profile(stack: Stack, name: str) -> Profile:
 def _twins(offers: Sequence[Offer], request: Request) -> dict[str, str]:
     """Offers that another one stands for, with that one: what the stack names goes first."""
     asked = {package_name(text) for text in request.requirements}
-    found = dict[str, str]()
+    twins = dict[str, str]()
     for group in load_compat().twins:
-        there = [name for name in group if name in {offer.name for offer in offers}]
-        kept = next((name for name in there if name in asked), next(iter(there), ""))
-        found |= {name: kept for name in there if name != kept and name not in asked}
-    return found
+        offered = [name for name in group if name in {offer.name for offer in offers}]
+        kept = next((name for name in offered if name in asked), next(iter(offered), ""))
+        twins |= {name: kept for name in offered if name != kept and name not in asked}
+    return twins
 
 
 def _needed_by_sibling(request: Request, choice: TorchChoice, known: BasePython | None) -> tuple[str, ...]:
@@ -321,10 +321,10 @@ class _Maker:
             draft = self._mended(draft, request, choice, previous)
         refuse_both(conda, draft.packages)
         check_against_records(draft.packages, self.supply.records)
-        there = {item.name: item.version for item in draft.packages} | dict(known.packages if known else {})
-        there |= {item.name: item.version for item in (conda.packages if conda else ())}
+        versions = {item.name: item.version for item in draft.packages} | dict(known.packages if known else {})
+        versions |= {item.name: item.version for item in (conda.packages if conda else ())}
         provided = {package_name(text) for text in plan.base.provides} | left_to_conda(plan, self.profile)
-        self.say_all(unmet(self.needs, there, provided, plan.python, plan.platform))
+        self.say_all(unmet(self.needs, versions, provided, plan.python, plan.platform))
         return draft.model_copy(update={"digest": draft.compute_digest(self.stack, self.profile_name)})
 
     def _mended(
@@ -349,7 +349,7 @@ class _Maker:
         choice = self.torch(plan, previous)
         request = self._request(plan, choice, previous, old.conda if old else None)
         offers = resolve(replace(request, pins={name: package.version for name, package in previous.items()}))
-        locked = [each for each in offers if each.name in previous and each.version == previous[each.name].version]
+        locked = [offer for offer in offers if offer.name in previous and offer.version == previous[offer.name].version]
         self.say_all(yanked_sentences(locked))
         return sorted(previous.keys() - {offer.name for offer in offers} - {"torch"})
 
@@ -364,10 +364,10 @@ class _Maker:
         self, plan: Plan, choice: TorchChoice | None, previous: Mapping[str, LockedPackage], conda: LockedConda | None
     ) -> Request:
         theirs = left_to_conda(plan, self.profile)
-        there = packages.versions(conda.distributions if conda else {}, "conda")
+        versions = packages.versions(conda.distributions if conda else {}, "conda")
         left = theirs | ({"torch"} if choice else set())
         wanted = tuple(text for text in self.profile.packages if package_name(text) not in left)
-        excludes = tuple(package_name(text) for text in plan.base.provides) + tuple(sorted(theirs - there.keys()))
+        excludes = tuple(package_name(text) for text in plan.base.provides) + tuple(sorted(theirs - versions.keys()))
         # A base that is known is asked through its interpreter; it answers for its packages itself.
         if self.base and self.base.python == plan.python:
             excludes = ()
@@ -380,7 +380,7 @@ class _Maker:
             requirements=wanted + additions(self.needs, self.profile) + (choice.requirements if choice else ()),
             constraints=self.profile.constraints,
             excludes=excludes,
-            stand_ins=there,
+            stand_ins=versions,
             as_of=self.as_of,
             find_links=self.supply.find_links,
             pins={name: package.version for name, package in previous.items()} if keep else {},

@@ -41,10 +41,10 @@ class LockDiff:
     def text(self) -> str:
         """Lines for people, grouped by variant; variants with the same changes share one group."""
         changed = grouped(self.changes, lambda change: change.variant)
-        said = {variant: tuple(change.line() for change in changes) for variant, changes in changed.items()}
+        texts = {variant: tuple(change.line() for change in changes) for variant, changes in changed.items()}
         blocks = [
             "\n".join([f"{', '.join(names)}:", *(f"  {line}" for line in lines)])
-            for lines, names in grouped(said, lambda variant: said[variant]).items()
+            for lines, names in grouped(texts, lambda variant: texts[variant]).items()
         ]
         return "\n".join(blocks) if blocks else "the same contents"
 
@@ -125,23 +125,23 @@ def _smoke(variant: Variant, _: Variant) -> dict[str, str]:
 
 def _packages(own: Variant, other: Variant) -> dict[str, str]:
     """Name to version; where only the files or the index differ, what differs is said behind the version."""
-    same = {(each.name, each.version) for each in other.packages}
-    found = {}
+    same = {(package.name, package.version) for package in other.packages}
+    rows = {}
     for package in own.packages:
         files = " ".join(f"{item.file} sha256 {item.sha256[:12]}" for item in package.files)
         place = f" ({package.index}: {files})" if (package.name, package.version) in same else ""
-        found[package.name] = f"{package.version}{place}"
-    return found
+        rows[package.name] = f"{package.version}{place}"
+    return rows
 
 
 def _archives(own: Variant, other: Variant) -> dict[str, str]:
     """The same for conda; of one version, the build and where it is from are said."""
-    same = {(each.name, each.version) for each in other.archives}
-    found = {}
-    for each in own.archives:
-        place = f" {each.build} ({each.channel}/{each.subdir}: {each.file} sha256 {each.sha256[:12]})"
-        found[each.name] = f"{each.version}{place if (each.name, each.version) in same else ''}"
-    return found
+    same = {(archive.name, archive.version) for archive in other.archives}
+    rows = {}
+    for archive in own.archives:
+        place = f" {archive.build} ({archive.channel}/{archive.subdir}: {archive.file} sha256 {archive.sha256[:12]})"
+        rows[archive.name] = f"{archive.version}{place if (archive.name, archive.version) in same else ''}"
+    return rows
 
 
 def _source_fields(source: LockedSource) -> dict[str, str]:

@@ -116,7 +116,7 @@ def _with_releases(request: Request, offers: list[Offer]) -> list[Offer]:
     uv falls back on such a version where no release has a wheel. Raises EnvbuildError `build-not-allowed` where the
     releases are source distributions.
     """
-    early = [each.name for each in offers if Version(each.version).is_prerelease]
+    early = [offer.name for offer in offers if Version(offer.version).is_prerelease]
     texts = (*request.requirements, *request.constraints)
     asked = {package_name(text) for text in texts if requirement(text).specifier.prereleases}
     if request.stable or not set(early) - asked - request.pins.keys():
@@ -168,14 +168,14 @@ def _relaxations(request: Request, error: EnvbuildError) -> list[dict[str, str]]
 
 def _without_wheel(request: Request, names: Sequence[str]) -> list[str]:
     """Every package concerned, and none that has a wheel in a version that fits; uv tells some, and some in vain."""
-    found = list(names)
-    while more := [name for name in _refused(request, found) or () if name not in found]:
-        found += more
+    without = list(names)
+    while more := [name for name in _refused(request, without) or () if name not in without]:
+        without += more
     for name in names:
-        fewer = [each for each in found if each != name]
+        fewer = [other for other in without if other != name]
         if fewer and _refused(request, fewer) == []:
-            found = fewer
-    return found
+            without = fewer
+    return without
 
 
 def _refused(request: Request, without: Sequence[str]) -> list[str] | None:
@@ -197,7 +197,7 @@ def _resolved(request: Request) -> list[Offer]:
             pinned = [{"name": name, "version": version} for name, version in sorted(request.pins.items())]
             head = {"lock-version": "1.0", "created-by": "envbuild"}
             answer.write_text(tomlkit.dumps({**head, "packages": pinned}), encoding="utf-8")
-        said = run_uv(
+        output = run_uv(
             [
                 *("pip", "compile", str(_project(work, request)), "--format", "pylock.toml"),
                 *("--output-file", str(answer), "--no-header", "--no-annotate", "--generate-hashes", "--no-progress"),
@@ -209,8 +209,10 @@ def _resolved(request: Request) -> list[Offer]:
             cwd=work,
         )
         offers = parse_pylock(answer.read_text(encoding="utf-8"))
-        yanked = dict(_YANKED.findall(said))
-        return [replace(each, yanked=yanked.get(each.name)) for each in offers if each.name not in request.stand_ins]
+        yanked = dict(_YANKED.findall(output))
+        return [
+            replace(offer, yanked=yanked.get(offer.name)) for offer in offers if offer.name not in request.stand_ins
+        ]
 
 
 def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
@@ -224,15 +226,15 @@ def yanked_sentences(offers: Iterable[Offer]) -> Iterator[str]:
             )
 
 
-def versions(there: Mapping[str, str], by: str) -> dict[str, str]:
+def versions(given: Mapping[str, str], by: str) -> dict[str, str]:
     """The versions of stand-ins, which no index has: `1.26.4+conda`. What is no version of Python's has none."""
-    found = {}
-    for name, text in there.items():
+    pins = {}
+    for name, text in given.items():
         try:
-            found[name] = f"{Version(text).public}+{by}"
+            pins[name] = f"{Version(text).public}+{by}"
         except InvalidVersion:
             continue
-    return found
+    return pins
 
 
 def _with_stand_ins(request: Request, folder: Path) -> Request:
@@ -384,9 +386,9 @@ def newcomers(offers: Sequence[Offer], request: Request, before: Container[str])
     """
     asked = {package_name(text) for text in request.requirements}
     today = date.fromisoformat(request.as_of) if request.as_of else datetime.now(UTC).date()
-    unknown = {each.name: each for each in offers if each.name not in asked and each.name not in before}
+    unknown = {offer.name: offer for offer in offers if offer.name not in asked and offer.name not in before}
     files = {name: (*offer.wheels, *filter(None, [offer.sdist])) for name, offer in unknown.items()}
-    times = {name: [each.uploaded.date() for each in group if each.uploaded] for name, group in files.items()}
+    times = {name: [file.uploaded.date() for file in group if file.uploaded] for name, group in files.items()}
     uploads = {name: min(dates) for name, dates in times.items() if dates}
     fresh = [name for name, uploaded in uploads.items() if today - uploaded < YOUNG]
     young = _missing(fresh, replace(request, as_of=(today - YOUNG).isoformat(), pins={}, constraints=()))
@@ -463,7 +465,7 @@ def on_top(request: Request, base: BasePython) -> tuple[str, ...]:
         work = Path(folder)
         needs = work / "requirements.txt"
         needs.write_text("\n".join(request.requirements) + "\n", encoding="utf-8")
-        said = run_uv(
+        output = run_uv(
             [
                 *("pip", "install", "--dry-run", "--break-system-packages", "--python", str(base.path)),
                 *("--requirements", str(needs), *arguments(work, request)),
@@ -471,7 +473,7 @@ def on_top(request: Request, base: BasePython) -> tuple[str, ...]:
             environ=environment(request),
             cwd=work,
         )
-    changes = _CHANGE.findall(said)
+    changes = _CHANGE.findall(output)
     added = {name: version for sign, name, version in changes if sign == "+"}
     removed = {name: version for sign, name, version in changes if sign == "-"}
     for name, version in removed.items():

@@ -60,8 +60,8 @@ def filled(lock: Lock, known: Known) -> Lock:
     """The lock with known hashes where it has none; the digest of a variant is that of its contents with them."""
 
     def with_hashes(package: LockedPackage) -> LockedPackage:
-        files = (known.get((package.index, each.file), each) if each.sha256 == "unrecorded" else each
-                 for each in package.files)  # fmt: skip
+        files = (known.get((package.index, file.file), file) if file.sha256 == "unrecorded" else file
+                 for file in package.files)  # fmt: skip
         return package.model_copy(update={"files": tuple(files)})
 
     def with_digest(variant: Variant) -> Variant:
@@ -113,16 +113,16 @@ def _place(package: LockedPackage, file: ArtifactFile, origin: Origin) -> tuple[
     config = pip_config.read(os.environ)
     for page in () if origin.only_folders else _pages(package, file, origin, config):
         try:
-            found = index_client.find(page, file.file, config.cert)
+            match = index_client.find(page, file.file, config.cert)
         except NodeError as error:
             if error.why == "HTTP 404":  # such an index has no project of that name
                 continue
             if error.code == "network-unreachable":
                 error.hint = f"run it where the index is reached, or name a folder that has {file.file}: `--from DIR`"
             raise EnvbuildError.from_dict(error.as_dict()) from error
-        if found is not None:
-            plain = ", unencrypted" if found.url.startswith("http:") else ""
-            return found.url, found.sha256, f"the index {package.index}{plain}"
+        if match is not None:
+            plain = ", unencrypted" if match.url.startswith("http:") else ""
+            return match.url, match.sha256, f"the index {package.index}{plain}"
     places = [*origin.folders, *([] if origin.only_folders else [f"the index {package.index}"])]
     raise EnvbuildError(
         "package-not-found",
@@ -141,7 +141,7 @@ def _pages(package: LockedPackage, file: ArtifactFile, origin: Origin, config: p
         yield url if entry is not None and entry.kind == "find-links" else url.rstrip("/") + below
         return
     asked = [os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL") or config.index_url]
-    urls = [each for each in (*asked, *config.extra_index_urls) if each and pip_config.local_path(each) is None]
+    urls = [url for url in (*asked, *config.extra_index_urls) if url and pip_config.local_path(url) is None]
     if package.index != DEFAULT_INDEX or not urls:
         raise EnvbuildError(
             "index-unknown",
@@ -150,4 +150,4 @@ def _pages(package: LockedPackage, file: ArtifactFile, origin: Origin, config: p
             hint=f"add `--index {package.index}=URL`, or give a folder that has the file with `--from DIR`",
             exit_code=ExitCode.BUILD_FAILED,
         )
-    yield from (each.rstrip("/") + below for each in urls)
+    yield from (url.rstrip("/") + below for url in urls)

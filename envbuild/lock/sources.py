@@ -75,8 +75,8 @@ def with_what_trees_say(
     that could not be read.
     """
     texts = "the tree of {} was not looked at for removed names", "the tree of {} was not measured"
-    sources = _learned(sources, previous, "uses", lambda each: scan(reader, each.git, each.commit), say, texts[0])
-    sources = _learned(sources, previous, "unpacked", lambda each: taken_by(each, reader), say, texts[1])
+    sources = _learned(sources, previous, "uses", lambda source: scan(reader, source.git, source.commit), say, texts[0])
+    sources = _learned(sources, previous, "unpacked", lambda source: taken_by(source, reader), say, texts[1])
     return with_patched_trees(sources, previous, reader, say)
 
 
@@ -104,14 +104,14 @@ def _learned(
     """The sources with a field as the previous lock has it for equal ones (of which `same` is equal), else as read."""
     key = attrgetter(*(same or ("git", "commit")))
     before = [source for variant in (previous.variants if previous else ()) for source in variant.sources]
-    known = {key(each): getattr(each, field) for each in before if getattr(each, field) is not None}
+    known = {key(source): getattr(source, field) for source in before if getattr(source, field) is not None}
     for source in sources:
         if key(source) not in known:
             try:
                 known[key(source)] = read(source)
             except (EnvbuildError, node_patch.PatchError) as error:
                 say(f"{failed.format(source.name)}: {getattr(error, 'what', error)}")
-    return tuple(each.model_copy(update={field: known.get(key(each))}) for each in sources)
+    return tuple(source.model_copy(update={field: known.get(key(source))}) for source in sources)
 
 
 def taken_by(source: LockedSource, reader: GitReader) -> Unpacked:

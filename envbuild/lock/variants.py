@@ -89,12 +89,12 @@ def variant_plans(
     for python in profile.python:
         for flavour in profile.torch.flavours if profile.torch else (None,):
             before: list[str] = []
-            for each in solutions(profile.conda, flavour, virtual):
-                name = f"{_label(python, flavour, platform_of(each))}-conda"
+            for solution in solutions(profile.conda, flavour, virtual):
+                name = f"{_label(python, flavour, platform_of(solution))}-conda"
                 before.append(name)
                 number = before.count(name)
                 name += f"-{number}" if number > 1 else ""
-                yield Plan(name, python, flavour, Base(kind="none"), LockedInterpreter(), each)
+                yield Plan(name, python, flavour, Base(kind="none"), LockedInterpreter(), solution)
 
 
 def _label(python: str, flavour: str | None, platform: LockPlatform = PLATFORM) -> str:
@@ -179,12 +179,12 @@ def specs(profile: Profile, spec: CondaSpec, python: str, platform: str) -> tupl
     if profile.torch is not None and "torch" in theirs:
         wanted.append(Requirement(f"torch=={profile.torch.version}"))
     named = [
-        f"{theirs[name]} {','.join(sorted(map(_conda_version, each.specifier)))}".strip()
-        for each in wanted
-        if (name := str(canonicalize_name(each.name))) in theirs and applies(each, python, platform)
+        f"{theirs[name]} {','.join(sorted(map(_conda_version, requirement.specifier)))}".strip()
+        for requirement in wanted
+        if (name := str(canonicalize_name(requirement.name))) in theirs and applies(requirement, python, platform)
     ]
-    said = {spec_name(text) for text in (*spec.packages, *named)}
-    bare = [name for name in theirs.values() if name not in said]
+    names = {spec_name(text) for text in (*spec.packages, *named)}
+    bare = [name for name in theirs.values() if name not in names]
     return tuple(dict.fromkeys((f"python {python}.*", *spec.packages, *named, *bare)))
 
 
@@ -196,8 +196,8 @@ def _conda_version(specifier: object) -> str:
 
 def spec_name(text: str) -> str:
     """The package of a match spec."""
-    found = _SPEC_NAME.match(text)
-    return found.group(1).lower() if found else text
+    match = _SPEC_NAME.match(text)
+    return match.group(1).lower() if match else text
 
 
 def hash_unrecorded(file: ArtifactFile, command: str) -> EnvbuildError:

@@ -178,8 +178,8 @@ class NodeSteps(NamedTuple):
     def _why_activate(self, stamp: StampFacts) -> str | None:
         if not stamp.current:
             return "another one is in use"
-        there = (stamp.stamp or {}).get("variables")
-        return "its variables have changed" if there is not None and there != self._variables() else None
+        stamped = (stamp.stamp or {}).get("variables")
+        return "its variables have changed" if stamped is not None and stamped != self._variables() else None
 
     def _request(self, verb: str, **args: Any) -> dict[str, Any]:
         return {
@@ -191,8 +191,8 @@ class NodeSteps(NamedTuple):
         }
 
     def _toolchain(self) -> tuple[Step, ...]:
-        there = set(self.facts.toolchain)
-        missing = [tool for tool in self.tools.tools if tool.folder not in there]
+        present = set(self.facts.toolchain)
+        missing = [tool for tool in self.tools.tools if tool.folder not in present]
         if not missing:
             return ()
         amount = sum(self.inputs.tool_bytes.get(tool.folder, 0) for tool in missing)
@@ -238,15 +238,15 @@ class NodeSteps(NamedTuple):
         named = indexes_of(self.variant)
         indexes = {name: dict(self.inputs.indexes[name]) for name in named if name in self.inputs.indexes}
         common = {"find_links": self._found_folders(), "indexes": indexes, "offline": False, "sources": {}}
-        used = {each.channel for each in self.variant.archives}
+        used = {archive.channel for archive in self.variant.archives}
         channels = {name: list(self.inputs.channels.get(name, ())) for name in sorted(used)}
         return {**common, "conda": {"channels": channels}} if used else common
 
     def _found_folders(self) -> list[str]:
         """Folders of the node in which the probe found files of the variant."""
-        found = self.facts.files_found
-        files = {file.file for file in self.variant.files} if found else ()
-        return sorted({posixpath.dirname(path) for name, path in found.items() if name in files})
+        local_files = self.facts.files_found
+        files = {file.file for file in self.variant.files} if local_files else ()
+        return sorted({posixpath.dirname(path) for name, path in local_files.items() if name in files})
 
     def _programs(self) -> dict[str, str | None]:
         programs: dict[str, str | None] = {"uv": self.tools.uv}
@@ -315,7 +315,7 @@ class NodeSteps(NamedTuple):
     def _standing(self) -> str:
         python = f"Python {self.variant.python}"
         if self.variant.archives:
-            channels = ", ".join(dict.fromkeys(each.channel for each in self.variant.archives))
+            channels = ", ".join(dict.fromkeys(archive.channel for archive in self.variant.archives))
             return f"{python} of {plural(len(self.variant.archives), 'conda package')} from {channels}"
         if self.variant.base.kind == "none":
             return f"{python} ({self.interpreter or self.variant.interpreter.name})"

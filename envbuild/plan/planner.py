@@ -38,14 +38,14 @@ class Generations(NamedTuple):
         plain = environment_path(facts.prefix.path, self.lock.stack, self.lock.profile, digest)
         if facts.node in self.again:
             nodes = (self.facts[node] for node in self.again if node in self.facts)
-            stamps = (each for node in nodes for each in stamps_of(node, self.lock, digest))
-            number = 1 + max((each.generation for each in stamps), default=0)
+            stamps = (stamp for node in nodes for stamp in stamps_of(node, self.lock, digest))
+            number = 1 + max((stamp.generation for stamp in stamps), default=0)
         elif stamp is not None:
             return generation(plain, stamp.generation)
         else:
             used = (stamp_of(node, self.lock, digest) for node in self.facts.values())
-            number = max((each.generation for each in used if each is not None), default=1)
-        in_use = {posixpath.basename(each.path) for each in facts.environments if each.current}
+            number = max((stamp.generation for stamp in used if stamp is not None), default=1)
+        in_use = {posixpath.basename(environment.path) for environment in facts.environments if environment.current}
         while posixpath.basename(generation(plain, number)) in in_use:
             number += 1
         return generation(plain, number)
@@ -71,7 +71,11 @@ def make_plan(
             resolution=resolution,
         )
 
-    able = ((facts[node], each) for node, each in resolutions.items() if not each.refused and node in facts)
+    able = (
+        (facts[node], resolution)
+        for node, resolution in resolutions.items()
+        if not resolution.refused and node in facts
+    )
     nodes = tuple(planned(node, resolution) for node, resolution in able)
     warnings = plan_warnings(nodes, target, facts, resolutions)
     return Plan(stack=lock.stack, profile=lock.profile, target=target.name, nodes=nodes, warnings=warnings)
@@ -92,7 +96,7 @@ class ChosenVariants:
 
     def with_plain(self, resolution: Resolution, facts: NodeFacts) -> tuple[Variant, dict[str, Any]]:
         """The same, and as plain data, which nobody changes."""
-        variant = next((each for each in self._lock.variants if each.id == resolution.variant_id), None)
+        variant = next((variant for variant in self._lock.variants if variant.id == resolution.variant_id), None)
         if variant is None:
             raise KeyError(resolution.variant_id)
         python = next((p for p in facts.pythons if p.path == resolution.interpreter), None)
@@ -120,24 +124,26 @@ def plan_warnings(
 ) -> tuple[str, ...]:
     """What a user should read before the work: gigabytes for a GPU that is not there come first."""
     heavy: dict[str, list[str]] = {}
-    said: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     clear = _in_clear(target)
     for node in nodes:
         if node.nothing_to_do:
             continue
         if clear:
-            said.setdefault(clear, []).append(node.node)
+            by_text.setdefault(clear, []).append(node.node)
         for item in node.resolution.decisions:
             if item.verdict in ("warn", "patch"):
-                group = heavy if item.rule == "cuda-without-gpu" else said
+                group = heavy if item.rule == "cuda-without-gpu" else by_text
                 instead = f"; instead: {item.instead}" if item.instead else ""
                 group.setdefault(f"{item.what} ({item.rule}){instead}", []).append(node.node)
     for name, value in facts.items():
         for text in (*value.warnings, *unexpected(value, target)):
-            said.setdefault(text, []).append(name)
-    said.update(odd_ones(facts))
+            by_text.setdefault(text, []).append(name)
+    by_text.update(odd_ones(facts))
     many = len(resolutions) > 1
-    return tuple(f"{text} [{few(names)}]" if many else text for group in (heavy, said) for text, names in group.items())
+    return tuple(
+        f"{text} [{few(names)}]" if many else text for group in (heavy, by_text) for text, names in group.items()
+    )
 
 
 def _in_clear(target: Target) -> str:

@@ -77,15 +77,15 @@ def spread(plan: Plan, by: Sharing) -> Plan:
     if by.target.placement != "shared":
         return plan
     classes = _classes(plan, by.tried)
-    takes = {name: each for each in classes for name in each.nodes}
-    gives = {each.builder: each for each in classes if each.nodes and not each.finished}
+    takes = {name: group for group in classes for name in group.nodes}
+    gives = {group.builder: group for group in classes if group.nodes and not group.finished}
 
-    def told(node: NodePlan) -> NodePlan:
+    def shared(node: NodePlan) -> NodePlan:
         if node.node in takes:
             return _testing(node, takes[node.node], by)
         return _giving(node, gives[node.node]) if node.node in gives else node
 
-    return plan.model_copy(update={"nodes": tuple(map(told, plan.nodes)), "spreads": tuple(classes)})
+    return plan.model_copy(update={"nodes": tuple(map(shared, plan.nodes)), "spreads": tuple(classes)})
 
 
 def _classes(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
@@ -109,10 +109,10 @@ def _classes(plan: Plan, tried: Collection[str]) -> list[SpreadClass]:
 def _giving(node: NodePlan, group: SpreadClass) -> NodePlan:
     why = f"built once for {len(group.nodes) + 1} nodes that share the prefix"
 
-    def told(step: Step) -> Step:
+    def explained(step: Step) -> Step:
         return step.model_copy(update={"why": f"{step.why}; {why}"}) if step.kind == "install" else step
 
-    return node.model_copy(update={"steps": tuple(told(step) for step in node.steps)})
+    return node.model_copy(update={"steps": tuple(explained(step) for step in node.steps)})
 
 
 def _testing(node: NodePlan, group: SpreadClass, by: Sharing) -> NodePlan:
@@ -161,26 +161,28 @@ def _refuse_different(working: list[NodePlan], variants: Mapping[str, Variant]) 
     if len(kinds) < 2:
         return
     first, *others = sorted(kinds.values(), key=working.index)
-    told = [f"{first.node}: {first.resolution.variant_id}"]
+    compared = [f"{first.node}: {first.resolution.variant_id}"]
     for node in others[:3]:
-        there = _of_base(node, first, variants) if based else ""
-        told.append(f"{node.node}: {there or node.resolution.variant_id}")
+        difference = _of_base(node, first, variants) if based else ""
+        compared.append(f"{node.node}: {difference or node.resolution.variant_id}")
     raise EnvbuildError(
         "nodes-differ",
         "the nodes of this job would get different environments",
-        why=", ".join(told),
+        why=", ".join(compared),
         hint=_ONE_KIND + (", or make the base the same on all nodes" if based else ""),
     )
 
 
 def _of_base(node: NodePlan, first: NodePlan, variants: Mapping[str, Variant]) -> str:
     """In what the base of a node is not that of the first one; empty where it is the same."""
-    here, there = variants[node.node].provided, variants[first.node].provided
-    names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
-    said = [f"{name} {here.get(name, 'is not there')} (not {there.get(name, 'there')})" for name in names[:4]]
+    here, first_has = variants[node.node].provided, variants[first.node].provided
+    names = sorted(name for name in {*here, *first_has} if here.get(name) != first_has.get(name))
+    differences = [
+        f"{name} {here.get(name, 'is not there')} (not {first_has.get(name, 'there')})" for name in names[:4]
+    ]
     if node.python != first.python:
-        said.insert(0, f"{node.python} (not {first.python})")
-    return " and ".join(said)
+        differences.insert(0, f"{node.python} (not {first.python})")
+    return " and ".join(differences)
 
 
 def _builder(working: list[NodePlan], *, pins: bool) -> str | None:
@@ -226,8 +228,8 @@ def compiled_wheels(variant: Variant) -> tuple[str, ...]:
 
 def install_args(node: NodePlan) -> Mapping[str, Any] | None:
     """The arguments of the node's install request, None for a node that installs nothing."""
-    found = next((step.request for step in node.steps if step.kind == "install" and step.request is not None), None)
-    return None if found is None else found["args"]
+    request = next((step.request for step in node.steps if step.kind == "install" and step.request is not None), None)
+    return None if request is None else request["args"]
 
 
 def share_builds(
@@ -251,10 +253,10 @@ def share_builds(
         for group in _groups(asking, facts)
         if (made := _class(group, donors.get(group[0].variant_digest), facts, variants)) is not None
     )
-    told = {name: each for each in classes for name in each.nodes}
+    by_node = {name: group for group in classes for name in group.nodes}
     nodes = tuple(
-        _told(node, told[node.node], variants[node.node], jobs or facts[node.node].cpus, jobs)
-        if node.node in told
+        _told(node, by_node[node.node], variants[node.node], jobs or facts[node.node].cpus, jobs)
+        if node.node in by_node
         else node
         for node in plan.nodes
     )
@@ -274,17 +276,17 @@ def _gives(node: NodePlan, facts: NodeFacts) -> bool:
 
 def stamp_of_environment(facts: NodeFacts, environment: str) -> StampFacts | None:
     """What the probe found at the path of an environment."""
-    return next((each for each in facts.environments if each.path == environment), None)
+    return next((item for item in facts.environments if item.path == environment), None)
 
 
 def keys_of(sources: Any) -> dict[str, str]:
     """Build key by source, of what an install result or a stamp says of its sources."""
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for source in sources if isinstance(sources, list | tuple) else ():
         build = source.get("build") if isinstance(source, Mapping) else None
         if isinstance(build, Mapping) and isinstance(build.get("key"), str):
-            found[str(source.get("name"))] = build["key"]
-    return found
+            keys[str(source.get("name"))] = build["key"]
+    return keys
 
 
 def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[list[NodePlan]]:
@@ -292,10 +294,10 @@ def _groups(nodes: Iterable[NodePlan], facts: Mapping[str, NodeFacts]) -> list[l
     able: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
     bare: dict[tuple[tuple[str, ...], tuple[object, ...]], list[NodePlan]] = {}
     for node in nodes:
-        there = facts[node.node]
-        tools = tools_of(node, there)
-        base: tuple[str, ...] = (node.variant_digest, there.os.arch, there.libc.kind, there.libc.version)
-        if can_build(node, there):
+        node_facts = facts[node.node]
+        tools = tools_of(node, node_facts)
+        base: tuple[str, ...] = (node.variant_digest, node_facts.os.arch, node_facts.libc.kind, node_facts.libc.version)
+        if can_build(node, node_facts):
             able.setdefault((base, tools), []).append(node)
         else:
             # Of a node without nvcc, the compilers have to be those of the builder; see `why_not_for` of the build key.
@@ -316,8 +318,8 @@ def can_build(node: NodePlan, facts: NodeFacts) -> bool:
 
 def tools_of(node: NodePlan, facts: NodeFacts) -> tuple[object, ...]:
     """Compilers and nvcc as a build would find them; empty for a node that has no compiler."""
-    plain = {(PurePosixPath(each.path).name, each.version) for each in facts.compilers}
-    first = {each for each in plain if each[0] in ("gcc", "g++")} or plain
+    plain = {(PurePosixPath(compiler.path).name, compiler.version) for compiler in facts.compilers}
+    first = {compiler for compiler in plain if compiler[0] in ("gcc", "g++")} or plain
     if not first:
         return ()
     args = install_args(node) or {}
@@ -345,7 +347,7 @@ def _class(
 
 def left_alone(plan: Plan, variants: Mapping[str, Variant]) -> tuple[str, ...]:
     """Nodes that cannot compile and would have to: no node of this plan gives them what they need."""
-    taking = {name for each in plan.builds for name in each.nodes}
+    taking = {name for build in plan.builds for name in build.nodes}
     return tuple(
         node.node
         for node in plan.nodes
@@ -358,14 +360,16 @@ def left_alone(plan: Plan, variants: Mapping[str, Variant]) -> tuple[str, ...]:
 def _in_its_tree(node: NodePlan, variant: Variant) -> bool:
     """Something is built in its tree, on the node itself, which cannot do that."""
     lacks = lacking(variant, node.resolution)
-    return any(each.build and each.build.kind == "inplace" and each.name in lacks for each in variant.sources)
+    return any(source.build and source.build.kind == "inplace" and source.name in lacks for source in variant.sources)
 
 
 def without(plan: Plan, names: Collection[str]) -> Plan:
     """The plan without some nodes, none of which gives anything to others."""
-    builds = (each.model_copy(update={"nodes": tuple(n for n in each.nodes if n not in names)}) for each in plan.builds)
+    builds = (
+        build.model_copy(update={"nodes": tuple(n for n in build.nodes if n not in names)}) for build in plan.builds
+    )
     nodes = tuple(node for node in plan.nodes if node.node not in names)
-    return plan.model_copy(update={"nodes": nodes, "builds": tuple(each for each in builds if each.nodes)})
+    return plan.model_copy(update={"nodes": nodes, "builds": tuple(build for build in builds if build.nodes)})
 
 
 def _told(node: NodePlan, group: BuildClass, variant: Variant, width: int | None, jobs: int | None) -> NodePlan:
@@ -373,15 +377,15 @@ def _told(node: NodePlan, group: BuildClass, variant: Variant, width: int | None
     names, compiled = ", ".join(group.sources), compile_text(variant, jobs)
     gone = compile_seconds(variant, width)
     if group.donor is not None:
-        said = f"take over {names} as built on {group.donor}{_in_place(variant)}"
+        shared = f"take over {names} as built on {group.donor}{_in_place(variant)}"
     elif node.node == group.builders[0]:
         others = [name for name in group.nodes if name != node.node]
-        said, gone = f"{compiled}; built on {node.node}, taken over by {names_of(others)}", 0.0
+        shared, gone = f"{compiled}; built on {node.node}, taken over by {names_of(others)}", 0.0
     else:
-        said = f"take over {names}, built on {group.builders[0]} first{_in_place(variant)}"
+        shared = f"take over {names}, built on {group.builders[0]} first{_in_place(variant)}"
 
     def changed(step: Step) -> Step:
-        what = step.what.replace(compiled, said)
+        what = step.what.replace(compiled, shared)
         return step.model_copy(update={"what": what, "seconds": max(0.0, step.seconds - gone)})
 
     steps = tuple(changed(step) if step.kind == "install" else step for step in node.steps)

@@ -52,15 +52,15 @@ def build_request(
     check_rebuild: bool,
 ) -> dict[str, Any]:
     """The `build` of an install request, with the compilers that the resolver chose; `store` is a path on the node."""
-    found = next((each for each in facts.nvcc if each.path == resolution.nvcc), None)
+    nvcc = next((compiler for compiler in facts.nvcc if compiler.path == resolution.nvcc), None)
     lacks, compilers = lacking(variant, resolution), compiler_variables(resolution.gcc)
     return {
         **({"lacks": lacks} if lacks else {}),
         **({"variables": compilers} if compilers else {}),
         "store": store or posixpath.join(facts.stage_prefix, "store", "wheels"),
         "arch_list": list(arch_codes(variant)),
-        "cuda_home": posixpath.dirname(posixpath.dirname(found.path)) if found else None,
-        "nvcc": found.version if found else None,
+        "cuda_home": posixpath.dirname(posixpath.dirname(nvcc.path)) if nvcc else None,
+        "nvcc": nvcc.version if nvcc else None,
         "jobs": jobs,
         "check_rebuild": check_rebuild,
     }
@@ -112,10 +112,10 @@ def compile_text(variant: Variant, jobs: int | None) -> str:
 
 
 def _one(name: str, build: Build, codes: str) -> str:
-    said = [plural(len(build.modules), "kernel")] if build.modules else []
-    said += [plural(len(build.flags), "flag")] if build.flags else []
-    said += [f"for {codes}"] if codes else []
-    return f"{name} ({', '.join(said)})" if said else name
+    parts = [plural(len(build.modules), "kernel")] if build.modules else []
+    parts += [plural(len(build.flags), "flag")] if build.flags else []
+    parts += [f"for {codes}"] if codes else []
+    return f"{name} ({', '.join(parts)})" if parts else name
 
 
 @lru_cache
@@ -133,11 +133,11 @@ def store_folder(prefix: str, variant: Variant) -> str:
 
 def bundles(variant: Variant) -> dict[str, LockedSource | LockedSubmodule]:
     """The repositories of a bundle, by name; that of a submodule is `<source>/<path of the submodule>`."""
-    found: dict[str, LockedSource | LockedSubmodule] = {}
+    repositories: dict[str, LockedSource | LockedSubmodule] = {}
     for source in variant.sources:
-        found[source.name] = source
-        found.update({f"{source.name}/{part.path}": part for part in source.submodules})
-    return found
+        repositories[source.name] = source
+        repositories.update({f"{source.name}/{part.path}": part for part in source.submodules})
+    return repositories
 
 
 def bundle_name(name: str, source: LockedSource | LockedSubmodule) -> str:

@@ -57,9 +57,13 @@ class Claim:
     gpus: int | None
 
     @classmethod
-    def told(cls, told: Comparison) -> Self | None:
+    def told(cls, comparison: Comparison) -> Self | None:
         """The claim that a comparison is beside; None where it is beside none."""
-        return cls(told.claim, told.where, told.source, told.claim_gpu, told.claim_gpus) if told.claim else None
+        return (
+            cls(comparison.claim, comparison.where, comparison.source, comparison.claim_gpu, comparison.claim_gpus)
+            if comparison.claim
+            else None
+        )
 
 
 def metric(bench: Bench, values: Sequence[float]) -> Metric:
@@ -111,11 +115,11 @@ def judge(
     unit, lower = measure.unit, measure.lower_is_better
     share = share_of_peak(unit, measured, gpus.peak)
     why = f"no figure is published for {model} with these degrees"
-    told = Comparison(
+    comparison = Comparison(
         measured=measured, unit=unit, gpus=gpus.count, gpu=gpus.name, share=share, verdict="no-claim", why=why
     )
     if claim is None:
-        return told
+        return comparison
     more = {
         "claim": claim.value,
         "where": claim.where,
@@ -124,25 +128,25 @@ def judge(
         "claim_gpus": claim.gpus,
         "claim_share": share_of_peak(unit, claim.value, peaks.get(claim.gpu or "")),
     }
-    told = told.model_copy(update=more)
-    verdict = _verdict(told, gpus.model, lower_is_better=lower)
+    comparison = comparison.model_copy(update=more)
+    verdict = _verdict(comparison, gpus.model, lower_is_better=lower)
     share_of_claim = float(percent(100 * measured / claim.value, 100 * SAME, 1))
-    told = told.model_copy(update={"verdict": verdict, "percent": share_of_claim})
-    return told.model_copy(update={"why": _why(told, claim, gpus, lower_is_better=lower)})
+    comparison = comparison.model_copy(update={"verdict": verdict, "percent": share_of_claim})
+    return comparison.model_copy(update={"why": _why(comparison, claim, gpus, lower_is_better=lower)})
 
 
 def in_words(comparison: Comparison) -> str:
     """What follows, then the claim and both shares of a peak; the figure itself stands before it."""
-    said = [comparison.why]
+    parts = [comparison.why]
     if comparison.claim is not None:
         shares = [
             f"claimed: {number(comparison.claim, comparison.measured)}",
             _of_peak(comparison.claim_share, comparison.claim_gpu),
         ]
-        said.append(f"{', '.join(filter(None, shares))} ({comparison.source})")
+        parts.append(f"{', '.join(filter(None, shares))} ({comparison.source})")
     if comparison.share is not None:
-        said.append(f"here: {_of_peak(comparison.share, comparison.gpu)}")
-    return "; ".join(said)
+        parts.append(f"here: {_of_peak(comparison.share, comparison.gpu)}")
+    return "; ".join(parts)
 
 
 def _of_peak(share: float | None, gpu: str | None) -> str:
@@ -154,11 +158,11 @@ def share_of_peak(unit: str, value: float, peak: float | None) -> float | None:
     return None if peak is None or unit != _TFLOPS else round(100 * value / peak, 1)
 
 
-def _why(told: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: bool) -> str:
-    if told.verdict != "not-comparable":
-        far = is_far_above(told, lower_is_better=lower_is_better)
-        word = "above the claim" if far else "below the claim" if told.verdict == "below" else told.verdict
-        ratio = ratio_of(claim.value, told.measured, lower_is_better=lower_is_better)
+def _why(comparison: Comparison, claim: Claim, gpus: Gpus, *, lower_is_better: bool) -> str:
+    if comparison.verdict != "not-comparable":
+        far = is_far_above(comparison, lower_is_better=lower_is_better)
+        word = "above the claim" if far else "below the claim" if comparison.verdict == "below" else comparison.verdict
+        ratio = ratio_of(claim.value, comparison.measured, lower_is_better=lower_is_better)
         return f"{word}: {percent(100 * ratio, 100 * SAME)} %"
     if claim.gpu is None or gpus.model is None:
         ran = f"{gpus.name} is not in envbuild's GPU tables" if gpus.name else "the GPU that it ran on is not known"
@@ -180,10 +184,10 @@ def claim_for(reference: Reference, bench: Bench, ran: Ran, gpus: Gpus) -> Claim
 
 def _claims(reference: Reference, bench: Bench, ran: Ran, gpus: int) -> list[Claim]:
     if bench.figure is not None:
-        figures = [each for each in reference.figures if each.name == bench.figure]
-        fitting = [each for each in figures if each.model in (None, ran.model)]
-        return [Claim(each.value, each.where, each.source, each.gpu, each.gpus) for each in fitting]
-    return [_of_case(each) for each in reference.cases if each.tflops is not None and _is_case(each, ran, gpus)]
+        figures = [figure for figure in reference.figures if figure.name == bench.figure]
+        fitting = [figure for figure in figures if figure.model in (None, ran.model)]
+        return [Claim(figure.value, figure.where, figure.source, figure.gpu, figure.gpus) for figure in fitting]
+    return [_of_case(case) for case in reference.cases if case.tflops is not None and _is_case(case, ran, gpus)]
 
 
 def _is_case(case: BenchmarkCase, ran: Ran, gpus: int) -> bool:
@@ -198,21 +202,25 @@ def _of_case(case: BenchmarkCase) -> Claim:
 
 
 def _verdict(
-    told: Comparison, model: str | None, *, lower_is_better: bool
+    comparison: Comparison, model: str | None, *, lower_is_better: bool
 ) -> Literal["reproduced", "below", "not-comparable", "no-claim"]:
     """What `told` has to say of itself; `model`: that of the GPU, as claims name it, None where it is not known."""
-    if told.claim is None:
+    if comparison.claim is None:
         return "no-claim"
-    if told.claim_gpu is None or (told.claim_gpu, told.claim_gpus) != (model, told.gpus):
+    if comparison.claim_gpu is None or (comparison.claim_gpu, comparison.claim_gpus) != (model, comparison.gpus):
         return "not-comparable"
-    return "reproduced" if ratio_of(told.claim, told.measured, lower_is_better=lower_is_better) >= SAME else "below"
+    return (
+        "reproduced"
+        if ratio_of(comparison.claim, comparison.measured, lower_is_better=lower_is_better) >= SAME
+        else "below"
+    )
 
 
-def is_far_above(told: Comparison, *, lower_is_better: bool) -> bool:
+def is_far_above(comparison: Comparison, *, lower_is_better: bool) -> bool:
     """Whether a figure that is as good as the claim is too much better to be called reproduced."""
-    if told.verdict != "reproduced" or not told.claim or not told.measured:
+    if comparison.verdict != "reproduced" or not comparison.claim or not comparison.measured:
         return False
-    return ratio_of(told.claim, told.measured, lower_is_better=lower_is_better) > FAR_ABOVE
+    return ratio_of(comparison.claim, comparison.measured, lower_is_better=lower_is_better) > FAR_ABOVE
 
 
 def ratio_of(claim: float, measured: float, *, lower_is_better: bool) -> float:

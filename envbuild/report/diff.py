@@ -37,19 +37,19 @@ class Change:
 
 def compare(before: Evidence, after: Evidence) -> list[Change]:
     """Worse things first. Equal changes of several nodes are one."""
-    found = [*_run(before, after)]
+    changes = [*_run(before, after)]
     old = {node.node: node for node in before.nodes}
     new = {node.node: node for node in after.nodes}
-    found += _names(old, new)
+    changes += _names(old, new)
     same_lock = before.lock_digest == after.lock_digest
     by_change: dict[tuple[Kind, str, str, str, str], list[str]] = {}
     for one, other in _pairs(before.nodes, after.nodes):
         for change in _node(one, other, same_lock=same_lock):
             key = (change.kind, change.topic, change.what, change.before, change.after)
             by_change.setdefault(key, []).append(other.node)
-    found += [Change(*key, nodes=tuple(nodes)) for key, nodes in by_change.items()]
+    changes += [Change(*key, nodes=tuple(nodes)) for key, nodes in by_change.items()]
     order = ("worse", "slipped", "changed")
-    return sorted(found, key=lambda change: order.index(change.kind))
+    return sorted(changes, key=lambda change: order.index(change.kind))
 
 
 def exit_code(changes: Sequence[Change]) -> ExitCode:
@@ -97,7 +97,7 @@ def _node(one: NodeEvidence, other: NodeEvidence, *, same_lock: bool) -> Iterato
         yield from _texts("machine", dict(fact_rows(one.facts)), dict(fact_rows(other.facts)))
     if one.variant_digest and other.variant_digest:
         yield from _texts("contents", {"variant": one.variant_digest}, {"variant": other.variant_digest}, most=12)
-    if all(each.image or each.environment for each in (one, other)):
+    if all(node.image or node.environment for node in (one, other)):
         yield from _texts("image", _image(one), _image(other))
     if one.packages and other.packages:
         yield from _texts("package of the base", one.base_packages, other.base_packages)
@@ -110,7 +110,7 @@ def _texts(topic: str, one: Mapping[str, str], other: Mapping[str, str], most: i
     """What is said of a name that both tell otherwise, at `most` so many characters of it."""
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
-            before, after = ((each.get(name) or "–")[:most] for each in (one, other))
+            before, after = ((node.get(name) or "–")[:most] for node in (one, other))
             yield Change("changed", topic, name, before, after)
 
 
@@ -144,15 +144,15 @@ def _checks(one: NodeEvidence, other: NodeEvidence) -> Iterator[Change]:
 def _launched(check: Check) -> dict[str, str]:
     """What of a stack's own ran, in which degrees and on how many GPUs."""
     launch = mapping(check.details.get("launch"))
-    told = {key: launch[key] for key in ("model", "nodes", "gpus_per_node") if key in launch}
-    told |= mapping(launch.get("degrees"))
-    return {key.replace("_", " "): str(value) for key, value in told.items()}
+    settings = {key: launch[key] for key in ("model", "nodes", "gpus_per_node") if key in launch}
+    settings |= mapping(launch.get("degrees"))
+    return {key.replace("_", " "): str(value) for key, value in settings.items()}
 
 
 def _compared(was: Check, now: Check) -> Iterator[Change]:
     """What a figure says beside its claim; one that fell below it fails its check, too."""
     if was.comparison and now.comparison and was.comparison.verdict != now.comparison.verdict:
-        before, after = (each.verdict.replace("-", " ") for each in (was.comparison, now.comparison))
+        before, after = (comparison.verdict.replace("-", " ") for comparison in (was.comparison, now.comparison))
         yield Change("changed", "claim", now.name, before, after)
 
 
@@ -179,10 +179,10 @@ _MARKS = {"worse": ("✗", "red"), "slipped": ("↓", "red"), "changed": ("·", 
 def sentence(changes: Sequence[Change]) -> str:
     """`2 things got worse, 1 figure slipped, 3 changed`."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in _MARKS}
-    said = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
-    said += [f"{plural(counts['slipped'], 'figure')} slipped out of the spread"] if counts["slipped"] else []
-    said += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
-    return ", ".join(said) or "nothing that both runs looked at is other"
+    parts = [f"{plural(counts['worse'], 'thing')} got worse"] if counts["worse"] else []
+    parts += [f"{plural(counts['slipped'], 'figure')} slipped out of the spread"] if counts["slipped"] else []
+    parts += [f"{plural(counts['changed'], 'thing')} changed"] if counts["changed"] else []
+    return ", ".join(parts) or "nothing that both runs looked at is other"
 
 
 def _verdict(after: Evidence, changes: Sequence[Change]) -> tuple[bool, str]:

@@ -44,17 +44,17 @@ def equality_of(
     return Equality(root=root, python=_python(equal[0]) or None, nodes=_names(equal), deviating=tuple(deviating))
 
 
-def without_cause(nodes: Iterable[NodeEvidence], found: Equality | None) -> list[NodeEvidence]:
+def without_cause(nodes: Iterable[NodeEvidence], equality: Equality | None) -> list[NodeEvidence]:
     """Nodes with another root than most, although variant and interpreter are theirs: a stamp was changed."""
-    if found is None or found.python is None:
+    if equality is None or equality.python is None:
         return []
     by_name = {node.node: node for node in nodes}
-    variant = by_name[found.nodes[0]].variant_digest
-    deviating = [by_name[name] for each in found.deviating for name in each.nodes]
+    variant = by_name[equality.nodes[0]].variant_digest
+    deviating = [by_name[name] for group in equality.deviating for name in group.nodes]
     return [
         node
         for node in deviating
-        if (node.variant_digest, _python(node)) == (variant, found.python) and node.root != found.root
+        if (node.variant_digest, _python(node)) == (variant, equality.python) and node.root != equality.root
     ]
 
 
@@ -95,21 +95,21 @@ def _differs(usual: NodeEvidence, other: NodeEvidence) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _files(there: Files | None, here: Files | None) -> str:
+def _files(files_there: Files | None, here: Files | None) -> str:
     """Which files are other, missing or extra."""
-    if there is None or here is None:
+    if files_there is None or here is None:
         return "its files could not be compared"
-    files = sorted(path for path in {*there, *here} if there.get(path) != here.get(path))
-    return _some("file", [_told(path, there, here) for path in files], len(there))
+    files = sorted(path for path in {*files_there, *here} if files_there.get(path) != here.get(path))
+    return _some("file", [_told(path, files_there, here) for path in files], len(files_there))
 
 
-def _told(path: str, there: Files, here: Files) -> str:
-    return f"{'missing' if path not in here else 'extra' if path not in there else 'changed'} {path}"
+def _told(path: str, files_there: Files, here: Files) -> str:
+    return f"{'missing' if path not in here else 'extra' if path not in files_there else 'changed'} {path}"
 
 
-def _some(noun: str, found: Sequence[str], total: int) -> str:
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{len(found)} of {total} {noun}s differ{'s' * (len(found) == 1)}: {'; '.join(found[:SHOWN])}{more}"
+def _some(noun: str, texts: Sequence[str], total: int) -> str:
+    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return f"{len(texts)} of {total} {noun}s differ{'s' * (len(texts) == 1)}: {'; '.join(texts[:SHOWN])}{more}"
 
 
 def _short(digest: str | None) -> str:
@@ -118,20 +118,20 @@ def _short(digest: str | None) -> str:
 
 def _python(node: NodeEvidence) -> str:
     """The interpreter's full version, as the check of the stamp or the smoke test saw it."""
-    told = (check.details.get("python") for check in node.checks)
-    return next((version for version in told if isinstance(version, str)), "")
+    versions = (check.details.get("python") for check in node.checks)
+    return next((version for version in versions if isinstance(version, str)), "")
 
 
 def sentence(evidence: Evidence) -> str:
     """`8 nodes, one root 9b2e44d0aa17 (measured)`, or how many deviate; empty where there is nothing to compare."""
-    found = evidence.equality
-    if found is None:
+    equality = evidence.equality
+    if equality is None:
         return ""
-    count = len(found.nodes) + sum(len(each.nodes) for each in found.deviating)
-    if not found.deviating:
-        return f"{count} nodes, one root {found.root[:12]} ({_level(evidence, count)})"
-    bad = count - len(found.nodes)
-    have = f"{len(found.nodes)} of {count} nodes have the root {found.root[:12]}"
+    count = len(equality.nodes) + sum(len(group.nodes) for group in equality.deviating)
+    if not equality.deviating:
+        return f"{count} nodes, one root {equality.root[:12]} ({_level(evidence, count)})"
+    bad = count - len(equality.nodes)
+    have = f"{len(equality.nodes)} of {count} nodes have the root {equality.root[:12]}"
     return f"{have}; {bad} deviate{'s' * (bad == 1)} ({_level(evidence, count)})"
 
 

@@ -36,7 +36,7 @@ def parse(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: byte {error.start}: {error.reason}") from error
     try:
-        found = json.loads(
+        parsed = json.loads(
             text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
         )
     except json.JSONDecodeError as error:
@@ -45,9 +45,9 @@ def parse(data: bytes) -> Any:
         raise ValueError(f"it is not JSON: {error}{cut}") from error
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from error
-    if not _is_flat(found):
+    if not _is_flat(parsed):
         raise ValueError(f"it is nested deeper than {DEEPEST} levels")
-    return found
+    return parsed
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _is_flat(value: Any) -> bool:
     for _ in range(DEEPEST):
         level = [
             item
-            for each in level
-            if isinstance(each, (dict, list))
-            for item in (each.values() if isinstance(each, dict) else each)
+            for value in level
+            if isinstance(value, (dict, list))
+            for item in (value.values() if isinstance(value, dict) else value)
         ]
         if not level:
             return True
@@ -113,14 +113,14 @@ def read_evidence(data: bytes, path: Path) -> Evidence:
     Raises EnvbuildErrfor another schema version too.
     """
     try:
-        found = parse(data)
+        evidence = parse(data)
     except ValueError as error:
         raise _invalid(path, str(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(evidence, dict):
         raise _invalid(path, "it is not a JSON object")
-    _check_version(path, found.get("schema_version"))
+    _check_version(path, evidence.get("schema_version"))
     try:
-        return Evidence.from_plain(found)
+        return Evidence.from_plain(evidence)
     except ValidationError as error:
         raise _invalid(path, f"{first_mistake(error)} (and {error.error_count() - 1} more)") from error
 
@@ -204,18 +204,18 @@ def _unpack(text: str) -> bytes:
 
 def around(html: str) -> str:
     """A page without what it carries packed, which need not have the same bytes everywhere. The rest is compared."""
-    return _BLOCK.sub(lambda found: found[0] if found[1] == JSON else f'<script type="{PACKED}" id="{found[2]}">', html)
+    return _BLOCK.sub(lambda match: match[0] if match[1] == JSON else f'<script type="{PACKED}" id="{match[2]}">', html)
 
 
 def carried(html: str, path: Path) -> Carried:
     """What a page carries. Raises EnvbuildError `report-page-invalid` (exit 5) where that is not exactly one thing."""
-    found = _BLOCK.findall(html)
-    names = [name for _, name, _ in found]
-    if names not in (["evidence"], ["evidence", "signature"]) or html.count("<script") != len(found):
+    blocks_found = _BLOCK.findall(html)
+    names = [name for _, name, _ in blocks_found]
+    if names not in (["evidence"], ["evidence", "signature"]) or html.count("<script") != len(blocks_found):
         truncated = "" if names else " (is it truncated?)"
         raise page_invalid(path, f"it does not carry evidence.json exactly once{truncated}")
     try:
-        blocks = {name: _unpack(text) if form == PACKED else text.encode() + b"\n" for form, name, text in found}
+        blocks = {name: _unpack(text) if form == PACKED else text.encode() + b"\n" for form, name, text in blocks_found}
     except (ValueError, OSError, EOFError) as error:
         raise page_invalid(path, f"its evidence cannot be unpacked: {error}") from error
     return Carried(blocks["evidence"], blocks.get("signature"))

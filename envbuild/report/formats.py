@@ -99,7 +99,7 @@ def document(stack: tuple[str, str], version: str, of: str, when: datetime, comp
     bom.metadata = BomMetaData(component=top, timestamp=when)
     bom.metadata.tools.components.add(tool)
     bom.metadata.properties.add(Property(name="envbuild:lists", value=LISTS))
-    parts = {str(each.bom_ref.value): each for each in components}
+    parts = {str(component.bom_ref.value): component for component in components}
     bom.components.update(parts.values())
     bom.register_dependency(top, parts.values())
     # The library has no word for compositions.
@@ -112,10 +112,10 @@ _INCOMPLETE = {"aggregate": "incomplete", "assemblies": ["stack"]}
 
 def _moment(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _components(evidence: Evidence) -> Iterator[Component]:
@@ -125,12 +125,12 @@ def _components(evidence: Evidence) -> Iterator[Component]:
             yield package(pin.name, pin.observed.partition(" ")[0], locked.get((pin.name, pin.sha256)), same=pin.same)
     for node in evidence.nodes:
         for name, version in node.base_packages.items():
-            yield package(name, version, None, same=None, said="of the base")
+            yield package(name, version, None, same=None, pin="of the base")
         for row in node.sources:
             yield source(*(str(row.get(key) or "") for key in ("name", "git", "commit", "tree")))
 
 
-def package(name: str, version: str, row: PackageFile | None, *, same: bool | None, said: str = "") -> Component:
+def package(name: str, version: str, row: PackageFile | None, *, same: bool | None, pin: str = "") -> Component:
     """A package by its locked file; `same`: what is there is what the lock names (None: no lock names it).
 
     `said`: what is said of it instead.
@@ -145,10 +145,10 @@ def package(name: str, version: str, row: PackageFile | None, *, same: bool | No
     url = PackageURL("conda" if conda else "pypi", name=safe, version=version or None, qualifiers=more)
     # A hash is of the locked file: it is no word about what was found where the version is another.
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=row.sha256)] if row is not None and same else []
-    said = said or {True: "as locked", False: "not as locked", None: "in no lock"}[same]
+    pin = pin or {True: "as locked", False: "not as locked", None: "in no lock"}[same]
     return Component(
         name=name, version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=str(url), hashes=hashes,
-        properties=[Property(name="envbuild:pin", value=said)],
+        properties=[Property(name="envbuild:pin", value=pin)],
     )  # fmt: skip
 
 

@@ -217,8 +217,8 @@ def _cell(says: str, column: int, value: float, middle: float, count: int, y: fl
     x = _LEFT + column * wide
     level = min(9, max(0, int((1 - value / middle) * 90)))
     box = Bar(round(x, 2), y, round(wide * 0.97, 2), 22, f"h{level}", says)
-    said = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-    text = Label(round(x + 0.485 * wide, 2), y + 15, said, "", "middle")
+    shown = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    text = Label(round(x + 0.485 * wide, 2), y + 15, shown, "", "middle")
     return [box, text] if count <= 8 else [box]
 
 

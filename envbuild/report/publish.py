@@ -32,12 +32,12 @@ def require_holding(path: Path, *, remade: tuple[str, ...] = ("page",)) -> Opene
     Raises EnvbuildError `report-not-holding` (exit 5), and what `verify_report` raises.
     """
     report, findings = verify_report(path)
-    problems = [each for each in findings if each.kind == "problem" and each.topic not in remade]
+    problems = [finding for finding in findings if finding.kind == "problem" and finding.topic not in remade]
     if problems:
         raise EnvbuildError(
             "report-not-holding",
             f"the report at {path} fails its check",
-            why="; ".join(f"{each.code}: {each.says}" for each in problems),
+            why="; ".join(f"{problem.code}: {problem.says}" for problem in problems),
             hint="`envbuild report verify` lists every problem",
         )
     return report
@@ -104,7 +104,7 @@ def _keys(value: Any, keys: Iterable[str]) -> Any:
         return None
     kept = dict[str, Any]()
     for key, item in value.items():
-        below = [rest for first, _, rest in (each.partition(".") for each in keys) if fnmatchcase(key, first)]
+        below = [rest for first, _, rest in (pattern.partition(".") for pattern in keys) if fnmatchcase(key, first)]
         if "" in below:
             kept[key] = item
         elif below:

@@ -40,22 +40,22 @@ class Pin:
 def pins(evidence: Evidence) -> tuple[Pin, ...]:
     """Of every variant, differences first, then by name; nodes that have the same are one row."""
     known = {variant.digest: variant for variant in evidence.variants}
-    there = [node for node in evidence.nodes if node.packages]
-    groups = grouped(there, lambda node: (node.variant_digest, tuple(node.packages.items())))
-    found: dict[tuple[str, str, str, str, bool | None], list[str]] = {}
+    listed = [node for node in evidence.nodes if node.packages]
+    groups = grouped(listed, lambda node: (node.variant_digest, tuple(node.packages.items())))
+    by_row: dict[tuple[str, str, str, str, bool | None], list[str]] = {}
     for (digest, _), nodes in groups.items():
         for row in _rows(known.get(str(digest)), nodes[0].packages):
-            found.setdefault(row, []).extend(node.node for node in nodes)
-    every = [Pin(*row[:4], nodes=tuple(names), same=row[4]) for row, names in found.items()]
+            by_row.setdefault(row, []).extend(node.node for node in nodes)
+    every = [Pin(*row[:4], nodes=tuple(names), same=row[4]) for row, names in by_row.items()]
     return tuple(sorted(every, key=lambda pin: (pin.same is not False, pin.name)))
 
 
 def _rows(variant: BuiltVariant | None, packages: dict[str, str]) -> Iterator[tuple[str, str, str, str, bool | None]]:
-    there = {canonicalize_name(name): version for name, version in packages.items()}
+    versions = {canonicalize_name(name): version for name, version in packages.items()}
     for row in variant.packages if variant else ():
-        version = there.pop(canonicalize_name(row.name), "")
+        version = versions.pop(canonicalize_name(row.name), "")
         yield row.name, row.version, version, row.sha256, is_equal(version.partition(" ")[0], row.version)
-    for name, version in there.items():
+    for name, version in versions.items():
         # Wheels that were built here stand in the lock as sources, by commit and tree.
         yield name, "", version, "", None
 
@@ -78,14 +78,14 @@ class Badge:
     says: tuple[str, ...]
 
 
-def badges(evidence: Evidence, found: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Badge, ...]:
+def badges(evidence: Evidence, rows: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Badge, ...]:
     """Available, Functional, Reproduced."""
-    return _available(evidence, pins), _functional(evidence), _reproduced(found)
+    return _available(evidence, pins), _functional(evidence), _reproduced(rows)
 
 
 def _available(evidence: Evidence, pins: tuple[Pin, ...]) -> Badge:
     every = (source for node in evidence.nodes for source in node.sources)
-    sources = {(str(each.get("name")), bool(each.get("commit")), bool(each.get("tree"))) for each in every}
+    sources = {(str(source.get("name")), bool(source.get("commit")), bool(source.get("tree"))) for source in every}
     pinned = sum(commit and tree for _, commit, tree in sources)
     due = {canonicalize_name(pin.name) for pin in pins}.difference(*map(built_names, evidence.nodes))
     hashed = due - {canonicalize_name(pin.name) for pin in pins if pin.sha256 in ("", "unrecorded")}
@@ -113,19 +113,19 @@ def _functional(evidence: Evidence) -> Badge:
     return Badge("Functional", "red" if bad else "green" if passed else "amber", tuple(says))
 
 
-def _reproduced(found: tuple[Claim, ...]) -> Badge:
-    told = [claim for claim in found if claim.claimed != "–"]
-    floors = [claim for claim in found if claim.floor != "–"]
-    says = [f"{sum(c.tone == 'green' for c in told)} of {plural(len(told), 'claim')} reached"] if told else []
+def _reproduced(rows: tuple[Claim, ...]) -> Badge:
+    claimed = [claim for claim in rows if claim.claimed != "–"]
+    floors = [claim for claim in rows if claim.floor != "–"]
+    says = [f"{sum(c.tone == 'green' for c in claimed)} of {plural(len(claimed), 'claim')} reached"] if claimed else []
     for verdict, words in (("not comparable", "not comparable"), ("above the claim", "far above")):
-        count = sum(claim.verdict == verdict for claim in told)
+        count = sum(claim.verdict == verdict for claim in claimed)
         says += [f"{plural(count, 'claim')} {words}"] if count else []
     says += [f"{sum(c.tone == 'green' for c in floors)} of {plural(len(floors), 'floor')} held"] if floors else []
-    if not told:
+    if not claimed:
         says.append("no claim of the document was measured in this run")
-    tones = {claim.tone for claim in (*told, *floors)}
+    tones = {claim.tone for claim in (*claimed, *floors)}
     return Badge(
-        "Reproduced", "red" if "red" in tones else "amber" if not told or "amber" in tones else "green", tuple(says)
+        "Reproduced", "red" if "red" in tones else "amber" if not claimed or "amber" in tones else "green", tuple(says)
     )
 
 
@@ -159,14 +159,14 @@ class Claim:
 
 def claims(evidence: Evidence) -> tuple[Claim, ...]:
     """Claims first, then what has a floor, then the other figures; nodes with one floor are one line."""
-    found = [_claim(node, check, check.comparison) for node, check in node_checks(evidence) if check.comparison]
+    compared = [_claim(node, check, check.comparison) for node, check in node_checks(evidence) if check.comparison]
     # Smaller sizes are in the table behind their picture.
     figures = (
         _figure(alike, named=len(every) > 1)
         for every in largest(evidence).values()
-        for alike in grouped(every, lambda found: found[1].floor).values()
+        for alike in grouped(every, lambda row: row[1].floor).values()
     )
-    return (*found, *sorted(figures, key=lambda each: not each.compared))
+    return (*compared, *sorted(figures, key=lambda claim: not claim.compared))
 
 
 def _claim(node: NodeEvidence, check: Check, it: Comparison) -> Claim:
@@ -201,18 +201,18 @@ def _percent(it: Comparison) -> str:
     return "–" if it.percent is None else f"{number(it.percent, 100 * SAME)} %"
 
 
-def _figure(found: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
+def _figure(rows: list[tuple[str, Metric, Check]], *, named: bool) -> Claim:
     """The worst node stands for all: a floor holds where it holds on each."""
-    sign, end, other = (-1, "highest", "lowest") if found[0][1].lower_is_better else (1, "lowest", "highest")
-    who, worst, check = min(found, key=lambda each: sign * each[1].median)
-    best = sign * max(sign * metric.median for _, metric, _ in found)
-    bad = sum(below_floor(metric) for _, metric, _ in found)
+    sign, end, other = (-1, "highest", "lowest") if rows[0][1].lower_is_better else (1, "lowest", "highest")
+    who, worst, check = min(rows, key=lambda row: sign * row[1].median)
+    best = sign * max(sign * metric.median for _, metric, _ in rows)
+    bad = sum(below_floor(metric) for _, metric, _ in rows)
     spread = f"median of n = {worst.n}, {number(worst.least)} to {number(worst.greatest)}"
-    if len(found) > 1:
-        spread = f"the {end} of {plural(len(found), 'node')}, on {who}; the {other} is {number(best)}"
+    if len(rows) > 1:
+        spread = f"the {end} of {plural(len(rows), 'node')}, on {who}; the {other} is {number(best)}"
     elif named:
         spread = f"on {who}, {spread}"
-    says = f"{bad} of {plural(len(found), 'node')} below the floor; {spread}" if bad else spread
+    says = f"{bad} of {plural(len(rows), 'node')} below the floor; {spread}" if bad else spread
     tone, verdict = (
         ("red", "below the floor") if bad else ("green", "floor held") if worst.floor is not None else ("", "")
     )
@@ -257,19 +257,19 @@ class Outliers:
 def outliers(nodes: Sequence[NodeEvidence], classes: Sequence[NodeClass]) -> Outliers | None:
     """Compare each node with the median one of its class; None where no three nodes of a class measured the same."""
     by_name = {node.node: node for node in nodes}
-    found, compared, seen = list[Outlier](), set[str](), set[str]()
-    for each in classes:
+    result, compared, seen = list[Outlier](), set[str](), set[str]()
+    for alike in classes:
         groups: dict[str, list[tuple[NodeEvidence, Metric]]] = {}
-        for node in (by_name[name] for name in each.nodes):
+        for node in (by_name[name] for name in alike.nodes):
             for metric in (metric for check in node.checks for metric in check.metrics if metric.n > 1):
                 groups.setdefault(metric.name, []).append((node, metric))
         for name, group in groups.items():
             if len(group) >= LEAST:
                 compared.add(name)
                 seen |= {node.node for node, _ in group}
-                found += _odd(name, group)
-    found.sort(key=lambda it: (not it.worse, -abs(it.off)))
-    return Outliers(tuple(found), len(compared), len(seen)) if compared else None
+                result += _odd(name, group)
+    result.sort(key=lambda it: (not it.worse, -abs(it.off)))
+    return Outliers(tuple(result), len(compared), len(seen)) if compared else None
 
 
 def _odd(name: str, group: Sequence[tuple[NodeEvidence, Metric]]) -> Iterator[Outlier]:
@@ -278,9 +278,9 @@ def _odd(name: str, group: Sequence[tuple[NodeEvidence, Metric]]) -> Iterator[Ou
     usual = next(metric for _, metric in group if metric.median == middle)
     spread = f"{number(usual.median)} ({number(usual.least)} to {number(usual.greatest)})"
     for node, metric in group:
-        told = [(figure(name), metric.median)]
-        told += [(f"{figure(name)}: GPU {gpu}", value) for gpu, value in rates(node, name)]
-        for what, value in told:
+        figures = [(figure(name), metric.median)]
+        figures += [(f"{figure(name)}: GPU {gpu}", value) for gpu, value in rates(node, name)]
+        for what, value in figures:
             if not usual.least <= value <= usual.greatest:
                 worse = (value > usual.greatest) == metric.lower_is_better
                 off = value / usual.median - 1 if usual.median else 0.0
@@ -298,17 +298,17 @@ class Gap:
 
 def gaps(evidence: Evidence, claims: tuple[Claim, ...], pins: tuple[Pin, ...]) -> tuple[Gap, ...]:
     """Checks that did not run, contents that were not read, and what this kind of run does not look at."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_gap: dict[tuple[str, str], list[str]] = {}
     for node in evidence.nodes:
         for check in node.checks:
             if check.status in ("skipped", "not-run") or check.level == "not-checked":
-                found.setdefault((check.name, check.says), []).append(node.node)
+                by_gap.setdefault((check.name, check.says), []).append(node.node)
         if node.root and node.root_level != "measured":
             why = "its Merkle root is what the stamp says; the files were not read in this run"
-            found.setdefault(("contents", why), []).append(node.node)
+            by_gap.setdefault(("contents", why), []).append(node.node)
         if not node.checks:
-            found.setdefault(("everything", f"no check ran; the node is {node.status}"), []).append(node.node)
-    out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in found.items()]
+            by_gap.setdefault(("everything", f"no check ran; the node is {node.status}"), []).append(node.node)
+    out = [Gap(what, why, tuple(dict.fromkeys(nodes))) for (what, why), nodes in by_gap.items()]
     every = tuple(node.node for node in evidence.nodes)
     out += _of_images(evidence)
     if several := tuple(node.node for node in evidence.nodes if _unlinked(node)):
@@ -342,9 +342,9 @@ def _unlocked(evidence: Evidence, pins: tuple[Pin, ...]) -> tuple[list[str], int
     built = {name for node in evidence.nodes for name in built_names(node)}
     known = {variant.digest for variant in evidence.variants if variant.packages}
     nodes = {node.node for node in evidence.nodes if node.facts is None and node.variant_digest not in known}
-    found = [pin for pin in pins if pin.same is None and not pin.wanted]
-    loose = [pin.name for pin in found if canonicalize_name(pin.name) in built or not nodes.issuperset(pin.nodes)]
-    return loose, len(found) - len(loose)
+    unlocked = [pin for pin in pins if pin.same is None and not pin.wanted]
+    loose = [pin.name for pin in unlocked if canonicalize_name(pin.name) in built or not nodes.issuperset(pin.nodes)]
+    return loose, len(unlocked) - len(loose)
 
 
 def _uncompared(evidence: Evidence, claims: tuple[Claim, ...]) -> str:

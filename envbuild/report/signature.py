@@ -71,8 +71,8 @@ def is_canonical(signature: str) -> bool:
 
 def check(data: bytes, signature: str) -> Signed | None:
     """Who signed `data`, whoever that is; None where the signature is not right. Raises `ssh-keygen-missing`."""
-    found = _GOOD.match(_keygen(["-Y", "check-novalidate", "-n", NAMESPACE], signature, data))
-    return Signed(found.group(1)) if found else None
+    match = _GOOD.match(_keygen(["-Y", "check-novalidate", "-n", NAMESPACE], signature, data))
+    return Signed(match.group(1)) if match else None
 
 
 def principal(data: bytes, signature: str, signers: Path) -> str | None:
@@ -144,10 +144,10 @@ def statement(text: bytes, evidence: Evidence) -> bytes:
 
 def subject_digest(payload: bytes) -> str:
     """The sha256 that a statement is about. Raises ValueError for what is no statement of ours."""
-    found: Any = evidence_file.parse(payload)
+    statement: Any = evidence_file.parse(payload)
     try:
-        if (found["_type"], found["predicateType"], len(found["subject"])) == (STATEMENT, PREDICATE, 1):
-            return str(found["subject"][0]["digest"]["sha256"])
+        if (statement["_type"], statement["predicateType"], len(statement["subject"])) == (STATEMENT, PREDICATE, 1):
+            return str(statement["subject"][0]["digest"]["sha256"])
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError("it has not the fields of a statement") from error
     raise ValueError("it is a statement of another kind")
@@ -176,9 +176,9 @@ def unseal(data: bytes) -> tuple[bytes, str, str]:
     """
     from securesystemslib.dsse import Envelope
 
-    found = evidence_file.parse(data)
+    fields = evidence_file.parse(data)
     try:
-        envelope: Envelope = Envelope.from_dict(found)
+        envelope: Envelope = Envelope.from_dict(fields)
         ((key, signature),) = envelope.signatures.items()
         payload, armour = bytes(envelope.payload), bytes.fromhex(signature.signature).decode("ascii")
         # Made anew: the library would keep fields that it does not know.

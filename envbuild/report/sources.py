@@ -83,8 +83,8 @@ def built_names(node: NodeEvidence) -> Iterator[str]:
 def summary(evidence: Evidence) -> list[tuple[str, str]]:
     """(source, one line) of every source that was built or came from the wheel store, over all nodes."""
     names = dict.fromkeys(_text(source.get("name")) for node in evidence.nodes for source in node.sources)
-    found = [(name, _holders(evidence.nodes, name, evidence.verb)) for name in names]
-    return [(name, made + _compared(holders)) for name, holders in found if (made := _made(holders))]
+    by_name = [(name, _holders(evidence.nodes, name, evidence.verb)) for name in names]
+    return [(name, made + _compared(holders)) for name, holders in by_name if (made := _made(holders))]
 
 
 _Holders = list[tuple[str, Mapping[str, Any]]]
@@ -94,10 +94,10 @@ _ORDER = ("built", "earlier")
 
 def _holders(nodes: Sequence[NodeEvidence], name: str, verb: str) -> _Holders:
     """(node, source) wherever it is, a node that built it first."""
-    found = [(node.node, _dated(node, source, verb)) for node in nodes for source in node.sources
+    holders = [(node.node, _dated(node, source, verb)) for node in nodes for source in node.sources
              if _text(source.get("name")) == name]  # fmt: skip
     how = [*_ORDER, None]
-    return sorted(found, key=lambda each: how.index(came if (came := _came(each[1])) in how else None))
+    return sorted(holders, key=lambda holder: how.index(came if (came := _came(holder[1])) in how else None))
 
 
 def _dated(node: NodeEvidence, source: Mapping[str, Any], verb: str) -> Mapping[str, Any]:
@@ -113,7 +113,7 @@ def _came(source: Mapping[str, Any]) -> object:
 
 def _view(name: str, holders: _Holders) -> SourceView:
     source = holders[0][1]
-    with_diff = next((each for _, each in holders if any(patch.get("diff") for patch in _patches(each))), source)
+    with_diff = next((holder for _, holder in holders if any(patch.get("diff") for patch in _patches(holder))), source)
     return SourceView(
         name=name,
         git=_text(source.get("git")),
@@ -173,27 +173,27 @@ def _effort(build: Mapping[str, Any]) -> str:
 def _compared(holders: _Holders) -> str:
     """`; built again: equal, byte by byte` where somebody asked for it."""
     again = dict.fromkeys(_rebuild(mapping(source.get("build"))) for _, source in holders)
-    said = "; ".join(text for text in again if text)
-    return f"; built again: {said}" if said else ""
+    answer = "; ".join(text for text in again if text)
+    return f"; built again: {answer}" if answer else ""
 
 
 def _contents(build: Mapping[str, Any]) -> str:
     """`12 extensions, sm_90`."""
     names = texts(build.get("extensions"))
-    found = dict.fromkeys(arch for _, archs in _found(build) for arch in archs)
+    codes = dict.fromkeys(arch for _, archs in _found(build) for arch in archs)
     parts = [plural(len(names), "extension")] if names else []
-    return ", ".join([*parts, " ".join(found)] if found else parts)
+    return ", ".join([*parts, " ".join(codes)] if codes else parts)
 
 
 def _found(build: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    found = mapping(mapping(build.get("arch")).get("found"))
-    return [(str(name), texts(archs)) for name, archs in sorted(found.items(), key=lambda each: str(each[0]))]
+    extensions = mapping(mapping(build.get("arch")).get("found"))
+    return [(str(name), texts(archs)) for name, archs in sorted(extensions.items(), key=lambda item: str(item[0]))]
 
 
 def _extensions(build: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    found = {name: ", ".join(archs) or "no device code" for name, archs in _found(build)}
-    for name in dict.fromkeys([*texts(build.get("extensions")), *found]):
-        yield name, found.get(name) or found.get(name.rsplit(".", 1)[-1]) or "not looked at"
+    extensions = {name: ", ".join(archs) or "no device code" for name, archs in _found(build)}
+    for name in dict.fromkeys([*texts(build.get("extensions")), *extensions]):
+        yield name, extensions.get(name) or extensions.get(name.rsplit(".", 1)[-1]) or "not looked at"
 
 
 def _rows(holders: _Holders) -> list[tuple[str, str]]:
@@ -227,9 +227,11 @@ def _rows(holders: _Holders) -> list[tuple[str, str]]:
 
 def _imports(build: Mapping[str, Any]) -> str:
     """`6 extensions import in the environment; not checked: flash_attn_2_cuda (no driver)`."""
-    told = mapping(build.get("imports"))
-    good, plain = texts(told.get("imported")), texts(told.get("libraries"))
-    unchecked = [f"{name} ({str(why)[:80]})" for name, why in sorted(mapping(told.get("unchecked")).items(), key=str)]
+    imports = mapping(build.get("imports"))
+    good, plain = texts(imports.get("imported")), texts(imports.get("libraries"))
+    unchecked = [
+        f"{name} ({str(why)[:80]})" for name, why in sorted(mapping(imports.get("unchecked")).items(), key=str)
+    ]
     parts = [f"{plural(len(good), 'extension')} imported in the environment"] if good else []
     parts += ["only loaded: " + ", ".join(plain)] if plain else []
     return "; ".join([*parts, *(["not checked: " + ", ".join(unchecked)] if unchecked else [])])
@@ -257,7 +259,7 @@ def _patch(patch: Mapping[str, Any]) -> PatchView:
         digest=_text(patch.get("digest")),
         hits=plural(hits, "hit") if (hits := _count(patch.get("hits"))) is not None else "",
         notes=tuple(texts(patch.get("notes"))),
-        files=tuple((_text(each.get("path")), _text(each.get("hits"))) for each in files),
+        files=tuple((_text(file.get("path")), _text(file.get("hits"))) for file in files),
         diff=str(text),
         lines=tuple((_kind(line), line) for line in lines[:DIFF_LINES]),
         more=max(0, len(lines) - DIFF_LINES),
@@ -278,7 +280,7 @@ def _patches(source: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _mappings(value: object) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, (list, tuple)) else []
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, (list, tuple)) else []
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -292,14 +294,14 @@ def _text(value: object) -> str:
 
 def texts(value: object) -> list[str]:
     """What a node told as a list, as texts; else none."""
-    return [str(each) for each in value] if isinstance(value, (list, tuple)) else []
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
 
 
 def numbers(value: object) -> list[float]:
     """What a node told as a list of numbers; none where one of them is anything else."""
-    told = value if isinstance(value, list) else []
-    good = all(isinstance(each, (int, float)) and math.isfinite(each) for each in told)
-    return [float(each) for each in told] if good else []
+    items = value if isinstance(value, list) else []
+    good = all(isinstance(item, (int, float)) and math.isfinite(item) for item in items)
+    return [float(item) for item in items] if good else []
 
 
 def _count(value: object) -> int | None:

@@ -45,8 +45,12 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
     memories = sorted({gpu.memory_mib for gpu in facts.gpus if gpu.memory_mib})
     memory = ", ".join(f"{value / 1024:.0f} GiB" for value in memories)
     nics = [f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind for nic in facts.nics]
-    compilers = [f"{each.path.rsplit('/', 1)[-1]} {each.version}" for each in facts.compilers if each.path != LEFT_OUT]
-    compilers = compilers or [each.version for each in facts.compilers]
+    compilers = [
+        f"{compiler.path.rsplit('/', 1)[-1]} {compiler.version}"
+        for compiler in facts.compilers
+        if compiler.path != LEFT_OUT
+    ]
+    compilers = compilers or [compiler.version for compiler in facts.compilers]
     driver = facts.driver.version or facts.driver.problem or "none"
     ceiling = f", up to CUDA {facts.driver.cuda_ceiling}" if facts.driver.cuda_ceiling else ""
     rows = (
@@ -67,7 +71,7 @@ def fact_rows(facts: NodeFacts) -> tuple[tuple[str, str], ...]:
 def classes(nodes: Sequence[NodeEvidence]) -> tuple[NodeClass, ...]:
     """Nodes with equal facts together; nodes without facts are in none."""
     known = [(node.node, node.facts) for node in nodes if node.facts is not None]
-    groups = grouped(known, lambda each: json.dumps(each[1].class_key(), sort_keys=True))
+    groups = grouped(known, lambda pair: json.dumps(pair[1].class_key(), sort_keys=True))
     return tuple(NodeClass(tuple(name for name, _ in group), fact_rows(group[0][1])) for group in groups.values())
 
 
@@ -80,15 +84,15 @@ def seconds(value: float | None) -> str:
 
 def image_rows(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     """`Image` and what most nodes run, `Other images`; nothing where they run environments of their own."""
-    found = [(node.node, node.image) for node in evidence.nodes if node.image is not None]
-    if not found:
+    images = [(node.node, node.image) for node in evidence.nodes if node.image is not None]
+    if not images:
         return ()
-    largest = max(grouped(found, lambda each: each[1].id).values(), key=len)
+    largest = max(grouped(images, lambda pair: pair[1].id).values(), key=len)
     image = largest[0][1]
-    through = sorted({each.runtime for _, each in largest})
-    said = f"{image.id[:12]} through {' and '.join(through)} on {len(largest)} of {len(evidence.nodes)} nodes"
-    others = [f"{node} has {each.id[:12]}" for node, each in found if each.id != image.id]
-    return (("Image", said), *((("Other images", few(others)),) if others else ()))
+    through = sorted({used.runtime for _, used in largest})
+    shown = f"{image.id[:12]} through {' and '.join(through)} on {len(largest)} of {len(evidence.nodes)} nodes"
+    others = [f"{node} has {other.id[:12]}" for node, other in images if other.id != image.id]
+    return (("Image", shown), *((("Other images", few(others)),) if others else ()))
 
 
 def steps(events: Iterable[Mapping[str, Any]]) -> dict[str, tuple[StepTime, ...]]:
@@ -96,7 +100,7 @@ def steps(events: Iterable[Mapping[str, Any]]) -> dict[str, tuple[StepTime, ...]
 
     Raises ValueError, KeyError or TypeError for what is no journal.
     """
-    found: dict[str, list[StepTime]] = {}
+    by_node: dict[str, list[StepTime]] = {}
     zero: datetime | None = None
     for event in events:
         now = datetime.fromisoformat(event["t"])
@@ -104,18 +108,18 @@ def steps(events: Iterable[Mapping[str, Any]]) -> dict[str, tuple[StepTime, ...]
         kind, data = event["kind"], event.get("data", {})
         if kind not in ("step-started", "step-finished"):
             continue
-        of_node = found.setdefault(str(event["node"]), [])
+        of_node = by_node.setdefault(str(event["node"]), [])
         after = round((now - zero).total_seconds(), 3)
         if kind == "step-started":
             of_node.append(StepTime(name=data["step"], status="started", began=max(0.0, after)))
             continue
-        at = next((i for i, each in enumerate(of_node) if (each.name, each.status) == (data["step"], "started")), None)
+        at = next((i for i, time in enumerate(of_node) if (time.name, time.status) == (data["step"], "started")), None)
         took = data.get("seconds")
         began = of_node.pop(at).began if at is not None else max(0.0, round(after - (took or 0), 3))
         took = round(after - began if took is None else took, 3)
         ended = {"name": data["step"], "status": data["status"], "began": began, "seconds": max(0.0, took)}
         of_node.append(StepTime.from_plain({**ended, "parts": data.get("parts") or {}}))
-    return {node: tuple(sorted(each, key=lambda step: step.began)) for node, each in found.items()}
+    return {node: tuple(sorted(times, key=lambda step: step.began)) for node, times in by_node.items()}
 
 
 _FIGURES = (
@@ -165,12 +169,12 @@ def kind_and_size(metric: Metric) -> tuple[str, int | None] | None:
 
 def largest(evidence: Evidence) -> dict[str, list[tuple[str, Metric, Check]]]:
     """Node, metric and check of every figure by its name, but for smaller sizes without a floor."""
-    found: dict[str, list[tuple[str, Metric, Check]]] = {}
+    by_name: dict[str, list[tuple[str, Metric, Check]]] = {}
     for node, check in node_checks(evidence):
         for metric in check.metrics:
             if metric.floor is not None or not of_smaller_size(metric, check):
-                found.setdefault(metric.name, []).append((node.node, metric, check))
-    return found
+                by_name.setdefault(metric.name, []).append((node.node, metric, check))
+    return by_name
 
 
 def below_floor(metric: Metric) -> bool:
@@ -180,7 +184,7 @@ def below_floor(metric: Metric) -> bool:
 
 def headline(check: Check) -> str:
     """The figure that stands for a check: the one that a floor is about, else the last; named where there are more."""
-    metric = next((each for each in check.metrics if each.floor is not None), check.metrics[-1])
+    metric = next((metric for metric in check.metrics if metric.floor is not None), check.metrics[-1])
     name = f" {metric.name}" if len(check.metrics) > 1 else ""
     return f"{number(metric.median, metric.floor)} {metric.unit}{name}"
 
@@ -210,8 +214,8 @@ class Table:
 def tables(evidence: Evidence) -> tuple[Table, ...]:
     """Those for which the evidence has the data."""
     steps = (row for node in evidence.nodes for row in _steps(node))
-    told = ((node.node, _rates(check.details.get("peer_gbps"))) for node, check in node_checks(evidence))
-    pairs = {who: rates for who, rates in told if rates}
+    by_node = ((node.node, _rates(check.details.get("peer_gbps"))) for node, check in node_checks(evidence))
+    pairs = {who: rates for who, rates in by_node if rates}
     count = max(map(len, pairs.values()), default=0)
     to = tuple(f"to GPU {index}" for index in range(count))
     phases = ((name, seconds(took)) for name, took in evidence.phases.items())
@@ -250,13 +254,13 @@ def _copies(pairs: dict[str, Rates], count: int) -> Iterator[Row]:
     slowest = sorted(pairs, key=lambda who: min(rate for row in pairs[who] for rate in row if rate is not None))
     for who in slowest:
         for index, rates in enumerate(pairs[who]):
-            told = ["–" if rate is None else number(rate) for rate in rates]
-            yield who, f"GPU {index}", *told, *(["–"] * (count - len(rates)))
+            cells = ["–" if rate is None else number(rate) for rate in rates]
+            yield who, f"GPU {index}", *cells, *(["–"] * (count - len(rates)))
 
 
-def _rates(told: Any) -> Rates:
+def _rates(details: Any) -> Rates:
     """What a node told as rows of numbers, None for a GPU and itself; empty where it is anything else."""
-    rows = told if isinstance(told, list) and 1 < len(told) <= 64 else []
+    rows = details if isinstance(details, list) and 1 < len(details) <= 64 else []
     square = all(isinstance(row, list) and len(row) == len(rows) for row in rows)
     good = square and all(_is_rate(rate, a == b) for a, row in enumerate(rows) for b, rate in enumerate(row))
     return rows if good else []

@@ -55,17 +55,20 @@ def _block(lines: list[Line]) -> list[Line]:
 def _logs(view: View) -> list[str]:
     """Paths, on their nodes, of what the builds that failed printed."""
     details = [(node.error or {}).get("details") or {} for node in view.nodes_by_need]
-    return [str(each["log"]) for each in details if each.get("log")]
+    return [str(detail["log"]) for detail in details if detail.get("log")]
 
 
 def deviation_lines(evidence: Evidence) -> list[Line]:
     """In what nodes deviate from the root that most have; what has drifted since it was stamped is named apart."""
     lines: list[Line] = []
     drifted = {node.node for node in evidence.nodes if node.drift_count}
-    for each in evidence.equality.deviating if evidence.equality is not None else ():
-        if not drifted.issuperset(each.nodes):
-            lines += [("", ""), (f"  ! {equality.names(each.nodes)} deviates: root {(each.root or '')[:12]}", "yellow")]
-            lines += [(f"    {text}", "") for text in each.differs]
+    for group in evidence.equality.deviating if evidence.equality is not None else ():
+        if not drifted.issuperset(group.nodes):
+            lines += [
+                ("", ""),
+                (f"  ! {equality.names(group.nodes)} deviates: root {(group.root or '')[:12]}", "yellow"),
+            ]
+            lines += [(f"    {text}", "") for text in group.differs]
     return lines
 
 
@@ -115,8 +118,8 @@ def _what(view: View) -> list[Line]:
     wanted = ("Variant", "Python", "torch", "Variant digest", "Merkle root")
     values = {name: _DIGEST.sub(r"\1", value) for name, value in view.summary}
     rows = [(name, values[name]) for name in wanted if values[name] != "–"]
-    if said := equality.sentence(evidence):
-        rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", said)]
+    if sentence := equality.sentence(evidence):
+        rows = [row for row in rows if row[0] != "Merkle root"] + [("equality", sentence)]
     rows += image_rows(evidence)
     took = f", {seconds(sum(evidence.phases.values()))} in all" if evidence.phases else ""
     rows += view.sources
@@ -136,10 +139,10 @@ def _why(node: NodeEvidence) -> tuple[str, list[str]]:
 def _reason(node: NodeEvidence) -> list[Line]:
     """Why a node failed and what to do next; what its build printed stands at the end (`output_lines`)."""
     error = node.error or {}
-    told = (("why", _why(node)[0]), ("hint", str(error.get("hint") or "")))
-    said = [f"{label}: {' '.join(text.split())}" for label, text in told if text]
-    code = [f"error[{error['code']}]"] if error.get("code") and said else []
-    return [(f"    {part}", "red" if part in code else "") for part in code + said]
+    labelled = (("why", _why(node)[0]), ("hint", str(error.get("hint") or "")))
+    lines = [f"{label}: {' '.join(text.split())}" for label, text in labelled if text]
+    code = [f"error[{error['code']}]"] if error.get("code") and lines else []
+    return [(f"    {part}", "red" if part in code else "") for part in code + lines]
 
 
 def _nodes(view: View) -> list[Line]:

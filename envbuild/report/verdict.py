@@ -84,8 +84,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
             return f"{_last_read(unread)}: {name} on {where} has the stamp of its lock, and packages of those names."
         if all(node.root_level == "measured" for node in evidence.nodes):
             return f"{name} on {where} is as it was stamped for this lock: every file that the root covers was read."
-        said = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
-        return f"{name} on {where}: {said or 'no check ran'}."
+        sentences = "; ".join(dict.fromkeys(check.says for check in all_checks(evidence)))
+        return f"{name} on {where}: {sentences or 'no check ran'}."
     if evidence.verb == "bench":
         ran = "did not run here: a log of it says" if of_logs(evidence) else f"ran on {where}:"
         return f"{name} {ran} {_measured(evidence)}."
@@ -105,8 +105,8 @@ def _good_sentence(evidence: Evidence, name: str, where: str) -> str:
 
 def _smoked(node: NodeEvidence) -> str:
     """What a smoke test came to on a node where nothing failed: of the whole one, or of what it was limited to."""
-    said = (check.details.get("only") for check in node.checks if check.name == "smoke/only")
-    only = ", ".join(dict.fromkeys(str(name) for names in said if isinstance(names, list) for name in names))
+    restrictions = (check.details.get("only") for check in node.checks if check.name == "smoke/only")
+    only = ", ".join(dict.fromkeys(str(name) for names in restrictions if isinstance(names, list) for name in names))
     if _none_passed(node):
         return f"ran no check of {only}" if only else "ran no check"
     return f"passes {only or 'its smoke test'}"
@@ -129,8 +129,12 @@ def far_above(check: Check) -> bool:
 
 def _measured(evidence: Evidence) -> str:
     """The figure of a stack's own run and what it says beside its claim."""
-    told = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
-    return f"{number(told.measured, told.claim)} {told.unit}, {told.why}" if told else "nothing was measured"
+    comparison = next((check.comparison for check in all_checks(evidence) if check.comparison is not None), None)
+    return (
+        f"{number(comparison.measured, comparison.claim)} {comparison.unit}, {comparison.why}"
+        if comparison
+        else "nothing was measured"
+    )
 
 
 def _found(evidence: Evidence) -> str:
@@ -155,25 +159,25 @@ def _last_read(unread: list[Check]) -> str:
 
 def _taken_for_granted(evidence: Evidence) -> list[str]:
     """What a reader would think was checked and was not, as one more sentence; empty where there is nothing."""
-    said = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
-    told = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
-    rest = [text for text in dict.fromkeys(said) if text not in told]
+    unchecked = [check.says for check in all_checks(evidence) if check.level == "not-checked"]
+    elsewhere = {check.says for check in (*_unread(evidence), *of_logs(evidence))}
+    rest = [text for text in dict.fromkeys(unchecked) if text not in elsewhere]
     return [f"Not checked: {'; '.join(rest)}."] if rest else []
 
 
 def _reason(node: NodeEvidence, count: int) -> str:
-    said = str((node.error or {}).get("what") or "")
+    what = str((node.error or {}).get("what") or "")
     # Most errors of a node begin with its name.
-    if said.startswith(f"{node.node} ") and count > 1:
-        return said.rstrip(".")
+    if what.startswith(f"{node.node} ") and count > 1:
+        return what.rstrip(".")
     return f"{node.node}: {reason(node)}" if count > 1 else reason(node)
 
 
 def reason(node: NodeEvidence) -> str:
     """Why a node is not good, without its name."""
     if node.error:
-        said = str(node.error.get("what") or node.error.get("code") or node.status)
-        return said.removeprefix(f"{node.node}: ").rstrip(".")
+        what = str(node.error.get("what") or node.error.get("code") or node.status)
+        return what.removeprefix(f"{node.node}: ").rstrip(".")
     failed = [check for check in node.checks if check.status == "failed"]
     if failed:
         return f"{failed[0].name}: {failed[0].says}".rstrip(".")

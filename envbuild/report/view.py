@@ -205,7 +205,7 @@ def _summary(evidence: Evidence) -> tuple[tuple[str, str], ...]:
         ("Exit code", f"{evidence.exit} ({exit_meaning(evidence.exit)})"),
         ("Variant digest", _first_value([node.variant_digest or "" for node in nodes])),
         ("Merkle root", _first_value([root_text(node) for node in nodes])),
-        *((("Equality", said),) if (said := sentence(evidence)) else ()),
+        *((("Equality", equal),) if (equal := sentence(evidence)) else ()),
         *image_rows(evidence),
         ("Lock digest", evidence.lock_digest),
     )
@@ -223,7 +223,7 @@ def _whole_seconds(moment: str) -> str:
 def _build_key(node: NodeEvidence) -> str:
     decisions = node.resolution.model_dump(mode="json", exclude={"node"}) if node.resolution else {}
     every = [decisions, *decisions.get("candidates", ())]
-    for decision in (decision for each in every for decision in each.get("decisions", ())):
+    for decision in (decision for build in every for decision in build.get("decisions", ())):
         if decision["verdict"] == "allow":
             del decision["compared"]  # how many bytes are free, for one: no two nodes have as many
     parts: list[Any] = [node.variant_digest, node.root, node.environment, node.packages, node.base_packages]
@@ -316,11 +316,11 @@ def _commands(evidence: Evidence) -> tuple[str, ...]:
     return shlex.join(evidence.command), shlex.join([*verify, *place_words(evidence.command, evidence.stack)])
 
 
-def _compared(told: tuple[Claim, ...]) -> str:
+def _compared(claims: tuple[Claim, ...]) -> str:
     """How the claims of a document came out; empty where none was measured."""
-    words = [claim.verdict.replace(" the claim", " its claim") for claim in told if claim.claimed != "–"]
-    said = ", ".join(f"{len(alike)} {word}" for word, alike in grouped(words, str).items())
-    return f"{plural(len(words), 'claim')}: {said}." if said else ""
+    words = [claim.verdict.replace(" the claim", " its claim") for claim in claims if claim.claimed != "–"]
+    counts = ", ".join(f"{len(alike)} {word}" for word, alike in grouped(words, str).items())
+    return f"{plural(len(words), 'claim')}: {counts}." if counts else ""
 
 
 def _level(evidence: Evidence) -> str:
@@ -339,8 +339,8 @@ def _level(evidence: Evidence) -> str:
 
 def failures(check: Check) -> list[str]:
     """Everything that a check found wrong, where it lists it."""
-    found = check.details.get("failures")
-    return [str(text) for text in found] if isinstance(found, list) else []
+    reasons = check.details.get("failures")
+    return [str(text) for text in reasons] if isinstance(reasons, list) else []
 
 
 def output(check: Check) -> str:

@@ -89,11 +89,11 @@ def _script(argv: Sequence[str], stdin: bytes | None, nonce: str) -> str:
 
 def _finished(done: Finished, nonce: str) -> Finished:
     """What the program of `_script` left, between the lines that the script printed around it."""
-    _, found, rest = done.out.partition(f"\nbegin {nonce}\n")
+    _, mark, rest = done.out.partition(f"\nbegin {nonce}\n")
     body, ended, code = rest.rpartition(f"\nend {nonce} ")
-    if not found or not ended:
-        said = done.out if not found else rest
-        return Finished(out=said, err=done.err, timed_out=done.timed_out, truncated=done.truncated)
+    if not mark or not ended:
+        output = done.out if not mark else rest
+        return Finished(out=output, err=done.err, timed_out=done.timed_out, truncated=done.truncated)
     number = int(code.split()[0])
     return Finished(rc=number, out=body, err=done.err, missing=number == 127, truncated=done.truncated)
 
@@ -160,9 +160,9 @@ class Scheduler(ABC):
             )
         done = self.runner.run(self.submits, stdin=self.render(job).encode(), timeout=TIMEOUT)
         # A site's plugin may print before it.
-        found = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
-        if done.ok and found:
-            return found[1]
+        match = re.search(r"^([0-9]+)(?:;\S*|\.\S+)?\s*\Z", done.out.strip(), re.MULTILINE)
+        if done.ok and match:
+            return match[1]
         raise self._refused(self.submits[0], done)
 
     def cancel(self, number: str) -> None:

@@ -89,10 +89,10 @@ def _path(folder: str) -> str:
 
 def _step(step: JobStep) -> list[str]:
     if step.each == "node":
-        told, count = "# Once on every node.", '"$NNODES"'
+        comment, count = "# Once on every node.", '"$NNODES"'
     else:
-        told, count = "# Once, on the first node.", "1"
-    return [told, f"{mpiexec(count)} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+        comment, count = "# Once, on the first node.", "1"
+    return [comment, f"{mpiexec(count)} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
 
 
 def mpiexec(count: str) -> str:
@@ -125,9 +125,9 @@ class Pbs(Scheduler):
         limits = (QueueLimits(name=wanted.queue),) if wanted.queue else wanted.queues
         queues = {}
         if limits:
-            there = pbs_answers.parse_queues(self.asked("qstat", "-Q", "-f"))
-            pbs_answers.check_queues(limits, there, self.runner.host)
-            queues = {limit.name: there.get(limit.name, {}) for limit in limits}
+            offered = pbs_answers.parse_queues(self.asked("qstat", "-Q", "-f"))
+            pbs_answers.check_queues(limits, offered, self.runner.host)
+            queues = {limit.name: offered.get(limit.name, {}) for limit in limits}
         nodes = pbs_answers.parse_nodes(self.asked("pbsnodes", "-a"))
         return pbs_answers.Queues(limits, pbs_answers.offers(nodes, wanted.constraints or "", queues))
 
@@ -135,8 +135,8 @@ class Pbs(Scheduler):
         """Those of `nodes` that take no jobs now, with the reason: a hook may have taken them out after ours."""
         if not nodes:
             return {}
-        found = pbs_answers.parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out)
-        return pbs_answers.bad_nodes(found)
+        states = pbs_answers.parse_nodes(self.runner.run(["pbsnodes", *nodes], timeout=TIMEOUT).out)
+        return pbs_answers.bad_nodes(states)
 
     def poll(self, job: Job, number: str) -> JobState:
         """What PBS says, its history included; once it has forgotten the job, what the job's own status file says.

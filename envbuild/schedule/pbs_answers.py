@@ -129,22 +129,22 @@ def parse_queues(text: str) -> dict[str, Attributes]:
 
 def parse_nodes(text: str) -> dict[str, Attributes]:
     """`pbsnodes -a`: attributes by node, without its domain."""
-    return {name.partition(".")[0]: told for name, told in _blocks(text, r"(\S+)\s*\Z").items()}
+    return {name.partition(".")[0]: attributes for name, attributes in _blocks(text, r"(\S+)\s*\Z").items()}
 
 
-def check_queues(limits: Sequence[QueueLimits], there: Mapping[str, Attributes], host: str) -> None:
+def check_queues(limits: Sequence[QueueLimits], queues: Mapping[str, Attributes], host: str) -> None:
     """Raises EnvbuildError `partition-unknown` (exit 2), `partition-out-of-service` (exit 75)."""
     for limit in limits:
-        told = there.get(limit.name)
-        if told is None:
+        queue = queues.get(limit.name)
+        if queue is None:
             raise EnvbuildError(
                 "partition-unknown",
                 f"there is no queue {limit.name} on this cluster",
-                why=f"`qstat -Q` on {host} lists: {', '.join(sorted(there)) or 'nothing'}",
+                why=f"`qstat -Q` on {host} lists: {', '.join(sorted(queues)) or 'nothing'}",
                 hint="name one of them: `scheduler: {queue: NAME}`",
             )
     # Where one of several is closed, jobs for it are refused by qsub in its own words.
-    if limits and all(there[limit.name].get("enabled") == "False" for limit in limits):
+    if limits and all(queues[limit.name].get("enabled") == "False" for limit in limits):
         raise EnvbuildError(
             "partition-out-of-service",
             f"the queue {limits[0].name} takes no jobs now",
@@ -164,24 +164,26 @@ def offers(nodes: Mapping[str, Attributes], constraints: str, queues: Mapping[st
     A site may show a host as several vnodes, as one for each NUMA node: a job for the whole host has them all.
     """
     hosts: dict[str, list[Attributes]] = {}
-    for name, told in nodes.items():
-        if _has(told, asks_for(constraints)) and (not queues or any(_serves(told, *queue) for queue in queues.items())):
-            hosts.setdefault(told.get(f"{_HAS}host", name), []).append(told)
+    for name, attributes in nodes.items():
+        if _has(attributes, asks_for(constraints)) and (
+            not queues or any(_serves(attributes, *queue) for queue in queues.items())
+        ):
+            hosts.setdefault(attributes.get(f"{_HAS}host", name), []).append(attributes)
     return tuple(
         Offer(_sum(parts, "ncpus"), _sum(parts, "ngpus"), _sum(parts, "mem") >> 30) for parts in hosts.values()
     )
 
 
-def _serves(told: Attributes, name: str, queue: Attributes) -> bool:
+def _serves(attributes: Attributes, name: str, queue: Attributes) -> bool:
     """Whether a node takes jobs of a queue: it may be of one alone, or have what the queue asks for in their stead."""
     chunk = {key.partition(".")[2]: value for key, value in queue.items() if key.startswith("default_chunk.")}
     kinds = {key: value for key, value in chunk.items() if not value[:1].isdigit()}
-    return told.get("queue", name) == name and _has(told, kinds)
+    return attributes.get("queue", name) == name and _has(attributes, kinds)
 
 
-def _has(told: Attributes, wanted: Mapping[str, str]) -> bool:
+def _has(attributes: Attributes, wanted: Mapping[str, str]) -> bool:
     return all(
-        value.lower() in told.get(f"{_HAS}{key}", "").lower().split(",")
+        value.lower() in attributes.get(f"{_HAS}{key}", "").lower().split(",")
         for key, value in wanted.items()
         if key not in _AMOUNTS
     )
@@ -189,19 +191,19 @@ def _has(told: Attributes, wanted: Mapping[str, str]) -> bool:
 
 def _sum(parts: Sequence[Attributes], key: str) -> int:
     """A number, or bytes (`527672492kb`)."""
-    found = (re.fullmatch(r"(\d+)([kmgtp]?)b?", told.get(f"{_HAS}{key}", "").lower()) for told in parts)
-    return sum(int(one[1]) << 10 * " kmgtp".index(one[2] or " ") for one in found if one)
+    sizes = (re.fullmatch(r"(\d+)([kmgtp]?)b?", part.get(f"{_HAS}{key}", "").lower()) for part in parts)
+    return sum(int(one[1]) << 10 * " kmgtp".index(one[2] or " ") for one in sizes if one)
 
 
 def bad_nodes(nodes: Mapping[str, Attributes]) -> dict[str, str]:
     """Nodes that take no jobs, with state and the administrator's comment."""
-    found: dict[str, str] = {}
-    for name, told in nodes.items():
-        states = told.get("state", "").split(",")
+    reasons: dict[str, str] = {}
+    for name, attributes in nodes.items():
+        states = attributes.get("state", "").split(",")
         if _OUT & set(states):
-            comment = told.get("comment", "")
-            found[name] = f"{','.join(states)}: {comment}" if comment else ",".join(states)
-    return found
+            comment = attributes.get("comment", "")
+            reasons[name] = f"{','.join(states)}: {comment}" if comment else ",".join(states)
+    return reasons
 
 
 # PBS Professional, qstat(1B), states of a job. F is finished, X an expired subjob, M moved to another server.
@@ -239,14 +241,14 @@ def unknown_job(text: str) -> bool:
 def parse_job(text: str, number: str) -> JobState | None:
     """`qstat -x -f ID`; None when there is no such job."""
     jobs = _blocks(text, r"Job Id: (\S+)\s*\Z")
-    told = next((told for name, told in jobs.items() if name.partition(".")[0] == number), {})
-    return _state(told) if "job_state" in told else None
+    job = next((attributes for name, attributes in jobs.items() if name.partition(".")[0] == number), {})
+    return _state(job) if "job_state" in job else None
 
 
-def _state(told: Attributes) -> JobState:
-    word, comment = told["job_state"], told.get("comment", "")
+def _state(job: Attributes) -> JobState:
+    word, comment = job["job_state"], job.get("comment", "")
     phase = _PHASES.get(word, Phase.RUNNING)
-    shown = told.get("Exit_status", "")
+    shown = job.get("Exit_status", "")
     status = int(shown) if re.fullmatch(r"-?[0-9]{1,9}", shown) else None
     failure = _failure(status, comment) if phase is Phase.DONE else None
     # 256 + the signal that ended it.
@@ -256,8 +258,8 @@ def _state(told: Attributes) -> JobState:
         reason=comment,
         exit=code if phase is Phase.DONE else None,
         failure=failure,
-        nodes=_hosts(told.get("exec_host", "")),
-        restarts=max(0, (integer(told.get("run_count")) or 0) - 1),
+        nodes=_hosts(job.get("exec_host", "")),
+        restarts=max(0, (integer(job.get("run_count")) or 0) - 1),
         word=word,
     )
 

@@ -88,7 +88,7 @@ def status_name(number: str) -> str:
 
 def words(argv: Iterable[str]) -> str:
     """`argv` quoted for the script; what only the job knows is left to the shell."""
-    return " ".join(_quote(each) for each in argv)
+    return " ".join(_quote(word) for word in argv)
 
 
 def _quote(text: str) -> str:
@@ -99,9 +99,9 @@ def _quote(text: str) -> str:
     return "".join(out)
 
 
-def head(job: Job, directives: Iterable[str], told: str = "") -> list[str]:
+def head(job: Job, directives: Iterable[str], note: str = "") -> list[str]:
     """What the file begins with: bash, as a login shell where modules are loaded (a site makes `module` there)."""
-    first = [f"#!/bin/bash{' -l' if job.modules else ''}", comment(f"{job.name}: {job.cost()}.{told}")]
+    first = [f"#!/bin/bash{' -l' if job.modules else ''}", comment(f"{job.name}: {job.cost()}.{note}")]
     return [*first, *directives, *(comment(f"warning: {text}") for text in job.warnings()), ""]
 
 

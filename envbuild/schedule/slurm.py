@@ -101,15 +101,15 @@ def _step(step: Step, job: Job) -> list[str]:
     if isinstance(step, JobText):
         return script.piece(step, f"srun {_EVERYWHERE} --kill-on-bad-exit=1 --wait=0 --cpu-bind=none")
     if step.each == "node":
-        told = "# Once on every node; a node that fails does not stop the others."
+        comment = "# Once on every node; a node that fails does not stop the others."
         where = _EVERYWHERE
     elif job.builder:
-        told = "# Once, on the node that can build."
+        comment = "# Once, on the node that can build."
         where = f"--nodes=1 --ntasks=1 --nodelist={shlex.quote(job.builder)}"
     else:
-        told = "# Once, on the first node."
+        comment = "# Once, on the first node."
         where = "--nodes=1 --ntasks=1 --relative=0"
-    return [told, f"srun {where} {_STEP} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
+    return [comment, f"srun {where} {_STEP} \\", '  bash -c "$with_rank" step \\', f"  {script.words(step.argv)}"]
 
 
 class Slurm(Scheduler):
@@ -169,16 +169,18 @@ class Slurm(Scheduler):
         shown = self.asked("scontrol", "show", "partition", "--oneliner", name)
         nodes = self.asked("sinfo", "-h", "-p", name, "-o", slurm_answers.PARTITION_FORMAT)
         config = self.asked("scontrol", "show", "config")
-        found = slurm_answers.parse_partition(name, shown, nodes, config)
-        if found is None or not found.nodes:
+        partition = slurm_answers.parse_partition(name, shown, nodes, config)
+        if partition is None or not partition.nodes:
             others = sorted(set(self.asked("sinfo", "-h", "-o", "%R").split()))
             raise EnvbuildError(
                 "partition-unknown",
-                f"there is no partition {name} on this cluster" if found is None else f"partition {name} has no nodes",
+                f"there is no partition {name} on this cluster"
+                if partition is None
+                else f"partition {name} has no nodes",
                 why=f"`sinfo` on {self.runner.host} lists: {', '.join(others) or 'nothing'}",
                 hint="name one of them: `hosts: {slurm: NAME}`; FUTURE nodes appear only once autoscaling is on",
             )
-        return found
+        return partition
 
     def bad_nodes(self, nodes: tuple[str, ...]) -> dict[str, str]:
         """Those of `nodes` that take no jobs now, with the reason: an epilog may have drained them after ours."""

@@ -129,7 +129,7 @@ class Partition:
 
         Whole nodes come with all of theirs.
         """
-        parts = [cpus * gpus // there for cpus, there in self.kinds if there >= gpus and not exclusive]
+        parts = [cpus * gpus // on_node for cpus, on_node in self.kinds if on_node >= gpus and not exclusive]
         return Share(min(parts, default=0) or None)
 
     def in_service(self) -> int:
@@ -187,11 +187,11 @@ def parse_partition(name: str, partition: str, nodes: str, config: str) -> Parti
         if len(cells) < 4 or not integer(cells[1]):
             continue
         states[cells[2]] = states.get(cells[2], 0) + int(cells[1])
-        there = [(key, count) for key, count in parse_gres(cells[3]) if key[0] == "gpu"]
-        for key, count in there:
+        of_node = [(key, count) for key, count in parse_gres(cells[3]) if key[0] == "gpu"]
+        for key, count in of_node:
             gpus[key] = max(gpus.get(key, 0), count)
-        if there and cells[4:] and integer(cells[4]) is not None:
-            kinds.add((_for_jobs(int(cells[4]), partition), sum(count for _, count in there)))
+        if of_node and cells[4:] and integer(cells[4]) is not None:
+            kinds.add((_for_jobs(int(cells[4]), partition), sum(count for _, count in of_node)))
     types = re.search(r"^GresTypes\s*=\s*(\S+)", config, re.MULTILINE)
     knows = types is not None and "gpu" in types[1].split(",")
     if "DefCpuPerGPU=" in partition + config:
@@ -203,18 +203,20 @@ def _for_jobs(cpus: int, partition: str) -> int:
     """How many of a node's processors a job can ask for: a site keeps some for itself (CoreSpecCount, which the
     partition's TRES leaves out since 22.05) or for other partitions (MaxCPUsPerNode); a job for more is refused.
     """
-    told = dict(re.findall(r"(?:\A|\s)(TotalCPUs|TRES|MaxCPUsPerNode)=(?:cpu=)?([1-9][0-9]{0,14})(?![0-9])", partition))
-    if "TRES" in told and "TotalCPUs" in told:
-        cpus = cpus * int(told["TRES"]) // int(told["TotalCPUs"])
-    return min(cpus, int(told.get("MaxCPUsPerNode", cpus)))
+    numbers = dict(
+        re.findall(r"(?:\A|\s)(TotalCPUs|TRES|MaxCPUsPerNode)=(?:cpu=)?([1-9][0-9]{0,14})(?![0-9])", partition)
+    )
+    if "TRES" in numbers and "TotalCPUs" in numbers:
+        cpus = cpus * int(numbers["TRES"]) // int(numbers["TotalCPUs"])
+    return min(cpus, int(numbers.get("MaxCPUsPerNode", cpus)))
 
 
 def parse_gres(text: str) -> Iterable[tuple[tuple[str, str | None], int]]:
     """`gpu:a100:8(S:0-1),nic:2` as ((name, type), count); sockets in parentheses hold commas of their own."""
     for part in re.split(r",(?![^()]*\))", text.strip()):
-        found = _GRES.match(part.removeprefix("gres:").removeprefix("gres/"))
-        if found:
-            yield (found["name"], found["type"]), int(found["count"])
+        match = _GRES.match(part.removeprefix("gres:").removeprefix("gres/"))
+        if match:
+            yield (match["name"], match["type"]), int(match["count"])
 
 
 NODE_FORMAT = "%N|%T|%E"
@@ -222,10 +224,10 @@ NODE_FORMAT = "%N|%T|%E"
 
 def parse_bad_nodes(text: str) -> dict[str, str]:
     """`sinfo -h -N -n NODES -o NODE_FORMAT`: nodes that take no jobs, with state and reason."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for line in text.splitlines():
         name, _, rest = line.partition("|")
         state, _, reason = rest.partition("|")
         if name and _BAD_NODE.search(state):
-            found[name] = f"{state}: {reason}" if reason not in ("", "none") else state
-    return found
+            reasons[name] = f"{state}: {reason}" if reason not in ("", "none") else state
+    return reasons

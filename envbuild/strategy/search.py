@@ -147,19 +147,19 @@ def cases(shape: Shape, gpus: int, global_batch: int, gpus_per_node: int) -> Ite
             dp = gpus // tmp // pp
             whole = (shape.heads % tmp, shape.vocabulary % tmp, shape.layers % pp, global_batch % dp) == (0, 0, 0, 0)
             if whole and tmp <= gpus_per_node:
-                found = (Case(global_batch, dp, tmp, pp, count) for count in _divisors(global_batch // dp))
+                shapes = (Case(global_batch, dp, tmp, pp, count) for count in _divisors(global_batch // dp))
                 map_ = shape.heads // tmp * shape.sequence**2
-                yield from (case for case in found if case.micro_batch * map_ <= _ELEMENTS)
+                yield from (case for case in shapes if case.micro_batch * map_ <= _ELEMENTS)
 
 
 def rank(shape: Shape, machine: Machine, gpus: int, global_batch: int) -> list[Ranked]:
     """The cases that may fit, those that fit by the estimate first, each group by its estimated speed."""
-    found = [
+    ranked = [
         Ranked(case, held(shape, case), reserved(shape, case), tflops(shape, case, machine))
         for case in cases(shape, gpus, global_batch, machine.gpus_per_node)
     ]
-    tried = [each for each in found if each.held <= _TOLERANCE * USABLE * machine.memory]
-    return sorted(tried, key=lambda each: (not each.fits(machine), -each.tflops, each.case))
+    tried = [item for item in ranked if item.held <= _TOLERANCE * USABLE * machine.memory]
+    return sorted(tried, key=lambda item: (not item.fits(machine), -item.tflops, item.case))
 
 
 @dataclass
@@ -181,14 +181,14 @@ class Search:
         """The most promising case that was not tried; None where none promises more than what was measured."""
         tried = {trial.ranked.case for trial in self.trials}
         for case in self.first:
-            known = next((each for each in self.ranked if each.case == case), None)
+            known = next((ranked for ranked in self.ranked if ranked.case == case), None)
             if known and case not in tried:
                 return known
         room = self._room()
         least = _WORTH * (self.best.tflops or 0.0) if self.best else 0.0
-        open_ = [each for each in self.ranked if each.case not in tried and each.reserved < room]
-        worth = [each for each in open_ if self._promise(each) >= least]
-        return max(worth, key=lambda each: (each.fits(self.machine), self._promise(each)), default=None)
+        open_ = [ranked for ranked in self.ranked if ranked.case not in tried and ranked.reserved < room]
+        worth = [ranked for ranked in open_ if self._promise(ranked) >= least]
+        return max(worth, key=lambda ranked: (ranked.fits(self.machine), self._promise(ranked)), default=None)
 
     def _room(self) -> float:
         """What needs as much as a case that ran out of memory is not tried."""
@@ -196,12 +196,12 @@ class Search:
             (trial.ranked.reserved for trial in self.trials if trial.answer == "out-of-memory"), default=float("inf")
         )
 
-    def _promise(self, each: Ranked) -> float:
+    def _promise(self, ranked: Ranked) -> float:
         """The estimate, corrected by what the estimates of like cases were worth: of the same degrees, else of all."""
         measured = [trial for trial in self.trials if trial.tflops]
-        like = [trial for trial in measured if _degrees(trial.ranked.case) == _degrees(each.case)] or measured
+        like = [trial for trial in measured if _degrees(trial.ranked.case) == _degrees(ranked.case)] or measured
         worth = [(trial.tflops or 0.0) / trial.ranked.tflops for trial in like]
-        return each.tflops * (sum(worth) / len(worth) if worth else 1.0)
+        return ranked.tflops * (sum(worth) / len(worth) if worth else 1.0)
 
 
 def _degrees(case: Case) -> tuple[int, int, int]:
@@ -209,7 +209,7 @@ def _degrees(case: Case) -> tuple[int, int, int]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +230,15 @@ class Problem:
     @property
     def own(self) -> Case | None:
         """See above; None where the document has none that fits."""
-        rows = sorted((each.place, each.case) for each in listed(self) if each.place is not None)
+        rows = sorted((placed.place, placed.case) for placed in listed(self) if placed.place is not None)
         return self.best or (rows[0][1] if rows else None)
 
     def ranked(self) -> list[Ranked]:
         """All cases that may fit. Raises EnvbuildError `launch-does-not-fit` (exit 7) where there is none."""
-        found = rank(self.shape, self.machine, self.gpus, self.global_batch)
+        ranked = rank(self.shape, self.machine, self.gpus, self.global_batch)
         what = f"{self.model} fits into the memory of {self.gpus} {self.machine.gpu} in no way"
-        require(bool(found), what, why="by the estimate of memory", hint="more GPUs, or a smaller model")
-        return found
+        require(bool(ranked), what, why="by the estimate of memory", hint="more GPUs, or a smaller model")
+        return ranked
 
     def settings(self, case: Case) -> dict[str, str]:
         """What `launch --set` takes for a case."""
@@ -286,10 +286,10 @@ def problem(
             why=f"the recipe {data.recipe} does not take all of {', '.join(_NAMES)}",
             hint="use the stack megatron-alpa: its recipe takes all of them",
         )
-    said = sorted((c for c in reference.cases if c.gpus == gpus and model in (None, c.model)), key=lambda c: not c.best)
-    name = model or next((case.model for case in said), None)
+    rows = sorted((c for c in reference.cases if c.gpus == gpus and model in (None, c.model)), key=lambda c: not c.best)
+    name = model or next((case.model for case in rows), None)
     tables = [table for table in reference.manual if table.gpus == gpus and table.model == name]
-    batches = [case.global_batch for case in said if case.global_batch and case.model == name]
+    batches = [case.global_batch for case in rows if case.global_batch and case.model == name]
     batches += [max(row[0] for table in tables for row in table.cases)] if tables else []
     batch = global_batch or next(iter(batches), None)
     if name is None or batch is None:
@@ -300,7 +300,7 @@ def problem(
             why="the document has no case to take it from",
             hint=f"models: {', '.join(row.name for row in reference.models)}",
         )
-    best = next((_case(case) for case in said if case.best and (case.model, case.global_batch) == (name, batch)), None)
+    best = next((_case(case) for case in rows if case.best and (case.model, case.global_batch) == (name, batch)), None)
     return Problem(reference, name, shape_of(reference, name), gpus, batch, machine, best)
 
 
@@ -342,42 +342,42 @@ def machine_of(gpu: Gpu, gpus_per_node: int, network: float) -> Machine:
     return Machine(gpu.model, gpus_per_node, peak, gpu.memory_gb * GIB, bandwidth, gpu.nvlink or 64.0, network)
 
 
-def published(found: Problem) -> list[Placed]:
+def published(problem: Problem) -> list[Placed]:
     """Every best case that the document published for this GPU, each in the order for its own model and GPUs."""
-    cases = [case for case in found.reference.cases if case.best and case.gpu == found.machine.gpu]
-    return [_placed(found, case.model, _case(case), case.tflops) for case in cases]
+    cases = [case for case in problem.reference.cases if case.best and case.gpu == problem.machine.gpu]
+    return [_placed(problem, case.model, _case(case), case.tflops) for case in cases]
 
 
-def listed(found: Problem) -> list[Placed]:
+def listed(problem: Problem) -> list[Placed]:
     """The rows of the manual list for this search: what the document's authors tried, none of them said to be best."""
-    key = (found.gpus, found.model)
-    rows = [row for table in found.reference.manual if (table.gpus, table.model) == key for row in table.cases]
-    return [_placed(found, found.model, Case(*row)) for row in rows if row[0] == found.global_batch]
+    key = (problem.gpus, problem.model)
+    rows = [row for table in problem.reference.manual if (table.gpus, table.model) == key for row in table.cases]
+    return [_placed(problem, problem.model, Case(*row)) for row in rows if row[0] == problem.global_batch]
 
 
-def _placed(found: Problem, model: str, case: Case, figure: float | None = None) -> Placed:
-    shape = shape_of(found.reference, model)
-    ranked = rank(shape, found.machine, case.gpus, case.global_batch)
-    fitting = [each.case for each in ranked if each.fits(found.machine)]
+def _placed(problem: Problem, model: str, case: Case, figure: float | None = None) -> Placed:
+    shape = shape_of(problem.reference, model)
+    ranked = rank(shape, problem.machine, case.gpus, case.global_batch)
+    fitting = [item.case for item in ranked if item.fits(problem.machine)]
     place = fitting.index(case) + 1 if case in fitting else None
-    return Placed(model, case, place, tflops(shape, case, found.machine), figure)
+    return Placed(model, case, place, tflops(shape, case, problem.machine), figure)
 
 
 def _case(case: BenchmarkCase) -> Case:
     return Case(case.global_batch or 1, case.dp or 1, case.tmp or 1, case.pp or 1, case.microbatches or 1)
 
 
-def as_row(found: Problem, each: Ranked) -> Mapping[str, object]:
+def as_row(problem: Problem, ranked: Ranked) -> Mapping[str, object]:
     """One line of the table: degrees, estimated GiB on the fullest GPU (in tensors, reserved) and TFLOP/s per GPU."""
-    case = each.case
+    case = ranked.case
     return {
         "dp": case.dp,
         "tmp": case.tmp,
         "pp": case.pp,
         "microbatches": case.microbatches,
         "micro_batch": case.micro_batch,
-        "estimated_tensors_gib": round(each.held / GIB, 1),
-        "estimated_reserved_gib": round(each.reserved / GIB, 1),
-        "fits": each.fits(found.machine),
-        "estimated_tflops": round(each.tflops, 1),
+        "estimated_tensors_gib": round(ranked.held / GIB, 1),
+        "estimated_reserved_gib": round(ranked.reserved / GIB, 1),
+        "fits": ranked.fits(problem.machine),
+        "estimated_tflops": round(ranked.tflops, 1),
     }

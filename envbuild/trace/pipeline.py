@@ -74,9 +74,9 @@ def pipeline_of(trace: Trace, name: str, stages: int | None, chunks: int | None)
             why=f"{trace.others} lines without a record, {sum(trace.broken.values())} broken ones",
             hint="it needs the log of a MegatronAPP run: lines like `0, 3, forward start, 1700000000.25%`",
         )
-    said = _NAME.search(name)
-    stages = stages or (int(said[1]) if said else None)
-    chunks = chunks or (int(said[2]) if said else None)
+    match = _NAME.search(name)
+    stages = stages or (int(match[1]) if match else None)
+    chunks = chunks or (int(match[2]) if match else None)
     ranks = max(trace.ranks) + 1
     if not stages or not chunks or ranks % stages:
         why = "neither an option nor the name of the file says them"
@@ -96,8 +96,8 @@ def iterations(trace: Trace) -> list[Iteration]:
     for row, key in enumerate(zip(trace.iterations, map(rank_of.__getitem__, trace.which), strict=True)):
         rows[key].append(row)
     ranks: defaultdict[int, list[tuple[float, float, float]]] = defaultdict(list)  # first, last and busy of each
-    for (number, _), found in rows.items():
-        times = sorted((trace.starts[row], trace.ends[row]) for row in found)
+    for (number, _), ids in rows.items():
+        times = sorted((trace.starts[row], trace.ends[row]) for row in ids)
         until, busy = times[0][0], 0.0
         for start, end in times:
             if end > until:
@@ -106,32 +106,36 @@ def iterations(trace: Trace) -> list[Iteration]:
         ranks[number].append((times[0][0], until, busy))
     spans = Counter(trace.iterations)
     out = []
-    for number, each in sorted(ranks.items()):
-        seconds = max(last for _, last, _ in each) - min(first for first, _, _ in each)
-        share = 1 - sum(busy for _, _, busy in each) / (seconds * len(trace.ranks)) if seconds else 0.0
+    for number, passes in sorted(ranks.items()):
+        seconds = max(last for _, last, _ in passes) - min(first for first, _, _ in passes)
+        share = 1 - sum(busy for _, _, busy in passes) / (seconds * len(trace.ranks)) if seconds else 0.0
         out.append(Iteration(number, spans[number], seconds, max(0.0, share)))
     return out
 
 
-def bubble(found: Iterable[Iteration]) -> float:
+def bubble(iterations: Iterable[Iteration]) -> float:
     """The median share, without the first iteration where there are others: it warms up."""
-    shares = [each.bubble for each in found]
+    shares = [iteration.bubble for iteration in iterations]
     return statistics.median(shares[1:] or shares)
 
 
-def shown(trace: Trace, found: list[Iteration], number: int | None) -> tuple[Iteration, list[Span]]:
+def shown(trace: Trace, iterations: list[Iteration], number: int | None) -> tuple[Iteration, list[Span]]:
     """One iteration and its spans by rank and time: the asked one, else the last that has as many as the fullest.
 
     Raises EnvbuildError `trace-unusable` (exit 2).
     """
-    most = max(each.spans for each in found)
-    wanted = number if number is not None else next(each.number for each in reversed(found) if each.spans == most)
-    chosen = next((each for each in found if each.number == wanted), None)
+    most = max(iteration.spans for iteration in iterations)
+    wanted = (
+        number
+        if number is not None
+        else next(iteration.number for iteration in reversed(iterations) if iteration.spans == most)
+    )
+    chosen = next((iteration for iteration in iterations if iteration.number == wanted), None)
     if chosen is None:
         raise EnvbuildError(
             "trace-unusable",
             f"there is no iteration {wanted}",
-            hint=f"--iteration {found[0].number} to {found[-1].number}",
+            hint=f"--iteration {iterations[0].number} to {iterations[-1].number}",
         )
     return chosen, sorted(trace.spans(wanted), key=lambda span: (span.rank, span.start, span.end))
 
@@ -231,8 +235,8 @@ def sheet(spans: Sequence[Span], pipeline: Pipeline) -> bytes:
     """The file's bytes. Raises EnvbuildError `trace-unusable` (exit 2) for more passes than a sheet has columns for."""
     import xlsxwriter
 
-    found = places(spans, pipeline)
-    widest = max(column for _, column in found) + 2
+    placed = places(spans, pipeline)
+    widest = max(column for _, column in placed) + 2
     if widest > _COLUMNS:
         raise EnvbuildError(
             "trace-unusable",
@@ -246,7 +250,7 @@ def sheet(spans: Sequence[Span], pipeline: Pipeline) -> bytes:
     with xlsxwriter.Workbook(made, {"in_memory": True}) as book:
         book.set_properties({"created": _CREATED})
         page, formats = book.add_worksheet(), dict[str, Any]()
-        for span, column in found:
+        for span, column in placed:
             fill = colour(span, pipeline)
             if fill not in formats:
                 formats[fill] = book.add_format({"bg_color": f"#{fill}", "align": "center", "valign": "vcenter"})

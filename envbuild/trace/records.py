@@ -155,12 +155,12 @@ class _Reader:
     def _head(self, head: bytes) -> tuple[_Pass | None, bool]:
         """Read a head that is new."""
         rank, index, what, event = head.split()[:4]
-        found: tuple[_Pass | None, bool] = (None, False)
+        parsed: tuple[_Pass | None, bool] = (None, False)
         if what in {b"forward", b"backward"}:
             direction = DIRECTIONS.index(what.decode())
-            found = self._pass((int(rank[:-1]), direction, int(index[:-1]))), event == b"start"
-        self.heads[head] = found
-        return found
+            parsed = self._pass((int(rank[:-1]), direction, int(index[:-1]))), event == b"start"
+        self.heads[head] = parsed
+        return parsed
 
     def _mark(self, head: bytes, at: float) -> None:
         first, second, _, event = head.split()[:4]

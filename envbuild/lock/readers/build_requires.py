@@ -64,7 +64,9 @@ class Needs:
 
 def read_needs(sources: Sequence[Source], reader: GitReader) -> tuple[Needs, ...]:
     """The needs of the sources that are built. Raises EnvbuildError `source-unreachable`, `commit-missing`."""
-    built = (each for each in sources if each.install != "path" or (each.build and each.build.kind != "wheel"))
+    built = (
+        source for source in sources if source.install != "path" or (source.build and source.build.kind != "wheel")
+    )
     return tuple(_needs(source, reader) for source in built)
 
 
@@ -84,20 +86,20 @@ def _needs(source: Source, reader: GitReader) -> Needs:
     except (ValueError, RecursionError):
         project = {}
     system = project.get("build-system", {})
-    said = [str(text) for text in system.get("requires") or ()]
+    requires = [str(text) for text in system.get("requires") or ()]
     wanted, imports = _of_setup(read("setup.py"))
     backend = str(system.get("build-backend", "setuptools"))
     if source.install == "editable" and backend in _FOR_EDITABLE:
-        said.append(_FOR_EDITABLE[backend])
+        requires.append(_FOR_EDITABLE[backend])
     if source.install == "path":
-        said = wanted  # its setup.py is run as it is, without a backend
+        requires = wanted  # its setup.py is run as it is, without a backend
     elif backend.startswith("setuptools"):
-        said += [*_LEGACY, *wanted]
+        requires += [*_LEGACY, *wanted]
     own = {name[len(inside) :].split("/")[0].removesuffix(".py") for name in here if name.startswith(inside)}
     brought = [_BRINGS[name] for name in imports if name in _BRINGS]
     unknown = [name for name in imports if name not in _BRINGS and name not in own | sys.stdlib_module_names]
     versioned = _VERSION in ((source.build and source.build.environment) or {}) or "fallback_version" in str(project)
-    return Needs(source.name, tuple(dict.fromkeys([*said, *brought])), tuple(unknown), versioned)
+    return Needs(source.name, tuple(dict.fromkeys([*requires, *brought])), tuple(unknown), versioned)
 
 
 def _of_setup(text: str) -> tuple[list[str], list[str]]:
@@ -122,7 +124,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
     """Top-level names; what stands in a `try` or an `if` can be done without."""
     for node in tree.body:
         if isinstance(node, ast.Import):
-            yield from (each.name.split(".")[0] for each in node.names)
+            yield from (name.name.split(".")[0] for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]
 
@@ -130,14 +132,16 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 def additions(needs: Sequence[Needs], profile: Profile) -> tuple[str, ...]:
     """The requirements that the profile does not decide itself: whose package it neither lists nor bounds."""
     named = {_name(text) for text in (*profile.packages, *profile.constraints)} | {"torch"}
-    every = dict.fromkeys(text for each in needs for text in each.requirements)
+    every = dict.fromkeys(text for need in needs for text in need.requirements)
     return tuple(text for text in every if (name := _name(text)) is not None and name not in named)
 
 
 def with_needs(sources: Sequence[LockedSource], needs: Sequence[Needs], profile: Profile) -> tuple[LockedSource, ...]:
     """The sources with the names of the packages that are in the lock for their builds alone."""
-    names = {each.source: {name for text in additions([each], profile) if (name := _name(text))} for each in needs}
-    return tuple(each.model_copy(update={"needs": tuple(sorted(names.get(each.name, ()))) or None}) for each in sources)
+    names = {need.source: {name for text in additions([need], profile) if (name := _name(text))} for need in needs}
+    return tuple(
+        source.model_copy(update={"needs": tuple(sorted(names.get(source.name, ()))) or None}) for source in sources
+    )
 
 
 def _name(text: str) -> str | None:
@@ -150,30 +154,30 @@ def _name(text: str) -> str | None:
 
 
 def unmet(
-    needs: Sequence[Needs], there: Mapping[str, str], provided: Container[str], python: str, platform: str
+    needs: Sequence[Needs], versions: Mapping[str, str], provided: Container[str], python: str, platform: str
 ) -> Iterator[str]:
     """Sentences about what a build wants and a variant has not, and about what to add for it.
 
     `there`: name to version; `provided`: names of what a base has in a version that is not known yet.
     """
-    for each in needs:
-        for text in each.requirements:
+    for need in needs:
+        for text in need.requirements:
             name = _name(text)
             if name is None:
-                yield f"source {each.source} is built with {text}, which no lock can hold: add what fits to `packages`"
+                yield f"source {need.source} is built with {text}, which no lock can hold: add what fits to `packages`"
                 continue
             requirement = Requirement(text)
             if name == "torch" or not applies(requirement, python, platform):
                 continue
-            if name in _FROM_TAGS and not each.versioned:
+            if name in _FROM_TAGS and not need.versioned:
                 yield (
-                    f"source {each.source} takes its version from git's tags by {name}, and the tree of a commit "
+                    f"source {need.source} takes its version from git's tags by {name}, and the tree of a commit "
                     f"has none: say it, `build: {{environment: {{{_VERSION}: 1.2.3}}}}`"
                 )
-            if name in there and not requirement.specifier.contains(there[name], prereleases=True):
-                yield f"source {each.source} is built with {text}; `packages` of the stack makes it {there[name]}"
-            elif name not in there and name not in provided:
-                yield f"source {each.source} is built with {text}, which the lock has not: add it to `packages`"
-        if each.imports:
-            names = ", ".join(each.imports)
-            yield f"setup.py of source {each.source} imports {names}: add what brings it to `packages`"
+            if name in versions and not requirement.specifier.contains(versions[name], prereleases=True):
+                yield f"source {need.source} is built with {text}; `packages` of the stack makes it {versions[name]}"
+            elif name not in versions and name not in provided:
+                yield f"source {need.source} is built with {text}, which the lock has not: add it to `packages`"
+        if need.imports:
+            names = ", ".join(need.imports)
+            yield f"setup.py of source {need.source} imports {names}: add what brings it to `packages`"

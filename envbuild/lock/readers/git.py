@@ -310,5 +310,5 @@ def resolve_ref(url: str, ref: str) -> str | None:
     if done.returncode:
         raise _unreachable(url, done.stderr)
     rows = [line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line]
-    found = {name: commit for commit, name in rows}
-    return next((found[name] for name in names if name in found), None)
+    commits = {name: commit for commit, name in rows}
+    return next((commits[name] for name in names if name in commits), None)

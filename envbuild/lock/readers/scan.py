@@ -50,15 +50,15 @@ def uses(texts: Mapping[str, str], reached: Container[str] | None = None) -> dic
     Places are `FILE:LINE` with commas between; one that runs when its module is imported is marked `AT_IMPORT`, unless
     the module is none of those `reached`. setup.py and what is marked come first.
     """
-    found: dict[str, dict[tuple[int, str, int], str]] = {}
+    by_trait: dict[str, dict[tuple[int, str, int], str]] = {}
     for path in texts:
         tree = _parsed(texts[path])
         early = {id(node) for node in _run_by_import(tree)} if tree and (reached is None or path in reached) else set()
         for trait, node in _traits(tree, path) if tree else ():
             marked = id(node) in early and path != "setup.py"
             order = (0 if path == "setup.py" else 1 if marked else 2, path, node.lineno)
-            found.setdefault(trait, {})[order] = f"{path}:{node.lineno}{AT_IMPORT if marked else ''}"
-    return {trait: _listed([places[order] for order in sorted(places)]) for trait, places in sorted(found.items())}
+            by_trait.setdefault(trait, {})[order] = f"{path}:{node.lineno}{AT_IMPORT if marked else ''}"
+    return {trait: _listed([places[order] for order in sorted(places)]) for trait, places in sorted(by_trait.items())}
 
 
 def _listed(places: list[str]) -> str:
@@ -81,11 +81,11 @@ def _run_by_import(tree: ast.AST) -> Iterator[ast.AST]:
                 yield part
                 yield from ast.walk(part)
         elif isinstance(node, ast.Try):
-            yield from (each for part in (*node.orelse, *node.finalbody) for each in (part, *_run_by_import(part)))
+            yield from (inner for part in (*node.orelse, *node.finalbody) for inner in (part, *_run_by_import(part)))
         elif isinstance(node, ast.If) and (
             "__main__" in ast.unparse(node.test) or "TYPE_CHECKING" in ast.unparse(node.test)
         ):
-            yield from (each for part in node.orelse for each in (part, *_run_by_import(part)))
+            yield from (inner for part in node.orelse for inner in (part, *_run_by_import(part)))
         elif not isinstance(node, ast.Lambda):
             yield from _run_by_import(node)
 
@@ -154,8 +154,8 @@ def _imports(tree: ast.Module | None, path: str) -> Iterator[str]:
 
 def _traits(tree: ast.Module, path: str) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
     # What stands in a `try` has its own way out.
-    tries = (each for each in ast.walk(tree) if isinstance(each, ast.Try))
-    guarded = {id(node) for each in tries for part in each.body for node in ast.walk(part)}
+    tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
+    guarded = {id(node) for guard in tries for part in guard.body for node in ast.walk(part)}
     numpy = _numpy_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call) and id(node) not in guarded:

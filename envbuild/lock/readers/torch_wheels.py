@@ -168,8 +168,8 @@ def _from_records(
 def _sibling(version: str, pypi_flavours: Mapping[str, str | None]) -> str | None:
     """The release itself where PyPI has it, else the newest older one of the same minor (1.8.1 for 1.8.2)."""
     asked = Version(version)
-    there = [Version(text) for text, flavour in pypi_flavours.items() if flavour]
-    near = [other for other in there if other.release[:2] == asked.release[:2] and other <= asked]
+    releases = [Version(text) for text, flavour in pypi_flavours.items() if flavour]
+    near = [other for other in releases if other.release[:2] == asked.release[:2] and other <= asked]
     return str(max(near)) if near else None
 
 

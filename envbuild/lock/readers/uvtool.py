@@ -75,11 +75,11 @@ def run_uv(arguments: Sequence[str], *, environ: Mapping[str, str] | None = None
     raise _failure(done.err.strip())
 
 
-def _short(said: str) -> str:
+def _short(output: str) -> str:
     """At most ten lines of what uv said, which repeats itself for every version that it tried."""
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     if len(lines) <= _LINES:
-        return said
+        return output
     first, last = lines[:4], lines[-5:]
     return "\n".join([*first, f"({len(lines) - len(first) - len(last)} lines more of uv)", *last])
 
@@ -98,10 +98,10 @@ def _failure(said: str) -> EnvbuildError:
             why=why,
             hint="check UV_DEFAULT_INDEX, the proxy and certificates (SSL_CERT_FILE, or pip's `cert`), then try again",
         )
-    unbuilt = dict.fromkeys(_NO_WHEEL.findall(said))
+    unbuilt = dict.fromkeys(_NO_WHEEL.findall(output))
     if unbuilt:
         return build_not_allowed(tuple(unbuilt), why)
-    missing = _NOT_THERE.search(said)
+    missing = _NOT_THERE.search(output)
     if missing:
         return EnvbuildError(
             "package-not-found",
@@ -110,7 +110,7 @@ def _failure(said: str) -> EnvbuildError:
             hint="check the name, and open the index in a browser: a proxy may show its login page",
             exit_code=ExitCode.REFUSED,
         )
-    known = advice(said, load_compat())
+    known = advice(output, load_compat())
     if known:
         return EnvbuildError(
             "resolution-failed", "setup code of a source distribution failed", why=why,
@@ -121,9 +121,10 @@ def _failure(said: str) -> EnvbuildError:
 
 def no_solution(why: str, relaxations: Sequence[Mapping[str, str]] = ()) -> EnvbuildError:
     """The error of requirements that contradict each other; `relaxations`: those that are enough, one at a time."""
-    names = [f"`{each['was']}`" for each in relaxations]
+    names = [f"`{relaxation['was']}`" for relaxation in relaxations]
     ways = "; or ".join(
-        f"loosen `{each['was']}`" + (f" ({each['version']} fits)" if each["version"] else "") for each in relaxations
+        f"loosen `{relaxation['was']}`" + (f" ({relaxation['version']} fits)" if relaxation["version"] else "")
+        for relaxation in relaxations
     )
     return EnvbuildError(
         "resolution-failed",

@@ -46,7 +46,7 @@ class Attached:
 
 def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
     """Every attachment that is there and whole, and what is to be said of each and of files that nobody listed."""
-    found, findings, missing, good = Attached(), list[Finding](), list[str](), 0
+    attached, findings, missing, good = Attached(), list[Finding](), list[str](), 0
     for item in report.evidence.attachments:
         try:
             data = read_attachment(report.folder, item.path, LIMIT)
@@ -56,7 +56,7 @@ def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
         if data is None:
             missing.append(item.path)
             continue
-        bad = list(_digest(item, data)) or list(_content(found, item, data))
+        bad = list(_digest(item, data)) or list(_content(attached, item, data))
         findings += bad
         good += not bad
     findings += _listing(report)
@@ -67,7 +67,7 @@ def read_all(report: Opened) -> tuple[Attached, list[Finding]]:
         findings.append(not_checked(_TOPIC, f"not beside the report: {', '.join(missing)}"))
     elif not report.evidence.attachments:
         findings.append(not_checked(_TOPIC, "the evidence names no lock, plan or file list that would belong to it"))
-    return found, findings
+    return attached, findings
 
 
 def _digest(item: Attachment, data: bytes) -> Iterator[Finding]:
@@ -81,29 +81,29 @@ def _digest(item: Attachment, data: bytes) -> Iterator[Finding]:
         yield problem("report-file-differs", _TOPIC, f"{item.path} does not have the recorded sha256")
 
 
-def _content(found: Attached, item: Attachment, data: bytes) -> Iterator[Finding]:
+def _content(attached: Attached, item: Attachment, data: bytes) -> Iterator[Finding]:
     try:
-        _take(found, item, data)
+        _take(attached, item, data)
     except EnvbuildError as error:
         yield problem("report-lock-invalid", "lock", f"{error.what}: {error.why}")
     except (ValueError, KeyError, TypeError) as error:
         yield problem("report-file-invalid", _TOPIC, f"{item.path} is no {item.kind}: {str(error).splitlines()[0]}")
 
 
-def _take(found: Attached, item: Attachment, data: bytes) -> None:
+def _take(attached: Attached, item: Attachment, data: bytes) -> None:
     if item.kind == "lock":
         from envbuild.lock.files import parse_lock
 
-        found.lock = parse_lock(data.decode(), item.path)
+        attached.lock = parse_lock(data.decode(), item.path)
     elif item.kind == "profile":
-        found.profile, found.profile_digest = dict(evidence_file.parse(data)), item.sha256
-        Profile.from_plain(found.profile["contents"])
+        attached.profile, attached.profile_digest = dict(evidence_file.parse(data)), item.sha256
+        Profile.from_plain(attached.profile["contents"])
     elif item.kind == "variant":
-        found.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
+        attached.variants[str(item.of)] = Variant.from_plain(evidence_file.parse(data))
     elif item.kind == "files":
-        found.lists[str(item.of)] = evidence.unpack(data)
+        attached.lists[str(item.of)] = evidence.unpack(data)
     elif item.kind == "plan":
-        found.plan = dict(evidence_file.parse(data))
+        attached.plan = dict(evidence_file.parse(data))
 
 
 def _listing(report: Opened) -> Iterator[Finding]:
@@ -150,8 +150,10 @@ def _lock(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
 def _stack(lock: Lock, profile: Mapping[str, Any]) -> list[Finding]:
     from envbuild.lock.agreement import contents
 
-    found = contents(lock, Profile.from_plain(profile["contents"]))
-    problems = [problem("report-lock-not-of-stack", "stack", f"{each.subject}: {each.says}") for each in found]
+    findings = contents(lock, Profile.from_plain(profile["contents"]))
+    problems = [
+        problem("report-lock-not-of-stack", "stack", f"{finding.subject}: {finding.says}") for finding in findings
+    ]
     return judged("stack", "the lock holds what the stack's profile asks for, and names its digest", problems)
 
 
@@ -168,7 +170,7 @@ def _shipped(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
-    named = {each.digest for each in evidence.variants}
+    named = {variant.digest for variant in evidence.variants}
     problems = []
     for digest, variant in attached.variants.items():
         if not variant.compute_digest(evidence.stack, evidence.profile) == variant.digest == digest:
@@ -176,9 +178,9 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         elif attached.lock is not None and not _is_of(variant, attached.lock):
             says = f"{variant.id} is no variant of the lock"
             problems.append(problem("report-variant-not-of-lock", "variants", says))
-    for told in evidence.variants:
-        if told.digest in attached.variants:
-            problems += _built(told, attached.variants[told.digest], evidence.nodes)
+    for evident in evidence.variants:
+        if evident.digest in attached.variants:
+            problems += _built(evident, attached.variants[evident.digest], evidence.nodes)
     for node in evidence.nodes:
         problems += _of_node(node, attached.variants.get(str(node.variant_digest)))
         good = node.status in GOOD and node.variant_digest
@@ -192,13 +194,13 @@ def _variants(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield not_checked("variants", "no variant as it was built is there")
 
 
-def _built(told: BuiltVariant, variant: Variant, nodes: Iterable[NodeEvidence]) -> Iterator[Finding]:
+def _built(evident: BuiltVariant, variant: Variant, nodes: Iterable[NodeEvidence]) -> Iterator[Finding]:
     """Every package of the variant of which a file fits the nodes has one."""
-    if told.id != variant.id:
-        yield problem("report-variant-differs", "variants", f"{told.id} is {variant.id} in the lock")
-    [due] = built({told.digest: variant}, nodes)
-    if missing := {row.name for row in due.packages} - {row.name for row in told.packages}:
-        says = f"{told.id}: the hashes of {few(sorted(missing), 5)} are left out"
+    if evident.id != variant.id:
+        yield problem("report-variant-differs", "variants", f"{evident.id} is {variant.id} in the lock")
+    [due] = built({evident.digest: variant}, nodes)
+    if missing := {row.name for row in due.packages} - {row.name for row in evident.packages}:
+        says = f"{evident.id}: the hashes of {few(sorted(missing), 5)} are left out"
         yield problem("report-package-missing", "packages", says)
 
 
@@ -233,7 +235,10 @@ def _is_of(variant: Variant, lock: Lock) -> bool:
 def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     known = attached.variants
     problems = [
-        found for each in evidence.variants if each.digest in known for found in _hashes(each, known[each.digest])
+        sha256
+        for variant in evidence.variants
+        if variant.digest in known
+        for sha256 in _hashes(variant, known[variant.digest])
     ]
     nodes = [node for node in evidence.nodes if node.packages and node.variant_digest in known]
     for node in nodes:
@@ -242,7 +247,9 @@ def _packages(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
         yield not_checked("packages", "what is installed could be compared with no variant")
         yield from problems
         return
-    rows = {(row.file, row.sha256) for each in evidence.variants if each.digest in known for row in each.packages}
+    rows = {
+        (row.file, row.sha256) for variant in evidence.variants if variant.digest in known for row in variant.packages
+    }
     of = "the lock" if attached.lock else "the variant"
     says = f"on {plural(len(nodes), 'node')} the locked versions; {_counted(rows, of)}"
     yield from judged("packages", says, problems)
@@ -259,20 +266,22 @@ def _counted(rows: set[tuple[str, str]], of: str) -> str:
 
 def _hashes(built: BuiltVariant, variant: Variant) -> Iterator[Finding]:
     locked = {(p.name, p.version, f.file, f.sha256, p.index) for p in variant.packages for f in p.files}
-    locked |= {(each.name, each.version, each.file, each.sha256, each.channel) for each in _archives(variant)}
+    locked |= {
+        (archive.name, archive.version, archive.file, archive.sha256, archive.channel) for archive in _archives(variant)
+    }
     for row in built.packages:
         if (row.name, row.version, row.file, row.sha256, row.index) not in locked:
             yield problem("report-package-not-of-lock", "packages", f"{row.file} with {row.sha256[:12]} is not locked")
 
 
 def _installed(node: NodeEvidence, variant: Variant) -> Iterator[Finding]:
-    there = {canonicalize_name(name): version.partition(" ")[0] for name, version in node.packages.items()}
+    installed = {canonicalize_name(name): version.partition(" ")[0] for name, version in node.packages.items()}
     # Verbs that only look name what is in dist-info, and no archive of conda.
     archives = _archives(variant) if any(map(_is_conda, node.packages.values())) else ()
-    wanted = [(each.name, each.version) for each in variant.packages]
-    wanted += [(each.name, each.version) for each in archives]
+    wanted = [(package.name, package.version) for package in variant.packages]
+    wanted += [(archive.name, archive.version) for archive in archives]
     for name, locked in wanted:
-        version = there.get(canonicalize_name(name))
+        version = installed.get(canonicalize_name(name))
         if version is None:
             yield problem("report-package-missing", "packages", f"{node.node}: {name} is not there")
         elif not is_equal(version, locked):
@@ -321,8 +330,8 @@ def _source(on: NodeEvidence, source: Mapping[str, Any], locked: LockedSource) -
             says = f"{node}: {locked.name}: {key} is {source[key]}, the lock says {getattr(locked, key)}"
             yield problem("report-source-differs", "sources", says)
     pins = {pin.name: pin for pin in locked.patch_pins}
-    told = source.get("patches")
-    patches = [mapping(patch) for patch in told] if isinstance(told, list) else []
+    rows = source.get("patches")
+    patches = [mapping(patch) for patch in rows] if isinstance(rows, list) else []
     # Of an image it is known what it was made of, and not what became of it.
     if on.image is None and (left := pins.keys() - {str(patch.get("name")) for patch in patches}):
         says = f"{node}: {locked.name}: {few(sorted(left))} of the lock left out"
@@ -341,14 +350,14 @@ def _source(on: NodeEvidence, source: Mapping[str, Any], locked: LockedSource) -
 
 def _roots(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
     problems = []
-    for said, files in attached.lists.items():
-        found = root(files)
-        if found != said:
-            says = f"the list of {len(files):,} files gives {found[:12]}, not {said[:12]}"
+    for stated, files in attached.lists.items():
+        computed = root(files)
+        if computed != stated:
+            says = f"the list of {len(files):,} files gives {computed[:12]}, not {stated[:12]}"
             problems.append(problem("report-root-differs", "root", says))
     rooted = [node for node in evidence.nodes if node.root]
     good = [node for node in rooted if node.root in attached.lists]
-    sums = {said: _sum(files) for said, files in attached.lists.items()}
+    sums = {digest: _sum(files) for digest, files in attached.lists.items()}
     for node in good:
         problems += _counts(node, sums[str(node.root)])
     if good:
@@ -386,11 +395,11 @@ def _sum(files: Files) -> _Sum:
     )
 
 
-def _counts(node: NodeEvidence, found: _Sum) -> Iterator[Finding]:
-    if node.files is not None and (node.files, node.bytes) != (found.files, found.bytes):
-        says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {found.files:,} of {found.bytes:,}"
+def _counts(node: NodeEvidence, sums: _Sum) -> Iterator[Finding]:
+    if node.files is not None and (node.files, node.bytes) != (sums.files, sums.bytes):
+        says = f"{node.files:,} files of {node.bytes or 0:,} bytes, the list has {sums.files:,} of {sums.bytes:,}"
         yield problem("report-file-count-differs", "root", f"{node.node}: {says}")
-    for name, version in node.packages.items() if found.packages else ():
-        if not _is_conda(version) and not is_equal(found.packages.get(canonicalize_name(name), ""), version):
+    for name, version in node.packages.items() if sums.packages else ():
+        if not _is_conda(version) and not is_equal(sums.packages.get(canonicalize_name(name), ""), version):
             says = f"{node.node}: {name} {version} is installed, and the list of files has no such package"
             yield problem("report-package-not-in-files", "root", says)

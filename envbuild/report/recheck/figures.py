@@ -26,7 +26,7 @@ _ROUNDED = 1e-3
 
 def check_figures(evidence: Evidence) -> Iterator[Finding]:
     """All findings about what was measured."""
-    metrics = [each for check in all_checks(evidence) for each in check.metrics]
+    metrics = [metric for check in all_checks(evidence) for metric in check.metrics]
     every = [
         (f"{node.node}: {check.name}", figure, wrong)
         for node, check in node_checks(evidence)
@@ -39,7 +39,7 @@ def check_figures(evidence: Evidence) -> Iterator[Finding]:
         yield from judged("figures", f"{made} of {plural(len(metrics), 'figure')} follow from values", problems)
     if made < len(metrics):
         yield not_checked("figures", f"{plural(len(metrics) - made, 'figure')} without the values behind them")
-    floors = sum(each.floor is not None for each in metrics)
+    floors = sum(metric.floor is not None for metric in metrics)
     missed = list(_floors(evidence))
     if floors or missed:
         says = f"{floors} of {plural(len(metrics), 'metric')} against {'its floor' if floors == 1 else 'their floors'}"
@@ -54,7 +54,7 @@ _Judged = tuple[str, str]
 
 
 def _samples(check: Check) -> Iterator[_Judged]:
-    for name, count in Counter(each.name for each in check.metrics).items():
+    for name, count in Counter(one.name for one in check.metrics).items():
         if count > 1:
             yield "", f"{name} is there {count} times"
     for one in check.metrics:
@@ -66,9 +66,9 @@ def _curve(check: Check) -> Iterator[_Judged]:
     losses = numbers(check.details.get("losses"))
     last = sorted(losses[-5:])[len(losses[-5:]) // 2] if losses else 0.0
     for name, at in (("loss_first", losses[:1]), ("loss_last", [last] if losses else [])):
-        told = check.details.get(name)
-        if isinstance(told, int | float) and at and not _near(told, at[0]):
-            yield "", f"{name} is {told:g}, the curve has {at[0]:g}"
+        value = check.details.get(name)
+        if isinstance(value, int | float) and at and not _near(value, at[0]):
+            yield "", f"{name} is {value:g}, the curve has {at[0]:g}"
 
 
 def _speed(check: Check) -> Iterator[_Judged]:
@@ -86,21 +86,25 @@ def _values(check: Check) -> Iterator[_Judged]:
         yield check.metrics[0].name, _sample(check.metrics[0], values)
 
 
-def _sample(told: Metric, values: list[float]) -> str:
-    found = (statistics.median(values), min(values), max(values))
-    good = told.n == len(values) and all(map(_near, (told.median, told.least, told.greatest), found))
-    return "" if good else f"{told.name} is {told.median:g} of {told.n}; its values give {found[0]:g} of {len(values)}"
+def _sample(metric: Metric, values: list[float]) -> str:
+    computed = (statistics.median(values), min(values), max(values))
+    good = metric.n == len(values) and all(map(_near, (metric.median, metric.least, metric.greatest), computed))
+    return (
+        ""
+        if good
+        else f"{metric.name} is {metric.median:g} of {metric.n}; its values give {computed[0]:g} of {len(values)}"
+    )
 
 
 def _gpus(check: Check) -> Iterator[_Judged]:
     """Products are measured by the slowest GPU, copies by the slowest GPU or pair of them."""
     for one in check.metrics:
         kind = one.name.removeprefix("gemm_cuda_")
-        told = [value for name, value in check.details.items() if name.endswith(f"_{kind}") and one.name != kind]
+        listed = [value for name, value in check.details.items() if name.endswith(f"_{kind}") and one.name != kind]
         rates = check.details.get(one.name.removeprefix("copy_"))
         for rate in rates if isinstance(rates, list) else ():
-            told += rate if isinstance(rate, list) else [rate]
-        values = numbers([rate for rate in told if rate is not None])
+            listed += rate if isinstance(rate, list) else [rate]
+        values = numbers([rate for rate in listed if rate is not None])
         if values:
             wrong = f"{one.name} is {one.median:g}, and its GPUs have {min(values):g} to {max(values):g}"
             yield one.name, "" if _near(one.median, min(values)) else wrong
@@ -108,7 +112,7 @@ def _gpus(check: Check) -> Iterator[_Judged]:
 
 def _floors(evidence: Evidence) -> Iterator[Finding]:
     for node, check in node_checks(evidence):
-        missed = [each for each in check.metrics if below_floor(each)]
+        missed = [metric for metric in check.metrics if below_floor(metric)]
         for one in missed if check.status != "failed" else ():
             says = f"{node.node}: {one.name} is {one.median:g}, below {one.floor:g}, and {check.status}"
             yield problem("report-floor-missed", "floors", says)
@@ -145,12 +149,12 @@ class _Ran(NamedTuple):
 
 def _claim(node: NodeEvidence, check: Check, reference: Reference | None, *, words: bool) -> Iterator[str]:
     """In what a comparison is not the one that follows; `words`: its sentence is compared as well."""
-    told = check.comparison
-    if told is None:
+    comparison = check.comparison
+    if comparison is None:
         yield f"it {check.status}, and is compared with nothing"
         return
-    if (check.status == "failed") != (told.verdict == "below"):
-        yield f"it is {told.verdict} {'its claim ' * (told.verdict == 'below')}and {check.status}"
+    if (check.status == "failed") != (comparison.verdict == "below"):
+        yield f"it is {comparison.verdict} {'its claim ' * (comparison.verdict == 'below')}and {check.status}"
     values, launch = numbers(check.details.get("values")), mapping(check.details.get("launch"))
     model, nodes, gpus = launch.get("model"), launch.get("nodes"), launch.get("gpus_per_node")
     if len(check.metrics) != 1 or not values or min(values) <= 0:
@@ -159,35 +163,42 @@ def _claim(node: NodeEvidence, check: Check, reference: Reference | None, *, wor
         yield "nothing tells what was launched"
     else:
         ran = _Ran(model, {name: n for name, n in mapping(launch.get("degrees")).items() if isinstance(n, int)})
-        hardware = _hardware(node, told, nodes * gpus)
-        yield from _beside(told, check.metrics[0], values, reference, [(ran, each) for each in hardware], words=words)
+        hardware = _hardware(node, comparison, nodes * gpus)
+        yield from _beside(
+            comparison, check.metrics[0], values, reference, [(ran, where) for where in hardware], words=words
+        )
 
 
 def _beside(
-    told: Comparison, one: Metric, values: list[float], reference: Reference | None, ran: list[tuple[_Ran, Gpus]], *,
+    comparison: Comparison,
+    one: Metric,
+    values: list[float],
+    reference: Reference | None,
+    ran: list[tuple[_Ran, Gpus]],
+    *,
     words: bool,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """The comparison against the claim of the shipped stack; of another stack, against the claim that it tells."""
     bench, peaks = reference.bench if reference else None, load_compat().peaks()
     if bench is not None:
         yield from _differs(one, [metric(bench, values)])
     made = []
     for what, gpus in ran:
-        claim = claim_for(reference, bench, what, gpus) if reference and bench else Claim.told(told)
+        claim = claim_for(reference, bench, what, gpus) if reference and bench else Claim.told(comparison)
         made.append(judge(claim, bench or one, what.model, statistics.median(values), gpus, peaks))
-    yield from _differs(told, made if words else [each.model_copy(update={"why": told.why}) for each in made])
+    yield from _differs(comparison, made if words else [row.model_copy(update={"why": comparison.why}) for row in made])
 
 
-def _hardware(node: NodeEvidence, told: Comparison, count: int) -> list[Gpus]:
+def _hardware(node: NodeEvidence, comparison: Comparison, count: int) -> list[Gpus]:
     """The GPUs of the node; without its facts those that are told: no name is no GPU, or an unknown one."""
     if node.facts is not None:
         return [gpus_of(node.facts, count, load_compat())]
-    return [named(told.gpu, count, load_compat()), *([] if told.gpu else [Gpus(None, count, NO_GPU)])]
+    return [named(comparison.gpu, count, load_compat()), *([] if comparison.gpu else [Gpus(None, count, NO_GPU)])]
 
 
-def _differs(told: StrictModel, made: Sequence[StrictModel]) -> Iterator[str]:
-    if told not in made:
-        pairs = [(name, getattr(made[0], name), getattr(told, name)) for name in type(told).model_fields]
+def _differs(stated: StrictModel, made: Sequence[StrictModel]) -> Iterator[str]:
+    if stated not in made:
+        pairs = [(name, getattr(made[0], name), getattr(stated, name)) for name in type(stated).model_fields]
         yield "; ".join(f"{name} is {one}, not {other}" for name, one, other in pairs if one != other)
 
 

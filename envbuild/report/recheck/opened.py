@@ -122,12 +122,12 @@ def as_dict(report: Opened, findings: Sequence[Finding]) -> dict[str, Any]:
     """For `--json`: `ok`, the run, and the findings; `error` is the first problem."""
     problems = [finding for finding in findings if finding.kind == "problem"]
     first = {"error": {"code": problems[0].code, "what": problems[0].says, "exit": 5}} if problems else {}
-    told = {
+    rest = {
         "run": report.evidence.run,
         "stack": report.evidence.stack,
-        "findings": [each.as_dict() for each in findings],
+        "findings": [finding.as_dict() for finding in findings],
     }
-    return {"ok": not problems, **first, **told}
+    return {"ok": not problems, **first, **rest}
 
 
 def lines(report: Opened, findings: Sequence[Finding]) -> list[tuple[str, str]]:

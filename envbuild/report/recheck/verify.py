@@ -88,7 +88,7 @@ def _equality(evidence: Evidence) -> Iterator[Finding]:
     if _members(evidence.equality) != _members(due):
         says = "there are no two nodes with a root to compare"
         if due is not None:
-            count = sum(len(each.nodes) for each in due.deviating)
+            count = sum(len(group.nodes) for group in due.deviating)
             says = f"{len(due.nodes)} nodes have the root {due.root[:12]} and {count} deviate; another thing is said"
         yield problem("report-equality-differs", "equality", says)
 
@@ -97,7 +97,7 @@ def _members(equality: Equality | None) -> tuple[str, set[str], list[str]] | Non
     """The root, the nodes that have it, and those that deviate."""
     if equality is None:
         return None
-    return equality.root, set(equality.nodes), sorted(name for each in equality.deviating for name in each.nodes)
+    return equality.root, set(equality.nodes), sorted(name for group in equality.deviating for name in group.nodes)
 
 
 def _nodes(evidence: Evidence, attached: Attached) -> Iterator[Finding]:
@@ -140,8 +140,8 @@ def check_signature(report: Opened, signers: Path | None) -> Iterator[Finding]:
     except ValueError as error:
         yield problem("report-envelope-invalid", _TOPIC, str(error))
         return
-    found, same = check(pae(payload), signature), payload == statement(report.text, report.evidence)
-    if found is None or found.key != key:
+    signer, same = check(pae(payload), signature), payload == statement(report.text, report.evidence)
+    if signer is None or signer.key != key:
         yield problem("report-signature-invalid", _TOPIC, "it is not right for what it is said to sign")
     elif subject != hashlib.sha256(report.text).hexdigest():
         yield problem("report-signature-of-another", _TOPIC, "it is right, and is over the evidence of another report")
@@ -232,8 +232,8 @@ def verify_report(
         raise
     evidence = report.evidence
     findings = list(check_signature(report, signers))
-    attached, found = read_all(report)
-    findings += found
+    attached, more = read_all(report)
+    findings += more
     findings += check_summary(evidence, attached, report.folder.resolve().name, run)
     findings += check_contents(evidence, attached)
     findings += check_figures(evidence)
