@@ -17,8 +17,8 @@ def _on_signal(number: int, _frame: object) -> None:
     # A second Ctrl-C ends at once. A second SIGTERM may come from the end of the session and from the next step: what
     # is being put away is put away, and who cannot wait sends SIGKILL.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, lambda *_: None)  # not SIG_IGN: programs would inherit it
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda *_: None)  # not SIG_IGN: programs would inherit it
     proc.stop_all()
     stopped = Interrupted(number)
     if not proc.put_off(stopped):
@@ -76,14 +76,14 @@ def _internal(verb: str, error: "Exception") -> "tuple[Json, int]":
     where = (
         {"file": os.path.basename(frames[-1][0]), "line": frames[-1][1], "function": frames[-1][2]} if frames else {}
     )
-    found = NodeError(
+    failed = NodeError(
         "node-internal",
         "the node program failed in `%s`" % verb,
         why="%s: %s" % (type(error).__name__, str(error)[:500]),
         hint="this is a bug in envbuild; please report it with the log",
         details=where,
     )
-    return protocol.failure(verb, found), found.exit_code
+    return protocol.failure(verb, failed), failed.exit_code
 
 
 def main(argv: "list[str] | None" = None) -> int:

@@ -130,13 +130,13 @@ def _user_namespaces(folders: "list[str]") -> Json:
 def _groups() -> "list[str]":
     import grp
 
-    found = []
+    groups = []
     for number in os.getgroups():
         try:
-            found.append(grp.getgrgid(number).gr_name)
+            groups.append(grp.getgrgid(number).gr_name)
         except KeyError:
-            found.append(str(number))
-    return found
+            groups.append(str(number))
+    return groups
 
 
 def _proxies() -> "dict[str, str]":
@@ -144,16 +144,16 @@ def _proxies() -> "dict[str, str]":
     from urllib.parse import urlsplit
     from urllib.request import getproxies
 
-    found = {}
+    proxies = {}
     for scheme, address in getproxies().items():
         if scheme == "no":
             continue
         try:
             parts = urlsplit(address if "://" in address else "http://" + address)
-            found[scheme] = "%s%s" % (parts.hostname or "?", ":%d" % parts.port if parts.port else "")
+            proxies[scheme] = "%s%s" % (parts.hostname or "?", ":%d" % parts.port if parts.port else "")
         except ValueError:
-            found[scheme] = "?"
-    return found
+            proxies[scheme] = "?"
+    return proxies
 
 
 def _temporary() -> "list[str]":
@@ -167,12 +167,12 @@ def _conda(folders: "list[str]") -> "list[dict[str, str]]":
     home = os.path.expanduser("~")
     homes = [os.path.join(top, name, "bin") for top in (home, "/opt") for name in CONDA_HOMES]
     named = [os.path.dirname(os.environ.get(name, "")) for name in ("CONDA_EXE", "MAMBA_EXE")]
-    found = []
+    programs = []
     for program in ("conda", "mamba", "micromamba"):
-        path = which(program, folders + [each for each in named if each] + homes)
+        path = which(program, folders + [folder for folder in named if folder] + homes)
         if path is not None:
-            found.append({"program": program, "path": path, "owner": _owner(path)})
-    return found
+            programs.append({"program": program, "path": path, "owner": _owner(path)})
+    return programs
 
 
 def _owner(path: str) -> str:

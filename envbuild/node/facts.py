@@ -22,7 +22,7 @@ def run(request: Json) -> "tuple[bool, Json]":
     prefix = request["prefix"]
     folders = search_path()
     environments = _environments(args, prefix)
-    in_use = any(each["current"] and each.get("checks") for each in environments)
+    in_use = any(environment["current"] and environment.get("checks") for environment in environments)
     if args.get("brief") or (args.get("unless_in_use") and in_use):
         return False, _brief(args, prefix, folders, environments)
     from envbuild.node.probe import programs
@@ -119,19 +119,19 @@ def _environments(args: Json, prefix: str) -> "list[Json]":
         from envbuild.node.env import published
 
         return published.facts(prefix, str(args.get("stack")))
-    found = inventory.facts(prefix)
+    environments = inventory.facts(prefix)
     if not args.get("verify") or sys.version_info < (3, 8):
-        return found
+        return environments
     from envbuild.node.env import verify
 
-    for each in found:
-        if each["current"] and each["stamp"] and each["stack"] == args.get("stack"):
-            request = {"prefix": prefix, "args": {"stack": each["stack"]}}
+    for environment in environments:
+        if environment["current"] and environment["stamp"] and environment["stack"] == args.get("stack"):
+            request = {"prefix": prefix, "args": {"stack": environment["stack"]}}
             try:
-                each["checks"] = verify.run(request)[1]["checks"]
+                environment["checks"] = verify.run(request)[1]["checks"]
             except NodeError as error:
                 protocol.log(str(error))
-    return found
+    return environments
 
 
 def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[Json, list[str]]":
@@ -152,13 +152,13 @@ def _together(asked: "dict[str, Callable[[], Any]]") -> "tuple[Json, list[str]]"
 
 def _observations(facts: Json) -> "list[str]":
     """What stands out and belongs to no fact of its own."""
-    found = []
+    notes = []
     if facts["umask"][-1] in "0145":
-        found.append("umask %s lets everybody change new files" % facts["umask"])
+        notes.append("umask %s lets everybody change new files" % facts["umask"])
     foreign = disks.foreign_owner(facts["prefix"]["path"])
     if foreign:
-        found.append(foreign)
+        notes.append(foreign)
     half = sum(1 for environment in facts["environments"] if environment["stamp"] is None)
     if half:
-        found.append("%d environment(s) without a stamp under the prefix" % half)
-    return found
+        notes.append("%d environment(s) without a stamp under the prefix" % half)
+    return notes

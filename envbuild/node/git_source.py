@@ -109,7 +109,7 @@ def fetch(source: Json, folder: str, bundle: "str | None", parts: "dict[str, str
     log("fetching source %s at %.12s" % (source["name"], source["commit"]))
     _checkout(source, folder, source["name"], bundle)
     repositories = {"": folder}
-    for part in sorted(source.get("submodules") or [], key=lambda each: each["path"].count("/")):
+    for part in sorted(source.get("submodules") or [], key=lambda submodule: submodule["path"].count("/")):
         where = _submodule_folder(folder, part["path"])
         _check_gitlink(source, part, repositories)
         _checkout(part, where, "%s/%s" % (source["name"], part["path"]), (parts or {}).get(part["path"]))
@@ -238,12 +238,12 @@ def _disarmed(place: str) -> "dict[str, str]":
         keys.update(_git(place, *words, deadline=STATE_DEADLINE).out.split("\0"))
     first = os.environ.get("GIT_CONFIG_COUNT", "")
     number = int(first) if _COUNT.match(first) else 0
-    found = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
+    variables = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
     for key in sorted(filter(None, keys)):
-        found.update({"GIT_CONFIG_KEY_%d" % number: key, "GIT_CONFIG_VALUE_%d" % number: ""})
+        variables.update({"GIT_CONFIG_KEY_%d" % number: key, "GIT_CONFIG_VALUE_%d" % number: ""})
         number += 1
-    found["GIT_CONFIG_COUNT"] = str(number)
-    return found
+    variables["GIT_CONFIG_COUNT"] = str(number)
+    return variables
 
 
 def tree_unusable(name: str, place: str, problem: str) -> "NodeError":
@@ -287,10 +287,10 @@ def state_words(state: Json) -> str:
     return "%s %s, %s" % (commit, where, changed)
 
 
-def lost_object(said: str) -> str:
+def lost_object(output: str) -> str:
     """The id of the object that a repository names in its commits and does not have, as git said it; else empty."""
-    found = _LOST.search(said)
-    return found.group(1) if found is not None else ""
+    match = _LOST.search(output)
+    return match.group(1) if match is not None else ""
 
 
 def object_missing(origin: str, lost: str, why: str) -> "NodeError":

@@ -68,8 +68,8 @@ def follow(connection: "str | None") -> None:
     session = find(os.getppid())
     if session is not None:
         # Standard output as it is now: sshd closes that pipe, and keeps the one of standard error open.
-        told = os.dup(1)
-        threading.Thread(target=_watch, args=(session, told), daemon=True).start()
+        pipe = os.dup(1)
+        threading.Thread(target=_watch, args=(session, pipe), daemon=True).start()
 
 
 def find(pid: int) -> "dict[str, object] | None":
@@ -82,8 +82,8 @@ def find(pid: int) -> "dict[str, object] | None":
     return None
 
 
-def _watch(session: "dict[str, object]", told: int) -> None:
-    while is_alive(session) and not _unread(told):
+def _watch(session: "dict[str, object]", pipe: int) -> None:
+    while is_alive(session) and not _unread(pipe):
         time.sleep(_POLL)
     os.kill(os.getpid(), signal.SIGTERM)
 

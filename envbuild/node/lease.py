@@ -80,8 +80,8 @@ class Lease:
 
     def held(self) -> bool:
         """True while the file still names this run's token."""
-        found = read_at(self.path)
-        return found is not None and found.get("token") == self.owner["token"]
+        owner = read_at(self.path)
+        return owner is not None and owner.get("token") == self.owner["token"]
 
     def check(self) -> None:
         """Raise NodeError `lease-lost` (exit 75) when another run has taken over; call before what cannot be undone."""
@@ -257,9 +257,9 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
     """
     deadline = time.monotonic() + wait
     party = dict(controller or {})
-    ended = [str(each) for each in party.pop("ended", ())]
+    ended = [str(name) for name in party.pop("ended", ())]
     mine = dict(identity.here(), run=run, controller=party, token=uuid.uuid4().hex)
-    said = False
+    waiting = False
     while True:
         with paths.coded_errors(prefix):
             held, owner = attempt(of_prefix(prefix), mine, again=run, ended=ended)
@@ -274,9 +274,9 @@ def acquire(prefix: str, run: str, controller: "Json | None", wait: float) -> "L
                 hint="wait for it, or run again with a longer --wait",
                 details={key: owner[key] for key in ("run", "host", "pid") if key in owner},
             )
-        if not said:
+        if not waiting:
             log("waiting for %s" % describe(owner))
-            said = True
+            waiting = True
         time.sleep(min(_POLL, max(0.01, deadline - time.monotonic())))
 
 

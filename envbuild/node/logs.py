@@ -170,8 +170,8 @@ def digest(prefix: str, run: object) -> "Json | None":
 
 
 def _newest(folder: str) -> "str | None":
-    found = []
+    logs = []
     for name in [name for name in names(folder) if name.endswith(".log")]:
         with contextlib.suppress(OSError):  # it goes meanwhile: only the newest ones are kept
-            found.append((os.stat(os.path.join(folder, name)).st_mtime, name))
-    return max(found)[1] if found else None
+            logs.append((os.stat(os.path.join(folder, name)).st_mtime, name))
+    return max(logs)[1] if logs else None

@@ -91,7 +91,7 @@ class Places:
         if long_form is not None:
             # The installer writes this where `#!` plus the path is longer than the kernel reads.
             data = b"#!" + long_form.group(1) + b"\n" + data[long_form.end() :]
-        return self._any.sub(lambda found: self._mark(found.group()), data)
+        return self._any.sub(lambda match: self._mark(match.group()), data)
 
     def _mark(self, path: bytes) -> bytes:
         return next(mark for known, mark in self.replacements if known == path)
@@ -102,7 +102,7 @@ class Places:
             return b"@interpreter@"
         if target in self.trees:
             return self.trees[target]
-        return self._any.sub(lambda found: self._mark(found.group()), os.fsencode(target))
+        return self._any.sub(lambda match: self._mark(match.group()), os.fsencode(target))
 
     def config(self, data: bytes) -> bytes:
         """`pyvenv.cfg` without the interpreter's folder and the version of the installer."""
@@ -168,7 +168,7 @@ def is_left_out(path: str, generated: Iterable[Generated] = ()) -> bool:
         return True
     if name in ("uv_cache.json", "direct_url.json") and folder.endswith(".dist-info"):
         return True
-    return any(each.has(path) for each in generated)
+    return any(pattern.has(path) for pattern in generated)
 
 
 def listed(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -178,8 +178,8 @@ def listed(folder: str) -> Iterator[os.DirEntry[str]]:
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with os.scandir(handle) as found:
-            yield from found
+        with os.scandir(handle) as entries:
+            yield from entries
     finally:
         os.close(handle)
 
@@ -288,7 +288,7 @@ def scan(
     chunks = [[item] for item in work[:large]] + [work[n : n + 64] for n in range(large, len(work), 64)]
     hashed = proc.each(functools.partial(_hash, root, places), chunks, threads or len(os.sched_getaffinity(0)))
     entries.update(pair for pairs in hashed for pair in pairs)
-    for path in {each.top + name for each in made_by_runs for name in each.compiled} & entries.keys():
+    for path in {pattern.top + name for pattern in made_by_runs for name in pattern.compiled} & entries.keys():
         entries[path].tag = COMPILED if entries[path].raw else entries[path].tag
     _normalise_records(root, entries)
     return entries
@@ -353,7 +353,7 @@ def root_of(files: dict[str, list[Any]]) -> str:
             above = above.rpartition("/")[0]
         folders[folder][name] = f"{name}\0{tag}\0{digest}\0{'x' if executable else '-'}\0\n"
     # The deepest first: the line of a folder is made of all that is in it.
-    for folder in sorted((each for each in folders if each), key=lambda each: -each.count("/")):
+    for folder in sorted((folder for folder in folders if folder), key=lambda folder: -folder.count("/")):
         above, _, name = folder.rpartition("/")
         folders[above][name + "/"] = f"{name}/\0folder\0{_folder_digest(folders[folder])}\0\0\n"
     return _folder_digest(folders[""])

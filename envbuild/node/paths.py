@@ -61,12 +61,12 @@ def base_programs(environment: str) -> "list[str]":
     config = read(os.path.join(environment, "pyvenv.cfg"))
     links = glob.glob(os.path.join(glob.escape(environment), "lib", "python*", "site-packages", BASE_PTH))
     # <base>/lib/python3.12/site-packages
-    found = [
+    programs = [
         os.path.normpath(os.path.join(site, "../../../bin")) for path in links for site in _ADDED.findall(read(path))
     ]
-    found += _HOME.findall(config) if _ON_SYSTEM.search(config) else []
+    programs += _HOME.findall(config) if _ON_SYSTEM.search(config) else []
     # Where the system's own pip writes; /usr/bin is on every PATH.
-    return list(dict.fromkeys("/usr/local/bin" if folder == "/usr/bin" else folder for folder in found))
+    return list(dict.fromkeys("/usr/local/bin" if folder == "/usr/bin" else folder for folder in programs))
 
 
 def search_path(environment: str, path: "str | None") -> str:
@@ -157,14 +157,14 @@ def no_room(error: OSError, where: str) -> "NodeError | None":
     return full_disk(where, str(error)) if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
 
 
-def says_full(said: str) -> bool:
+def says_full(message: str) -> bool:
     """Whether what a program printed speaks of a full disk or quota."""
-    return _FULL.search(said) is not None
+    return _FULL.search(message) is not None
 
 
-def refuse_full(said: str, where: str, why: str) -> None:
-    """Raise the error of a full disk or quota at `where` when a program has `said` that there is one."""
-    if says_full(said):
+def refuse_full(message: str, where: str, why: str) -> None:
+    """Raise the error of a full disk or quota at `where` when a program says in `message` that there is one."""
+    if says_full(message):
         raise full_disk(where, why)
 
 
@@ -218,9 +218,9 @@ def set_umask(prefix: str) -> None:
 
 def umask() -> int:
     """The umask of this process. /proc is asked first: umask(2) would change it for a moment, for all threads."""
-    found = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
-    if found:
-        return int(found.group(1), 8)
+    match = re.search(r"^Umask:\s*([0-7]+)", read("/proc/self/status"), re.MULTILINE)
+    if match:
+        return int(match.group(1), 8)
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
@@ -265,10 +265,10 @@ def read_json(path: str) -> "Json | None":
     """The JSON object in `path`, None where there is none or it cannot be parsed."""
     try:
         with open(path, "rb") as stream:
-            found = json.loads(stream.read().decode("utf-8"))
+            data = json.loads(stream.read().decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def sync_dir(folder: str) -> None:

@@ -66,11 +66,11 @@ def parse(text: str) -> "dict[str, dict[str, str]]":
     except (configparser.Error, ValueError):
         # pip itself complains about a broken file; here it only says where packages may lie.
         return {}
-    found: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, str]] = {}
     for section in parser.sections():
         items = parser.items(section)
-        found[section] = {name.replace("_", "-").lstrip("-"): value for name, value in items if value}
-    return found
+        sections[section] = {name.replace("_", "-").lstrip("-"): value for name, value in items if value}
+    return sections
 
 
 def read(environ: "Mapping[str, str]") -> "PipConfig":
@@ -142,8 +142,8 @@ def alive(links: "Iterable[str]") -> "list[str]":
 
 def folders(links: "Iterable[str]") -> "list[str]":
     """The folders on this machine among the locations, each once, as absolute paths."""
-    found: list[str] = []
+    paths: list[str] = []
     for path in map(local_path, links):
-        if path is not None and path not in found and os.path.isdir(path):
-            found.append(path)
-    return found
+        if path is not None and path not in paths and os.path.isdir(path):
+            paths.append(path)
+    return paths

@@ -313,16 +313,16 @@ def piped(argv: "Sequence[str]", source: "IO[bytes] | None" = None) -> "Iterator
             _LIVE.groups.add(process.pid)
         stream = process.stdin or process.stdout
         assert stream is not None  # noqa: S101 - one of them is a pipe
-        told = Piped(process, stream)
+        result = Piped(process, stream)
         try:
-            yield told
+            yield result
             _close(stream)
-            told.rc = process.wait()
+            result.rc = process.wait()
         finally:
             _end_group(process)
             process.wait()
             errors.seek(0)
-            told.err = errors.read(OUTPUT_LIMIT).decode("utf-8", "replace")
+            result.err = errors.read(OUTPUT_LIMIT).decode("utf-8", "replace")
 
 
 def _close(stream: "IO[bytes]") -> None:

@@ -155,9 +155,9 @@ def plural(count: int, noun: str) -> str:
 
 def plain(value: float, beside: "float | None" = None) -> str:
     """A number for people: thousands separated, else four digits; more where `beside` would read alike and is not."""
-    said = _short(value)
-    if beside is None or value == beside or said != _short(beside) or value == int(value):
-        return said
+    text = _short(value)
+    if beside is None or value == beside or text != _short(beside) or value == int(value):
+        return text
     forms = ("{:,.%df}" % places for places in range(1, 400))
     return next(form.format(value) for form in forms if form.format(value) != form.format(beside))
 
@@ -340,8 +340,8 @@ def success(verb: str, changed: bool, result: Json) -> Json:
 
 def failure(verb: str, error: "NodeError") -> Json:
     """The response of a verb that failed with the NodeError `error`, redacted."""
-    told = redact.redact_data(error.as_dict())
-    return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": told}
+    report = redact.redact_data(error.as_dict())
+    return {"protocol": PROTOCOL, "verb": verb, "ok": False, "changed": error.changed, "error": report}
 
 
 def encode(response: Json) -> bytes:

@@ -32,15 +32,15 @@ def json_lines(text: str) -> "list[Json]":
 
     What no JSON has, NaN and the infinities of Python's, are texts: no answer could hold them as numbers.
     """
-    found = []
+    rows = []
     for line in text.splitlines():
         try:
-            each = json.loads(line, parse_constant=str)
+            row = json.loads(line, parse_constant=str)
         except (ValueError, RecursionError):
             continue
-        if isinstance(each, dict):
-            found.append(each)
-    return found
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
 
 
 def integer(text: "str | None") -> "int | None":
@@ -68,11 +68,11 @@ def which(name: str, folders: "list[str]") -> "str | None":
 def search_path() -> "list[str]":
     """PATH's absolute folders, each once; then the usual ones, which a non-login shell may not have."""
     folders = os.environ.get("PATH", "").split(":") + ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
-    found = []
+    path = []
     seen = set()
     for folder in folders:
         real = os.path.realpath(folder) if folder.startswith("/") else ""
         if real and real not in seen and os.path.isdir(real):
             seen.add(real)
-            found.append(folder)
-    return found
+            path.append(folder)
+    return path

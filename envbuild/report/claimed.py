@@ -204,7 +204,7 @@ def _of_case(case: BenchmarkCase) -> Claim:
 def _verdict(
     comparison: Comparison, model: str | None, *, lower_is_better: bool
 ) -> Literal["reproduced", "below", "not-comparable", "no-claim"]:
-    """What `told` has to say of itself; `model`: that of the GPU, as claims name it, None where it is not known."""
+    """Why the comparison has its verdict; `model`: that of the GPU, as claims name it, None where it is not known."""
     if comparison.claim is None:
         return "no-claim"
     if comparison.claim_gpu is None or (comparison.claim_gpu, comparison.claim_gpus) != (model, comparison.gpus):

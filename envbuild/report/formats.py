@@ -133,7 +133,7 @@ def _components(evidence: Evidence) -> Iterator[Component]:
 def package(name: str, version: str, row: PackageFile | None, *, same: bool | None, pin: str = "") -> Component:
     """A package by its locked file; `same`: what is there is what the lock names (None: no lock names it).
 
-    `said`: what is said of it instead.
+    `pin`: the text of that property instead.
     """
     from cyclonedx.model import HashAlgorithm, HashType, Property
     from cyclonedx.model.component import Component, ComponentType

@@ -117,10 +117,14 @@ def apply(folder: str, patches: list[Json], check: bool = False, pin: Json | Non
 
 
 def _compare(tree: _Folder, pin: Json, names: list[str]) -> None:
-    found = {path: entry for path, entry in entries(tree.top, pin["links"]).items() if path not in pin["outputs"]}
-    if tree_id(found) not in (pin["before"], pin["after"]):
+    tree_entries = {
+        path: entry for path, entry in entries(tree.top, pin["links"]).items() if path not in pin["outputs"]
+    }
+    if tree_id(tree_entries) not in (pin["before"], pin["after"]):
         return
-    outcome = tree_id(dict(found, **{path: (found[path][0], blob_id(data)) for path, data in tree.after.items()}))
+    outcome = tree_id(
+        dict(tree_entries, **{path: (tree_entries[path][0], blob_id(data)) for path, data in tree.after.items()})
+    )
     if outcome != pin["after"]:
         what = f"the patches {', '.join(names)} do not give the pinned tree"
         raise PatchError("patch-postcondition", what, f"tree {outcome}, pinned is {pin['after']}")
@@ -130,7 +134,7 @@ def _apply_one(tree: _Folder, patch: Json, check: bool) -> Json:
     _check_request(patch)
     name = patch["name"]
     old = {path: tree.read(path) for edit in patch["edits"] for path in tree.matching(edit["files"])}
-    marked = {path: found for path, found in ((path, _marked(name, text)) for path, text in old.items()) if found}
+    marked = {path: marks for path, marks in ((path, _marked(name, text)) for path, text in old.items()) if marks}
     for other in patch.get("after") or []:
         if not any(_marked(other, text) for text in old.values()):
             raise PatchError("patch-precondition", f"patch {name} needs patch {other} before it", hint="")
@@ -146,7 +150,7 @@ def _apply_one(tree: _Folder, patch: Json, check: bool) -> Json:
             raise PatchError("patch-postcondition", f"after patch {name} {path} does not compile")
         tree.set(path, new[path])
     files = [_file(path, hits[path], old[path], new.get(path, old[path])) for path in sorted(hits)]
-    changed = [each["path"] for each in files if not each["already"]]
+    changed = [file["path"] for file in files if not file["already"]]
     return {
         "name": name,
         "digest": digest(patch),
@@ -169,29 +173,29 @@ def _check_request(patch: Json) -> None:
 
 def _edit(tree: _Folder, name: str, edit: Json, new: dict[str, str], hits: dict[str, int]) -> None:
     """Carry out one edit on the texts `new` and count its `hits`; a file that is patched already must have none."""
-    paths, found = tree.matching(edit["files"]), {}
+    paths, counts = tree.matching(edit["files"]), {}
     pattern, helper = re.compile(edit["find"], re.MULTILINE), edit.get("helper", False)
     for path in paths:
         if path in new:
             new[path], count = pattern.subn(edit["write"], new[path])
             if count:
-                found[path] = count
+                counts[path] = count
                 hits[path] = hits.get(path, 0) + (0 if helper else count)
         elif not helper and pattern.search(tree.read(path)):
             what = f"{path} carries the marker of patch {name} and has places left"
             raise PatchError("patch-precondition", what, f"pattern {edit['find']}")
     least, most = edit["times"]
     # Files that are patched already have their part of the hits in their markers.
-    _count(name, [least if all(path in new for path in paths) else 0, most], found, edit["files"], edit["find"])
+    _count(name, [least if all(path in new for path in paths) else 0, most], counts, edit["files"], edit["find"])
 
 
-def _count(name: str, bounds: list[int], found: dict[str, int], files: list[str], find: str = "") -> None:
+def _count(name: str, bounds: list[int], counts: dict[str, int], files: list[str], find: str = "") -> None:
     least, most = bounds
-    hits = sum(found.values())
+    hits = sum(counts.values())
     if least <= hits <= most:
         return
     wanted = str(least) if least == most else f"{least} to {most}"
-    where = ", ".join(f"{path}: {count}" for path, count in sorted(found.items()))
+    where = ", ".join(f"{path}: {count}" for path, count in sorted(counts.items()))
     where = where or f"none in {', '.join(files) or 'no file'}"
     what = f"patch {name} found {hits} place{'' if hits == 1 else 's'}, expected {wanted}"
     raise PatchError("patch-hits", what, where + (f"; pattern {find}" if find else ""))
@@ -266,7 +270,7 @@ def _diff(path: str, old: str, new: str) -> str:
 
 def entries(folder: str, links: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Path to git's mode and object id of everything in a checkout; `links` are its submodules, path to commit."""
-    found = {path: ("160000", commit) for path, commit in links.items()}
+    result = {path: ("160000", commit) for path, commit in links.items()}
     for top, folders, names in os.walk(folder):
         for name in names + [name for name in folders if os.path.islink(os.path.join(top, name))]:
             full = os.path.join(top, name)
@@ -274,17 +278,17 @@ def entries(folder: str, links: dict[str, str]) -> dict[str, tuple[str, str]]:
                 entry = ("120000", blob_id(os.fsencode(os.readlink(full))))
             else:
                 entry = ("100755" if os.stat(full).st_mode & stat.S_IXUSR else "100644", blob_id(_read(full)))
-            found[os.path.relpath(full, folder)] = entry
+            result[os.path.relpath(full, folder)] = entry
         below = [(name, os.path.relpath(os.path.join(top, name), folder)) for name in folders]
         folders[:] = [name for name, path in below if name != ".git" and path not in links]
-    return found
+    return result
 
 
-def tree_id(found: dict[str, tuple[str, str]]) -> str:
+def tree_id(tree_entries: dict[str, tuple[str, str]]) -> str:
     """The id of git's tree of these paths; modes and object ids as `entries` gives them."""
     here: dict[bytes, tuple[str, str]] = {}
     below: dict[str, dict[str, tuple[str, str]]] = {}
-    for path, entry in found.items():
+    for path, entry in tree_entries.items():
         name, slash, rest = path.partition("/")
         if slash:
             below.setdefault(name, {})[rest] = entry

@@ -158,7 +158,7 @@ def unmet(
 ) -> Iterator[str]:
     """Sentences about what a build wants and a variant has not, and about what to add for it.
 
-    `there`: name to version; `provided`: names of what a base has in a version that is not known yet.
+    `versions`: name to version; `provided`: names of what a base has in a version that is not known yet.
     """
     for need in needs:
         for text in need.requirements:

@@ -49,13 +49,13 @@ _ERRORS = (
 def cause(text: str) -> tuple[str, str]:
     """(the line that says why, what would help) of a failed build's output; "" for what is not known."""
     for pattern, find in ((_HEADER, _thing), (_LIBRARY, _thing), (_COMMAND, _program)):
-        found = pattern.search(text)
-        if found is not None:
-            return found.group(0).strip(), find(next(each for each in found.groups() if each))
+        match = pattern.search(text)
+        if match is not None:
+            return match.group(0).strip(), find(next(group for group in match.groups() if group))
     for error in _ERRORS:
-        found = error.search(text)
-        if found is not None:
-            return found.group(0).strip(), ""
+        match = error.search(text)
+        if match is not None:
+            return match.group(0).strip(), ""
     exceptions = _EXCEPTION.findall(text)
     if exceptions:
         module = _MODULE.match(exceptions[-1])

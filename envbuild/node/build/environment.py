@@ -98,8 +98,8 @@ def toolkit(cuda_home: str | None) -> str | None:
         return cuda_home
     nvcc = os.path.join(cuda_home, "bin", "nvcc")
     done = proc.run([nvcc, "--dryrun", "-x", "cu", os.devnull, "-o", os.devnull], timeout=60.0)
-    found = re.search(r"(?m)^#\$ TOP=(\S.*?)\s*$", done.out + "\n" + done.err)
-    top = os.path.normpath(found.group(1)) if found else ""
+    match = re.search(r"(?m)^#\$ TOP=(\S.*?)\s*$", done.out + "\n" + done.err)
+    top = os.path.normpath(match.group(1)) if match else ""
     return top if os.path.isfile(os.path.join(top, "bin", "nvcc")) else cuda_home
 
 
@@ -151,9 +151,9 @@ def _of_conda(environment: str) -> dict[str, str | None]:
 
     It would be another in each prefix; the environment's interpreter finds its libraries itself.
     """
-    there = re.compile(rf"-Wl,-rpath,{re.escape(environment)}/\S+\s*")
+    pattern = re.compile(rf"-Wl,-rpath,{re.escape(environment)}/\S+\s*")
     seen = {name: value for name, value in os.environ.items() if for_build(name, value)}
-    return {name: there.sub("", value) for name, value in activation.onto(environment, seen).items()}
+    return {name: pattern.sub("", value) for name, value in activation.onto(environment, seen).items()}
 
 
 def equal_files(env: dict[str, str], tools: Toolchain, places: dict[str, str]) -> dict[str, str]:
@@ -234,11 +234,11 @@ class Distribution(NamedTuple):
 
     def wants(self, extra: str) -> Iterator[tuple[str, str]]:
         """Names that it requires for an extra (empty: always), each with every extra of it that is asked for."""
-        for each in self.requires:
-            if extra in ([installed.normal_name(name) for name in _FOR_EXTRA.findall(each)] or [""]):
-                extras = _EXTRAS.match(each)
+        for requirement in self.requires:
+            if extra in ([installed.normal_name(name) for name in _FOR_EXTRA.findall(requirement)] or [""]):
+                extras = _EXTRAS.match(requirement)
                 for asked in ["", *(extras.group(1).split(",") if extras else ())]:
-                    yield installed.required_name(each), installed.normal_name(asked.strip())
+                    yield installed.required_name(requirement), installed.normal_name(asked.strip())
 
 
 class Packages:
@@ -259,7 +259,7 @@ class Packages:
 
     def versions(self) -> dict[str, str]:
         """Version by name."""
-        return {name: each.version for name, each in self.distributions.items()}
+        return {name: distribution.version for name, distribution in self.distributions.items()}
 
     def closure(self, wanted: set[str]) -> dict[str, str]:
         """Version by name of what is `wanted` and all that this requires; an empty one for what is not there."""
@@ -267,8 +267,8 @@ class Packages:
         left = {(name, "") for name in wanted}
         while left:
             reached |= left
-            there = [(self.distributions[name], extra) for name, extra in left if name in self.distributions]
-            left = {pair for each, extra in there for pair in each.wants(extra) if pair[0]} - reached
+            pairs = [(self.distributions[name], extra) for name, extra in left if name in self.distributions]
+            left = {pair for distribution, extra in pairs for pair in distribution.wants(extra) if pair[0]} - reached
         absent = Distribution("", "", [], [])
         return {name: self.distributions.get(name, absent).version for name, _ in sorted(reached)}
 
@@ -302,7 +302,7 @@ def wanted(project: str, build: Json) -> set[str]:
     text = _REQUIRES.search(editable.section(project))
     declared = re.findall(r"\"([^\"\n]*)\"|'([^'\n]*)'", text.group(1)) if text else []
     asked = [first or second for first, second in declared] + list(build.get("requires") or [])
-    return {installed.required_name(each) for each in asked}.union(_UNDECLARED) - {""}
+    return {installed.required_name(text) for text in asked}.union(_UNDECLARED) - {""}
 
 
 def _link(above: str, path: str, site: str, python: str) -> None:

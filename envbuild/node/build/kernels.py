@@ -81,11 +81,11 @@ def project(folder: str, source: Json, build: Json, out: str) -> str:
     if not modules:
         raise NodeError("request-invalid", f"source {source['name']}: kind kernels without modules")
     os.makedirs(out, 0o700)
-    everything = {each for module in modules for each in module["include_dirs"]}
+    everything = {include for module in modules for include in module["include_dirs"]}
     for name in _wanted(folder, everything):
-        there = os.path.join(out, name)
-        os.makedirs(os.path.dirname(there), exist_ok=True)
-        shutil.copyfile(os.path.join(folder, name), there)
+        place = os.path.join(out, name)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        shutil.copyfile(os.path.join(folder, name), place)
     for name in everything:
         # A compiler refuses none of these, but a folder that is there holds no surprise.
         os.makedirs(os.path.join(out, name), exist_ok=True)
@@ -108,13 +108,13 @@ def _module(folder: str, source: Json, module: Json) -> Json:
         raise NodeError("request-invalid", f"source {source['name']}: a kernel module cannot be named {name[:80]!r}")
     made: Json = {"name": name, "torch": module.get("torch") is not False}
     for key in ("sources", "include_dirs", "cxx_flags", "nvcc_flags"):
-        made[key] = [str(each) for each in module.get(key) or []]
+        made[key] = [str(item) for item in module.get(key) or []]
     for path in made["sources"] + made["include_dirs"]:
         leads_out = not path or path.startswith("/") or ".." in path.split("/")
         if leads_out or any(mark in path for mark in '"\\'):
             raise NodeError("request-invalid", f"source {source['name']}: not a path inside it: {path[:100]!r}")
-    missing = [each for each in made["sources"] if not os.path.isfile(os.path.join(folder, each))]
-    missing += [each for each in made["include_dirs"] if not os.path.isdir(os.path.join(folder, each))]
+    missing = [path for path in made["sources"] if not os.path.isfile(os.path.join(folder, path))]
+    missing += [path for path in made["include_dirs"] if not os.path.isdir(os.path.join(folder, path))]
     if missing or not made["sources"]:
         raise NodeError(
             "kernel-sources-missing",
@@ -130,9 +130,9 @@ def _wanted(folder: str, everything: set[str]) -> Iterator[str]:
     """Files to copy, relative: what a compiler reads, and all of the include folders; no links out of the tree."""
     top = os.path.realpath(folder) + os.sep
     for at, folders, names in os.walk(folder):
-        folders[:] = sorted(each for each in folders if each != ".git")
+        folders[:] = sorted(folder for folder in folders if folder != ".git")
         here = os.path.relpath(at, folder)
-        inside = any(here == each or here.startswith(each + "/") for each in everything)
+        inside = any(here == path or here.startswith(path + "/") for path in everything)
         for name in sorted(names):
             path = os.path.join(at, name)
             if not (inside or name.lower().endswith(_COMPILED + _INCLUDED)):

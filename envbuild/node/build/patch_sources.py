@@ -49,15 +49,15 @@ def specs_of(source: Json, given: Json) -> list[Json]:
         )
     for number, pin in enumerate(source.get("patch_pins") or []):
         spec = specs[number]
-        found = patch.digest(spec)
-        if found != pin["digest"]:
+        digest = patch.digest(spec)
+        if digest != pin["digest"]:
             raise NodeError(
                 "patch-changed",
                 f"the patch {spec['name']} is not the one that was locked for {source['name']}",
-                why=f"it has digest {found:.12}, the lock says {pin['digest']:.12}",
+                why=f"it has digest {digest:.12}, the lock says {pin['digest']:.12}",
                 hint="find out why it differs; then `envbuild lock create STACK` locks the patch as it is now; "
                 "or use the envbuild that made the lock",
-                details={"patch": spec["name"], "digest": found, "locked": pin["digest"]},
+                details={"patch": spec["name"], "digest": digest, "locked": pin["digest"]},
             )
         specs[number] = dict(spec, hits=[pin["least"], pin["most"]])
     return specs
@@ -67,10 +67,10 @@ def facts_of(python: str, env: dict[str, str], nvcc: str | None) -> Json:
     """What patches want to know: `torch_cuda` of the torch that is installed (absent without torch), and `nvcc`."""
     done = proc.run([python, "-I", "-c", _TORCH], timeout=120.0, env=env)
     try:
-        told = json.loads(done.out) if done.ok else {}
+        facts = json.loads(done.out) if done.ok else {}
     except ValueError:
-        told = {}
-    return dict(told, nvcc=nvcc)
+        facts = {}
+    return dict(facts, nvcc=nvcc)
 
 
 def apply(
@@ -126,10 +126,10 @@ def _judge(name: str, facts: Json) -> list[str]:
     ]
 
 
-def for_stamp(told: list[Json]) -> list[Json]:
+def for_stamp(sources: list[Json]) -> list[Json]:
     """What a stamp says of sources: everything but the diffs, which a run's report has."""
     out = []
-    for source in told:
-        kept = [{key: value for key, value in each.items() if key != "diff"} for each in source.get("patches") or []]
+    for source in sources:
+        kept = [{key: value for key, value in row.items() if key != "diff"} for row in source.get("patches") or []]
         out.append(dict(source, patches=kept) if kept else source)
     return out

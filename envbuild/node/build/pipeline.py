@@ -100,7 +100,7 @@ class Builder:
         store = self.store = Store(self.store_path, create=True)
 
         self._packages = environment.Packages(self.python)
-        calls = {each["name"]: partial(self._obtain, each, store) for each in wanted}
+        calls = {source["name"]: partial(self._obtain, source, store) for source in wanted}
         build_wheel.build_all(calls, self.options.get("jobs"))
 
     def install(self) -> None:
@@ -175,9 +175,9 @@ class Builder:
             one = {key: source[key] for key in _KEYS if key in source}
             if self.bundle and source["name"] in self.bundles:
                 one["bundle"] = self.bundle
-            for key, told in (("patches", self.patched), ("build", self.built), ("compiled", self.compiled)):
-                if source["name"] in told:
-                    one[key] = told[source["name"]]
+            for key, by_source in (("patches", self.patched), ("build", self.built), ("compiled", self.compiled)):
+                if source["name"] in by_source:
+                    one[key] = by_source[source["name"]]
             out.append(one)
         return out
 
@@ -253,11 +253,11 @@ class Builder:
             programs = None if self._whole else os.path.join(self.environment, "src")
             given = (self._for_builds(), own, self._arch_list, self.cuda_home)
             env = self.tool.environ(environment.variables(self.environment, *given, programs=programs))
-            found = build_key.read_toolchain(self.python, self.cuda_home, env)
+            tools = build_key.read_toolchain(self.python, self.cuda_home, env)
             # Compilers of conda lie in the environment, which lies elsewhere in another prefix.
-            names = found["environment"].items()
-            found["environment"] = {name: value.replace(self.environment, "@environment@") for name, value in names}
-            self._toolchains[asked] = found
+            names = tools["environment"].items()
+            tools["environment"] = {name: value.replace(self.environment, "@environment@") for name, value in names}
+            self._toolchains[asked] = tools
         return self._toolchains[asked]
 
     def _inputs(self, source: Json) -> Json:
@@ -400,8 +400,10 @@ class Builder:
 
     def _compiled(self, source: Json) -> list[str]:
         """The modules, in the source's own tree, that were compiled where runs may compile, too."""
-        found = [path for path, _ in merkle.walk(self.trees[source["name"]]) if path.endswith(".so")]
-        return sorted(path for path in found if any(merkle.glob_match(path, each) for each in source["generated"]))
+        libraries = [path for path, _ in merkle.walk(self.trees[source["name"]]) if path.endswith(".so")]
+        return sorted(
+            path for path in libraries if any(merkle.glob_match(path, pattern) for pattern in source["generated"])
+        )
 
     def _add_path(self, source: Json) -> None:
         project = self._project(source)

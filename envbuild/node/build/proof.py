@@ -79,21 +79,21 @@ def imports(python: str, source: str, names: list[str], env: dict[str, str]) -> 
     the driver, which is not here). Raises NodeError `extension-broken` (exit 4) with what the import says.
     """
     done = proc.run([python, "-I", "-B", "-c", _IMPORT, json.dumps(names)], timeout=_IMPORTS, env=env)
-    told: Json = {"imported": [], "libraries": [], "unchecked": {}}
+    result: Json = {"imported": [], "libraries": [], "unchecked": {}}
     broken: dict[str, str] = {}
     at: str | None = None
-    for each in json_lines(done.out):  # an extension may print lines of its own
-        if "begins" in each:
-            at = str(each["begins"])
-        if "name" not in each:
+    for row in json_lines(done.out):  # an extension may print lines of its own
+        if "begins" in row:
+            at = str(row["begins"])
+        if "name" not in row:
             continue
-        at, name, error = None, str(each["name"]), each.get("error")
+        at, name, error = None, str(row["name"]), row.get("error")
         if error is None:
-            told["imported"].append(name)
+            result["imported"].append(name)
         elif _LIBRARY in error:
-            told["libraries"].append(name)
+            result["libraries"].append(name)
         elif any(library in error for library in _DRIVER):
-            told["unchecked"][name] = error
+            result["unchecked"][name] = error
         else:
             broken[name] = str(error)
     if at is not None or not done.ok:
@@ -101,8 +101,8 @@ def imports(python: str, source: str, names: list[str], env: dict[str, str]) -> 
         broken[at or names[0]] = f"{how}; {uv.tail(done.err, 10)}"
     if broken:
         raise _broken(source, broken)
-    log(f"{source}: imported {', '.join(told['imported']) or 'nothing'}")
-    return told
+    log(f"{source}: imported {', '.join(result['imported']) or 'nothing'}")
+    return result
 
 
 def _broken(source: str, broken: dict[str, str]) -> NodeError:
@@ -130,10 +130,10 @@ def architectures(wheel: str, wanted: Iterable[str], cuda_home: str | None, site
 
     Raises NodeError `arch-missing` (exit 4) when one with device code lacks a wanted architecture.
     """
-    asked = sorted({str(each) for each in wanted})
-    for each in asked:
-        if not _WANTED.match(each):
-            raise NodeError("request-invalid", f"not a GPU architecture: {each!r}", hint="write 9.0, 9.0a or 9.0+PTX")
+    asked = sorted({str(arch) for arch in wanted})
+    for arch in asked:
+        if not _WANTED.match(arch):
+            raise NodeError("request-invalid", f"not a GPU architecture: {arch!r}", hint="write 9.0, 9.0a or 9.0+PTX")
     result: Json = {"wanted": asked, "found": {}, "how": "cuobjdump"}
     program = find_cuobjdump(cuda_home, sites)
     if program is None:
@@ -163,8 +163,8 @@ def parse_listing(text: str) -> list[str]:
 
     A line is `ELF file    1: amp_C.1.sm_90.cubin` or `PTX file    1: amp_C.1.sm_90.ptx`; others are messages.
     """
-    found = {("sm_" if match.group(1) == "ELF" else "compute_") + match.group(2) for match in _LISTED.finditer(text)}
-    return sorted(found, key=_order)
+    matches = {("sm_" if match.group(1) == "ELF" else "compute_") + match.group(2) for match in _LISTED.finditer(text)}
+    return sorted(matches, key=_order)
 
 
 def _order(name: str) -> tuple[str, int, str]:
@@ -173,25 +173,25 @@ def _order(name: str) -> tuple[str, int, str]:
     return kind, int(digits), number[len(digits) :]
 
 
-def missing(found: list[str], wanted: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(wanted architectures that nothing in `found` serves, notes about those that only a lower minor serves).
+def missing(present: list[str], wanted: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(wanted architectures that nothing in `present` serves, notes about those that only a lower minor serves).
 
     Machine code runs on its own compute capability and on higher minor versions of the same major one (CUDA C++
     Programming Guide, Binary Compatibility); code with an `a` only on exactly its own, with an `f` on its family. PTX
     alone is compiled on the node at the first start, which is not what was built for: it does not count.
     """
     lacking, notes = [], []
-    for each in wanted:
-        match = _WANTED.match(each)
+    for arch in wanted:
+        match = _WANTED.match(arch)
         if match is None:
             continue
         major, minor, special, ptx = match.group(1), int(match.group(2)), match.group(3), match.group(4)
         exact = f"sm_{major}{minor}{special}"
-        serving = [name for name in found if _serves(name, major, minor, special)]
-        if not serving or (ptx and f"compute_{major}{minor}" not in found):
-            lacking.append(each)
+        serving = [name for name in present if _serves(name, major, minor, special)]
+        if not serving or (ptx and f"compute_{major}{minor}" not in present):
+            lacking.append(arch)
         elif not any(name.rstrip("af") == exact.rstrip("af") for name in serving):
-            notes.append(f"{each} is served by {', '.join(serving)}")
+            notes.append(f"{arch} is served by {', '.join(serving)}")
     return lacking, notes
 
 
@@ -208,10 +208,10 @@ def _serves(name: str, major: str, minor: int, special: str) -> bool:
 def _judge(result: Json) -> None:
     """Raises NodeError `arch-missing` where device code lacks a wanted architecture; adds `notes`."""
     wrong: dict[str, list[str]] = {}
-    for name, found in sorted(result["found"].items()):
-        lacking, said = missing(found, result["wanted"]) if found else ([], [])
-        if said:
-            result.setdefault("notes", []).extend(f"{name}: {text}" for text in said)
+    for name, present in sorted(result["found"].items()):
+        lacking, texts = missing(present, result["wanted"]) if present else ([], [])
+        if texts:
+            result.setdefault("notes", []).extend(f"{name}: {text}" for text in texts)
         if lacking:
             wrong[name] = lacking
     if not wrong:
@@ -231,30 +231,30 @@ def _judge(result: Json) -> None:
 
 def _unpacked(wheel: str, folder: str) -> dict[str, str]:
     """Import name and place of every shared object of a wheel, unpacked below `folder`."""
-    found: dict[str, str] = {}
+    by_module: dict[str, str] = {}
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():
                 if not re.search(r"\.so(\.[0-9.]+)?\Z", member):
                     continue
                 above, _, name = re.sub(r"\A[^/]+\.data/[^/]+/", "", member).rpartition("/")
-                place = os.path.join(folder, str(len(found)))
+                place = os.path.join(folder, str(len(by_module)))
                 os.mkdir(place)
                 module = ".".join([*filter(None, above.split("/")), name.split(".")[0]])
-                found[module] = os.path.join(place, name)
-                with archive.open(member) as source, open(found[module], "wb") as file:
+                by_module[module] = os.path.join(place, name)
+                with archive.open(member) as source, open(by_module[module], "wb") as file:
                     shutil.copyfileobj(source, file)
     except (OSError, zipfile.BadZipFile) as error:
         raise NodeError(
             "wheel-unreadable", f"{wheel} is not a wheel", why=str(error), exit_code=Exit.BUILD_FAILED
         ) from error
-    return found
+    return by_module
 
 
 def _list(program: str, path: str) -> list[str] | str:
     """The architectures in one shared object; a str says why they could not be read."""
-    found: list[str] = []
-    said = ""
+    codes: list[str] = []
+    complaint = ""
     for option in ("--list-elf", "--list-ptx"):
         done = proc.run([program, option, path], timeout=_DEADLINE)
         if _NO_CODE in done.out + done.err:
@@ -263,6 +263,6 @@ def _list(program: str, path: str) -> list[str] | str:
             lines = [line.strip() for line in (done.out + "\n" + done.err).splitlines() if line.strip()]
             why = "it took too long" if done.timed_out else lines[-1][:200] if lines else f"exit {done.rc}"
             return f"cuobjdump of {os.path.basename(path)}: {why}"
-        found += parse_listing(done.out)
-        said = said or (done.err.strip() or done.out.strip())[-200:]
-    return sorted(found, key=_order) if found else f"cuobjdump of {os.path.basename(path)}: {said or 'no answer'}"
+        codes += parse_listing(done.out)
+        complaint = complaint or (done.err.strip() or done.out.strip())[-200:]
+    return sorted(codes, key=_order) if codes else f"cuobjdump of {os.path.basename(path)}: {complaint or 'no answer'}"

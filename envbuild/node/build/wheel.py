@@ -174,7 +174,7 @@ class _Build:
             diagnose.write_down(self.what, done.out + done.err)
             if not done.ok:
                 raise self._failed(done, report)
-            wheels = [each for each in sorted(os.listdir(work.out)) if each.endswith(".whl")]
+            wheels = [name for name in sorted(os.listdir(work.out)) if name.endswith(".whl")]
             if len(wheels) != 1:
                 raise diagnose.failure(self.what, f"the build made {len(wheels)} wheels")
             wheel = _settle(os.path.join(work.out, wheels[0]), self.out, self.tools.strip, work.tmp)
@@ -237,15 +237,15 @@ class _Build:
 
     def _prove(self, wheel: str, report: Json) -> list[str]:
         """Import names of the wheel's extensions; raises when one that setup.py or the stack names is not there."""
-        there = modules(wheel)
-        wanted = [each["name"] for each in report.get("extensions", []) if not each["optional"]]
+        present = modules(wheel)
+        wanted = [extension["name"] for extension in report.get("extensions", []) if not extension["optional"]]
         wanted += self.build.get("extensions") or []
-        missing = sorted({name for name in wanted if name not in there})
+        missing = sorted({name for name in wanted if name not in present})
         if missing:
             os.unlink(wheel)
-            has = ", ".join(sorted(there)) or "no extension at all"
+            has = ", ".join(sorted(present)) or "no extension at all"
             raise self._missing(f"it holds no {', '.join(missing)}; it holds {has}", missing)
-        return sorted(there)
+        return sorted(present)
 
 
 def _takes_bytes(env: dict[str, str]) -> bool:
@@ -281,15 +281,15 @@ class _Work:
 
 def modules(wheel: str) -> dict[str, str]:
     """Import name -> member, for every shared object in a wheel."""
-    found = {}
+    result = {}
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     for name in names:
         if name.endswith(".so"):
             folder, _, file = _DATA.sub("", name).rpartition("/")
             module = file.split(".")[0]
-            found[folder.replace("/", ".") + "." + module if folder else module] = name
-    return found
+            result[folder.replace("/", ".") + "." + module if folder else module] = name
+    return result
 
 
 def _settle(wheel: str, out: str, strip: str | None, scratch: str) -> str:
@@ -352,7 +352,7 @@ def compare(one: str, other: str) -> Json:
     """`equal`: two wheels have the same name and bytes; `different`: members that differ or that only one has."""
     with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:
         both = set(first.namelist()) & set(second.namelist())
-        found = set(first.namelist()) ^ set(second.namelist())
-        found.update(name for name in both if first.read(name) != second.read(name))
+        different = set(first.namelist()) ^ set(second.namelist())
+        different.update(name for name in both if first.read(name) != second.read(name))
     same = os.path.basename(one) == os.path.basename(other) and hashing.digest_of(one) == hashing.digest_of(other)
-    return {"equal": same and not found, "different": sorted(found)}
+    return {"equal": same and not different, "different": sorted(different)}

@@ -139,10 +139,10 @@ def _opened(path: str) -> Iterator[Iterator[Member]]:
 
 def _folder(top: str) -> Iterator[Member]:
     """The files of a folder in the order of a bundle's tar file."""
-    found = plain_tar.tree(top, bundle_index.LIMITS)
-    for name in sorted(found, key=lambda each: (each != bundle_index.NAME, each)):
+    sizes = plain_tar.tree(top, bundle_index.LIMITS)
+    for name in sorted(sizes, key=lambda path: (path != bundle_index.NAME, path)):
         with _file(os.path.join(top, name), follow=False) as stream:
-            yield name, found[name], iter(lambda: stream.read(plain_tar.CHUNK), b"")  # noqa: B023 - read at once
+            yield name, sizes[name], iter(lambda: stream.read(plain_tar.CHUNK), b"")  # noqa: B023 - read at once
 
 
 @contextlib.contextmanager

@@ -133,23 +133,23 @@ def members(stream: IO[bytes], limits: Limits) -> Iterator[tuple[str, int, Itera
     """
     names = Names(limits)
     while True:
-        found, raw = _header(stream)
-        if found is None:
+        member, raw = _header(stream)
+        if member is None:
             break
-        name = found.name if limits.exact else re.sub(r"\A(\./)+", "", found.name)
-        if found.isdir() and not limits.exact:
+        name = member.name if limits.exact else re.sub(r"\A(\./)+", "", member.name)
+        if member.isdir() and not limits.exact:
             if name not in ("", "."):
                 names.folder(name)
             continue
-        if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            raise _unsafe(name, f"it is {_KINDS.get(found.type, 'no regular file')}")
-        if found.mode & _SPECIAL:
-            raise _unsafe(name, "its mode %o is that of another user or group" % found.mode)
-        names.file(name, found.size)
-        if limits.exact and raw != header(name, found.size):
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise _unsafe(name, f"it is {_KINDS.get(member.type, 'no regular file')}")
+        if member.mode & _SPECIAL:
+            raise _unsafe(name, "its mode %o is that of another user or group" % member.mode)
+        names.file(name, member.size)
+        if limits.exact and raw != header(name, member.size):
             raise HostileError("damaged", name, "its header is not the one that belongs to it")
-        parts = _parts(stream, name, found.size, limits.exact)
-        yield name, found.size, parts
+        parts = _parts(stream, name, member.size, limits.exact)
+        yield name, member.size, parts
         for _ in parts:
             pass
     if limits.exact and (raw != END[:BLOCK] or stream.read(BLOCK + 1) != END[BLOCK:]):
@@ -171,30 +171,30 @@ def _header(stream: IO[bytes]) -> tuple[tarfile.TarInfo | None, bytes]:
     raw = _exactly(stream, BLOCK, _NO_TAR)
     if not raw.strip(b"\0"):
         return None, raw
-    found = _parsed(raw)
-    if found.type != tarfile.GNUTYPE_LONGNAME:
-        return found, raw
-    if not 0 < found.size <= _LONGEST:
-        raise HostileError("damaged", "", f"a name of {found.size} bytes")
-    name = _exactly(stream, found.size + len(padding(found.size)), "it is truncated in a name")
+    header = _parsed(raw)
+    if header.type != tarfile.GNUTYPE_LONGNAME:
+        return header, raw
+    if not 0 < header.size <= _LONGEST:
+        raise HostileError("damaged", "", f"a name of {header.size} bytes")
+    name = _exactly(stream, header.size + len(padding(header.size)), "it is truncated in a name")
     following = _exactly(stream, BLOCK, "it is truncated behind a name")
-    found = _parsed(following)
-    if found.type == tarfile.GNUTYPE_LONGNAME:
+    header = _parsed(following)
+    if header.type == tarfile.GNUTYPE_LONGNAME:
         raise HostileError("damaged", "", "two names of one member")
-    found.name = name.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-    return found, raw + name + following
+    header.name = name.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+    return header, raw + name + following
 
 
 def _parsed(raw: bytes) -> tarfile.TarInfo:
     try:
-        found = tarfile.TarInfo.frombuf(raw, "utf-8", "surrogateescape")
+        header = tarfile.TarInfo.frombuf(raw, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
         raise HostileError("damaged", "", f"{_NO_TAR}: {error}") from None
-    if found.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGLINK):
+    if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGLINK):
         raise HostileError("damaged", "", "it has headers that plain tar files lack")
-    if found.size < 0:
-        raise HostileError("damaged", "", f"a file of {found.size} bytes")
-    return found
+    if header.size < 0:
+        raise HostileError("damaged", "", f"a file of {header.size} bytes")
+    return header
 
 
 def _exactly(stream: IO[bytes], size: int, why: str) -> bytes:
@@ -219,10 +219,10 @@ def _parts(stream: IO[bytes], name: str, size: int, exact: bool) -> Iterator[byt
 
 def tree(top: str, limits: Limits) -> dict[str, int]:
     """Name and size of every file in a folder that somebody unpacked; raises HostileError as `members` does."""
-    names, found = Names(limits), {}
+    names, sizes = Names(limits), {}
     for folder, folders, files in os.walk(top, onerror=_stop):
-        for each in sorted(folders + files):
-            path = os.path.join(folder, each)
+        for entry in sorted(folders + files):
+            path = os.path.join(folder, entry)
             name, facts = os.path.relpath(path, top), os.lstat(path)
             if stat.S_ISDIR(facts.st_mode):
                 names.folder(name)
@@ -233,8 +233,8 @@ def tree(top: str, limits: Limits) -> dict[str, int]:
             if facts.st_mode & _SPECIAL:
                 raise _unsafe(name, "its mode is that of another user or group")
             names.file(name, facts.st_size)
-            found[name] = facts.st_size
-    return found
+            sizes[name] = facts.st_size
+    return sizes
 
 
 def _stop(error: OSError) -> None:

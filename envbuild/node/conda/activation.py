@@ -44,25 +44,25 @@ def variables(environment: str) -> dict[str, str]:
 
     Names that look like those of secrets are left out. Raises NodeError `conda-script-failed` (exit 4).
     """
-    found = scripts(environment)
-    if not found:
+    files = scripts(environment)
+    if not files:
         return {}
     path = f"{environment}/bin:{_SYSTEM_PATH}"
     before = {"PATH": path, "HOME": environment, "CONDA_PREFIX": environment, "LC_ALL": "C.UTF-8"}
-    lines = ["exec 3>&1 1>&2", *(f". {shlex.quote(each)}" for each in found), "exec env -0 >&3"]
+    lines = ["exec 3>&1 1>&2", *(f". {shlex.quote(file)}" for file in files), "exec env -0 >&3"]
     done = proc.run([shell(), "-c", "\n".join(lines)], timeout=_DEADLINE, env=before, cwd=environment)
     after = dict(row.split("=", 1) for row in done.out.split("\0") if "=" in row)
     if not done.ok or not after:
         raise NodeError(
             "conda-script-failed",
             "an activation script of a conda package ended its shell",
-            why=f"{', '.join(map(os.path.basename, found))}: {redact_text(done.err).strip()[-1000:]}",
+            why=f"{', '.join(map(os.path.basename, files))}: {redact_text(done.err).strip()[-1000:]}",
             hint="remove the package, or choose another build of it",
             changed=True,
         )
-    told = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}
-    told = {name: value for name, value in told.items() if value and _NAME.match(name) and name not in _SHELL}
-    return {name: value for name, value in told.items() if not looks_secret(name, any_key=False)}
+    changed = {name: _added(name, value, before) for name, value in sorted(after.items()) if value != before.get(name)}
+    changed = {name: value for name, value in changed.items() if value and _NAME.match(name) and name not in _SHELL}
+    return {name: value for name, value in changed.items() if not looks_secret(name, any_key=False)}
 
 
 def onto(environment: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -72,11 +72,11 @@ def onto(environment: str, environ: Mapping[str, str]) -> dict[str, str]:
     """
     if not is_conda(environment):
         return {}
-    found = {
+    settings = {
         name: f"{value}:{environ[name]}" if is_list(name) and environ.get(name) else value
         for name, value in variables(environment).items()
     }
-    return dict(found, CONDA_PREFIX=environment)
+    return dict(settings, CONDA_PREFIX=environment)
 
 
 def is_list(name: str) -> bool:
@@ -88,4 +88,4 @@ def _added(name: str, value: str, before: dict[str, str]) -> str:
     if not is_list(name):
         return value
     known = before.get(name, "").split(":")
-    return ":".join(each for each in value.split(":") if each not in ("", *known))
+    return ":".join(word for word in value.split(":") if word not in ("", *known))

@@ -33,9 +33,9 @@ def bring(packages: list[Json], where: Json, folder: str) -> dict[str, str]:
     """
     cert = pip_config.read(os.environ).cert
     files = proc.each(partial(_one, where=where, folder=folder, cert=cert), packages, _AT_ONCE)
-    found = {package["name"]: path for package, path in zip(packages, files)}  # noqa: B905 - strict= is of Python 3.10
-    log(f"{plural(len(found), 'conda archive')} with the hashes of the lock")
-    return found
+    archives = {package["name"]: path for package, path in zip(packages, files)}  # noqa: B905 - strict= is of Python 3.10
+    log(f"{plural(len(archives), 'conda archive')} with the hashes of the lock")
+    return archives
 
 
 def _one(package: Json, where: Json, folder: str, cert: str) -> str:

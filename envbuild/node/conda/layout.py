@@ -76,35 +76,35 @@ def unsafe(package: Json, member: str, why: str) -> NodeError:
     )
 
 
-def plan(packages: list[Json], told: Json, python: str, environment: str) -> Layout:
-    """Check every archive of `packages`; `told`: name of the package -> what was read in it. `python`: `3.11`.
+def plan(packages: list[Json], contents: Json, python: str, environment: str) -> Layout:
+    """Check every archive of `packages`; `contents`: name of the package -> what was read in it. `python`: `3.11`.
 
     Raises NodeError: `artifact-damaged`, `record-mismatch`, `conda-package-unsafe` (exit 5), `conda-clobber`,
     `conda-prefix-too-long` (7).
     """
-    found = Layout()
+    layout = Layout()
     for package in packages:
-        said = told[package["name"]]
-        _check_whole(package, said)
-        _check_identity(package, said.get("index") or {})
-        noarch = (said.get("link") or {}).get("noarch") or {}
+        content = contents[package["name"]]
+        _check_whole(package, content)
+        _check_identity(package, content.get("index") or {})
+        noarch = (content.get("link") or {}).get("noarch") or {}
         site = f"lib/python{python}/site-packages" if noarch.get("type") == "python" else ""
-        _check_members(package, said["members"], site)
-        _add_paths(found, package, said, site, environment)
+        _check_members(package, content["members"], site)
+        _add_paths(layout, package, content, site, environment)
         for line in noarch.get("entry_points") or []:
             entry = _ENTRY.match(str(line))
             if entry is None:
                 raise unsafe(package, str(line), "which is no entry point")
-            found.add(meta.label(package), "bin/" + entry.group(1), "")
-    found.check_folders()
-    return found
+            layout.add(meta.label(package), "bin/" + entry.group(1), "")
+    layout.check_folders()
+    return layout
 
 
-def _check_whole(package: Json, said: Json) -> None:
-    error = said.get("error")
+def _check_whole(package: Json, content: Json) -> None:
+    error = content.get("error")
     if error and "archive path" in error:
         raise unsafe(package, error.partition(": ")[2], "which is not a relative path inside")
-    if error or not isinstance(said.get("index"), dict):
+    if error or not isinstance(content.get("index"), dict):
         raise NodeError(
             "artifact-damaged",
             f"invalid conda package {package['file']}",
@@ -157,11 +157,11 @@ def _check_members(package: Json, members: list[list[str]], site: str) -> None:
         names.add(name)
 
 
-def _add_paths(found: Layout, package: Json, said: Json, site: str, environment: str) -> None:
-    there = {name for name, kind, _ in said["members"] if kind != "folder"}
-    rows = (said.get("paths") or {}).get("paths")
+def _add_paths(layout: Layout, package: Json, content: Json, site: str, environment: str) -> None:
+    members = {name for name, kind, _ in content["members"] if kind != "folder"}
+    rows = (content.get("paths") or {}).get("paths")
     if rows is None:  # packages of before 2017
-        rows = [{"_path": line} for line in said.get("files", "").splitlines() if line]
+        rows = [{"_path": line} for line in content.get("files", "").splitlines() if line]
     room = len(os.fsencode(environment))
     for row in rows:
         path = _relative(package, str(row["_path"]))
@@ -169,7 +169,7 @@ def _add_paths(found: Layout, package: Json, said: Json, site: str, environment:
             continue
         if path.split("/")[0] in _OURS:
             raise unsafe(package, path, "which is not for packages to write")
-        if path not in there:
+        if path not in members:
             raise unsafe(package, path, "which it lists and does not have")
         if row.get("file_mode") == "binary" and len(str(row.get("prefix_placeholder"))) < room:
             most = len(str(row["prefix_placeholder"]))
@@ -180,7 +180,7 @@ def _add_paths(found: Layout, package: Json, said: Json, site: str, environment:
                 hint="choose a shorter prefix (--prefix)",
             )
         place = _installed(path, site)
-        found.add(meta.label(package), place, str(row.get("sha256") or ""))
+        layout.add(meta.label(package), place, str(row.get("sha256") or ""))
         script = _SCRIPT.match(place)
         if script is not None:
-            found.scripts[package["name"]] = place
+            layout.scripts[package["name"]] = place

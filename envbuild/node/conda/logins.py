@@ -43,7 +43,7 @@ def rattler_files(environ: Mapping[str, str]) -> list[Path]:
 
 def without_login(url: str) -> str:
     """An address without user, password and `/t/TOKEN`, for other machines; no message shows the token from now on."""
-    redact.learn([{"token": each} for each in _TOKEN.findall(url)])
+    redact.learn([{"token": token} for token in _TOKEN.findall(url)])
     return _TOKEN.sub("", pip_config.without_credentials(url))
 
 
@@ -60,9 +60,9 @@ def login(url: str, environ: Mapping[str, str]) -> tuple[str, str]:
     files = list(_files(environ))
     labels = host.split(".")
     for name in [host] + ["*." + ".".join(labels[first:]) for first in range(len(labels))]:
-        found = next((said[name] for said in files if name in said), None)
-        if found is not None:
-            return parts._replace(path=found[0] + parts.path).geturl(), found[1]
+        entry = next((file[name] for file in files if name in file), None)
+        if entry is not None:
+            return parts._replace(path=entry[0] + parts.path).geturl(), entry[1]
         if name == host and index_client.login(url):
             break
     return url, index_client.login(url)
@@ -74,10 +74,10 @@ def _configured(url: str, environ: Mapping[str, str]) -> str:
     for path in condarc_files(environ) + rattler_files(environ):
         texts.append(_COMMENT.sub("", _text(path)))
     best, full = "", ""
-    for each in (found.rstrip("/") for text in texts for found in _ADDRESS.findall(text)):
-        plain = without_login(each)
-        if plain != each and len(plain) > len(best) and url.startswith(plain + "/"):
-            best, full = plain, each
+    for address in (match.rstrip("/") for text in texts for match in _ADDRESS.findall(text)):
+        plain = without_login(address)
+        if plain != address and len(plain) > len(best) and url.startswith(plain + "/"):
+            best, full = plain, address
     return full + url[len(best) :]
 
 
@@ -87,9 +87,9 @@ def _files(environ: Mapping[str, str]) -> Iterator[dict[str, tuple[str, str]]]:
     for path in (environ.get("RATTLER_AUTH_FILE"), os.path.join(home, ".rattler", "credentials.json")):
         if path and os.path.isfile(path):
             try:
-                said = json.loads(_text(Path(path)))
-                redact.learn(said)
-                yield {host: _entry(said[host]) for host in said}
+                hosts = json.loads(_text(Path(path)))
+                redact.learn(hosts)
+                yield {host: _entry(hosts[host]) for host in hosts}
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise _invalid(path, error) from error
 

@@ -41,8 +41,8 @@ def label(package: Json) -> str:
 
 def names(environment: str) -> list[str]:
     """`name-version-build` of every conda package, sorted; empty where the environment has none. Reads no file."""
-    found = read_text.names(os.path.join(environment, FOLDER))
-    return sorted(name[: -len(".json")] for name in found if name.endswith(".json"))
+    files = read_text.names(os.path.join(environment, FOLDER))
+    return sorted(name[: -len(".json")] for name in files if name.endswith(".json"))
 
 
 def read(environment: str) -> list[Json]:
@@ -54,7 +54,7 @@ def read(environment: str) -> list[Json]:
 def lacking(environment: str, variant: Json) -> list[str]:
     """Which conda packages of `variant` the environment does not have, as `name-version-build`."""
     locked = (variant.get("conda") or {}).get("packages") or []
-    return sorted({"{name}-{version}-{build}".format(**each) for each in locked} - set(names(environment)))
+    return sorted({"{name}-{version}-{build}".format(**package) for package in locked} - set(names(environment)))
 
 
 def _rows(record: Json) -> list[Json]:
@@ -82,12 +82,12 @@ def replaced(environment: str) -> dict[str, Placeholder]:
 
 def distributions(environment: str) -> dict[str, str]:
     """Python distribution (normal name) -> the conda package that holds its metadata."""
-    found = {}
+    by_name = {}
     for path, owner in owners(environment).items():
         match = _DIST.match(path)
         if match is not None:
-            found[installed.normal_name(match.group(1))] = owner
-    return found
+            by_name[installed.normal_name(match.group(1))] = owner
+    return by_name
 
 
 def check(environment: str, entries: dict[str, merkle.Entry]) -> tuple[int, list[Json]]:
@@ -102,19 +102,19 @@ def check(environment: str, entries: dict[str, merkle.Entry]) -> tuple[int, list
             kind = _differs(row, entries.get(row["_path"]), environment)
             checked += kind is None and bool(row.get("sha256"))
             if kind:
-                told = {"package": record["name"], "version": record.get("version"), "path": row["_path"]}
-                wrong.append(dict(told, kind=kind))
+                file = {"package": record["name"], "version": record.get("version"), "path": row["_path"]}
+                wrong.append(dict(file, kind=kind))
     return checked, wrong
 
 
 def _differs(row: Json, entry: merkle.Entry | None, environment: str) -> str | None:
     if entry is None:
-        there = row["_path"].endswith(".pyc") or os.path.lexists(os.path.join(environment, row["_path"]))
-        return None if there else "missing"
+        present = row["_path"].endswith(".pyc") or os.path.lexists(os.path.join(environment, row["_path"]))
+        return None if present else "missing"
     if not row.get("sha256") or entry.tag == "link":
         return None
-    found = entry.digest if row.get("prefix_placeholder") else entry.raw
-    return None if found == row["sha256"] else "changed"
+    digest = entry.digest if row.get("prefix_placeholder") else entry.raw
+    return None if digest == row["sha256"] else "changed"
 
 
 def tidy(environment: str, channels: dict[str, str]) -> None:
@@ -180,11 +180,11 @@ class Placeholder(NamedTuple):
         """
         if not self.text:
             return _sha256(_binary(data, root, self.prefix))
-        found = _sha256([_text(data[:], root, self.prefix)])
-        if found != self.sha256 and _ENV.match(data):
+        digest = _sha256([_text(data[:], root, self.prefix)])
+        if digest != self.sha256 and _ENV.match(data):
             program = b"#!" + self.prefix + b"/bin/"
-            found = _sha256([_text(_ENV.sub(lambda _: program, data[:]), root, self.prefix)])
-        return found
+            digest = _sha256([_text(_ENV.sub(lambda _: program, data[:]), root, self.prefix)])
+        return digest
 
 
 def _sha256(pieces: Iterator[bytes] | list[bytes]) -> str:
@@ -195,9 +195,9 @@ def _sha256(pieces: Iterator[bytes] | list[bytes]) -> str:
 
 
 def _text(data: bytes, root: bytes, prefix: bytes) -> bytes:
-    found = _TRAMPOLINE.match(data)
-    if found is not None:
-        data = b"#!" + found.group(1) + (found.group(2) or b"") + b"\n" + data[found.end() :]
+    match = _TRAMPOLINE.match(data)
+    if match is not None:
+        data = b"#!" + match.group(1) + (match.group(2) or b"") + b"\n" + data[match.end() :]
     return data.replace(root, prefix)
 
 

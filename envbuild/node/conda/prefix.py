@@ -75,15 +75,15 @@ def make(
     `Rattler.install` do, and `conda-script-failed` (exit 4).
     """
     locked = variant["conda"]["packages"]
-    found = archives.bring(locked, where, folder)
-    read = rattler.read([found[package["name"]] for package in locked])
-    told = {package["name"]: read[found[package["name"]]] for package in locked}
-    plan = layout.plan(locked, told, variant["python"], environment)
+    paths = archives.bring(locked, where, folder)
+    read = rattler.read([paths[package["name"]] for package in locked])
+    contents = {package["name"]: read[paths[package["name"]]] for package in locked}
+    plan = layout.plan(locked, contents, variant["python"], environment)
     if _folds_case(rattler.tmp):
         plan.check_case()
     log(f"installing {plural(len(locked), 'conda package')}")
     rattler.install(
-        [_record(package, found[package["name"]], told[package["name"]]) for package in locked], environment
+        [_record(package, paths[package["name"]], contents[package["name"]]) for package in locked], environment
     )
     meta.tidy(environment, {package["name"]: package["channel"] for package in locked})
     allowed = set(variant["conda"].get("link_scripts") or ())
@@ -97,9 +97,9 @@ def make(
     }
 
 
-def _record(package: dict[str, Any], archive: str, said: dict[str, Any]) -> dict[str, Any]:
+def _record(package: dict[str, Any], archive: str, content: dict[str, Any]) -> dict[str, Any]:
     size = os.path.getsize(archive)
-    named = {"archive": archive, "file": package["file"], "index": said["index"]}
+    named = {"archive": archive, "file": package["file"], "index": content["index"]}
     return dict(named, sha256=package["sha256"], size=size)
 
 

@@ -32,23 +32,23 @@ def run(request: Json) -> tuple[bool, Json]:
     stack = paths.checked_name(args.get("stack"), "stack")
     variables = activation_files.checked_variables(args.get("variables") or {})
     paths.set_umask(prefix)
-    found = stamp.read(environment)
-    new = found is None
+    stamped = stamp.read(environment)
+    new = stamped is None
     held = lease.of_request(request)
     try:
         with held, paths.coded_errors(environment):
-            if found is None:
-                found = _finish(prefix, environment, request, held)
-            changed = new or _update(environment, found, args.get("variant"), variables)
+            if stamped is None:
+                stamped = _finish(prefix, environment, request, held)
+            changed = new or _update(environment, stamped, args.get("variant"), variables)
             held.check()
             changed = switch(prefix, stack, environment, variables) or changed
             if args.get("publish"):
-                published.publish(request, found)
+                published.publish(request, stamped)
             notes = remove.retire(prefix, environment, bool(args.get("shared")))
-            _drop_delivered(paths.delivered(prefix, found["variant_digest"]), request["run"])
+            _drop_delivered(paths.delivered(prefix, stamped["variant_digest"]), request["run"])
     finally:
         held.release()
-    result = {key: found[key] for key in ("root", "files", "bytes")}
+    result = {key: stamped[key] for key in ("root", "files", "bytes")}
     result.update(level="measured" if new else "stamped", environment=environment)
     result.update(current=paths.current_link(prefix, stack), notes=notes)
     return changed, dict(result, verify=verify.run(request)[1])
@@ -82,18 +82,18 @@ def switch(prefix: str, stack: str, environment: str, variables: Json) -> bool:
 
 
 def _stamped(environment: str, stack: str) -> Json:
-    found = stamp.read(environment)
-    if found is None:
+    stamped = stamp.read(environment)
+    if stamped is None:
         raise NodeError(
             "environment-not-stamped",
             f"{environment} is half built or missing",
             hint="`envbuild status --all` lists all environments",
         )
-    if found["stack"] != stack:
+    if stamped["stack"] != stack:
         raise NodeError(
-            "environment-of-another-stack", f"{environment} belongs to the stack {found['stack']}, not {stack}"
+            "environment-of-another-stack", f"{environment} belongs to the stack {stamped['stack']}, not {stack}"
         )
-    return found
+    return stamped
 
 
 def _drop_delivered(folder: str, run: str) -> None:
@@ -101,7 +101,7 @@ def _drop_delivered(folder: str, run: str) -> None:
     runs = os.path.join(folder, "runs")
     now = time.time()
     others = [
-        each for each in names(runs) if each != run and now - os.stat(os.path.join(runs, each)).st_mtime < _DELIVERING
+        name for name in names(runs) if name != run and now - os.stat(os.path.join(runs, name)).st_mtime < _DELIVERING
     ]
     if others:
         paths.remove_tree(os.path.join(runs, run))
@@ -109,12 +109,12 @@ def _drop_delivered(folder: str, run: str) -> None:
         paths.discard(folder)
 
 
-def _update(environment: str, found: Json, variant: Json | None, variables: Json) -> bool:
+def _update(environment: str, stamped: Json, variant: Json | None, variables: Json) -> bool:
     stamp.check_unchanged(environment, variant)
-    if found.get("variables") == variables:
+    if stamped.get("variables") == variables:
         return False
-    found["variables"] = variables
-    stamp.write(environment, found)
+    stamped["variables"] = variables
+    stamp.write(environment, stamped)
     return True
 
 
@@ -192,13 +192,13 @@ def _check_record(environment: str, entries: dict[str, merkle.Entry], known: dic
         )
 
 
-def _check_root(environment: str, found: str, wanted: str | None) -> None:
+def _check_root(environment: str, root: str, wanted: str | None) -> None:
     """Raise NodeError `root-differs` (exit 5) where another node has stamped another root for what should be equal."""
-    if wanted is not None and found != wanted:
+    if wanted is not None and root != wanted:
         raise NodeError(
             "root-differs",
             f"{environment} differs from what the first node built",
-            why=f"its root is {found:.12}, that node's is {wanted:.12}",
+            why=f"its root is {root:.12}, that node's is {wanted:.12}",
             hint="look at both with `envbuild verify`, then `envbuild provision --repair`",
             changed=True,
         )

@@ -188,14 +188,14 @@ def _run(scripts: list[str], instead: Sequence[str] = ()) -> list[str]:
     if not scripts:
         return []
     lines = ['if [ -n "${BASH_VERSION-}${ZSH_VERSION-}" ]; then']
-    lines += [f"    . {shlex.quote(each)}" for each in scripts]
+    lines += [f"    . {shlex.quote(script)}" for script in scripts]
     return lines + (["else"] if instead else []) + ["    " + line for line in instead] + ["fi"]
 
 
 def tcl_quote(text: str) -> str:
     """`text` as one Tcl word that is taken literally; escaped where Lmod would take UTF-8 for Latin-1."""
     word = re.sub(r'([\\"$\[\]{}])', r"\\\1", text)
-    return '"%s"' % re.sub("[\x80-\ud7ff\ue000-\uffff]", lambda found: f"\\u{ord(found.group()):04x}", word)
+    return '"%s"' % re.sub("[\x80-\ud7ff\ue000-\uffff]", lambda match: f"\\u{ord(match.group()):04x}", word)
 
 
 def modulefile(environment: str, stack: str, variables: Json) -> str:

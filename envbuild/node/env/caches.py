@@ -71,9 +71,9 @@ def _places(prefix: str, args: Json) -> list[Place]:
     ]
 
 
-def _any_of(found: Iterable[str]) -> str:
+def _any_of(paths: Iterable[str]) -> str:
     """A regular expression for the names of these paths; of none it matches the empty name, which no entry has."""
-    return "|".join(re.escape(os.path.basename(path)) for path in found)
+    return "|".join(re.escape(os.path.basename(path)) for path in paths)
 
 
 def tidy(places: list[Place], keep_days: float, dry_run: bool) -> Json:
@@ -91,15 +91,15 @@ def tidy(places: list[Place], keep_days: float, dry_run: bool) -> Json:
 
 
 def _look(place: Place, before: float) -> Json:
-    there = names(place.path) if place.path else []
-    found = [os.path.join(place.path, name) for name in there if re.fullmatch(place.names, name)]
-    taken = {path: _taken(path) for path in found}
-    old = [path for path in found if not place.note and taken[path][1] < before]
+    entries = names(place.path) if place.path else []
+    paths = [os.path.join(place.path, name) for name in entries if re.fullmatch(place.names, name)]
+    taken = {path: _taken(path) for path in paths}
+    old = [path for path in paths if not place.note and taken[path][1] < before]
     return {
         "kind": place.kind,
         "path": place.path,
         "note": place.note,
-        "items": len(found),
+        "items": len(paths),
         "bytes": sum(bytes_ for bytes_, _ in taken.values()),
         "old": old,
         "old_bytes": sum(taken[path][0] for path in old),
@@ -110,9 +110,9 @@ def _taken(path: str) -> tuple[int, float]:
     """Bytes on the disk below a path, and when something of it was last changed or read; no link is followed."""
     inside = [] if os.path.islink(path) else [(top, folders + files) for top, folders, files in os.walk(path)]
     taken, last = 0, 0.0
-    for each in [path] + [os.path.join(top, name) for top, below in inside for name in below]:
+    for item in [path] + [os.path.join(top, name) for top, below in inside for name in below]:
         try:
-            facts = os.lstat(each)
+            facts = os.lstat(item)
         except OSError:
             continue
         taken += facts.st_blocks * 512

@@ -61,22 +61,22 @@ for line in sys.stdin:
 def scan(
     prefix: str,
     environment: str,
-    told: Json,
+    made: Json,
     known: dict[str, merkle.Entry] | None = None,
 ) -> dict[str, merkle.Entry]:
-    """Every covered path of an environment; `told`: interpreter, sources and trees (of a stamp or install notes).
+    """Every covered path of an environment; `made`: interpreter, sources and trees (of a stamp or install notes).
 
     `known`: see `merkle.scan`. Raises OSError.
     """
-    made_by_runs = merkle.generated_of(told["sources"])
-    where = places(prefix, environment, environment, told)
+    made_by_runs = merkle.generated_of(made["sources"])
+    where = places(prefix, environment, environment, made)
     return merkle.scan(environment, where, made_by_runs, known)
 
 
-def places(prefix: str, environment: str, built_at: str, told: Json) -> merkle.Places:
-    """The places that files of an environment may name; `told` as of `scan`."""
-    trees = {tree["name"]: tree["at"] for tree in told.get("trees") or ()}
-    return merkle.Places(built_at, prefix, told.get("interpreter") or "", meta.replaced(environment), trees)
+def places(prefix: str, environment: str, built_at: str, made: Json) -> merkle.Places:
+    """The places that files of an environment may name; `made` as of `scan`."""
+    trees = {tree["name"]: tree["at"] for tree in made.get("trees") or ()}
+    return merkle.Places(built_at, prefix, made.get("interpreter") or "", meta.replaced(environment), trees)
 
 
 def keep(path: str, entries: dict[str, merkle.Entry]) -> None:
@@ -131,7 +131,7 @@ def byte_code(environment: str, sources: list[Json]) -> tuple[int, list[dict[str
         elif not os.path.isfile(os.path.join(environment, origin[0])):
             refused.append(_refusal(path, "its source is not there"))
         else:
-            full = [os.path.join(environment, each) for each in (path, origin[0])]
+            full = [os.path.join(environment, name) for name in (path, origin[0])]
             lenient = bool(made_by_runs) and merkle.is_left_out(origin[0], made_by_runs)
             # Beside the source there is one file for all levels; it counts as the plain one.
             jobs.append([len(names), full[0], full[1], origin[2], lenient])
@@ -140,7 +140,7 @@ def byte_code(environment: str, sources: list[Json]) -> tuple[int, list[dict[str
         if word != "good":
             why = "made by another interpreter" if word == "foreign" else "its source gives other code"
             refused.append(_refusal(names[index], why))
-    return len(every), sorted(refused, key=lambda each: each["path"])
+    return len(every), sorted(refused, key=lambda row: row["path"])
 
 
 def _source_of(path: str) -> tuple[str, str, int] | None:
@@ -151,10 +151,10 @@ def _source_of(path: str) -> tuple[str, str, int] | None:
     folder, name = os.path.split(path)
     if os.path.basename(folder) != "__pycache__":
         return path[:-1], "", 0
-    found = _CACHED.match(name)
-    if found is None:
+    match = _CACHED.match(name)
+    if match is None:
         return None
-    return os.path.join(os.path.dirname(folder), found.group(1) + ".py"), found.group(2), int(found.group(3) or 0)
+    return os.path.join(os.path.dirname(folder), match.group(1) + ".py"), match.group(2), int(match.group(3) or 0)
 
 
 def _refusal(path: str, why: str) -> dict[str, str]:
@@ -166,8 +166,8 @@ def _compare(environment: str, jobs: list[list[Any]]) -> dict[int, str]:
     shares = [jobs[number::workers] for number in range(workers)]
     done = proc.parallel([partial(_worker, environment, share) for share in shares])
     words = {job[0]: "differs" for job in jobs}
-    for found in done:
-        words.update(found or {})
+    for refusals in done:
+        words.update(refusals or {})
     return words
 
 

@@ -33,21 +33,21 @@ class Venv:
 
     def make(self, tool: uv.Uv) -> base.Interpreter:
         """Make it with uv; raises what `uv.failure` makes."""
-        found = self._interpreter
-        args = ["venv", "--python", found.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
+        python = self._interpreter
+        args = ["venv", "--python", python.path, "--no-project", "--no-python-downloads", "--link-mode", "copy"]
         on_base = self.variant.get("base", {}).get("kind", "none") != "none"
-        if on_base and found.system_site:
+        if on_base and python.system_site:
             args.append("--system-site-packages")
         done = tool.run(args + [self.environment], timeout=300.0)
         if not done.ok:
             raise uv.failure(done, "making the virtual environment", self.environment)
-        if on_base and found.sites:
+        if on_base and python.sites:
             # A virtual environment below this one: its folders are added as site does it, with their own .pth files.
-            lines = [f"import site; site.addsitedir({folder!r})\n" for folder in found.sites]
+            lines = [f"import site; site.addsitedir({folder!r})\n" for folder in python.sites]
             folder = os.path.join(self.environment, "lib", "python" + self.variant["python"], "site-packages")
             with open(os.path.join(folder, paths.BASE_PTH), "w", encoding="utf-8") as file:
                 file.writelines(lines)
-        return found
+        return python
 
     def check_added(self, added: dict[str, str]) -> None:
         """Raise `replaces-base-package` (exit 7) where one of `added` (name -> version) would hide one of the base."""
@@ -78,22 +78,22 @@ class Conda:
         rattler = prefix.Rattler(self.args["tools"], tool.tmp, beside)
         made = prefix.make(rattler, self.variant, where, folder, self.environment)
         self.told = {"conda": dict(made, activation=activation.variables(self.environment))}
-        self.check_added({each["name"]: each["version"] for each in self.variant.get("packages", [])})
+        self.check_added({package["name"]: package["version"] for package in self.variant.get("packages", [])})
         # Its own interpreter, whose path counts as part of the environment.
-        found = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
-        return base.Interpreter("", found.version, {})
+        python = base.examine(os.path.join(self.environment, "bin", "python"), self.variant)
+        return base.Interpreter("", python.version, {})
 
     def check_added(self, added: dict[str, str]) -> None:
         """Raise `conda-and-wheel` (exit 7) where a distribution (name -> version) is one of conda's as well."""
-        there = meta.distributions(self.environment)
-        both = sorted(name for name in added if installed.normal_name(name) in there)
+        present = meta.distributions(self.environment)
+        both = sorted(name for name in added if installed.normal_name(name) in present)
         if both:
-            pairs = [f"{name} {added[name]} and {there[installed.normal_name(name)]}" for name in both]
+            pairs = [f"{name} {added[name]} and {present[installed.normal_name(name)]}" for name in both]
             raise NodeError(
                 "conda-and-wheel",
                 (
                     f"the wheel {both[0]} {added[both[0]]} and the conda package "
-                    f"{there[installed.normal_name(both[0])]} hold the same distribution"
+                    f"{present[installed.normal_name(both[0])]} hold the same distribution"
                 ),
                 why=f"both: {'; '.join(pairs)}",
                 hint="name it under `provides` of the profile's conda section, or leave the conda package out",

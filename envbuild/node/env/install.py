@@ -87,9 +87,9 @@ def run(request: Json) -> tuple[bool, Json]:
 
 
 def _install(job: _Job, held: lease.Lease) -> tuple[bool, Json]:
-    found = stamp.read(job.environment)
-    if found is not None:
-        return False, dict(stamp.unchanged(job.environment, job.variant, found), seconds=job.seconds)
+    stamped = stamp.read(job.environment)
+    if stamped is not None:
+        return False, dict(stamp.unchanged(job.environment, job.variant, stamped), seconds=job.seconds)
     stands_on = foundation.of(job.request, job.environment)
     packages.check_recorded(job.locked, job.args["stack"])
     patch_sources.check(job.variant.get("sources") or [], job.args.get("patches") or {})
@@ -172,13 +172,13 @@ def _build(job: _Job, tool: uv.Uv, stands_on: foundation.Foundation) -> Json:
         job.phase("builds")
     tool.drop_cache()
     progress("comparing every file with its RECORD")
-    there = _check_set(job, interpreter)
-    told = {"interpreter": interpreter.path, "sources": sources.pins, "trees": sources.working_trees}
-    entries, compared = _check_record(job, installer, told)
+    versions = _check_set(job, interpreter)
+    made = {"interpreter": interpreter.path, "sources": sources.pins, "trees": sources.working_trees}
+    entries, compared = _check_record(job, installer, made)
     job.phase("record")
     result = {
         "environment": job.environment,
-        "packages": there,
+        "packages": versions,
         "base_packages": interpreter.packages,
         "files": len(entries),
         "bytes": sum(entry.size for entry in entries.values()),
@@ -209,27 +209,27 @@ def _check_set(job: _Job, interpreter: base.Interpreter) -> dict[str, str]:
     installed = record.installed(job.environment)
     base.check_replaces(installed, interpreter.packages)
     for package in job.locked:
-        there = installed.get(record.normal_name(package["name"]))
-        if there is None or record.normal_version(there) != record.normal_version(package["version"]):
+        present = installed.get(record.normal_name(package["name"]))
+        if present is None or record.normal_version(present) != record.normal_version(package["version"]):
             raise NodeError(
                 "record-mismatch",
-                f"{package['name']} {package['version']} was installed and says it is {there or 'not there'}",
+                f"{package['name']} {package['version']} was installed and says it is {present or 'not there'}",
                 hint="the file that the lock names holds another package; check the lock",
                 changed=True,
             )
     return installed
 
 
-def _check_record(job: _Job, installer: packages.Installer, told: Json) -> tuple[dict[str, merkle.Entry], Json]:
+def _check_record(job: _Job, installer: packages.Installer, made: Json) -> tuple[dict[str, merkle.Entry], Json]:
     """Every file as scanned; how many agree with RECORD, what it is wrong about, and what the archives hold there."""
-    entries = contents.scan(job.prefix, job.environment, told)
+    entries = contents.scan(job.prefix, job.environment, made)
     checked, doubtful = contents.check(job.environment, entries)
     known, wrong = {}, doubtful
     if doubtful:
         known = installer.archived(job.locked, doubtful)
         checked, wrong = contents.check(job.environment, entries, known)
     if wrong:
-        names = sorted({each["package"] for each in wrong})
+        names = sorted({row["package"] for row in wrong})
         tool = installer.tool
         cleaned = not tool.keeps_cache or packages.forget_cached(tool, names)
         first = wrong[0]

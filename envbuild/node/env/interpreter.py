@@ -63,22 +63,22 @@ def examine(path: object, variant: Json) -> Interpreter:
     if not done.ok:
         raise _refused("interpreter-missing", f"cannot run the interpreter {path}", (done.err or done.out)[-500:])
     try:
-        told = json.loads(done.out)
+        facts = json.loads(done.out)
     except ValueError:
         raise _refused("interpreter-missing", f"{path} is not a Python interpreter", done.out[-200:]) from None
-    minor = "%d.%d" % tuple(told["version"][:2])
-    if told["name"] != "cpython" or minor != variant["python"]:
+    minor = "%d.%d" % tuple(facts["version"][:2])
+    if facts["name"] != "cpython" or minor != variant["python"]:
         raise _refused(
             "interpreter-mismatch",
-            f"{path} is {told['name']} {minor}, the lock needs CPython {variant['python']}",
+            f"{path} is {facts['name']} {minor}, the lock needs CPython {variant['python']}",
             f"the variant {variant.get('id', '')} was locked for that version",
         )
     # The name it was called by may be a link or a launcher; the environment must not depend on either.
-    real = os.path.realpath(told["below"] or told["executable"] or path)
+    real = os.path.realpath(facts["below"] or facts["executable"] or path)
     # As for an import, the first on sys.path counts, however its name is written.
-    packages = {record.normal_name(name): version for name, version in reversed(list(told["packages"].items()))}
-    requires = frozenset(map(record.required_name, told["requires"]))
-    return Interpreter(real, tuple(told["version"]), packages, tuple(told["sites"]), told["system_site"], requires)
+    packages = {record.normal_name(name): version for name, version in reversed(list(facts["packages"].items()))}
+    requires = frozenset(map(record.required_name, facts["requires"]))
+    return Interpreter(real, tuple(facts["version"]), packages, tuple(facts["sites"]), facts["system_site"], requires)
 
 
 def _refused(code: str, what: str, why: str) -> NodeError:
@@ -91,14 +91,14 @@ def check(variant: Json, provided: dict[str, str]) -> None:
     `provided` is what the interpreter really has. Raises NodeError `base-changed` or `replaces-base-package` (exit 7).
     """
     for name, version in sorted(variant.get("provided", {}).items()):
-        there = provided.get(record.normal_name(name))
-        if there is None or record.normal_version(there) != record.normal_version(version):
+        present = provided.get(record.normal_name(name))
+        if present is None or record.normal_version(present) != record.normal_version(version):
             raise NodeError(
                 "base-changed",
-                f"the base has {name} {there or 'not'}, the variant was made for {version}",
+                f"the base has {name} {present or 'not'}, the variant was made for {version}",
                 hint="run `envbuild plan` again: the base is part of the variant's digest",
             )
-    check_replaces({each["name"]: each["version"] for each in variant.get("packages", [])}, provided)
+    check_replaces({package["name"]: package["version"] for package in variant.get("packages", [])}, provided)
 
 
 def check_replaces(installed: dict[str, str], provided: dict[str, str]) -> None:

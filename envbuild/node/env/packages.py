@@ -38,8 +38,8 @@ class Group(NamedTuple):
 def check_recorded(packages: list[Json], stack: str) -> None:
     """Raise NodeError `hash-unrecorded` (exit 5) when the lock has no hash for any file of a package."""
     for package in packages:
-        if all(each["sha256"] == UNRECORDED for each in package["files"]):
-            reasons = [each.get("reason") or "" for each in package["files"]]
+        if all(file["sha256"] == UNRECORDED for file in package["files"]):
+            reasons = [file.get("reason") or "" for file in package["files"]]
             raise NodeError(
                 "hash-unrecorded",
                 f"the lock lacks a hash of {package['name']} {package['version']}",
@@ -56,9 +56,12 @@ def check_required(
     The names are normal ones. Returns how many are `asked` and how many are `required`. Raises NodeError
     `package-not-required` (exit 5), which names the others: somebody wrote them into the lock.
     """
-    edges, locked = installed.requires(environment), {installed.normal_name(each["name"]): each for each in packages}
-    found = installed.unwanted(locked, edges, set(asked) | (set(edges) - set(locked)), base)
-    odd = [f"{name} {locked[name]['version']}" for name in found]
+    edges, locked = (
+        installed.requires(environment),
+        {installed.normal_name(package["name"]): package for package in packages},
+    )
+    unwanted = installed.unwanted(locked, edges, set(asked) | (set(edges) - set(locked)), base)
+    odd = [f"{name} {locked[name]['version']}" for name in unwanted]
     if odd:
         raise NodeError(
             "package-not-required",
@@ -73,7 +76,7 @@ def check_required(
 
 def is_sdist(package: Json) -> bool:
     """True when the lock names no wheel of the package."""
-    return not any(each["file"].endswith(".whl") for each in package["files"])
+    return not any(file["file"].endswith(".whl") for file in package["files"])
 
 
 def requirements(packages: list[Json]) -> str:
@@ -83,9 +86,9 @@ def requirements(packages: list[Json]) -> str:
     """
     lines = []
     for package in packages:
-        hashes = sorted({each["sha256"] for each in package["files"]} - {UNRECORDED})
+        hashes = sorted({file["sha256"] for file in package["files"]} - {UNRECORDED})
         line = f"{package['name']}==={package['version']}"
-        lines.append(" \\\n    ".join([line] + ["--hash=sha256:" + each for each in hashes]))
+        lines.append(" \\\n    ".join([line] + ["--hash=sha256:" + digest for digest in hashes]))
     return "\n".join(lines) + "\n"
 
 
@@ -101,18 +104,18 @@ def groups(packages: list[Json], artifacts: Json, config: pip_config.PipConfig) 
     local_args = ["--no-index"] + [word for folder in folders for word in ("--find-links", folder)]
     if artifacts.get("offline"):
         return [Group("offline", packages, _no_index(), ["--offline"] + local_args, [])] if packages else []
-    there = {name for folder in folders for name in names(folder)}
+    local_files = {name for folder in folders for name in names(folder)}
     split: dict[str, list[Json]] = {}
     indexes = artifacts.get("indexes") or {}
     for package in packages:
-        local = any(each["file"] in there for each in package["files"])
+        local = any(file["file"] in local_files for file in package["files"])
         name = "local" if local else package.get("index", "pypi")
         split.setdefault(name if local or (name in indexes and name != "pypi") else "configured", []).append(package)
     return [
-        Group(name, each, _no_index(), local_args, [])
+        Group(name, members, _no_index(), local_args, [])
         if name == "local"
-        else _indexed(name, each, indexes.get(name), remote, config)
-        for name, each in sorted(split.items())
+        else _indexed(name, members, indexes.get(name), remote, config)
+        for name, members in sorted(split.items())
     ]
 
 
@@ -184,8 +187,8 @@ class Installer:
         known = {}
         for package in packages:
             name = installed.normal_name(package["name"])
-            rows = [each for each in doubtful if installed.normal_name(each["package"]) == name]
-            changed = [each["path"] for each in rows if each["kind"] == "changed" and "/site-packages/" in each["path"]]
+            rows = [row for row in doubtful if installed.normal_name(row["package"]) == name]
+            changed = [row["path"] for row in rows if row["kind"] == "changed" and "/site-packages/" in row["path"]]
             if not changed or is_sdist(package):
                 continue
             with tempfile.TemporaryDirectory(prefix="archive-", dir=self.tool.tmp) as folder:
@@ -314,11 +317,11 @@ class Installer:
     def _moved(self, group: Group) -> Json:
         """For `progress`: what uv has fetched and unpacked, then how many of the packages are in the environment."""
         folders = map(os.path.basename, installed.dist_infos(self.environment))
-        there = {installed.normal_name(name.split("-")[0]) for name in folders}
-        count = sum(installed.normal_name(each["name"]) in there for each in group.packages)
+        present = {installed.normal_name(name.split("-")[0]) for name in folders}
+        count = sum(installed.normal_name(package["name"]) in present for package in group.packages)
         if count:
             return {"phase": "installing packages", "done": count, "total": len(group.packages), "unit": "packages"}
-        total = sum(max(map(_unpacked, each["files"])) for each in group.packages)
+        total = sum(max(map(_unpacked, package["files"])) for package in group.packages)
         done = written(self.tool.program)
         return {"done": min(done, total) if total else done, "total": total or None, "unit": "bytes"}
 
@@ -327,7 +330,7 @@ class Installer:
         member = uv.skipped(done)
         if member:
             if self.tool.keeps_cache:  # a copy that is unpacked there is taken again silently
-                forget_cached(self.tool, [each["name"] for each in group.packages])
+                forget_cached(self.tool, [package["name"] for package in group.packages])
             files = _files(group.packages)
             one = files[0] if len(files) == 1 else f"one of {plural(len(files), 'file')} from `{group.name}`"
             raise wheel_file.unsafe(one, member, "which leads out of its folder")
@@ -335,12 +338,12 @@ class Installer:
 
 def _unpacked(file: Json) -> int:
     """Bytes that one file takes unpacked, by what the lock says or by its size; 0 where neither is known."""
-    told = file.get("unpacked") or {}
-    return int(told.get("bytes") or (file.get("size") or 0) * BYTES_PER_FETCHED)
+    unpacked = file.get("unpacked") or {}
+    return int(unpacked.get("bytes") or (file.get("size") or 0) * BYTES_PER_FETCHED)
 
 
 def _files(packages: list[Json]) -> list[str]:
-    return [each["file"] for package in packages for each in package["files"]]
+    return [file["file"] for package in packages for file in package["files"]]
 
 
 def _check_index(group: Group, error: NodeError) -> None:

@@ -17,19 +17,21 @@ def publish(request: Json, stamp: Json) -> None:
     request).
     """
     args = dict(request["args"])
-    told = args.pop("publish")
+    publication = args.pop("publish")
     stack = paths.checked_name(stamp["stack"], "stack")
-    args.update(environment=stamp["environment"], root=stamp["root"], install=_with_wheels(told["install"], stamp))
+    args.update(
+        environment=stamp["environment"], root=stamp["root"], install=_with_wheels(publication["install"], stamp)
+    )
     args["stamp"] = stamp
     made = {"protocol": request["protocol"], "verb": "ensure", "run": request["run"], "prefix": request["prefix"]}
-    for path in [*(told.get("requests") or []), os.path.join(told["folder"], stack + ".json")]:
+    for path in [*(publication.get("requests") or []), os.path.join(publication["folder"], stack + ".json")]:
         paths.write_json(path, dict(made, args=args))
-    paths.write_atomic(os.path.join(told["folder"], stack + ".sh"), os.fsencode(told["script"]))
+    paths.write_atomic(os.path.join(publication["folder"], stack + ".sh"), os.fsencode(publication["script"]))
 
 
 def _with_wheels(install: Json, stamp: Json) -> Json:
     """The arguments of `install` with the keys of the wheels that were built: a node may have no compiler."""
-    built = {each["name"]: each.get("build") or {} for each in stamp["sources"]}
+    built = {source["name"]: source.get("build") or {} for source in stamp["sources"]}
     keys = {name: build["key"] for name, build in built.items() if build.get("key")}
     if not keys:
         return install
@@ -46,14 +48,14 @@ def read(shared: str, stack: str) -> "Json | None":
 
 def bundle(args: Json) -> "Json | None":
     """The bundle that nodes install from: `file` and `digest`; None where each node fetches."""
-    found = (args["install"].get("artifacts") or {}).get("bundle")
-    return found if isinstance(found, dict) and has_fields(found, file=str) else None
+    archive = (args["install"].get("artifacts") or {}).get("bundle")
+    return archive if isinstance(archive, dict) and has_fields(archive, file=str) else None
 
 
 def stacks(shared: str) -> "list[str]":
     """The stacks that have a request of `ensure` in a shared folder, sorted; none where it is no such folder."""
-    there = [name for name in names(os.path.join(shared, "ensure")) if not name.startswith(".")]
-    return [name[: -len(".json")] for name in there if name.endswith(".json")]
+    files = [name for name in names(os.path.join(shared, "ensure")) if not name.startswith(".")]
+    return [name[: -len(".json")] for name in files if name.endswith(".json")]
 
 
 def facts(shared: str, stack: str) -> "list[Json]":

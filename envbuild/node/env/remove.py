@@ -87,16 +87,16 @@ def processes(environments: list[str]) -> dict[str, list[str]]:
 
     Linux shows other users' processes to root alone.
     """
-    found: dict[str, list[str]] = {each: [] for each in environments}
-    if not found:
-        return found
+    by_environment: dict[str, list[str]] = {environment: [] for environment in environments}
+    if not by_environment:
+        return by_environment
     for pid in filter(str.isdigit, os.listdir("/proc")):
         environ, maps = (_told(pid, name) for name in ("environ", "maps"))
-        for each in environments:
-            path = os.fsencode(each)
+        for environment in environments:
+            path = os.fsencode(environment)
             if b"VIRTUAL_ENV=" + path + b"\0" in environ or path + b"/" in maps:
-                found[each].append(pid)
-    return found
+                by_environment[environment].append(pid)
+    return by_environment
 
 
 def _told(pid: str, name: str) -> bytes:

@@ -42,28 +42,28 @@ def of_image(environment: str, variant: Json) -> Json:
     """
     from envbuild.node.env import interpreter
 
-    found = interpreter.examine(os.path.realpath(os.path.join(environment, "bin", "python")), variant)
+    python = interpreter.examine(os.path.realpath(os.path.join(environment, "bin", "python")), variant)
     packages = installed.installed(environment)
-    locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
-    kept = {name: [locked[name], found.packages[name]] for name in locked if name in found.packages}
+    locked = {installed.normal_name(package["name"]): package["version"] for package in variant.get("packages", [])}
+    kept = {name: [locked[name], python.packages[name]] for name in locked if name in python.packages}
     return {
         "variant_digest": variant.get("digest") or "",
         "packages": packages,
-        "base_packages": found.packages,
+        "base_packages": python.packages,
         "sources": [],  # a fresh container has no files that runs made
-        "interpreter": found.path,
+        "interpreter": python.path,
         "evidence": {"kept_of_base": {name: both for name, both in kept.items() if name not in packages}},
     }
 
 
-def last_read(environment: str, found: Json) -> tuple[str | None, int]:
-    """When the contents were last read, and how many files differed from the stamp `found` then.
+def last_read(environment: str, stamp: Json) -> tuple[str | None, int]:
+    """When the contents were last read, and how many files differed from the `stamp` then.
 
     An environment that nobody has read since was read when it was stamped.
     """
     noted = paths.read_json(paths.meta(environment, READ))
-    if noted is None or noted.get("run") != found.get("run"):
-        noted = {"at": found.get("stamped_at")}
+    if noted is None or noted.get("run") != stamp.get("run"):
+        noted = {"at": stamp.get("stamped_at")}
     return noted.get("at"), int(noted.get("differed") or 0)
 
 
@@ -72,9 +72,9 @@ def is_current(prefix: str, stack: str, environment: str) -> bool:
     return inventory.links(prefix).get(stack) == os.path.realpath(environment)
 
 
-def kept_of_base(found: Json | None) -> dict[str, str]:
+def kept_of_base(stamp: Json | None) -> dict[str, str]:
     """Packages of the lock in whose place an image has its base's: name to version there."""
-    kept = ((found or {}).get("evidence") or {}).get("kept_of_base") or {}
+    kept = ((stamp or {}).get("evidence") or {}).get("kept_of_base") or {}
     return {name: versions[1] for name, versions in kept.items()}
 
 
@@ -83,36 +83,36 @@ def package_problems(environment: str, stamp: Json, variant: Json | None) -> lis
 
     Compares names and versions from dist-info; reads no other file. What is of an image's base is as its digest says.
     """
-    found = installed.installed(environment)
-    problems = _compare(found, stamp["packages"], "stamp")
-    for name in sorted(set(found) - set(stamp["packages"])):
-        problems.append(f"{name} {found[name]} is there and not in the stamp")
+    present = installed.installed(environment)
+    problems = _compare(present, stamp["packages"], "stamp")
+    for name in sorted(set(present) - set(stamp["packages"])):
+        problems.append(f"{name} {present[name]} is there and not in the stamp")
     if variant:
-        locked = {installed.normal_name(each["name"]): each["version"] for each in variant.get("packages", [])}
+        locked = {installed.normal_name(package["name"]): package["version"] for package in variant.get("packages", [])}
         locked = {name: version for name, version in locked.items() if name not in kept_of_base(stamp)}
-        problems += [text for text in _compare(found, locked, "lock") if text not in problems]
+        problems += [text for text in _compare(present, locked, "lock") if text not in problems]
         problems += [f"the conda package {name} is missing" for name in meta.lacking(environment, variant)]
     return problems
 
 
-def _compare(found: dict[str, str], wanted: dict[str, str], where: str) -> list[str]:
+def _compare(present: dict[str, str], wanted: dict[str, str], where: str) -> list[str]:
     problems = []
     for name in sorted(wanted):
-        if name not in found:
+        if name not in present:
             problems.append(f"{name} {wanted[name]} is missing")
-        elif installed.normal_version(found[name]) != installed.normal_version(wanted[name]):
-            problems.append(f"{name} is {found[name]}, the {where} says {wanted[name]}")
+        elif installed.normal_version(present[name]) != installed.normal_version(wanted[name]):
+            problems.append(f"{name} is {present[name]}, the {where} says {wanted[name]}")
     return problems
 
 
-def problems(environment: str, found: Json | None, variant: Json | None) -> list[str]:
-    """What is wrong with the stamp `found`, or with the interpreter, in words; empty when nothing is."""
-    if found is None:
+def problems(environment: str, stamp: Json | None, variant: Json | None) -> list[str]:
+    """What is wrong with the `stamp`, or with the interpreter, in words; empty when nothing is."""
+    if stamp is None:
         return ["there is no stamp, or it is damaged: the environment is half built"]
     wrong = []
-    if variant and variant.get("digest") != found["variant_digest"]:
+    if variant and variant.get("digest") != stamp["variant_digest"]:
         wrong.append(
-            f"the stamp says variant {found['variant_digest']:.12}, the lock says {variant.get('digest')!s:.12}"
+            f"the stamp says variant {stamp['variant_digest']:.12}, the lock says {variant.get('digest')!s:.12}"
         )
     python = os.path.join(environment, "bin", "python")
     if not os.access(python, os.X_OK):
@@ -122,9 +122,9 @@ def problems(environment: str, found: Json | None, variant: Json | None) -> list
 
 def fast_problems(environment: str, variant: Json | None) -> list[str]:
     """The fast check (stamp, variant digest, interpreter, package set and versions) in words; empty when it passes."""
-    found = read(environment)
-    wrong = problems(environment, found, variant)
-    return wrong if found is None else wrong + package_problems(environment, found, variant)
+    stamp = read(environment)
+    wrong = problems(environment, stamp, variant)
+    return wrong if stamp is None else wrong + package_problems(environment, stamp, variant)
 
 
 def python_version(environment: str) -> str:
@@ -133,13 +133,13 @@ def python_version(environment: str) -> str:
     uv writes `version_info`, venv `version`.
     """
     for name in meta.names(environment):
-        found = re.match(r"python-(\d+\.\d+\.\d+)-", name)
-        if found is not None:
-            return found.group(1)
+        match = re.match(r"python-(\d+\.\d+\.\d+)-", name)
+        if match is not None:
+            return match.group(1)
     rows = [line.partition("=") for line in read_text(os.path.join(environment, "pyvenv.cfg"), 65536).splitlines()]
-    said = {name.strip(): value.strip() for name, _, value in rows}
-    found = re.match(r"\d+\.\d+\.\d+", said.get("version_info") or said.get("version") or "")
-    return found.group() if found else ""
+    settings = {name.strip(): value.strip() for name, _, value in rows}
+    match = re.match(r"\d+\.\d+\.\d+", settings.get("version_info") or settings.get("version") or "")
+    return match.group() if match else ""
 
 
 def check_unchanged(environment: str, variant: Json | None) -> None:
@@ -154,11 +154,11 @@ def check_unchanged(environment: str, variant: Json | None) -> None:
         )
 
 
-def unchanged(environment: str, variant: Json, found: Json) -> Json:
-    """The result for an environment with the stamp `found`; raises NodeError `environment-drifted` (exit 1)."""
+def unchanged(environment: str, variant: Json, stamp: Json) -> Json:
+    """The result for an environment with the `stamp`; raises NodeError `environment-drifted` (exit 1)."""
     check_unchanged(environment, variant)
     log(f"{environment} is there and unchanged")
-    result = {key: found.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
+    result = {key: stamp.get(key) for key in ("packages", "base_packages", "conda", "files", "bytes", "sources")}
     return dict(result, environment=environment, record_checked=0, seconds={})
 
 
@@ -174,13 +174,13 @@ def files(request: Json) -> tuple[bool, Json]:
     import zlib
 
     environment = paths.checked_environment(request["prefix"], request["args"].get("environment"))
-    found = read(environment)
+    stamp = read(environment)
     stamped = paths.read_json(paths.meta(environment, FILES))
-    if found is None or stamped is None:
+    if stamp is None or stamped is None:
         raise NodeError(
             "environment-unstamped",
             f"{environment} has no stamp with a list of its files",
             hint="`envbuild verify` shows its state",
         )
     text = json.dumps(stamped, sort_keys=True, separators=(",", ":"))
-    return False, {"root": found["root"], "files": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}
+    return False, {"root": stamp["root"], "files": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}

@@ -38,14 +38,14 @@ def check(prefix: str, environment: str) -> list[str]:
     Empty for one that never was stamped. Raises NodeError `user-files-blocked` (exit 7) where one cannot be moved.
     """
     try:
-        found = _find(prefix, environment)
+        paths = _find(prefix, environment)
         device = os.stat(prefix).st_dev
-        for path in found:
+        for path in paths:
             if os.lstat(os.path.join(environment, path)).st_dev != device:
                 raise _blocked(environment, f"{path} lies on another file system than {prefix}")
     except OSError as error:
         raise _blocked(environment, str(error)) from error
-    return found
+    return paths
 
 
 def note_made(environment: str, sources: Iterable[Json]) -> None:
@@ -54,7 +54,7 @@ def note_made(environment: str, sources: Iterable[Json]) -> None:
     made = {
         path: _content(environment, path)
         for path, _ in (merkle.walk(environment) if patterns else ())
-        if any(each.has(path) for each in patterns)
+        if any(pattern.has(path) for pattern in patterns)
     }
     paths.write_json(paths.meta(environment, stamp.MADE), made)
 
@@ -77,7 +77,7 @@ def _find(prefix: str, environment: str) -> list[str]:
 
 def _changed(prefix: str, environment: str, listed: Json, tracked: list[tuple[str, os.stat_result]]) -> list[str]:
     """The listed files whose content is another now; of those beside sources only what was written since is read."""
-    told = stamp.read(environment) or {}
+    stamped = stamp.read(environment) or {}
     since = os.lstat(paths.meta(environment, stamp.FILES)).st_mtime_ns if listed else 0
     known = {}
     for path, facts in tracked:
@@ -85,13 +85,13 @@ def _changed(prefix: str, environment: str, listed: Json, tracked: list[tuple[st
             tag, digest, size, executable = listed[path]
             known[path] = merkle.Entry(tag, digest, size, bool(executable), "", merkle.signature(facts))
     # A folder that was moved away still names the place where it was built.
-    places = contents.places(prefix, environment, told.get("environment") or environment, told)
+    places = contents.places(prefix, environment, stamped.get("environment") or environment, stamped)
     entries = merkle.scan(environment, places, known=known, only=listed)
     # A RECORD lists files: its digest changes with theirs, and nobody writes into it.
     return [path for path, entry in entries.items() if entry.tag != "record" and entry.digest != listed[path][1]]
 
 
-def _tops(found: list[str], known: list[str]) -> list[str]:
+def _tops(files: list[str], known: list[str]) -> list[str]:
     """Folders that hold nothing of the `known` files in the place of the files in them."""
     ours = {paths.META}
     for path in known:
@@ -99,7 +99,7 @@ def _tops(found: list[str], known: list[str]) -> list[str]:
             ours.add(path)
             path = os.path.dirname(path)
     tops = set()
-    for path in found:
+    for path in files:
         parts = path.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts)))
         tops.add(next((folder for folder in above if folder not in ours), path))
@@ -114,8 +114,8 @@ def _content(environment: str, path: str) -> str | None:
     return hashing.digest_of(place) if os.path.isfile(place) else None
 
 
-def _keep(prefix: str, environment: str, found: list[str]) -> str:
-    if not found:
+def _keep(prefix: str, environment: str, files: list[str]) -> str:
+    if not files:
         return ""
     name = f"{os.path.basename(environment)}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     folder = os.path.join(prefix, inventory.KEPT, name)
@@ -124,16 +124,16 @@ def _keep(prefix: str, environment: str, found: list[str]) -> str:
         while os.path.lexists(folder):
             number += 1
             folder = os.path.join(prefix, inventory.KEPT, f"{name}-{number}")
-        for path in found:
+        for path in files:
             target = os.path.join(folder, path)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(os.path.join(environment, path), target)
         paths.sync_dir(folder)
     except OSError as error:
         raise _blocked(environment, f"{error}; what could be moved is in {folder}") from error
-    more = "" if len(found) <= _NAMED else f" and {len(found) - _NAMED} more"
+    more = "" if len(files) <= _NAMED else f" and {len(files) - _NAMED} more"
     moved = f"files that envbuild did not make were moved from {environment} to {folder}"
-    says = f"{moved}: {', '.join(found[:_NAMED])}{more}"
+    says = f"{moved}: {', '.join(files[:_NAMED])}{more}"
     log(says)
     return says
 

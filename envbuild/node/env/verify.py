@@ -31,14 +31,14 @@ def run(request: Json) -> tuple[bool, Json]:
     args, prefix = request["args"], request["prefix"]
     stack = paths.checked_name(args.get("stack"), "stack")
     look = _Look(prefix, _environment(prefix, stack, args.get("environment")), args)
-    found = look.at_image() if args.get("image") else look.at_stamped()
+    stamped = look.at_image() if args.get("image") else look.at_stamped()
     look.drift.sort(key=lambda file: file["path"])
     limit = int(args.get("limit", 20))
-    base = {"base_packages": (found or {}).get("base_packages") or {}} if args.get("base") else {}
+    base = {"base_packages": (stamped or {}).get("base_packages") or {}} if args.get("base") else {}
     return False, {
         **base,
         "environment": look.environment,
-        "root": look.root or (found or {}).get("root"),
+        "root": look.root or (stamped or {}).get("root"),
         "level": "measured" if look.root else "stamped",
         "ok": all(check["status"] != "failed" for check in look.checks),
         "checks": look.checks,
@@ -92,43 +92,43 @@ class _Look:
 
     def at_stamped(self) -> Json | None:
         """The stamp, if there is one."""
-        found = stamp.read(self.environment)
-        self._stamp(found)
-        if found is None:
+        stamped = stamp.read(self.environment)
+        self._stamp(stamped)
+        if stamped is None:
             return None
-        self._packages(found)
-        self._trees(found)
+        self._packages(stamped)
+        self._trees(stamped)
         self._link(str(self.args["stack"]))
         if self.args.get("deep"):
-            self._contents(found)
+            self._contents(stamped)
         else:
-            self._unread(found)
-        return found
+            self._unread(stamped)
+        return stamped
 
     def at_image(self) -> Json:
         """What a stamp would say."""
-        found = stamp.of_image(self.environment, self.args["variant"])
-        self._packages(found)
-        self._read(self._record, found)
-        self._byte_code(found)
-        return found
+        stamped = stamp.of_image(self.environment, self.args["variant"])
+        self._packages(stamped)
+        self._read(self._record, stamped)
+        self._byte_code(stamped)
+        return stamped
 
-    def _stamp(self, found: Json | None) -> None:
-        problems = stamp.problems(self.environment, found, self.args.get("variant"))
-        good = f"stamp is there, variant {(found or {}).get('variant_digest', ''):.12}"
+    def _stamp(self, stamped: Json | None) -> None:
+        problems = stamp.problems(self.environment, stamped, self.args.get("variant"))
+        good = f"stamp is there, variant {(stamped or {}).get('variant_digest', ''):.12}"
         version = stamp.python_version(self.environment)
         more = {"details": {"python": version}} if version else {}
         self._add("stamp", problems, good, "stamped", **more)
 
-    def _packages(self, found: Json) -> None:
-        problems = stamp.package_problems(self.environment, found, self.args.get("variant"))
-        told = "stamped" if "root" in found else "locked"
-        good = f"{plural(len(found['packages']), 'package')} as {told}, by name and version"
+    def _packages(self, stamped: Json) -> None:
+        problems = stamp.package_problems(self.environment, stamped, self.args.get("variant"))
+        origin = "stamped" if "root" in stamped else "locked"
+        good = f"{plural(len(stamped['packages']), 'package')} as {origin}, by name and version"
         self._add("packages", problems, good, "stamped")
 
-    def _trees(self, found: Json) -> None:
+    def _trees(self, stamped: Json) -> None:
         """A deviation for each working tree: at which commit it is now. Its files are the user's, never compared."""
-        for tree in found.get("trees") or ():
+        for tree in stamped.get("trees") or ():
             from envbuild.node import git_source
 
             name, place = tree["name"], tree["at"]
@@ -150,44 +150,44 @@ class _Look:
         else:
             self._add("link", [f"current/{stack} does not point at it"], "")
 
-    def _unread(self, found: Json) -> None:
+    def _unread(self, stamped: Json) -> None:
         """The check `files` where no contents were read: when that was done last, and what was wrong then."""
-        at, differed = stamp.last_read(self.environment, found)
+        at, differed = stamp.last_read(self.environment, stamped)
         then = f", when {plural(differed, 'file')} differed from the stamp" if differed else ""
         says = f"contents not read; last read on {at or 'an unknown date'}{then}"
         check = {"name": "files", "status": "not-run", "says": says, "level": "not-checked"}
         self.checks.append(dict(check, details={"read_at": at, "differed": differed}))
 
-    def _contents(self, found: Json) -> None:
+    def _contents(self, stamped: Json) -> None:
         """The checks `files` and `bytecode`; notes the time."""
-        self._read(self._files, found)
-        self._byte_code(found)
+        self._read(self._files, stamped)
+        self._byte_code(stamped)
         owners = meta.owners(self.environment) if self.drift else {}
         for file in self.drift:
             if file["path"] in owners:
                 file["package"] = owners[file["path"]]
         if self.root is not None:
-            noted = {"at": utc_time(), "run": found.get("run"), "root": self.root, "differed": len(self.drift)}
+            noted = {"at": utc_time(), "run": stamped.get("run"), "root": self.root, "differed": len(self.drift)}
             paths.set_umask(self.prefix)
             try:
                 paths.write_json(paths.meta(self.environment, stamp.READ), noted)
             except (OSError, NodeError):
                 pass  # who may only read cannot leave a note, and nothing depends on it
 
-    def _read(self, check: Callable[[Json], None], found: Json) -> None:
+    def _read(self, check: Callable[[Json], None], stamped: Json) -> None:
         """The check `files` by reading every file; failed where one cannot be read."""
         try:
-            check(found)
+            check(stamped)
         except OSError as error:
             self._add("files", [f"cannot be read: {error}"], "")
             unread = os.path.relpath(str(error.filename or self.environment), self.environment)
             self.drift.append({"path": unread, "kind": "unreadable"})
 
-    def _record(self, found: Json) -> None:
+    def _record(self, stamped: Json) -> None:
         from envbuild.node import merkle
         from envbuild.node.env import contents
 
-        entries = contents.scan(self.prefix, self.environment, found)
+        entries = contents.scan(self.prefix, self.environment, stamped)
         checked, wrong = contents.check(self.environment, entries)
         self.root = merkle.root_of({path: entry.as_list() for path, entry in entries.items()})
         problems = [f"{len(wrong)} of {checked + len(wrong)} files differ from RECORD"] if wrong else []
@@ -195,16 +195,16 @@ class _Look:
         self._add("files", problems, f"{count} read, {checked} compared with RECORD, root {self.root:.12} measured")
         self.drift += [{key: str(file[key]) for key in ("path", "kind", "package")} for file in wrong]
 
-    def _files(self, found: Json) -> None:
+    def _files(self, stamp_data: Json) -> None:
         from envbuild.node import merkle
         from envbuild.node.env import contents
 
-        entries = contents.scan(self.prefix, self.environment, found)
+        entries = contents.scan(self.prefix, self.environment, stamp_data)
         stamped = paths.read_json(paths.meta(self.environment, stamp.FILES))
         now = {path: entry.as_list() for path, entry in entries.items()}
         # Files that scripts wrote into the folders of sources are no drift: data, and nothing that Python would run. A
         # link may lead to code, so it is drift until it is declared.
-        inside = [source["name"] for source in found["sources"] if source.get("install") in ("editable", "path")]
+        inside = [source["name"] for source in stamp_data["sources"] if source.get("install") in ("editable", "path")]
         sources = tuple(f"src/{name}/" for name in inside)
         added = sorted(
             path
@@ -217,15 +217,15 @@ class _Look:
             self._added(added)
         self.root = merkle.root_of(now)
         good = f"{plural(len(now), 'file')} read, root {self.root:.12} measured"
-        if stamped is None or merkle.root_of(stamped) != found["root"]:
-            also = "; the files themselves do" if self.root == found["root"] else ""
+        if stamped is None or merkle.root_of(stamped) != stamp_data["root"]:
+            also = "; the files themselves do" if self.root == stamp_data["root"] else ""
             self._add("files", ["the list of files does not give the stamped root" + also], good)
             self.drift.append({"path": ".envbuild/files.json", "kind": "changed"})
             return
         drift = _differences(stamped, now)
-        roots = f"root {self.root:.12}, stamped was {found['root']:.12}"
+        roots = f"root {self.root:.12}, stamped was {stamp_data['root']:.12}"
         problems = [f"{len(drift)} of {len(stamped)} files differ from the stamp; {roots}"] if drift else []
-        if not drift and self.root != found["root"]:
+        if not drift and self.root != stamp_data["root"]:
             problems = [roots]
         self._add("files", problems, good)
         self.drift += drift
@@ -241,11 +241,11 @@ class _Look:
         rows = []
         for source, counts in sources.items():
             tops = list(counts)[:_NAMED]
-            there = [f"{top} ({plural(counts[top], 'file')})" for top in tops]
-            there += [f"{len(counts) - _NAMED} more"] * (len(counts) > _NAMED)
+            folders = [f"{top} ({plural(counts[top], 'file')})" for top in tops]
+            folders += [f"{len(counts) - _NAMED} more"] * (len(counts) > _NAMED)
             patterns = json.dumps([top + "**" * top.endswith("/") for top in tops])
             rows.append(
-                f"src/{source}: {', '.join(there)}. In the stack file, add `generated: {patterns}` to the source "
+                f"src/{source}: {', '.join(folders)}. In the stack file, add `generated: {patterns}` to the source "
                 f"{source}, or `outputs:` for new folders"
             )
         says = (
@@ -255,10 +255,10 @@ class _Look:
         details = {"deviation": "added-files", "count": len(added), "files": added[:20]}
         self._add("added-files", [], says, details=details)
 
-    def _byte_code(self, found: Json) -> None:
+    def _byte_code(self, stamped: Json) -> None:
         from envbuild.node.env import contents
 
-        count, refused = contents.byte_code(self.environment, found["sources"])
+        count, refused = contents.byte_code(self.environment, stamped["sources"])
         problems = [f"{len(refused)} of {count} .pyc files are not what their source gives"] if refused else []
         self._add("bytecode", problems, f"{count} .pyc files, each what its source gives")
         self.drift += refused

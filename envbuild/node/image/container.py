@@ -133,15 +133,15 @@ def _try(args: Json, prefix: str) -> Json:
             )
         return _tested(args, image)
     path, wanted = args["file"]["path"], args["file"].get("sha256")
-    found = hashing.digest_if_readable(path)
-    if found is None or (wanted is not None and found != wanted):
+    digest = hashing.digest_if_readable(path)
+    if digest is None or (wanted is not None and digest != wanted):
         raise NodeError(
             "image-damaged",
             f"{path} is missing or damaged",
-            why=f"its sha256 is {(found or 'none')[:12]} here, made was {(wanted or 'some')[:12]}",
+            why=f"its sha256 is {(digest or 'none')[:12]} here, made was {(wanted or 'some')[:12]}",
             hint="`envbuild provision --repair` builds it again",
         )
-    return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": found})
+    return dict(_tested(args, path), file={"path": path, "bytes": os.stat(path).st_size, "sha256": digest})
 
 
 def _meet(args: Json, prefix: str) -> Json:

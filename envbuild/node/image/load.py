@@ -63,8 +63,8 @@ def _forget(args: Json, program: str) -> None:
     name = args["name"].partition("@")[0]
     name = name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
     listed = proc.run([program, "images", "--quiet", "--no-trunc", "--filter", "reference=" + name], timeout=60)
-    found = {each.replace("sha256:", "") for each in listed.out.split()} if listed.ok else set()
-    for image in sorted(found | {args["id"]}):
+    ids = {word.replace("sha256:", "") for word in listed.out.split()} if listed.ok else set()
+    for image in sorted(ids | {args["id"]}):
         done = proc.run([program, "ps", "--quiet", "--filter", "ancestor=" + image], timeout=60)
         running = done.out.split()
         if running:
@@ -87,20 +87,20 @@ def _bring(args: Json, program: str) -> str:
             os.makedirs(args["tmp"], exist_ok=True)
     if args.get("archive"):
         _run([program, "load", "--input", args["archive"]], args, env)
-        found = runtimes.image_id(program, args["name"] if kept_by_manifest else wanted)
-        if kept_by_manifest and found:
-            return found  # `check_archive` has compared the configuration in it
+        image = runtimes.image_id(program, args["name"] if kept_by_manifest else wanted)
+        if kept_by_manifest and image:
+            return image  # `check_archive` has compared the configuration in it
     else:
         words = ["--tls-verify=false"] if args.get("insecure") and args["runtime"] == "podman" else []
         _run([program, "pull", "--quiet"] + words + [args["pull"]], args, env)
-        found = runtimes.image_id(program, args["pull"])
-        if kept_by_manifest and found and args["pull"].endswith("@sha256:" + found):
-            return found
-    if found != wanted:
+        image = runtimes.image_id(program, args["pull"])
+        if kept_by_manifest and image and args["pull"].endswith("@sha256:" + image):
+            return image
+    if image != wanted:
         raise NodeError(
             "image-id-differs",
             f"{args['runtime']} has another image than the controller",
-            why=f"wanted id {wanted[:12]}, found {(found or 'none')[:12]}",
+            why=f"wanted id {wanted[:12]}, found {(image or 'none')[:12]}",
             changed=True,
         )
     return str(wanted)
@@ -139,10 +139,10 @@ def check_archive(args: Json) -> None:
     Raises NodeError `image-damaged` (exit 5); the file is then removed.
     """
     path = args["archive"]
-    found = hashing.digest_if_readable(path)
+    digest = hashing.digest_if_readable(path)
     why = _other_image(path, args["id"])
-    if found != args["sha256"]:
-        why = f"its sha256 is {(found or 'none')[:12]}, sent was {args['sha256'][:12]}"
+    if digest != args["sha256"]:
+        why = f"its sha256 is {(digest or 'none')[:12]}, sent was {args['sha256'][:12]}"
     if why:
         if os.path.exists(path) and args.get("action") != "try":  # other nodes of a job read it too
             os.unlink(path)
@@ -161,10 +161,10 @@ def _damaged(path: str, why: str) -> NodeError:
 def _other_image(path: str, wanted: str) -> str:
     """Why the archive is of another image, empty when it is this one."""
     try:
-        found = archive_id(path)
+        image = archive_id(path)
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"it is no archive of one image ({str(error)[:200]})"
-    return "" if found == wanted else f"its image has the id {found[:12]}"
+    return "" if image == wanted else f"its image has the id {image[:12]}"
 
 
 def archive_id(path: str) -> str:
@@ -219,11 +219,11 @@ def _whole(path: str, recorded: str | None) -> str | None:
     if not os.path.exists(path):
         return None
     wanted = read(path + ".sha256", 4096).split(" ")[0] or recorded
-    found = hashing.digest_if_readable(path)
-    if found is not None and found == wanted:
-        return found
+    digest = hashing.digest_if_readable(path)
+    if digest is not None and digest == wanted:
+        return digest
     expected = f"expected {wanted:.12}" if wanted else "none was recorded"
-    log(f"{path} is made again: its sha256 is {found or 'unreadable':.12}, {expected}")
+    log(f"{path} is made again: its sha256 is {digest or 'unreadable':.12}, {expected}")
     return None
 
 
@@ -242,7 +242,7 @@ def _unpacking(args: Json, prefix: str) -> Iterator[tuple[str, dict[str, str | N
     top = _new(args.get("tmp") or os.path.join(prefix, "tmp"))
     try:
         with paths.coded_errors(top):
-            yield top, _variables(top, said=bool(args.get("tmp")))
+            yield top, _variables(top, tmp=bool(args.get("tmp")))
     finally:
         paths.remove_tree(top)
 
@@ -259,7 +259,7 @@ def _new(top: str) -> str:
         raise paths.not_writable(error, top) from error
 
 
-def _variables(top: str, said: bool) -> dict[str, str | None]:
+def _variables(top: str, tmp: bool) -> dict[str, str | None]:
     extra: dict[str, str | None] = {}
     for name in ("TMPDIR", "CACHEDIR"):
         place = os.path.join(top, name.lower())
@@ -267,7 +267,7 @@ def _variables(top: str, said: bool) -> dict[str, str | None]:
         # An older Apptainer was called Singularity, and so were its variables.
         extra.update({"APPTAINER_" + name: place, "SINGULARITY_" + name: place})
     extra["ENROOT_CACHE_PATH"] = os.path.join(top, "cachedir")  # of no use to it again
-    if said:
+    if tmp:
         extra.update(TMPDIR=os.path.join(top, "tmpdir"), ENROOT_TEMP_PATH=os.path.join(top, "tmpdir"))
     return extra
 
@@ -291,8 +291,8 @@ def build(args: Json, prefix: str, held: lease.Lease) -> Json:
 
 def _unpack_context(archive: str, wanted: str, folder: str) -> None:
     """The context, once it is the one that was sent and has nothing but plain files and folders below `folder`."""
-    found = hashing.digest_if_readable(archive)
-    why = "" if found == wanted else f"its sha256 is {(found or 'none')[:12]}, sent was {wanted[:12]}"
+    digest = hashing.digest_if_readable(archive)
+    why = "" if digest == wanted else f"its sha256 is {(digest or 'none')[:12]}, sent was {wanted[:12]}"
     if not why:
         with tarfile.open(archive) as opened:
             for member in opened:
@@ -313,9 +313,9 @@ def _apptainer(args: Json, folder: str, path: str, variables: dict[str, str | No
     done = proc.run(words + [path, "apptainer.def"], timeout=BUILD_TIMEOUT, env=env, cwd=cwd)
     if done.ok:
         return
-    said = (done.out + "\n" + done.err).strip()
-    why = "no end after %d s" % BUILD_TIMEOUT if done.timed_out else said[-_LAST:] or f"exit {done.rc}"
-    paths.refuse_full(said, folder, why)
+    output = (done.out + "\n" + done.err).strip()
+    why = "no end after %d s" % BUILD_TIMEOUT if done.timed_out else output[-_LAST:] or f"exit {done.rc}"
+    paths.refuse_full(output, folder, why)
     raise NodeError(
         "image-build-failed",
         f"the image of {args['stack']} could not be built with Apptainer",

@@ -34,11 +34,11 @@ def look(stack: str, prefix: str) -> Json:
     paths_of["apptainer"] = paths_of["apptainer"] or which("singularity", folders)
     # pyxis is options of srun, which a plugin of Slurm adds.
     paths_of["pyxis"] = which("srun", folders)
-    there = [(name, path) for name, path in paths_of.items() if path]
+    present_ones = [(name, path) for name, path in paths_of.items() if path]
     record = read_record(prefix, stack)
-    calls = [partial(_runtime, name, path) for name, path in there] + [partial(present, record)]
+    calls = [partial(_runtime, name, path) for name, path in present_ones] + [partial(present, record)]
     *answers, is_there = proc.parallel(calls, timeout=DEADLINE + 10)
-    runtimes = {name: answer for (name, _), answer in zip(there, answers) if answer}  # noqa: B905 - Python 3.10
+    runtimes = {name: answer for (name, _), answer in zip(present_ones, answers) if answer}  # noqa: B905 - Python 3.10
     return {
         "runtimes": runtimes,
         "cdi": cdi(),
@@ -58,14 +58,14 @@ def _runtime(name: str, path: str) -> Json:
     if name == "pyxis":
         return _pyxis(path, done)
     lines = (done.out if done.ok else done.err or done.out).strip().splitlines()
-    said = lines[-1].strip()[-300:] if lines else ""
-    why = "" if done.ok else said or f"no answer within {DEADLINE:.0f} s"
-    if name == "podman" and done.ok and said.split()[:-1] == ["1"]:
+    last = lines[-1].strip()[-300:] if lines else ""
+    why = "" if done.ok else last or f"no answer within {DEADLINE:.0f} s"
+    if name == "podman" and done.ok and last.split()[:-1] == ["1"]:
         why = "this user has no subordinate ids (/etc/subuid, /etc/subgid), and images have files of several users"
     return {
         "path": path,
-        "version": said.split()[-1] if done.ok and said else None,
-        "works": bool(said) and not why,
+        "version": last.split()[-1] if done.ok and last else None,
+        "works": bool(last) and not why,
         "why": why,
     }
 
@@ -114,9 +114,9 @@ def record_path(prefix: str, stack: str) -> str:
 
 def read_record(prefix: str, stack: str) -> Json | None:
     """The record, None where there is none or it is no record."""
-    found = paths.read_json(record_path(prefix, stack)) or {}
-    whole = has_fields(found, id=str, runtime=str, program=str, command=list, launcher=dict, name=str)
-    return found if found.get("version") == RECORD_VERSION and whole else None
+    record = paths.read_json(record_path(prefix, stack)) or {}
+    whole = has_fields(record, id=str, runtime=str, program=str, command=list, launcher=dict, name=str)
+    return record if record.get("version") == RECORD_VERSION and whole else None
 
 
 def present(record: Json | None) -> bool:
@@ -142,5 +142,5 @@ def has_containerd_store(program: str) -> bool:
 def image_id(program: str, image: str) -> str | None:
     """The id (hex) that docker or podman has under a name or an id."""
     done = proc.run([program, "image", "inspect", "--format", "{{.Id}}", image], timeout=DEADLINE)
-    found = done.out.strip().splitlines()
-    return found[-1].replace("sha256:", "") if done.ok and found else None
+    lines = done.out.strip().splitlines()
+    return lines[-1].replace("sha256:", "") if done.ok and lines else None

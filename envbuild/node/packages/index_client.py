@@ -80,8 +80,8 @@ def find(page: str, file: str, cert: str = "") -> Found | None:
     if data is None:
         raise _refused(f"its page is larger than {_PAGE_LIMIT >> 20} MiB")
     try:
-        found = _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
-        return found and found._replace(url=_with_login(found.url, page))
+        match = _in_json(data, where, file) if "json" in kind else _in_html(data, where, file)
+        return match and match._replace(url=_with_login(match.url, page))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _refused(f"its page cannot be read: {type(error).__name__}") from error
 
@@ -95,9 +95,9 @@ def _with_login(url: str, page: str) -> str:
 
 
 def _in_json(data: bytes, where: str, file: str) -> Found | None:
-    for each in json.loads(data.decode("utf-8"))["files"]:
-        if each["filename"] == file:
-            return Found(urljoin(where, each["url"]), str((each.get("hashes") or {}).get("sha256") or ""))
+    for row in json.loads(data.decode("utf-8"))["files"]:
+        if row["filename"] == file:
+            return Found(urljoin(where, row["url"]), str((row.get("hashes") or {}).get("sha256") or ""))
     return None
 
 
@@ -122,8 +122,8 @@ def blocks(url: str, cert: str = "", authorization: str = "") -> Iterator[bytes]
 
 
 def _received(stream: Any, url: str) -> Iterator[bytes]:
-    told = stream.headers.get("Content-Length")
-    left = integer(told)
+    length = stream.headers.get("Content-Length")
+    left = integer(length)
     while True:
         try:
             block: bytes = stream.read(1 << 20)

@@ -25,21 +25,21 @@ def normal_name(name: str) -> str:
 
 def required_name(requirement: str) -> str:
     """The name (normal form) of what a requirement asks for, whatever its versions, extras and marker; else empty."""
-    found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
-    return normal_name(found.group(1)) if found else ""
+    match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
+    return normal_name(match.group(1)) if match else ""
 
 
 def normal_version(version: str) -> str:
     """A version in a form that equal versions share: no leading zeros, no trailing `.0`, one separator in the rest."""
     public, _, local = version.strip().lower().lstrip("v").partition("+")
-    found = re.match(r"(?:(\d+)!)?(\d+(?:\.\d+)*)(.*)\Z", public)
-    if found is None:
+    match = re.match(r"(?:(\d+)!)?(\d+(?:\.\d+)*)(.*)\Z", public)
+    if match is None:
         return version.strip().lower()
-    numbers = [str(int(part)) for part in found.group(2).split(".")]
+    numbers = [str(int(part)) for part in match.group(2).split(".")]
     while len(numbers) > 1 and numbers[-1] == "0":
         numbers.pop()
-    epoch = int(found.group(1) or 0)
-    rest = re.sub(r"[-_.]", "", found.group(3))
+    epoch = int(match.group(1) or 0)
+    rest = re.sub(r"[-_.]", "", match.group(3))
     local = re.sub(r"[-_.]", ".", local)
     return ("%d!" % epoch if epoch else "") + ".".join(numbers) + rest + ("+" + local if local else "")
 
@@ -47,9 +47,11 @@ def normal_version(version: str) -> str:
 def site_packages(environment: str) -> list[str]:
     """The site-packages folders of an environment, relative to it; conda's link lib/python3.1 is none of its own."""
     lib = os.path.join(environment, "lib")
-    there = [name for name in names(lib) if name.startswith("python") and not os.path.islink(os.path.join(lib, name))]
-    found = [f"lib/{name}/site-packages" for name in there]
-    return [path for path in found if os.path.isdir(os.path.join(environment, path))]
+    libraries = [
+        name for name in names(lib) if name.startswith("python") and not os.path.islink(os.path.join(lib, name))
+    ]
+    folders = [f"lib/{name}/site-packages" for name in libraries]
+    return [path for path in folders if os.path.isdir(os.path.join(environment, path))]
 
 
 def installed(environment: str) -> dict[str, str]:
@@ -66,7 +68,7 @@ def installed(environment: str) -> dict[str, str]:
 
 def requires(environment: str) -> dict[str, set[str]]:
     """Name -> names of what it requires (both in normal form) of every dist-info; under whatever marker or extra."""
-    found: dict[str, set[str]] = {}
+    requirements: dict[str, set[str]] = {}
     for folder in dist_infos(environment):
         name, wanted = "", set()
         for key, value in _metadata(environment, folder):
@@ -75,21 +77,23 @@ def requires(environment: str) -> dict[str, set[str]]:
             elif key == "requires-dist":
                 wanted.add(required_name(value))
         if name or wanted:
-            found.setdefault(name, set()).update(wanted)
-    return found
+            requirements.setdefault(name, set()).update(wanted)
+    return requirements
 
 
-def unwanted(there: Iterable[str], edges: dict[str, set[str]], asked: Iterable[str], base: Iterable[str]) -> list[str]:
-    """Those of `there` (sorted) that are not `asked` for and that neither `base` nor what is asked for requires.
+def unwanted(
+    present: Iterable[str], edges: dict[str, set[str]], asked: Iterable[str], base: Iterable[str]
+) -> list[str]:
+    """What is in `present` (sorted) that is not `asked` for and that neither `base` nor what is asked for requires.
 
     `edges` as from `requires`, `base` what the packages below the environment require. All in normal form.
     """
     reached: set[str] = set()
-    found: set[str] = set(asked).union(base)
-    while found:
-        reached |= found
-        found = set().union(*(edges.get(name, set()) for name in found)) - reached
-    return sorted(set(there) - reached)
+    level: set[str] = set(asked).union(base)
+    while level:
+        reached |= level
+        level = set().union(*(edges.get(name, set()) for name in level)) - reached
+    return sorted(set(present) - reached)
 
 
 def headers(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -113,13 +117,13 @@ def _metadata(environment: str, folder: str) -> Iterator[tuple[str, str]]:
 
 def _identity(environment: str, folder: str) -> tuple[str, str]:
     """Name and version by the METADATA in a dist-info folder; empty where it does not say one."""
-    said: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for key, value in _metadata(environment, folder):
         if value and key in ("name", "version"):
-            said[key] = value
-            if len(said) == 2:
+            headers[key] = value
+            if len(headers) == 2:
                 break
-    return said.get("name", ""), said.get("version", "")
+    return headers.get("name", ""), headers.get("version", "")
 
 
 def check(
@@ -221,10 +225,10 @@ def _compare(environment: str, path: str, digest: str, entries: dict[str, merkle
     if not digest:
         return None
     algorithm, _, expected = digest.partition("=")
-    found = ""
+    actual = ""
     if algorithm == "sha256":
-        found = entry.raw
+        actual = entry.raw
     elif algorithm in _RARE:
         with open(os.path.join(environment, path), "rb") as stream:
-            found = hashing.digest_of_stream(stream, algorithm)
-    return None if found and hashing.for_record(found) == expected.rstrip("=") else "changed"
+            actual = hashing.digest_of_stream(stream, algorithm)
+    return None if actual and hashing.for_record(actual) == expected.rstrip("=") else "changed"

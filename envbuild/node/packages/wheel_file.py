@@ -19,10 +19,10 @@ def refuse_unsafe(path: str) -> None:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [(each.filename, _why_unsafe(each)) for each in archive.infolist()]
+            members = [(member.filename, _why_unsafe(member)) for member in archive.infolist()]
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
         return
-    for name, why in found:
+    for name, why in members:
         if why:
             raise unsafe(os.path.basename(path), name, why)
 

@@ -66,12 +66,12 @@ def disk_facts(path: str, quota: "Quotas", mountinfo: "str | None" = None) -> Js
 
 def _above(path: str) -> "list[str]":
     """`path` and all folders above it, as it is written and as links lead; the uppermost first."""
-    found = set()
-    for each in (path, os.path.realpath(path)):
-        while each not in found:
-            found.add(each)
-            each = os.path.dirname(each)
-    return sorted(found)
+    folders = set()
+    for folder in (path, os.path.realpath(path)):
+        while folder not in folders:
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    return sorted(folders)
 
 
 def _open_to_all(path: str) -> "str | None":
@@ -140,7 +140,7 @@ def parse_quota(text: str) -> "dict[str, dict[str, int | None]]":
     Columns: file system, blocks of 1 KiB, soft and hard limit, grace, then files, soft, hard, grace. An asterisk
     marks a limit that is exceeded.
     """
-    found = {}
+    quotas = {}
     for line in text.splitlines():
         cells = line.split()
         numbers = [cell.rstrip("*") for cell in cells[1:]]
@@ -149,15 +149,15 @@ def parse_quota(text: str) -> "dict[str, dict[str, int | None]]":
         blocks, soft, hard = (int(number) * 1024 for number in numbers[:3])
         files, files_soft, files_hard = (int(number) for number in numbers[4:7])
         limit, files_limit = hard or soft, files_hard or files_soft
-        found[cells[0]] = {
+        quotas[cells[0]] = {
             "bytes": limit or None,
             "bytes_left": max(0, limit - blocks) if limit else None,
             "inodes": files_limit or None,
             "inodes_left": max(0, files_limit - files) if files_limit else None,
         }
-    return found
+    return quotas
 
 
 def _unescape(text: str) -> str:
     """Undo the kernel's octal escapes of blanks in paths."""
-    return _OCTAL.sub(lambda found: chr(int(found.group(1), 8)), text)
+    return _OCTAL.sub(lambda match: chr(int(match.group(1), 8)), text)

@@ -249,26 +249,26 @@ def _gpu(index: int, row: "dict[str, str | None]") -> Json:
 
 def parse_health(text: str, fields: "list[str]") -> "dict[str, dict[str, str]]":
     """The same query for fields of health, the bus id first -> PCI bus id -> field -> value, what has none left out."""
-    found: dict[str, dict[str, str]] = {}
+    by_gpu: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         cells = [_value(cell) for cell in line.split(",")]
         if len(cells) == len(fields) and cells[0] is not None:
-            found[cells[0]] = {name: cell[:80] for name, cell in zip(fields[1:], cells[1:]) if cell is not None}  # noqa: B905
-    return found
+            by_gpu[cells[0]] = {name: cell[:80] for name, cell in zip(fields[1:], cells[1:]) if cell is not None}  # noqa: B905
+    return by_gpu
 
 
 def parse_nvlinks(text: str) -> "dict[int, dict[str, str]]":
     """`nvidia-smi nvlink -s` -> GPU index -> how many of its links there are, and how many of them are active."""
-    found: dict[int, list[str]] = {}
+    by_gpu: dict[int, list[str]] = {}
     for line in text.splitlines():
         gpu, link = _LIST_GPU.match(line), _LINK.match(line)
         if gpu:
-            links = found.setdefault(int(gpu[1]), [])
-        elif link and found:
+            links = by_gpu.setdefault(int(gpu[1]), [])
+        elif link and by_gpu:
             links.append(link[1])
     return {
         index: {"nvlinks": str(len(links)), "nvlinks.active": str(sum("inactive" not in link for link in links))}
-        for index, links in found.items()
+        for index, links in by_gpu.items()
         if links
     }
 
@@ -286,8 +286,8 @@ def parse_sick(text: str, fields: "tuple[str, ...]" = QUERY_FIELDS) -> "str | No
 
 def unknown_field(text: str) -> "str | None":
     """The field that the driver says it does not know."""
-    found = _UNKNOWN_FIELD.search(text)
-    return found.group(1) if found else None
+    match = _UNKNOWN_FIELD.search(text)
+    return match.group(1) if match else None
 
 
 def parse_header(text: str) -> "dict[str, str | None]":
@@ -299,18 +299,18 @@ def parse_header(text: str) -> "dict[str, str | None]":
 
 def parse_list(text: str) -> "dict[int, list[str]]":
     """`nvidia-smi -L` -> GPU index -> its MIG instances as `3g.40gb MIG-<uuid>`."""
-    found: dict[int, list[str]] = {}
+    by_gpu: dict[int, list[str]] = {}
     index = None
     for line in text.splitlines():
         gpu = _LIST_GPU.match(line)
         if gpu:
             index = int(gpu.group(1))
-            found[index] = []
+            by_gpu[index] = []
             continue
         instance = _LIST_MIG.match(line)
         if instance and index is not None:
-            found[index].append("%s %s" % (instance.group(1).strip(), instance.group(3)))
-    return found
+            by_gpu[index].append("%s %s" % (instance.group(1).strip(), instance.group(3)))
+    return by_gpu
 
 
 def parse_problem(text: str) -> "str | None":
@@ -330,11 +330,11 @@ def query_is_too_new(text: str) -> bool:
 
 def parse_proc_version(text: str) -> "str | None":
     """`/proc/driver/nvidia/version` -> version of the loaded kernel module."""
-    found = _PROC.search(text.replace("\n", " \n"))
-    return found.group(1) if found else None
+    match = _PROC.search(text.replace("\n", " \n"))
+    return match.group(1) if match else None
 
 
 def parse_nvcc(text: str) -> "str | None":
     """`nvcc --version` -> `11.4.48`; the patch level is in the `V` part."""
-    found = _NVCC.search(text)
-    return found.group(2) if found else None
+    match = _NVCC.search(text)
+    return match.group(2) if match else None

@@ -45,8 +45,8 @@ def generation(path: str, number: int) -> str:
 def environments(prefix: str) -> "list[str]":
     """Paths of the environments under a prefix, stamped or half built, in the order of their names."""
     folder = paths.envs_dir(prefix)
-    found = [os.path.join(folder, name) for name in names(folder) if parse(name)[1]]
-    return [path for path in found if os.path.isdir(path)]
+    candidates = [os.path.join(folder, name) for name in names(folder) if parse(name)[1]]
+    return [path for path in candidates if os.path.isdir(path)]
 
 
 def siblings(environment: str) -> "list[str]":
@@ -78,20 +78,20 @@ def links(prefix: str) -> "dict[str, str]":
 
 def read_stamp(environment: str) -> "Json | None":
     """The stamp of an environment, None when it is half built or the stamp is damaged."""
-    found = paths.read_json(paths.meta(environment, STAMP)) or {}
-    whole = has_fields(found, variant_digest=str, root=str, packages=dict, sources=list, stack=str)
-    return found if found.get("version") == STAMP_VERSION and whole else None
+    stamp = paths.read_json(paths.meta(environment, STAMP)) or {}
+    whole = has_fields(stamp, variant_digest=str, root=str, packages=dict, sources=list, stack=str)
+    return stamp if stamp.get("version") == STAMP_VERSION and whole else None
 
 
 def facts(prefix: str) -> "list[Json]":
     """`StampFacts` of every environment under a prefix (see the controller's facts model)."""
     in_use = set(links(prefix).values())
-    found = []
+    rows = []
     for path in environments(prefix):
         stamp = read_stamp(path)
         fact: Json = {"path": path, "current": os.path.realpath(path) in in_use, "stamp": stamp}
         for key in ("stack", "profile", "variant_digest", "root"):
             value = (stamp or {}).get(key)
             fact[key] = value if isinstance(value, str) else None
-        found.append(fact)
-    return found
+        rows.append(fact)
+    return rows

@@ -20,10 +20,10 @@ _UV_INDEX = re.compile(r"^\s*(?:(?:index-url|url)\s*=\s*\"([^\"]*)\"|no-index\s*
 def toolchain_names(prefix: str) -> "list[str]":
     """Folders under `<prefix>/tools`; the node program's only where it has the digest that its name says."""
     tools = os.path.join(prefix, "tools")
-    found = [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
-    ours = [name for name in found if name.startswith(_PROGRAM + "-")]
+    folders = [name for name in names(tools) if os.path.isdir(os.path.join(tools, name)) and not name.startswith(".")]
+    ours = [name for name in folders if name.startswith(_PROGRAM + "-")]
     digests = {name: hashing.digest_if_readable(os.path.join(tools, name, _PROGRAM + ".pyz")) for name in ours}
-    return [name for name in found if name not in ours or name.endswith("-%.12s" % (digests[name] or "/"))]
+    return [name for name in folders if name not in ours or name.endswith("-%.12s" % (digests[name] or "/"))]
 
 
 def files_found(wanted: "list[str]") -> "dict[str, str]":
@@ -33,15 +33,15 @@ def files_found(wanted: "list[str]") -> "dict[str, str]":
     from envbuild.node import pip_config
 
     folders = pip_config.folders(pip_config.read(os.environ).find_links)
-    found = {}
+    by_name = {}
     for name in wanted:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
             continue
         for folder in folders:
             path = os.path.join(folder, name)
-            if name not in found and os.path.isfile(path) and os.access(path, os.R_OK):
-                found[name] = path
-    return found
+            if name not in by_name and os.path.isfile(path) and os.access(path, os.R_OK):
+                by_name[name] = path
+    return by_name
 
 
 def reachable(
@@ -75,16 +75,16 @@ def configured_index(default: str) -> str:
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     places = (os.path.join(config, "uv", "uv.toml"), "/etc/uv/uv.toml")
     for path in [os.environ["UV_CONFIG_FILE"]] if os.environ.get("UV_CONFIG_FILE") else places:
-        said = _UV_INDEX.search(read(path))
-        if said is not None:
-            return said.group(1) or ""
+        match = _UV_INDEX.search(read(path))
+        if match is not None:
+            return match.group(1) or ""
     return default
 
 
 def _git_connects(address: str, deadline: float) -> bool:
     """Whether the host that git would ask for a repository takes connections; without git, the one that is named."""
-    told = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=deadline)
-    where = told.out.strip() if told.ok else address
+    answer = proc.run(["git", "ls-remote", "--get-url", "--", address], timeout=deadline)
+    where = answer.out.strip() if answer.ok else address
     if "://" in where:
         return _connects(where, deadline)
     host = _SCP.match(where)

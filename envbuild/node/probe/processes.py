@@ -27,12 +27,12 @@ def at_work() -> Json:
 
 def written(program: str) -> int:
     """Bytes that processes of `program` (a path) below this one have written so far."""
-    found = 0
+    count = 0
     for pid in _below(os.getpid()):
         if _words(pid)[:1] == [program]:
-            told = re.search(r"^wchar: (\d+)", read(f"/proc/{pid}/io", 4096), re.MULTILINE)
-            found += int(told.group(1)) if told else 0
-    return found
+            match = re.search(r"^wchar: (\d+)", read(f"/proc/{pid}/io", 4096), re.MULTILINE)
+            count += int(match.group(1)) if match else 0
+    return count
 
 
 def _commands() -> Iterator[list[str]]:
@@ -48,8 +48,8 @@ def _words(pid: int) -> list[str]:
 
 def _below(pid: int) -> list[int]:
     """Processes that `pid` started and those that they started, parents first; none where the kernel does not say."""
-    found = []
+    pids = []
     for task in names(f"/proc/{pid}/task"):
         for word in read(f"/proc/{pid}/task/{task}/children", 65536).split():
-            found += [int(word)] + _below(int(word))
-    return found
+            pids += [int(word)] + _below(int(word))
+    return pids

@@ -92,19 +92,19 @@ def python_facts(
             candidates.setdefault(_key(path), path)
     keys = list(candidates)
     answers = proc.parallel([partial(_ask, candidates[key], packages) for key in keys])
-    found: dict[str, Json] = {}
+    by_path: dict[str, Json] = {}
     for key, answer in zip(keys, answers):  # noqa: B905 - strict= is of Python 3.10
         if answer:
-            fact = found.setdefault(answer["path"], answer)
+            fact = by_path.setdefault(answer["path"], answer)
             if key in also:
                 fact["also"] = also[key]
-    return [found[path] for path in sorted(found)]
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def _first(folders: "list[str]", name: str) -> str:
     """The program that PATH gives for a name; empty where it gives none."""
-    found = (os.path.join(folder, name) for folder in folders if not _is_shims(folder))
-    return next((path for path in found if os.access(path, os.X_OK)), "")
+    paths = (os.path.join(folder, name) for folder in folders if not _is_shims(folder))
+    return next((path for path in paths if os.access(path, os.X_OK)), "")
 
 
 def _places(folders: "list[str]", prefix: str) -> "list[str]":
@@ -120,7 +120,7 @@ def _places(folders: "list[str]", prefix: str) -> "list[str]":
     if not trust.prefix_problem(prefix):
         homes += [os.path.join(tools, name, below) for below in ("", "python") for name in names(tools)]
     homes += [os.path.join(home, name) for name in ("miniconda3", "anaconda3", "miniforge3", "mambaforge")]
-    return [folder for folder in folders if not _is_shims(folder)] + [os.path.join(each, "bin") for each in homes]
+    return [folder for folder in folders if not _is_shims(folder)] + [os.path.join(home, "bin") for home in homes]
 
 
 def _is_shims(folder: str) -> bool:
@@ -206,14 +206,14 @@ def tool_facts(folders: "list[str]", modules: "str | None") -> Json:
     `module` is a shell function, so its entry is what `modules_system` found.
     """
     paths = {name: which(name, folders) for name in TOOLS}
-    there = [name for name in TOOLS if paths[name]]
-    answers = proc.parallel([partial(_version, name, paths[name] or "") for name in there])
-    found: Json = dict.fromkeys(TOOLS)
-    for name, answer in zip(there, answers):  # noqa: B905 - strict= is of Python 3.10
-        found[name] = answer or "unknown"
-    found["module"] = (modules.partition(" ")[2] or "unknown") if modules else None
-    found["sudo"] = "unknown" if which("sudo", folders) else None
-    return found
+    tools = [name for name in TOOLS if paths[name]]
+    answers = proc.parallel([partial(_version, name, paths[name] or "") for name in tools])
+    result: Json = dict.fromkeys(TOOLS)
+    for name, answer in zip(tools, answers):  # noqa: B905 - strict= is of Python 3.10
+        result[name] = answer or "unknown"
+    result["module"] = (modules.partition(" ")[2] or "unknown") if modules else None
+    result["sudo"] = "unknown" if which("sudo", folders) else None
+    return result
 
 
 def _version(name: str, path: str) -> "str | None":
@@ -226,16 +226,16 @@ def parse_compiler(text: str) -> "str | None":
     lines = text.splitlines()[:5]
     for line in [line for line in lines if re.match(r"\S*(gcc|g\+\+)", line)] + lines[:1]:
         bare = re.sub(r"\([^()]*\)", " ", re.sub(r"\([^()]*\)", " ", line))
-        found = re.search(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
-        if found:
-            return found.group(1)
+        match = re.search(r"(?:^|\s)([0-9]+(?:\.[0-9]+){1,3})", bare)
+        if match:
+            return match.group(1)
     return None
 
 
 def parse_tool(text: str) -> "str | None":
     """The first thing in the first lines of a tool's `--version` that looks like a version."""
     for line in text.splitlines()[:3]:
-        found = _VERSION.search(line)
-        if found:
-            return found.group(1).rstrip(".,;-+")
+        match = _VERSION.search(line)
+        if match:
+            return match.group(1).rstrip(".,;-+")
     return None

@@ -46,9 +46,9 @@ def libc_facts(folders: "list[str]") -> "dict[str, str]":
         return {"kind": kind, "version": version}
     ldd = which("ldd", folders)
     answer = proc.run([ldd, "--version"], timeout=DEADLINE) if ldd else proc.Finished()
-    found = parse_ldd(answer.out + answer.err)
-    if found:
-        return found
+    libc = parse_ldd(answer.out + answer.err)
+    if libc:
+        return libc
     musl = any(name.startswith("ld-musl-") for name in names("/lib"))
     return {"kind": "musl" if musl else "", "version": ""}
 
@@ -60,16 +60,16 @@ def product(root: str = "/") -> str:
 
 def limit_facts(root: str = "/") -> "dict[str, str]":
     """What the system lets a process of this session have: memory that it may lock, its share of /dev/shm, modules."""
-    found = {}
+    limits = {}
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    found["memlock"] = "unlimited" if locked == resource.RLIM_INFINITY else "%d KiB" % (locked >> 10)
+    limits["memlock"] = "unlimited" if locked == resource.RLIM_INFINITY else "%d KiB" % (locked >> 10)
     with contextlib.suppress(OSError):
         shm = os.statvfs(os.path.join(root, "dev/shm"))
-        found["shm"] = "%d MiB" % (shm.f_frsize * shm.f_blocks >> 20)
+        limits["shm"] = "%d MiB" % (shm.f_frsize * shm.f_blocks >> 20)
     loaded = [line.partition(" ")[0] for line in read(os.path.join(root, "proc/modules")).splitlines()]
     if "nvidia" in loaded:
-        found["peermem"] = "loaded" if {"nvidia_peermem", "nv_peer_mem"}.intersection(loaded) else "not loaded"
-    return found
+        limits["peermem"] = "loaded" if {"nvidia_peermem", "nv_peer_mem"}.intersection(loaded) else "not loaded"
+    return limits
 
 
 def cpu_count(root: str = "/") -> int:
@@ -98,7 +98,7 @@ def cpu_facts(root: str = "/") -> "dict[str, str]":
 
 def memory_bytes(root: str = "/") -> "int | None":
     """Memory in bytes: the machine's, or the cgroup's limit where that is less."""
-    found = [parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
+    sizes = [parse_meminfo(read(os.path.join(root, "proc/meminfo")))]
     paths = parse_cgroup_paths(read(os.path.join(root, "proc/self/cgroup")))
     base = os.path.join(root, "sys/fs/cgroup")
     places = [os.path.join(folder, "memory.max") for folder in _upwards(base, paths.get(""))]
@@ -107,8 +107,8 @@ def memory_bytes(root: str = "/") -> "int | None":
     for place in places:
         text = read(place).strip()
         if re.match(r"[0-9]{1,19}\Z", text):
-            found.append(int(text))
-    return min([number for number in found if number], default=None)
+            sizes.append(int(text))
+    return min([number for number in sizes if number], default=None)
 
 
 def _upwards(base: str, path: "str | None") -> "list[str]":
@@ -122,7 +122,7 @@ def _upwards(base: str, path: "str | None") -> "list[str]":
 def nic_facts(root: str = "/") -> "list[Json]":
     """`NicFacts` of Ethernet interfaces and InfiniBand ports, from sysfs."""
     folder = os.path.join(root, "sys/class/net")
-    found = []
+    nics = []
     for name in names(folder):
         if VIRTUAL_NIC.match(name) or not os.path.isdir(os.path.join(folder, name)):
             continue
@@ -136,8 +136,8 @@ def nic_facts(root: str = "/") -> "list[Json]":
         }
         if re.match(r"[1-9][0-9]{0,8}\Z", speed):
             fact["rate_gbps"] = int(speed) / 1000.0
-        found.append(fact)
-    return found + _infiniband(root)
+        nics.append(fact)
+    return nics + _infiniband(root)
 
 
 def addresses(name: str, root: str = "/") -> "list[str]":
@@ -145,22 +145,22 @@ def addresses(name: str, root: str = "/") -> "list[str]":
     import fcntl
     import socket
 
-    found = []
+    result = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(OSError):  # the interface has no IPv4 address
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, name.encode()[:15].ljust(256, b"\0"))
-            found.append(socket.inet_ntoa(answer[20:24]))
+            result.append(socket.inet_ntoa(answer[20:24]))
     for line in read(os.path.join(root, "proc/net/if_inet6")).splitlines():
         cells = line.split()
         if len(cells) == 6 and cells[5] == name and cells[3] == "00":  # 00: global scope
             with contextlib.suppress(OSError, ValueError):  # no IPv6 in this Python, or not an address
-                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(cells[0])))
-    return found
+                result.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(cells[0])))
+    return result
 
 
 def _infiniband(root: str) -> "list[Json]":
     folder = os.path.join(root, "sys/class/infiniband")
-    found = []
+    nics = []
     for device in names(folder):
         for port in names(os.path.join(folder, device, "ports")):
             place = os.path.join(folder, device, "ports", port)
@@ -173,8 +173,8 @@ def _infiniband(root: str) -> "list[Json]":
             rate = parse_infiniband_rate(read(os.path.join(place, "rate")))
             if rate is not None:
                 fact["rate_gbps"] = rate
-            found.append(fact)
-    return found
+            nics.append(fact)
+    return nics
 
 
 def scheduler_facts(folders: "list[str]") -> Json:
@@ -209,7 +209,7 @@ def modules_system() -> "str | None":
 
 def parse_os_release(text: str) -> "dict[str, str]":
     """os-release(5) -> its keys; values unquoted."""
-    found = {}
+    fields = {}
     for line in text.splitlines():
         name, separator, value = line.strip().partition("=")
         if not separator or name.startswith("#"):
@@ -217,8 +217,8 @@ def parse_os_release(text: str) -> "dict[str, str]":
         value = value.strip()
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
             value = re.sub(r"\\([\"$`\\])", r"\1", value[1:-1])
-        found[name.strip()] = value
-    return found
+        fields[name.strip()] = value
+    return fields
 
 
 def parse_ldd(text: str) -> "dict[str, str] | None":
@@ -233,34 +233,34 @@ def parse_ldd(text: str) -> "dict[str, str] | None":
 def parse_scheduler_version(kind: str, text: str) -> "str | None":
     """`sinfo --version` (slurm) or `qstat --version` (pbs) -> version; None when it is another program's answer."""
     patterns = {"slurm": r"slurm(?:-wlm)? ([0-9][0-9A-Za-z.\-]*)", "pbs": r"pbs_version = (\S+)"}
-    found = re.search(patterns[kind], text)
-    return found.group(1) if found else None
+    match = re.search(patterns[kind], text)
+    return match.group(1) if match else None
 
 
 def parse_meminfo(text: str) -> "int | None":
     """`/proc/meminfo` -> total memory in bytes."""
-    found = re.search(r"^MemTotal:\s+([0-9]{1,15}) kB", text, re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else None
+    match = re.search(r"^MemTotal:\s+([0-9]{1,15}) kB", text, re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
 
 
 def parse_infiniband_rate(text: str) -> "float | None":
     """`200 Gb/sec (4X HDR)` -> 200.0."""
-    found = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec", text)
-    return float(found.group(1)) if found else None
+    match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec", text)
+    return float(match.group(1)) if match else None
 
 
 def parse_cgroup_paths(text: str) -> "dict[str, str]":
     """`/proc/self/cgroup` -> controller -> path; the unified hierarchy is under the empty name."""
-    found = {}
+    by_controller = {}
     for line in text.splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
             for controller in parts[1].split(","):
-                found[controller] = parts[2]
-    return found
+                by_controller[controller] = parts[2]
+    return by_controller
 
 
 def parse_cpu_max(text: str) -> "float | None":
     """cgroup v2 `cpu.max` (`400000 100000` or `max 100000`) -> number of CPUs, None without a limit."""
-    found = re.match(r"\s*([0-9]{1,15}) ([0-9]{1,15})", text)
-    return int(found.group(1)) / int(found.group(2)) if found and int(found.group(2)) else None
+    match = re.match(r"\s*([0-9]{1,15}) ([0-9]{1,15})", text)
+    return int(match.group(1)) / int(match.group(2)) if match and int(match.group(2)) else None

@@ -55,8 +55,12 @@ def in_place(prefix: str, environment: str, stack: str, args: Json) -> bool:
 
 
 def _is_good(environment: str, args: Json) -> bool:
-    found = stamp.read(environment)
-    return found is not None and found["root"] == args["root"] and not stamp.fast_problems(environment, args["variant"])
+    stamped = stamp.read(environment)
+    return (
+        stamped is not None
+        and stamped["root"] == args["root"]
+        and not stamp.fast_problems(environment, args["variant"])
+    )
 
 
 def _bring(request: Json, environment: str) -> tuple[str, str]:

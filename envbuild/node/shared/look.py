@@ -41,8 +41,8 @@ def verify(request: Json) -> tuple[bool, Json]:
         check = facts[0]["checks"][0] if facts else check
     else:
         check.update(_read(bundle), seconds=round(time.monotonic() - begun, 3))
-    told = {"environment": (args or {}).get("environment"), "root": (args or {}).get("root"), "level": "stamped"}
-    return False, dict(told, ok=check["status"] != "failed", checks=[check], drift=[], drift_count=0)
+    answer = {"environment": (args or {}).get("environment"), "root": (args or {}).get("root"), "level": "stamped"}
+    return False, dict(answer, ok=check["status"] != "failed", checks=[check], drift=[], drift_count=0)
 
 
 def _read(bundle: Json) -> Json:
@@ -62,12 +62,14 @@ def envs(request: Json) -> tuple[bool, Json]:
     contents were last `read`, how many files `differed` then, and the `processes` of this node that run from there.
     """
     prefix = request["prefix"]
-    found = inventory.facts(prefix)
+    environments = inventory.facts(prefix)
     if request["args"].get("detailed"):
-        running = remove.processes([each["path"] for each in found])
-        for each in found:
-            each["processes"] = running[each["path"]]
-            if each["stamp"] is not None:
-                each["read"], each["differed"] = stamp.last_read(each["path"], each["stamp"])
-    published_ = [each for stack in published.stacks(prefix) for each in published.facts(prefix, stack)]
-    return False, {"environments": found + published_}
+        running = remove.processes([environment["path"] for environment in environments])
+        for environment in environments:
+            environment["processes"] = running[environment["path"]]
+            if environment["stamp"] is not None:
+                environment["read"], environment["differed"] = stamp.last_read(
+                    environment["path"], environment["stamp"]
+                )
+    published_ = [row for stack in published.stacks(prefix) for row in published.facts(prefix, stack)]
+    return False, {"environments": environments + published_}

@@ -71,8 +71,8 @@ def _failure(store: Store, key: str) -> str:
 
 def _tell_failure(path: str, error: NodeError, mine: Json) -> None:
     try:
-        told = redact.redact_data(dict(error.as_dict(), by=lease.describe(mine)))
-        paths.write_json(path, told, 0o600)  # the end of a build's output is for its owner, as the log is
+        report = redact.redact_data(dict(error.as_dict(), by=lease.describe(mine)))
+        paths.write_json(path, report, 0o600)  # the end of a build's output is for its owner, as the log is
         lease.touch(path)
     except (OSError, NodeError) as other:
         log(f"the failure is not told to others: {other}")
@@ -80,17 +80,17 @@ def _tell_failure(path: str, error: NodeError, mine: Json) -> None:
 
 def _fail_with(path: str, since: float | None) -> None:
     """Raise the failure of the builder that we waited for: many nodes would each try the same for many minutes."""
-    told = paths.read_json(path) if since is not None else None
+    report = paths.read_json(path) if since is not None else None
     try:
-        if told is None or since is None or os.stat(path).st_mtime < since:
+        if report is None or since is None or os.stat(path).st_mtime < since:
             return
     except OSError:
         return
     raise NodeError(
-        str(told.get("code", "build-failed")),
-        str(told.get("what", "")),
-        why=f"{told.get('why', '?')}; so it ended for {told.get('by', '?')}, and this node waited for it",
-        hint=told.get("hint", "see that node's log") + "; the same command tries the build here",
+        str(report.get("code", "build-failed")),
+        str(report.get("what", "")),
+        why=f"{report.get('why', '?')}; so it ended for {report.get('by', '?')}, and this node waited for it",
+        hint=report.get("hint", "see that node's log") + "; the same command tries the build here",
         exit_code=Exit.BUILD_FAILED,
         changed=True,
     )
@@ -110,7 +110,7 @@ def _wait(
     store: Store, key: str, mine: Json, tmp: str, deadline: float
 ) -> tuple[lease.Lease | None, Entry | None, float | None]:
     """The lease of `key`, or the entry that another builder finished meanwhile; and when the waiting for one began."""
-    said, pause = "", 0.1
+    shown, pause = "", 0.1
     since: float | None = None
     while True:
         try:
@@ -134,9 +134,9 @@ def _wait(
                 hint="run the same command later: it uses the finished build",
                 details={"key": key},
             )
-        if who != said:
+        if who != shown:
             log(f"waiting for {who}")
-            said = who
+            shown = who
         time.sleep(max(0.01, min(pause, deadline - time.monotonic())))
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 

@@ -70,7 +70,7 @@ def key_inputs(
         "environment": dict(toolchain.get("environment") or {}),
     }
     if conda:  # else the key is the one that it always was
-        inputs["conda"] = sorted([each[key] for key in ("name", "version", "build", "sha256")] for each in conda)
+        inputs["conda"] = sorted([package[key] for key in ("name", "version", "build", "sha256")] for package in conda)
     return inputs
 
 
@@ -90,10 +90,10 @@ def why_not_for(own: Json, other: Json, versions: dict[str, str] | None = None) 
     wrong = [f"another {name}" for name in names if own.get(name) != other.get(name)]
     if versions is not None:
         wrong += [f"another {name}" for name in other_packages(other, versions)]
-    here, there = own.get("toolchain") or {}, other.get("toolchain") or {}
+    here, others = own.get("toolchain") or {}, other.get("toolchain") or {}
     idle = set() if here.get("cc") or here.get("cxx") else {"ld", "nvcc"}
-    for tool in sorted(set(here) | set(there)):
-        mine, theirs = here.get(tool) or "", there.get(tool) or ""
+    for tool in sorted(set(here) | set(others)):
+        mine, theirs = here.get(tool) or "", others.get(tool) or ""
         if mine != theirs and (tool == "libc" or (mine and tool not in idle)):
             wrong.append(f"{tool}: {mine or 'none'} here, {theirs or 'none'} there")
     return "; ".join(wrong)
@@ -118,8 +118,8 @@ def read_toolchain(python: str, cuda_home: str | None, env: dict[str, str] | Non
     counts. `mpi` is what mpicc would run: two MPIs of one release are not one ABI.
     """
     env = dict(os.environ) if env is None else env
-    told = _python_says(python, env)
-    cc = env.get("CC") or told.get("CC") or "cc"
+    settings = _python_says(python, env)
+    cc = env.get("CC") or settings.get("CC") or "cc"
     cxx = env.get("CXX") or "c++"
     nvcc = os.path.join(cuda_home, "bin", "nvcc") if cuda_home else "nvcc"
     return {
@@ -130,7 +130,7 @@ def read_toolchain(python: str, cuda_home: str | None, env: dict[str, str] | Non
         "mpi": _says(shlex.split(env.get("MPICC") or "mpicc") + ["-show"], env).strip(),
         "libc": _libc(env),
         "machine": platform.machine(),
-        "python": told.get("SOABI") or "",
+        "python": settings.get("SOABI") or "",
         "environment": {name: env[name] for name in sorted(env) if env[name] and variables.decides_bits(name)},
     }
 
@@ -157,7 +157,7 @@ def _nvcc_release(text: str) -> str:
     """`release 12.4, V12.4.131` and the line with its build from `nvcc --version`."""
     release = re.search(r"release [^\n]+", text)
     build = re.search(r"^Build [^\n]+", text, re.MULTILINE)
-    return "; ".join(each.group(0).strip() for each in (release, build) if each)
+    return "; ".join(match.group(0).strip() for match in (release, build) if match)
 
 
 def _libc(env: dict[str, str]) -> str:
@@ -170,7 +170,7 @@ def _libc(env: dict[str, str]) -> str:
 def _python_says(python: str, env: dict[str, str]) -> dict[str, str]:
     done = proc.run([python, "-I", "-S", "-c", _ASK], timeout=_DEADLINE, env=env)
     try:
-        told = json.loads(done.out)
+        settings = json.loads(done.out)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return settings if isinstance(settings, dict) else {}

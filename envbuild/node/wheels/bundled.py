@@ -75,23 +75,23 @@ def take_in(path: str, folder: str, index: Json) -> None:
     keys = sorted({row["key"] for row in index["files"] if row["what"] == "built wheel"})
     if not keys:
         return
-    store, there = Store(path, create=True), 0
+    store, known = Store(path, create=True), 0
     for key in keys:
         if store.find(key) is not None:
-            there += 1
+            known += 1
             continue
         place = os.path.join(folder, "built", key)
         try:
             entry = stored.check(place, frozenset([os.geteuid()]))
             store.put(entry.inputs, entry.wheel, entry.facts, entry.builder, entry.built_at)
-        except stored.UnusableEntryError as found:
-            raise bundle_index.damaged(place, found.why) from None
+        except stored.UnusableEntryError as unusable:
+            raise bundle_index.damaged(place, unusable.why) from None
         except NodeError as error:
             if error.code != "not-writable":
                 raise
             log(f"warning: built wheels are not taken in: {error} ({error.why})")
             return
-    log(f"{len(keys)} built wheels are in the wheel store, {there} were there before")
+    log(f"{len(keys)} built wheels are in the wheel store, {known} were there before")
 
 
 class Handed:
@@ -147,11 +147,11 @@ class Handed:
         folder = tempfile.mkdtemp(prefix="handed-", dir=tmp)
         entry = store.find(key, folder)
         why = "the wheel store has no good wheel of it" if entry is None else why_not_for(own, entry.inputs, versions)
-        told = {"by": self.by, "key": key, "used": not why, "why": why}
-        self.told[source] = told
+        row = {"by": self.by, "key": key, "used": not why, "why": why}
+        self.told[source] = row
         if entry is not None and not why:
             if entry.inputs["toolchain"] != own["toolchain"]:
-                told["why"] = f"this node has not all tools that {self.by} built with"
+                row["why"] = f"this node has not all tools that {self.by} built with"
             return entry
         shutil.rmtree(folder)
         log(f"{source}: the wheel that {self.by} built is not used: {why}")

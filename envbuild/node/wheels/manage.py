@@ -41,17 +41,17 @@ def _expanded(given: str) -> str:
         raise NodeError("store-invalid", what, why=error.why, hint=error.hint) from None
 
 
-def _state(found: UnusableEntryError) -> str:
-    return "damaged" if found.kind == "damaged" else "not used"
+def _state(error: UnusableEntryError) -> str:
+    return "damaged" if error.kind == "damaged" else "not used"
 
 
 def describe(store: Store, name: str) -> Json:
     """What an entry says of itself, its wheel not read; `state` is `unchecked`, `damaged` or `not used`, with `why`."""
     try:
         data, last_used = read(store.place(name), store.trusted)
-    except UnusableEntryError as found:
-        told = {"entry": name, "key": name[:64], "state": _state(found), "why": found.why}
-        return dict(told, size=paths.size_of(store.place(name)))
+    except UnusableEntryError as error:
+        row = {"entry": name, "key": name[:64], "state": _state(error), "why": error.why}
+        return dict(row, size=paths.size_of(store.place(name)))
     inputs = data["inputs"]
     toolchain = inputs.get("toolchain") or {}
     builder = data.get("builder") or {}
@@ -77,36 +77,36 @@ def describe(store: Store, name: str) -> Json:
 
 
 def _quarantined(store: Store) -> list[Json]:
-    found = []
+    rows = []
     for name in names(store.place("quarantine")):
         if not name.endswith(".json"):
-            told = paths.read_json(store.place("quarantine", name + ".json")) or {}
+            note = paths.read_json(store.place("quarantine", name + ".json")) or {}
             size = paths.size_of(store.place("quarantine", name))
-            found.append({"name": name, "why": told.get("why"), "at": told.get("at"), "size": size})
-    return found
+            rows.append({"name": name, "why": note.get("why"), "at": note.get("at"), "size": size})
+    return rows
 
 
 def _list(path: str, _args: Json) -> tuple[bool, Store, Json]:
     store = Store(path)
     entries = [describe(store, name) for name in store.folders()]
-    total = sum(each["size"] for each in entries)
+    total = sum(entry["size"] for entry in entries)
     return False, store, {"entries": entries, "bytes": total, "quarantine": _quarantined(store)}
 
 
 def _verify(path: str, _args: Json) -> tuple[bool, Store, Json]:
     store, entries = Store(path), []
     for name in store.folders():
-        told = describe(store, name)
-        if told["state"] == "unchecked":
+        row = describe(store, name)
+        if row["state"] == "unchecked":
             try:
                 check(store.place(name), store.trusted)
-                told["state"] = "good"
-            except UnusableEntryError as found:
-                if found.kind == "gone":
+                row["state"] = "good"
+            except UnusableEntryError as error:
+                if error.kind == "gone":
                     continue
-                told.update(state=_state(found), why=found.why)
-        entries.append(told)
-    damaged = [each["entry"] for each in entries if each["state"] == "damaged"]
+                row.update(state=_state(error), why=error.why)
+        entries.append(row)
+    damaged = [entry["entry"] for entry in entries if entry["state"] == "damaged"]
     return False, store, {"entries": entries, "damaged": damaged, "ok": not damaged}
 
 
@@ -124,7 +124,7 @@ def _prune(path: str, args: Json) -> tuple[bool, Store, Json]:
     work = _Pruning(store, float(days), dry)
     work.entries()
     work.leftovers()
-    result = {"removed": work.removed, "kept": work.kept, "bytes": sum(each["size"] for each in work.removed)}
+    result = {"removed": work.removed, "kept": work.kept, "bytes": sum(item["size"] for item in work.removed)}
     return bool(work.removed) and not dry, store, dict(result, dry_run=dry)
 
 
@@ -151,12 +151,12 @@ class _Pruning:
     def entries(self) -> None:
         """Entries that nobody used for so long."""
         for name in self.store.folders():
-            told = describe(self.store, name)
-            last = told.get("last_used") or _mtime(self.store.place(name))
+            row = describe(self.store, name)
+            last = row.get("last_used") or _mtime(self.store.place(name))
             if last >= self.before:
                 self.kept.append({"name": name, "why": "used since"})
             else:
-                self._remove(self.store.place(name), name[:64], dict(told, name=name), BUILD)
+                self._remove(self.store.place(name), name[:64], dict(row, name=name), BUILD)
 
     def leftovers(self) -> None:
         """The quarantine, half-written entries of dead builders, and their leases."""
@@ -170,14 +170,14 @@ class _Pruning:
             path = self.store.place("tmp", name)
             if _mtime(path) < self.writing:
                 key = name.split(".")[0]
-                told = {"name": "tmp/" + name, "size": paths.size_of(path)}
-                self._remove(path, key if len(key) == 64 else "", told)
+                row = {"name": "tmp/" + name, "size": paths.size_of(path)}
+                self._remove(path, key if len(key) == 64 else "", row)
         for name in names(self.store.place("leases")):
             path = self.store.place("leases", name)
             if _mtime(path) < self.writing and not self.dry:
                 _unlink(path)
 
-    def _remove(self, path: str, key: str, told: Json, used: str = "") -> None:
+    def _remove(self, path: str, key: str, row: Json, used: str = "") -> None:
         """Remove `path` under the lease of `key`, so that nobody builds it or puts it there meanwhile.
 
         `used`: the file in it whose time is the last use; an entry that was used since it was judged stays.
@@ -187,7 +187,7 @@ class _Pruning:
             if key:
                 held, owner = self._lease(key)
                 if owner is not None:
-                    self.kept.append({"name": told["name"], "why": "held by " + lease.describe(owner)})
+                    self.kept.append({"name": row["name"], "why": "held by " + lease.describe(owner)})
                     return
             if used and self.before <= _mtime(os.path.join(path, used)) < float("inf"):
                 return
@@ -196,9 +196,9 @@ class _Pruning:
                 away = self.store.place("tmp", f"{os.path.basename(path)[:64]}.pruned-{os.urandom(4).hex()}")
                 os.rename(path, away)
                 paths.remove_tree(away)
-            self.removed.append(told)
+            self.removed.append(row)
         except OSError as error:
-            self.kept.append({"name": told["name"], "why": f"cannot be removed: {error.strerror}"})
+            self.kept.append({"name": row["name"], "why": f"cannot be removed: {error.strerror}"})
         finally:
             if held is not None:
                 held.release()

@@ -86,8 +86,8 @@ def check(folder: str, trusted: frozenset[int], into: str | None = None) -> Entr
         if out >= 0:
             os.close(out)
     if (digest, size) != (data["sha256"], data["size"]):
-        said = f"{BUILD} says {data['sha256']:.12} and {data['size']}"
-        raise UnusableEntryError("damaged", f"{data['wheel']} has sha256 {digest:.12} and {size} bytes, {said}")
+        recorded = f"{BUILD} says {data['sha256']:.12} and {data['size']}"
+        raise UnusableEntryError("damaged", f"{data['wheel']} has sha256 {digest:.12} and {size} bytes, {recorded}")
     return Entry(wheel, data, True)
 
 
@@ -289,10 +289,10 @@ class Store:
         """
         for name in self.folders():
             with contextlib.suppress(UnusableEntryError):
-                found: Json = read(self.place(name), self.trusted)[0]["inputs"]
-                same = dict(found, packages={}) == dict(inputs, packages={})
-                if same and (versions is None or not other_packages(found, versions)):
-                    return found
+                entry_inputs: Json = read(self.place(name), self.trusted)[0]["inputs"]
+                same = dict(entry_inputs, packages={}) == dict(inputs, packages={})
+                if same and (versions is None or not other_packages(entry_inputs, versions)):
+                    return entry_inputs
         return None
 
     def find(self, key: str, into: str | None = None) -> Entry | None:
@@ -301,15 +301,15 @@ class Store:
         With the private folder `into` the wheel is copied there in the same pass: what is installed is then what was
         checked, whatever happens to the store meanwhile.
         """
-        there = self.folders()
-        for name in [name for name in _names(key) if name in there]:
+        folders = self.folders()
+        for name in [name for name in _names(key) if name in folders]:
             try:
                 entry = check(self.place(name), self.trusted, into)
-            except UnusableEntryError as found:
-                if found.kind == "damaged" and self.use == "read-write":
-                    self.quarantine(name, found.why)
-                elif found.kind != "gone":
-                    self.note(f"entry {name:.12} is not used: {found.why}")
+            except UnusableEntryError as error:
+                if error.kind == "damaged" and self.use == "read-write":
+                    self.quarantine(name, error.why)
+                elif error.kind != "gone":
+                    self.note(f"entry {name:.12} is not used: {error.why}")
                 continue
             with contextlib.suppress(OSError):  # another's entry, or a file system that is only read
                 lease.touch(self.place(name, BUILD))
@@ -346,7 +346,7 @@ class Store:
     def quarantine(self, name: str, why: str) -> str | None:
         """Move a damaged entry away, with its reason beside it; returns where, None when that is not possible."""
         where = self.place("quarantine", f"{name}.{uuid.uuid4().hex[:8]}")
-        told = {"entry": name, "why": why, "at": round(time.time(), 3), "by": dict(identity.here())}
+        note = {"entry": name, "why": why, "at": round(time.time(), 3), "by": dict(identity.here())}
         try:
             os.rename(self.place(name), where)
         except FileNotFoundError:
@@ -356,7 +356,7 @@ class Store:
             return None
         try:
             lease.touch(where)
-            paths.write_json(where + ".json", told)
+            paths.write_json(where + ".json", note)
         except (OSError, NodeError) as error:
             log(f"the reason is not written: {error}")
         self.note(f"entry {name:.12} is not good and is in quarantine now: {why}")

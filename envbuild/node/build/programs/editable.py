@@ -59,23 +59,23 @@ def _lacking() -> "Any":
 def _metadata(made: "Any", folder: str) -> "tuple[dict[str, bytes], Any]":
     """The files of the `.dist-info`, made below `folder`, and the Distribution of setup()."""
     base = importlib.import_module("distutils.dist").Distribution.__mro__[-2]
-    found: list[Any] = []
+    results: list[Any] = []
     original = base.run_commands
 
     def run_commands(dist: "Any") -> None:
-        found.append(dist)
+        results.append(dist)
         original(dist)
 
     base.run_commands = run_commands
     sys.argv = ["setup.py"]
-    return _files(os.path.join(folder, made.prepare_metadata_for_build_wheel(folder))), found[-1]
+    return _files(os.path.join(folder, made.prepare_metadata_for_build_wheel(folder))), results[-1]
 
 
 def _stem(metadata: bytes) -> str:
     """`<name>-<version>` as a wheel and its folders are named; old ones name the folder without a version."""
     head = metadata.decode("utf-8").split("\n\n")[0]
-    found = [re.search(r"(?m)^%s: *(.+?)\r?$" % key, head) for key in ("Name", "Version")]
-    return "-".join(re.sub(r"[^A-Za-z0-9.+!]+", "_", each.group(1)) for each in found if each)
+    matches = [re.search(r"(?m)^%s: *(.+?)\r?$" % key, head) for key in ("Name", "Version")]
+    return "-".join(re.sub(r"[^A-Za-z0-9.+!]+", "_", match.group(1)) for match in matches if match)
 
 
 def _root(dist: "Any") -> str:
@@ -130,12 +130,12 @@ def main(out: str) -> None:
     if made is None:
         return
     with tempfile.TemporaryDirectory() as folder:
-        told, dist = _metadata(made, folder)
+        metadata, dist = _metadata(made, folder)
         root = _root(dist)
         _compile(dist)
-        stem = _stem(told["METADATA"])
+        stem = _stem(metadata["METADATA"])
         info = stem + ".dist-info"
-        files = {"%s/%s" % (info, name): data for name, data in told.items() if name not in ("RECORD", "WHEEL")}
+        files = {"%s/%s" % (info, name): data for name, data in metadata.items() if name not in ("RECORD", "WHEEL")}
         files[info + "/WHEEL"] = _WHEEL
         files["__editable__.%s.pth" % stem] = os.fsencode(root) + b"\n"
         for name, data in _scripts(dist, os.path.join(folder, "scripts")).items():

@@ -16,7 +16,7 @@ _SWEEPS = 50  # times to look for what a session still runs, 20 ms apart
 
 def _in_session(session: int) -> "list[int]":
     """Process ids of a session, those that ended and wait for their parent left out (proc(5), fields 3 and 6)."""
-    found = []
+    pids = []
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
         try:
             with open("/proc/%d/stat" % pid) as stream:
@@ -24,8 +24,8 @@ def _in_session(session: int) -> "list[int]":
         except (OSError, UnicodeDecodeError):
             continue
         if len(fields) > 3 and int(fields[3]) == session and fields[0] not in ("Z", "X"):
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def _end_session() -> None:

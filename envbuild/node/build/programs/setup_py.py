@@ -210,11 +210,11 @@ def _parser(state: "State", original: "Any") -> "Any":
     """`Distribution.parse_command_line` that places the flags which setup.py left on the command line."""
 
     def parse_command_line(dist: "Any") -> "Any":
-        options = {each[0].rstrip("=") for each in dist.get_command_class("bdist_wheel").user_options}
-        general = {each[0].rstrip("=") for each in dist.global_options}
+        options = {option[0].rstrip("=") for option in dist.get_command_class("bdist_wheel").user_options}
+        general = {option[0].rstrip("=") for option in dist.global_options}
         unread = []
         dist.script_args = list(dist.script_args)
-        for flag in [each for each in state.request["flags"] if each in dist.script_args]:
+        for flag in [word for word in state.request["flags"] if word in dist.script_args]:
             name = flag.lstrip("-").partition("=")[0]
             if name in general:
                 continue
@@ -239,9 +239,11 @@ def _builder(state: "State", original: "Any") -> "Any":
     def build_extensions(command: "Any") -> None:
         command.check_extensions_list(command.extensions)
         # A shared library that others link against is none.
-        made = [each for each in command.extensions if type(each).__name__ != "Library"]
-        rows = [{"name": command.get_ext_fullname(each.name), "optional": _optional(each)} for each in made]
-        state.tell(extensions=rows, files=sum(len(each.sources) for each in made))
+        made = [extension for extension in command.extensions if type(extension).__name__ != "Library"]
+        rows = [
+            {"name": command.get_ext_fullname(extension.name), "optional": _optional(extension)} for extension in made
+        ]
+        state.tell(extensions=rows, files=sum(len(extension.sources) for extension in made))
         tokens, most = Tokens(state.request["fifo"]), state.request["jobs"]
         tokens.turn(state.request["name"], state.report["files"] if getattr(command, "use_ninja", False) else 0)
         if _starts_programs(command):
@@ -261,7 +263,7 @@ def _builder(state: "State", original: "Any") -> "Any":
         if getattr(command, "use_ninja", False):
             # ninja begins with the first, and all are to end together.
             command.compiler.compile = _longest_first(command.compiler.compile)
-            command.extensions.sort(key=lambda each: max(map(_length, each.sources)), reverse=True)
+            command.extensions.sort(key=lambda extension: max(map(_length, extension.sources)), reverse=True)
             if tokens.fifo is not None:
                 os.environ.pop("MAX_JOBS", None)  # torch makes it a -j, with which ninja asks no job server
                 os.environ["MAKEFLAGS"] = "-j%d --jobserver-auth=fifo:%s" % (most, tokens.fifo)
@@ -322,14 +324,14 @@ def _length(source: str) -> "tuple[bool, bool, int]":
 
 def _starts_programs(command: "Any") -> bool:
     """Whether a build_ext of the project's own runs other programs, which know nothing of a job server."""
-    own = [each for each in type(command).__mro__ if each.__module__.split(".")[0] not in _KNOWN]
-    codes = [getattr(value, "__code__", None) for each in own for value in vars(each).values()]
+    own = [cls for cls in type(command).__mro__ if cls.__module__.split(".")[0] not in _KNOWN]
+    codes = [getattr(value, "__code__", None) for cls in own for value in vars(cls).values()]
     return any(_STARTS.intersection(code.co_names) for code in codes if code is not None)
 
 
 def _has_threads(command: "Any") -> bool:
     """Whether threads can share the compiler: without ninja torch changes it for each file; Cython has one state."""
-    makers = {each.__module__.split(".")[0] for each in type(command).__mro__}
+    makers = {cls.__module__.split(".")[0] for cls in type(command).__mro__}
     return "Cython" not in makers and ("torch" not in makers or bool(command.use_ninja))
 
 
@@ -339,7 +341,7 @@ def main(path: str) -> None:
         request = json.load(stream)
     os.umask(0o022)
     own = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [os.getcwd()] + [each for each in sys.path if each != own]
+    sys.path[:] = [os.getcwd()] + [path for path in sys.path if path != own]
     state = State(request)
     sys.argv = ["setup.py"] + request["flags"] + ["bdist_wheel", "--dist-dir", request["out"]]
     hook(state)

@@ -37,25 +37,25 @@ async def _read_one(path: str) -> Dict[str, Any]:
     from rattler.package_streaming import PackageArchive
 
     members = []  # type: list[list[str]]
-    said = {}
+    texts = {}
     try:
         archive = await PackageArchive.from_path(path)
         for section in ("info", "pkg"):
             async for entry in archive.stream(section):
                 members.append([entry.name, _kind(entry), entry.link_target or ""])
                 if section == "info" and entry.name in _INFO and entry.is_file:
-                    said[entry.name] = (await entry.read()).decode("utf-8")
-        told = {name[5:-5]: json.loads(text) for name, text in said.items() if name.endswith(".json")}
+                    texts[entry.name] = (await entry.read()).decode("utf-8")
+        parsed = {name[5:-5]: json.loads(text) for name, text in texts.items() if name.endswith(".json")}
     except Exception as error:  # noqa: BLE001 - rattler has its own kinds, and all of them are about this archive
         return {"error": str(error), "members": members}
-    return dict(told, members=members, files=said.get("info/files", ""))
+    return dict(parsed, members=members, files=texts.get("info/files", ""))
 
 
 async def _read(asked: Dict[str, Any]) -> None:
-    found = {path: _read_one(path) for path in asked["archives"]}
-    told = dict(zip(found, await asyncio.gather(*found.values())))  # noqa: B905 - `strict` is younger than 3.6
+    reads = {path: _read_one(path) for path in asked["archives"]}
+    answers = dict(zip(reads, await asyncio.gather(*reads.values())))  # noqa: B905 - `strict` is younger than 3.6
     with open(asked["out"], "w", encoding="utf-8") as stream:
-        json.dump(told, stream)
+        json.dump(answers, stream)
 
 
 async def _install(asked: Dict[str, Any]) -> None:
@@ -64,11 +64,11 @@ async def _install(asked: Dict[str, Any]) -> None:
 
     index = pathlib.Path(asked["cache"], "index.json")
     records = []
-    for each in asked["records"]:
-        index.write_text(json.dumps(each["index"]), "utf-8")
-        record = rattler.PackageRecord.from_index_json(index, each["size"], each["sha256"])
-        address = pathlib.Path(each["archive"]).as_uri()
-        records.append(rattler.RepoDataRecord(record, each["file"], address, "file:///"))
+    for row in asked["records"]:
+        index.write_text(json.dumps(row["index"]), "utf-8")
+        record = rattler.PackageRecord.from_index_json(index, row["size"], row["sha256"])
+        address = pathlib.Path(row["archive"]).as_uri()
+        records.append(rattler.RepoDataRecord(record, row["file"], address, "file:///"))
     await rattler.install(
         records=records,
         target_prefix=asked["prefix"],
