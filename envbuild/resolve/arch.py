@@ -35,9 +35,9 @@ def pick_nvcc(facts: NodeFacts, cuda: Numbers) -> NvccFacts | None:
     """The toolkit to compile with: the wheel's own version, else the nearest of its major, else the newest."""
 
     def fitness(nvcc: NvccFacts) -> tuple[bool, bool, int, Numbers]:
-        there = minor(nvcc.version)
-        same = bool(there) and bool(cuda) and there[0] == cuda[0]
-        return there == cuda, same, -abs(there[1] - cuda[1]) if same else 0, numbers(nvcc.version)
+        release = minor(nvcc.version)
+        same = bool(release) and bool(cuda) and release[0] == cuda[0]
+        return release == cuda, same, -abs(release[1] - cuda[1]) if same else 0, numbers(nvcc.version)
 
     return max(facts.nvcc, key=fitness, default=None)
 
@@ -56,20 +56,20 @@ def architectures(facts: NodeFacts, request: Request, compat: Compat) -> Archite
     if request.arch_list is not None:
         return Architectures(_codes_of(request.arch_list), "stack")
     nvcc, build = toolkit(facts, request, compat), request.build(compat)
-    there = minor(nvcc.version) if nvcc else ()
+    release = minor(nvcc.version) if nvcc else ()
     on_node, expected = capabilities(facts), _expected(request.expected_gpu, compat)
     gpus = on_node or expected
     if gpus:
-        codes = _codes(((c for _, c in gpus)), build, there, compat.cuda)
+        codes = _codes(((c for _, c in gpus)), build, release, compat.cuda)
         return Architectures(codes, "node" if on_node else "target", gpus)
-    own = [a for a in (build.archs if build else ()) if _knows(there, a, compat.cuda)]
-    return Architectures(_codes(own, build, there, compat.cuda), "torch")
+    own = [a for a in (build.archs if build else ()) if _knows(release, a, compat.cuda)]
+    return Architectures(_codes(own, build, release, compat.cuda), "torch")
 
 
 def bound_arch_list(facts: NodeFacts, request: Request, compat: Compat) -> tuple[str, ...] | None:
     """What becomes part of the variant; None also where the stack's own variable says it, which is part already."""
-    found = architectures(facts, request, compat)
-    return None if found is None or found.given == "stack" else found.codes
+    archs = architectures(facts, request, compat)
+    return None if archs is None or archs.given == "stack" else archs.codes
 
 
 def given_codes(arch_list: str | None) -> tuple[str, ...]:
@@ -88,22 +88,22 @@ def _expected(text: str | None, compat: Compat) -> tuple[tuple[str, Numbers], ..
     if not wanted:
         return ()
     exact = [gpu for gpu in compat.gpus.values() if wanted in (_plain(gpu.model), _plain(gpu.name))]
-    found = exact or [
+    gpus = exact or [
         gpu for gpu in compat.gpus.values() if f" {wanted} " in f" {_plain(gpu.name)} {_plain(gpu.model)} "
     ]
-    return tuple((text or "", capability) for capability in sorted({gpu.capability for gpu in found}))
+    return tuple((text or "", capability) for capability in sorted({gpu.capability for gpu in gpus}))
 
 
 def _plain(text: str) -> str:
     return " ".join(re.split(r"[\s-]+", text.lower())).strip()
 
 
-def _codes(wanted: Iterable[Numbers], build: TorchBuild | None, there: Numbers, cuda: Cuda) -> tuple[str, ...]:
-    found = {_code(capability, build, there, cuda) for capability in wanted}
-    return tuple(sorted(found, key=lambda code: (numbers(code), code)))
+def _codes(wanted: Iterable[Numbers], build: TorchBuild | None, nvcc: Numbers, cuda: Cuda) -> tuple[str, ...]:
+    codes = {_code(capability, build, nvcc, cuda) for capability in wanted}
+    return tuple(sorted(codes, key=lambda code: (numbers(code), code)))
 
 
-def _code(capability: Numbers, build: TorchBuild | None, there: Numbers, cuda: Cuda) -> str:
+def _code(capability: Numbers, build: TorchBuild | None, nvcc: Numbers, cuda: Cuda) -> str:
     """The newest code that runs on a GPU and that both nvcc and torch can do.
 
     Machine code runs on GPUs of its major that are not older; where torch has none of that major, it has PTX, and the
@@ -112,37 +112,37 @@ def _code(capability: Numbers, build: TorchBuild | None, there: Numbers, cuda: C
     """
     torch = set(build.archs) if build is not None else set()
     able = torch or {capability, *(set(cuda.first_cuda) - cuda.embedded)}
-    native = [a for a in able if a[0] == capability[0] and a <= capability and _knows(there, a, cuda)]
+    native = [a for a in able if a[0] == capability[0] and a <= capability and _knows(nvcc, a, cuda)]
     if native:
         return dotted(max(native))
-    ptx = [a for a in (build.ptx if build is not None else ()) if a <= capability and _knows(there, a, cuda)]
+    ptx = [a for a in (build.ptx if build is not None else ()) if a <= capability and _knows(nvcc, a, cuda)]
     return f"{dotted(max(ptx))}+PTX" if ptx else dotted(capability)
 
 
-def _knows(there: Numbers, arch: Numbers, cuda: Cuda) -> bool:
+def _knows(nvcc: Numbers, arch: Numbers, cuda: Cuda) -> bool:
     """Whether a toolkit of that version compiles for an architecture; what the data do not say is taken to be so."""
     first, last = cuda.first_cuda.get(arch), cuda.last_cuda.get(arch)
-    return not there or ((first is None or first <= there) and (last is None or there <= last))
+    return not nvcc or ((first is None or first <= nvcc) and (last is None or nvcc <= last))
 
 
 def arch_list_from_target(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`arch-list-from-target`: the architectures are those of the GPUs that will run the code, never a guess."""
-    found = architectures(facts, request, compat)
-    if found is None:
+    archs = architectures(facts, request, compat)
+    if archs is None:
         return NOTHING
-    text, note = found.text or "what torch chooses", compat.cuda.arch_note
-    there = ", ".join(f"{name} ({dotted(capability)})" for name, capability in found.gpus)
-    said = f"TORCH_CUDA_ARCH_LIST={found.text}"
-    if found.given == "stack":
+    text, note = archs.text or "what torch chooses", compat.cuda.arch_note
+    gpus = ", ".join(f"{name} ({dotted(capability)})" for name, capability in archs.gpus)
+    setting = f"TORCH_CUDA_ARCH_LIST={archs.text}"
+    if archs.given == "stack":
         compared = (f"{len(facts.gpus)} GPUs on the node", f"TORCH_CUDA_ARCH_LIST={request.arch_list} in the stack")
         return (decision("arch-list-from-target", "allow", f"extensions are built for {text}", compared, OURS),)
-    if found.given == "node":
+    if archs.given == "node":
         what = f"extensions are built for {text}, the node's own GPUs"
-        return (decision("arch-list-from-target", "allow", what, (there, said), note),)
-    if found.given == "target":
+        return (decision("arch-list-from-target", "allow", what, (gpus, setting), note),)
+    if archs.given == "target":
         what = f"this node has no GPU, so extensions are built for {text}, the GPU that the target expects"
-        return (decision("arch-list-from-target", "patch", what, (there, said), note, said),)
+        return (decision("arch-list-from-target", "patch", what, (gpus, setting), note, setting),)
     what = f"no GPU is here and the target expects none that is known, so extensions are built for {text}"
-    compared = (f"no GPU, expected: {request.expected_gpu or 'nothing'}", said)
+    compared = (f"no GPU, expected: {request.expected_gpu or 'nothing'}", setting)
     instead = "`expects: {gpu: MODEL}` in the target: less to compile"
     return (decision("arch-list-from-target", "warn", what, compared, note, instead),)

@@ -24,8 +24,8 @@ _LEADING = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 @lru_cache(maxsize=4096)
 def numbers(text: str | None) -> Numbers:
     """The leading dotted number: `470.82.01 (GA)` is (470, 82, 1); empty when there is none."""
-    found = _LEADING.match(text.strip()) if text else None
-    return tuple(int(part[:12]) for part in found.group().split(".")) if found else ()
+    match = _LEADING.match(text.strip()) if text else None
+    return tuple(int(part[:12]) for part in match.group().split(".")) if match else ()
 
 
 def minor(text: str | None) -> Numbers:
@@ -122,7 +122,7 @@ def built(variants: Mapping[str, Variant], nodes: Iterable[NodeEvidence]) -> tup
     having = list(nodes)
     for digest, variant in variants.items():
         facts = [node.facts for node in having if node.variant_digest == digest and node.facts is not None]
-        rows = dict.fromkeys(row for each in facts for row in _files(variant, each))
+        rows = dict.fromkeys(row for node in facts for row in _files(variant, node))
         out.append(BuiltVariant(id=variant.id, digest=digest, packages=tuple(rows)))
     return tuple(out)
 
@@ -130,9 +130,9 @@ def built(variants: Mapping[str, Variant], nodes: Iterable[NodeEvidence]) -> tup
 def _files(variant: Variant, facts: NodeFacts) -> Iterator[PackageFile]:
     glibc = numbers(facts.libc.version) if facts.libc.kind == "glibc" else ()
     platform = Platform(variant.python, variant.machine, glibc)
-    for each in variant.archives:
-        row = {key: getattr(each, key) for key in ("name", "version", "build", "subdir", "file", "sha256")}
-        yield PackageFile(kind="conda", index=each.channel, **row)
+    for archive in variant.archives:
+        row = {key: getattr(archive, key) for key in ("name", "version", "build", "subdir", "file", "sha256")}
+        yield PackageFile(kind="conda", index=archive.channel, **row)
     for package in variant.packages:
         file = fitting_file(package, platform)
         if file is not None:

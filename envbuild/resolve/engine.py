@@ -90,9 +90,9 @@ RULES: dict[str, Check] = {
 
 def evaluate(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """Apply every rule that has something to say about the request, in order. Pure."""
-    found = [item for check in RULES.values() for item in check(facts, request, compat)]
-    found.extend(packages.package_rules(facts, request, compat))
-    return tuple(found)
+    decisions = [item for check in RULES.values() for item in check(facts, request, compat)]
+    decisions.extend(packages.package_rules(facts, request, compat))
+    return tuple(decisions)
 
 
 class _Judged(NamedTuple):
@@ -135,9 +135,10 @@ class Resolver:
         self.interpreter, self.reference = interpreter, reference or lock.stack
         self.tool_bytes = tool_bytes or {}
         self.variants = lock.variants if variant is None else (named_variant(lock, variant),)
-        has_cuda = any(each.flavour not in (None, "cpu") for each in lock.variants)
+        has_cuda = any(variant.flavour not in (None, "cpu") for variant in lock.variants)
         cpu = next(
-            (f"; `--variant {each.id}` builds for the CPU" for each in lock.variants if each.flavour == "cpu"), ""
+            (f"; `--variant {variant.id}` builds for the CPU" for variant in lock.variants if variant.flavour == "cpu"),
+            "",
         )
         self._unasked = cpu if has_cuda and variant is None else None
         self._expects_gpus = target.expects.gpu is not None or bool(target.expects.gpus_per_node)
@@ -157,8 +158,8 @@ class Resolver:
         A node that lacks nvcc or a compiler gets what a node like it is given that has them, which may also be one of
         `others`: the rest of the fleet, which is not decided for (brief facts will do where it is finished).
         """
-        found = {node: self.resolve(value) for node, value in facts.items()}
-        return {**found, **borrow(self, facts, found, others or {})}
+        resolutions = {node: self.resolve(value) for node, value in facts.items()}
+        return {**resolutions, **borrow(self, facts, resolutions, others or {})}
 
     def resolve(self, facts: NodeFacts, *, without: frozenset[str] = frozenset()) -> Resolution:
         """Which variant one node gets, and with which interpreter; `without` are rules that are not asked.
@@ -191,7 +192,7 @@ class Resolver:
         )
 
     def _judge(self, place: int, variant: Variant, facts: NodeFacts, shared: int, without: frozenset[str]) -> _Judged:
-        found, bound = self._bound(variant, facts, shared)
+        fitting, bound = self._bound(variant, facts, shared)
         stamp = stamp_of(facts, self.lock, bound.digest)
         cost, platform = self._cost(variant, facts, shared)
         built = stamp is not None
@@ -199,8 +200,10 @@ class Resolver:
         if built:
             # It needs neither its files nor room for them; who would fetch them matters for a repair.
             found_at = Supplied(found_at.choice)
-        ruled = self._shared(variant, found.python, facts, shared)
-        decisions = found.decisions + (tuple(item for item in ruled if item.rule not in without) if without else ruled)
+        ruled = self._shared(variant, fitting.python, facts, shared)
+        decisions = fitting.decisions + (
+            tuple(item for item in ruled if item.rule not in without) if without else ruled
+        )
         if not built:
             decisions += recorded_rule(bound, facts, record_command(self.reference, self.lock.profile))
             # Room is asked only for what could be built; a refused variant is refused for better reasons.
@@ -222,7 +225,7 @@ class Resolver:
             self._pythons[variant.python],
             place,
         )
-        return _Judged(bound, found.python, decisions, rank, found_at.choice)
+        return _Judged(bound, fitting.python, decisions, rank, found_at.choice)
 
     def _bound(self, variant: Variant, facts: NodeFacts, shared: int) -> tuple[Interpreter, Variant]:
         """The interpreter of a variant on a node, and the variant with what its base provides and its GPUs."""
@@ -235,9 +238,9 @@ class Resolver:
             key = (key, tuple(None if p.packages is None else frozenset(p.packages.items()) for p in facts.pythons))
         known = self._bounds.get(key)
         if known is None:
-            found = interpreter_rule(variant, facts, self.target, self.interpreter)
-            archs = self._arch_list(variant, found.python, facts)
-            known = (found, bound_variant(self.lock, variant, found.python, archs))
+            fitting = interpreter_rule(variant, facts, self.target, self.interpreter)
+            archs = self._arch_list(variant, fitting.python, facts)
+            known = (fitting, bound_variant(self.lock, variant, fitting.python, archs))
             self._bounds[key] = known
         return known
 
@@ -254,8 +257,10 @@ class Resolver:
         key = (best.variant.digest, best.python.path if best.python else None, shared)
         if key not in self._compilers:
             request, facts = self._request(best.variant, best.python), with_own_compilers(best.variant, facts)
-            found = toolkit(facts, request, self.compat) if any(each.build for each in best.variant.sources) else None
-            self._compilers[key] = (found.path if found else None, other_gcc(facts, request, self.compat))
+            nvcc = (
+                toolkit(facts, request, self.compat) if any(source.build for source in best.variant.sources) else None
+            )
+            self._compilers[key] = (nvcc.path if nvcc else None, other_gcc(facts, request, self.compat))
         return self._compilers[key]
 
     def _request(self, variant: Variant, python: PythonFacts | None) -> Request:
@@ -273,8 +278,8 @@ class Resolver:
         """Bytes of the tools that the node still needs beside the environment; those of a shared folder lie there."""
         own = f"python-{(variant.interpreter.sha256 or '')[:12]}"
         needed = (folder for folder in self.tool_bytes if folder == own or not folder.startswith("python-"))
-        there = self.tool_bytes if facts.shared else facts.toolchain
-        return sum(self.tool_bytes[folder] for folder in needed if folder not in there)
+        present = self.tool_bytes if facts.shared else facts.toolchain
+        return sum(self.tool_bytes[folder] for folder in needed if folder not in present)
 
     def _shared(self, variant: Variant, python: PythonFacts | None, facts: NodeFacts, shared: int) -> Decisions:
         """Decisions that equal nodes share: platform, files and every compatibility rule."""
@@ -325,7 +330,7 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | 
     if variant.flavour is None:
         return NOTHING
     broken = health.broken(facts)
-    found = [
+    decisions = [
         decision("gpu-health", "warn", fault.what, (fault.what, "a node in good health"), OURS, fault.helps)
         for fault in health.faults(facts)
         if fault != broken
@@ -334,14 +339,14 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | 
     compared = (f"{len(facts.gpus)} GPUs" if facts.gpus else "no usable GPU", f"flavour {variant.flavour}")
     if broken is not None and unasked is not None:
         what = f"the node's GPUs cannot be used: {broken.what}"
-        found.append(decision("gpu-broken", "refuse", what, compared, OURS, f"{broken.helps}{unasked}"))
+        decisions.append(decision("gpu-broken", "refuse", what, compared, OURS, f"{broken.helps}{unasked}"))
     elif is_cpu and (facts.gpus or facts.driver.problem or expected):
         what = "the CPU build does not use the node's GPUs"
         if not health.usable(facts):
             what = f"{what}: {broken.what if broken else facts.driver.problem or 'no GPU can be seen'}"
         refuses = expected and unasked is not None
         instead = "a CUDA variant" if health.usable(facts) else health.what_shows_gpus(facts)
-        found.append(decision("gpu-unused", "refuse" if refuses else "warn", what, compared, OURS, instead))
+        decisions.append(decision("gpu-unused", "refuse" if refuses else "warn", what, compared, OURS, instead))
     elif not is_cpu and not health.usable(facts):
         amount = fetch_words(cost.fetch_bytes, cost.unsized)
         why = broken.what if broken else facts.driver.problem
@@ -349,17 +354,17 @@ def _gpu_use(variant: Variant, facts: NodeFacts, cost: Estimate, unasked: str | 
             f"{amount} for a CUDA build on a node without a usable GPU{f' ({why})' if why else ''}; it runs on the CPU"
         )
         instead = "a CPU variant, where its files can be had"
-        found.append(decision("cuda-without-gpu", "warn", what, compared, OURS, instead))
-    return tuple(found)
+        decisions.append(decision("cuda-without-gpu", "warn", what, compared, OURS, instead))
+    return tuple(decisions)
 
 
-def _reach_rule(found: Supplied) -> Decisions:
+def _reach_rule(supplied: Supplied) -> Decisions:
     """`files-out-of-reach`: a warning, because a cache may still have them."""
-    names = found.missing
+    names = supplied.missing
     if not names:
         return NOTHING
     shown = few(names)
-    compared = (shown, f"{', '.join(found.places)} cannot be reached")
+    compared = (shown, f"{', '.join(supplied.places)} cannot be reached")
     what = f"{shown} cannot be fetched: {compared[1]}, and no file of it was found"
     instead = "put files into a find-links folder, give a mirror (pip's index-url, git's insteadOf) or a proxy"
     return (decision("files-out-of-reach", "warn", what, compared, OURS, instead),)
@@ -399,7 +404,7 @@ def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> 
     without = [j for j in judged if any(d.rule == "python-not-there" and d.verdict == "refuse" for d in j.decisions)]
     if len(without) == len(judged):
         wanted = " or ".join(dict.fromkeys(j.variant.python for j in judged))
-        there = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons) or "none"
+        present = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons) or "none"
         what = f"the interpreter of the stack is not available: it needs Python {wanted}"
         first = wanted.split(" or ")[0]
         fits = next((p.path for p in facts.pythons if dotted_minor(p) in wanted.split(" or ")), None)
@@ -410,7 +415,7 @@ def _why_nothing(judged: list[_Judged], facts: NodeFacts, asked: str | None) -> 
             if asked and fits
             else python_hint(first, by_stack=not asked and any(j.variant.base.kind == "none" for j in judged))
         )
-        compared = (f"Python {wanted}", f"there: {there}")
+        compared = (f"Python {wanted}", f"there: {present}")
         rest = _refusals(min(judged, key=_distance), skip="python-not-there")
         return (decision("python-not-there", "refuse", what, compared, OURS, instead), *rest)
     return _refusals(min(judged, key=_distance))

@@ -96,18 +96,18 @@ def fetch_words(count: int, unsized: Sequence[str]) -> str:
 def estimate(variant: Variant, platform: Platform) -> Estimate:
     """The cost of building a variant on a platform, one file a package; a conda archive packs about as a wheel does."""
     wheels: list[tuple[str, ArtifactFile | CondaPackage]] = [(p.name, _file(p, platform)) for p in variant.packages]
-    files = wheels + [(each.name, each) for each in variant.archives]
+    files = wheels + [(archive.name, archive) for archive in variant.archives]
     fetch = sum(file.size or 0 for _, file in files)
     packages = [file.unpacked or _by_factors(name, file.size or 0) for name, file in files]
     trees = [source.unpacked or TREE for source in variant.sources]
-    inodes = VENV.inodes + PACKAGE.inodes * len(files) + sum(each.inodes for each in (*packages, *trees))
-    disk = VENV.bytes + PACKAGE.bytes * len(files) + sum(each.bytes for each in (*packages, *trees))
+    inodes = VENV.inodes + PACKAGE.inodes * len(files) + sum(part.inodes for part in (*packages, *trees))
+    disk = VENV.bytes + PACKAGE.bytes * len(files) + sum(part.bytes for part in (*packages, *trees))
     disk += STAMP_BYTES_PER_INODE * inodes
     return Estimate(
         fetch_bytes=fetch,
         disk_bytes=disk,
         # A tree comes as a repository, and what is compiled from it is known when that is done.
-        work_bytes=WORK_BYTES_PER_INODE * inodes + sum(each.bytes for each in trees),
+        work_bytes=WORK_BYTES_PER_INODE * inodes + sum(tree.bytes for tree in trees),
         index_bytes=INDEX_BYTES_PER_PACKAGE * len(wheels),
         certain_bytes=sum(file.unpacked.bytes if file.unpacked else file.size or 0 for _, file in files),
         inodes=inodes,

@@ -154,7 +154,7 @@ def driver_fault(facts: NodeFacts) -> Fault | None:
     text = facts.driver.problem
     if text is None:
         return None
-    cause, match = next((each, found) for each in CAUSES if (found := each.pattern.search(text)))
+    cause, match = next((cause, match) for cause in CAUSES if (match := cause.pattern.search(text)))
     named = next((value for value in match.groups() if value), "")
     return Fault(f"{cause.means.format(gpu=named)} ({text})", cause.helps.format(gpu=named or "N"), cause.stops)
 
@@ -162,7 +162,7 @@ def driver_fault(facts: NodeFacts) -> Fault | None:
 def faults(facts: NodeFacts) -> tuple[Fault, ...]:
     """What is wrong with one node's driver, GPUs and ports by what they say themselves."""
     driver = driver_fault(facts)
-    found = [driver] if driver else []
+    known = [driver] if driver else []
     for gpu in facts.gpus:
         values = {**gpu.health, "ecc_errors": str(gpu.ecc_errors or 0)}
         for sign in SIGNS:
@@ -170,25 +170,25 @@ def faults(facts: NodeFacts) -> tuple[Fault, ...]:
             if value is not None and sign.bad(value, gpu):
                 bus = gpu.pci_bus_id or str(gpu.index)
                 what = f"GPU {gpu.index} ({bus}) {sign.means.format(value=value)}"
-                found.append(Fault(what, sign.helps.format(gpu=bus), sign.stops))
+                known.append(Fault(what, sign.helps.format(gpu=bus), sign.stops))
     for name, bad, means, helps in _LIMITS if facts.gpus else ():
         limit = facts.limits.get(name)
         if limit is not None and bad(limit, facts):
-            found.append(Fault(means.format(value=limit), helps))
+            known.append(Fault(means.format(value=limit), helps))
     for nic in facts.nics:
         if nic.state in _PORT_SIGNS:
             means, helps = _PORT_SIGNS[nic.state]
-            found.append(Fault(f"port {nic.name} is {nic.state}: it {means}", helps))
-    return tuple(found)
+            known.append(Fault(f"port {nic.name} is {nic.state}: it {means}", helps))
+    return tuple(known)
 
 
 def missing_gpus(facts: NodeFacts, *, exclusive: bool) -> Fault | None:
     """GPUs that are there and cannot be seen: outside of jobs, in a job that has the node for itself or has none."""
-    seen, there = visible_gpus(facts), physical_gpus(facts)
-    if seen >= there or (seen and facts.scheduler.job and not exclusive):
+    seen, physical = visible_gpus(facts), physical_gpus(facts)
+    if seen >= physical or (seen and facts.scheduler.job and not exclusive):
         return None
     setting = "" if facts.visible_devices is None else f": {VISIBLE} is {facts.visible_devices!r}"
-    return Fault(f"{seen} of {there} GPUs visible{setting}", what_shows_gpus(facts))
+    return Fault(f"{seen} of {physical} GPUs visible{setting}", what_shows_gpus(facts))
 
 
 def what_shows_gpus(facts: NodeFacts, count: int | None = None) -> str:
@@ -226,9 +226,9 @@ def _each(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
-def versions(found: Iterable[Any]) -> str:
+def versions(programs: Iterable[Any]) -> str:
     """The versions of compilers or interpreters, each once, in order."""
-    return _each(sorted(each.version for each in found))
+    return _each(sorted(program.version for program in programs))
 
 
 def _of_gpus(field: str) -> Callable[[NodeFacts], str]:
@@ -249,13 +249,13 @@ def _limit(name: str) -> Callable[[NodeFacts], str]:
 def gpus_text(facts: NodeFacts) -> str:
     """`8 x NVIDIA A100`, `7 of 8 x …` where a process sees fewer than there are; MIG instances with their number."""
     names = [gpu.name for gpu in facts.gpus]
-    seen, there = visible_gpus(facts), physical_gpus(facts)
+    seen, physical = visible_gpus(facts), physical_gpus(facts)
     if not names:
-        return f"0 of {there} GPUs visible" if there else "no GPU"
+        return f"0 of {physical} GPUs visible" if physical else "no GPU"
     counts = {name: names.count(name) for name in names}
     text = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    if seen < there:
-        text = f"{seen} of {there} x {names[0]}" if len(counts) == 1 else f"{text} ({seen} of {there} visible)"
+    if seen < physical:
+        text = f"{seen} of {physical} x {names[0]}" if len(counts) == 1 else f"{text} ({seen} of {physical} visible)"
     if any(gpu.mig_enabled for gpu in facts.gpus):
         text += f" with {plural(mig_instances(facts), 'MIG instance')}"
     return text
@@ -263,10 +263,10 @@ def gpus_text(facts: NodeFacts) -> str:
 
 def mig_instances(facts: NodeFacts) -> int:
     """MIG instances that a process may use: all that there are, or those that CUDA_VISIBLE_DEVICES names."""
-    there = [name.rpartition(" ")[2] for gpu in facts.gpus for name in gpu.mig]
+    instances = [name.rpartition(" ")[2] for gpu in facts.gpus for name in gpu.mig]
     if facts.visible_devices is None or "MIG-" not in facts.visible_devices:
-        return len(there)
-    return sum(entry.strip() in there for entry in facts.visible_devices.split(","))
+        return len(instances)
+    return sum(entry.strip() in instances for entry in facts.visible_devices.split(","))
 
 
 SHARED: tuple[tuple[str, Callable[[NodeFacts], str]], ...] = (

@@ -91,19 +91,19 @@ def describe(facts: NodeFacts) -> str:
 
 def differences(usual: NodeFacts, other: NodeFacts) -> tuple[str, ...]:
     """In what a node is not like the usual one, as `driver 470.57.02 ≠ 470.82.01`; what people look for first."""
-    here, there = (shared(each, usual.memory_bytes or 0) for each in (other, usual))
-    names = dict.fromkeys((*there, *here))
-    odd = [name for name in names if here.get(name) != there.get(name)]
-    return tuple(f"{name} {here.get(name) or 'none'} ≠ {there.get(name) or 'none'}" for name in odd) or (
+    here, shared_usual = (shared(facts, usual.memory_bytes or 0) for facts in (other, usual))
+    names = dict.fromkeys((*shared_usual, *here))
+    odd = [name for name in names if here.get(name) != shared_usual.get(name)]
+    return tuple(f"{name} {here.get(name) or 'none'} ≠ {shared_usual.get(name) or 'none'}" for name in odd) or (
         _other_differences(usual, other)
     )
 
 
 def _other_differences(usual: NodeFacts, other: NodeFacts) -> tuple[str, ...]:
     """What is left: tools, paths, containers."""
-    here, there = _key(other), _key(usual)
-    tools = sorted({name for name, _ in here["tools"].items() ^ there["tools"].items()})
-    rest = [key for key in here if here[key] != there.get(key) and key not in ("tools", "faults")]
+    here, usual_key = _key(other), _key(usual)
+    tools = sorted({name for name, _ in here["tools"].items() ^ usual_key["tools"].items()})
+    rest = [key for key in here if here[key] != usual_key.get(key) and key not in ("tools", "faults")]
     names = ([f"tools ({', '.join(tools[:5])})"] if tools else []) + rest
     return (f"other {', '.join(names)}",) if names else ()
 
@@ -111,8 +111,8 @@ def _other_differences(usual: NodeFacts, other: NodeFacts) -> tuple[str, ...]:
 def gpu_fault(facts: NodeFacts, *, exclusive: bool) -> tuple[str, str]:
     """What is wrong with GPUs and ports of a node, as `7 of 8 GPUs visible`, and what helps; empty where nothing is."""
     missing = missing_gpus(facts, exclusive=exclusive)
-    found = (*((missing,) if missing else ()), *faults(facts))
-    return "; ".join(fault.what for fault in found), "; ".join(dict.fromkeys(fault.helps for fault in found))
+    both = (*((missing,) if missing else ()), *faults(facts))
+    return "; ".join(fault.what for fault in both), "; ".join(dict.fromkeys(fault.helps for fault in both))
 
 
 def signature(facts: NodeFacts) -> Hashable:

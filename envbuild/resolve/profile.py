@@ -34,18 +34,18 @@ _TORCH = (wheel.torch_release_known, wheel.torch_flavour_exists)
 def refusals(profile: Profile, compat: Compat) -> Decisions:
     """The refusals of the rules that no node can change."""
     names = {package_name(text) for text in (*profile.packages, *profile.constraints)}
-    found = [*rules_packages.package_homonym(_NOBODY, Request(from_pypi=frozenset(names)), compat)]
+    rulings = [*rules_packages.package_homonym(_NOBODY, Request(from_pypi=frozenset(names)), compat)]
     if profile.torch is not None:
         for flavour in profile.torch.flavours:
             request = Request(torch=profile.torch.version, flavour=flavour)
-            found += [item for check in _TORCH for item in check(_NOBODY, request, compat)]
+            rulings += [item for check in _TORCH for item in check(_NOBODY, request, compat)]
         by_conda = profile.conda is not None and any(
             str(canonicalize_name(name)) == "torch" for name in profile.conda.provides
         )
         if any(base.kind == "none" for base in profile.bases) and not by_conda:
             asked = (Request(torch=profile.torch.version, python=python) for python in profile.python)
-            found += [item for request in asked for item in wheel.torch_python(_NOBODY, request, compat)]
-    return tuple(item for item in found if item.verdict == "refuse")
+            rulings += [item for request in asked for item in wheel.torch_python(_NOBODY, request, compat)]
+    return tuple(item for item in rulings if item.verdict == "refuse")
 
 
 def refuse(profile: Profile, compat: Compat) -> None:
@@ -82,8 +82,8 @@ def refuse_locked(lock: Lock, compat: Compat) -> None:
     """Raise `package-homonym` (exit 7) where a known homonym has come in, by whatever package."""
     names = {str(canonicalize_name(p.name)) for v in lock.variants for p in v.packages if p.index == "pypi"}
     asked = Request(from_pypi=frozenset(names))
-    found = rules_packages.package_homonym(_NOBODY, asked, compat)
-    _raise_first(tuple(item for item in found if item.verdict == "refuse"))
+    rulings = rules_packages.package_homonym(_NOBODY, asked, compat)
+    _raise_first(tuple(item for item in rulings if item.verdict == "refuse"))
 
 
 def decisions(variant: Variant, compat: Compat) -> Decisions:
@@ -97,8 +97,8 @@ def findings(lock: Lock, compat: Compat) -> dict[str, Decision]:
 
     Refusals come first.
     """
-    found = (item for variant in lock.variants for item in decisions(variant, compat))
-    bad = sorted((item for item in found if item.verdict in ("refuse", "warn")), key=lambda item: item.verdict)
+    rows = (item for variant in lock.variants for item in decisions(variant, compat))
+    bad = sorted((item for item in rows if item.verdict in ("refuse", "warn")), key=lambda item: item.verdict)
     return {_sentence(item): item for item in bad}
 
 
@@ -112,21 +112,21 @@ def mending(variant: Variant, compat: Compat) -> tuple[str, ...]:
     """Constraints under which no rule about packages refuses what a variant has locked."""
     rows = {rule.id: rule for rule in compat.package_rules}
     names = {str(canonicalize_name(package.name)) for package in variant.packages}
-    found: list[str] = []
+    versions: list[str] = []
     for item in decisions(variant, compat):
         row = rows.get(item.rule) if item.verdict == "refuse" else None
         if row is not None and canonicalize_name(row.breaks.name) in names:
-            found += row.alternatives[-1:]
-    return tuple(dict.fromkeys(found))
+            versions += row.alternatives[-1:]
+    return tuple(dict.fromkeys(versions))
 
 
-def _raise_first(found: Decisions) -> None:
-    for item in found:
-        here, there = item.compared or ("", "")
+def _raise_first(rulings: Decisions) -> None:
+    for item in rulings:
+        here, limit = item.compared or ("", "")
         raise EnvbuildError(
             item.rule,
             item.what,
-            why=f"{here}; {there} ({item.source})",
+            why=f"{here}; {limit} ({item.source})",
             hint=item.alternatives,
             exit_code=ExitCode.REFUSED,
         )

@@ -49,7 +49,7 @@ def indexes_of(variant: Variant) -> tuple[str, ...]:
 
 def channels_needed(lock: Lock) -> list[str]:
     """Names of the conda channels that the lock's packages come from, sorted."""
-    return sorted({each.channel for variant in lock.variants for each in variant.archives})
+    return sorted({archive.channel for variant in lock.variants for archive in variant.archives})
 
 
 def channel_key(name: str) -> str:
@@ -104,23 +104,23 @@ def _of(choice: DeliveryChoice, lacking: Iterable[tuple[str, str]]) -> Supplied:
 
 
 def _lacking(
-    variant: Variant, reach: Mapping[str, bool], found: Mapping[str, str], platform: Platform
+    variant: Variant, reach: Mapping[str, bool], local: Mapping[str, str], platform: Platform
 ) -> Iterator[tuple[str, str]]:
     """What is known to be out of reach: the name of each package or source, and the place that it comes from."""
     for package in variant.packages:
-        if reach.get(package.index) is False and not _is_found(package, found, platform):
+        if reach.get(package.index) is False and not _is_found(package, local, platform):
             yield package.name, f"the index {package.index}"
     for archive in variant.archives:
-        if reach.get(channel_key(archive.channel)) is False and archive.file not in found:
+        if reach.get(channel_key(archive.channel)) is False and archive.file not in local:
             yield archive.name, f"the channel {archive.channel}"
     for name, address in repositories(variant):
         if reach.get(address) is False:
             yield name, place(address)
 
 
-def _is_found(package: LockedPackage, found: Mapping[str, str], platform: Platform) -> bool:
+def _is_found(package: LockedPackage, local: Mapping[str, str], platform: Platform) -> bool:
     best = fitting_file(package, platform)
-    return any(file.file in found for file in ((best,) if best is not None else package.files))
+    return any(file.file in local for file in ((best,) if best is not None else package.files))
 
 
 def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
@@ -138,7 +138,7 @@ def _within(variant: Variant, facts: NodeFacts, target: Target) -> str:
 def _needed(variant: Variant) -> Mapping[str, str]:
     """What a variant is fetched from: in words, and by its key in `reachable`."""
     indexes = {f"the index {name}": name for name in indexes_of(variant)}
-    channels = {f"the channel {each.channel}": channel_key(each.channel) for each in variant.archives}
+    channels = {f"the channel {archive.channel}": channel_key(archive.channel) for archive in variant.archives}
     return {**indexes, **channels, **{place(address): address for _, address in repositories(variant)}}
 
 

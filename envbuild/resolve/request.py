@@ -91,8 +91,8 @@ class Request:
 
 def capabilities(facts: NodeFacts) -> tuple[tuple[str, Numbers], ...]:
     """The distinct GPUs of a node as (name, compute capability), those without a capability left out."""
-    found = {minor(gpu.compute_capability): gpu.name for gpu in facts.gpus if minor(gpu.compute_capability)}
-    return tuple((name, capability) for capability, name in sorted(found.items()))
+    names = {minor(gpu.compute_capability): gpu.name for gpu in facts.gpus if minor(gpu.compute_capability)}
+    return tuple((name, capability) for capability, name in sorted(names.items()))
 
 
 def visible_gpus(facts: NodeFacts) -> int:
@@ -100,9 +100,9 @@ def visible_gpus(facts: NodeFacts) -> int:
     named = visible_devices(facts.visible_devices)
     if named is None:
         return len(facts.gpus)
-    there = list(itertools.takewhile(lambda entry: _is_there(entry, facts), named))
+    visible = list(itertools.takewhile(lambda entry: _is_there(entry, facts), named))
     # CUDA shows none where one is named twice.
-    return min(len(there), len(facts.gpus)) if len(set(there)) == len(there) else 0
+    return min(len(visible), len(facts.gpus)) if len(set(visible)) == len(visible) else 0
 
 
 def _is_there(entry: str, facts: NodeFacts) -> bool:

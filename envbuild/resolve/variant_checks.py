@@ -124,16 +124,16 @@ def _plain(variant: Variant, target: Target) -> list[tuple[str, str]]:
 def _abis(packages: tuple[LockedPackage, ...], sources: tuple[LockedSource, ...]) -> Mapping[str, int]:
     """The C++ ABI of what does not take torch's: prebuilt wheels that name theirs, sources that set one."""
     named = {package.name: _NAMED_ABI.search(package.files[0].file) for package in packages}
-    abis = {name: int(found.group(1).lower() in ("true", "1")) for name, found in named.items() if found}
+    abis = {name: int(match.group(1).lower() in ("true", "1")) for name, match in named.items() if match}
     set_ = {s.name: s.build.cxx11_abi for s in sources if s.build and s.build.cxx11_abi is not None}
     return {**abis, **set_}
 
 
 def needs_nvcc(build: Build) -> bool:
     """Whether a build compiles CUDA code, as far as its flags, extensions and files say so."""
-    said = (*build.flags, *(build.extensions or ()))
+    options = (*build.flags, *(build.extensions or ()))
     files = [file for module in build.modules or () for file in module.sources]
-    return any(word in text for text in said for word in NVCC_WORDS) or any(file.endswith(".cu") for file in files)
+    return any(word in text for text in options for word in NVCC_WORDS) or any(file.endswith(".cu") for file in files)
 
 
 def stack_arch_list(variant: Variant) -> str | None:
@@ -144,12 +144,12 @@ def stack_arch_list(variant: Variant) -> str | None:
 
 def platform_rules(variant: Variant, facts: NodeFacts) -> Decisions:
     """`platform` and `no-fitting-file`: the node's architecture and C library take the variant's files."""
-    there, wanted = machine(facts), variant.machine
-    compared = (there or "unknown architecture", wanted)
-    if there and there != wanted:
-        what = f"the variant is for {wanted} and the node is {there}"
-        return (decision("platform", "refuse", what, compared, LOCKED, f"a variant for {there}"),)
-    out = [decision("platform", "allow" if there else "warn", f"the variant is for {wanted}", compared, LOCKED)]
+    arch, wanted = machine(facts), variant.machine
+    compared = (arch or "unknown architecture", wanted)
+    if arch and arch != wanted:
+        what = f"the variant is for {wanted} and the node is {arch}"
+        return (decision("platform", "refuse", what, compared, LOCKED, f"a variant for {arch}"),)
+    out = [decision("platform", "allow" if arch else "warn", f"the variant is for {wanted}", compared, LOCKED)]
     platform = platform_of(variant, facts)
     is_musl = facts.libc.kind == "musl"
     for package in variant.packages:
@@ -178,7 +178,7 @@ def unrecorded_files(variant: Variant, facts: NodeFacts) -> tuple[ArtifactFile, 
 @lru_cache
 def _without_hashes(variant: Variant) -> tuple[LockedPackage, ...]:
     """The packages with a file whose hash is missing from the lock."""
-    return tuple(each for each in variant.packages if any(file.sha256 == "unrecorded" for file in each.files))
+    return tuple(package for package in variant.packages if any(file.sha256 == "unrecorded" for file in package.files))
 
 
 def record_command(reference: str, profile: str) -> str:
@@ -208,8 +208,8 @@ def interpreter_rule(variant: Variant, facts: NodeFacts, target: Target, asked: 
         return Interpreter(None, engine)
     if in_image(variant, target) and variant.conda is None:
         return Interpreter(None, engine + image_python(variant))
-    found = _outside_images(variant, facts, target, asked)
-    return found._replace(decisions=engine + found.decisions)
+    interpreter = _outside_images(variant, facts, target, asked)
+    return interpreter._replace(decisions=engine + interpreter.decisions)
 
 
 def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: str | None) -> Interpreter:
@@ -235,8 +235,8 @@ def _outside_images(variant: Variant, facts: NodeFacts, target: Target, asked: s
 def _brought(variant: Variant) -> tuple[str, str] | None:
     """Who brings the interpreter and what it is called; None where it has to be there."""
     if variant.conda is not None:
-        found = next((each.file for each in variant.conda.packages if each.name == "python"), "python")
-        return "conda", found
+        file = next((package.file for package in variant.conda.packages if package.name == "python"), "python")
+        return "conda", file
     if variant.base.kind == "none" and variant.interpreter.kind == "standalone":
         return "the toolchain", variant.interpreter.name or ""
     return None
@@ -263,24 +263,24 @@ def _present(variant: Variant, facts: NodeFacts, asked: str | None) -> Interpret
     if not usable:
         return Interpreter(None, (_no_python(variant, facts, asked),))
     misses = [(_missing(variant, python), -i, python) for i, python in enumerate(usable)]
-    there = [(order, python) for missing, order, python in misses if not missing]
-    if not there:
+    fitting = [(order, python) for missing, order, python in misses if not missing]
+    if not fitting:
         what = f"{usable[0].path} lacks what the base must provide: {', '.join(misses[0][0])}"
         compared = (usable[0].path, ", ".join(variant.base.provides))
         return Interpreter(None, (decision("base-lacks", "refuse", what, compared, LOCKED, _OTHER_BASE),))
-    good = [((not p.virtual, *numbers(p.version)), order, p) for order, p in there if not _hidden(variant, p)]
+    good = [((not p.virtual, *numbers(p.version)), order, p) for order, p in fitting if not _hidden(variant, p)]
     if not good:
-        base = there[0][1]
+        base = fitting[0][1]
         what = f"{base.path} has {', '.join(_hidden(variant, base))}, which the variant would hide"
         compared = (base.path, variant.id)
         return Interpreter(None, (decision("replaces-base-package", "refuse", what, compared, LOCKED, _OTHER_BASE),))
     python = max(good, key=lambda item: item[:2])[2]
     compared = (f"Python {variant.python}", f"{python.version} at {python.path}")
-    found = [decision("python-not-there", "allow", f"Python {python.version} is there", compared, LOCKED)]
+    decisions = [decision("python-not-there", "allow", f"Python {python.version} is there", compared, LOCKED)]
     if variant.base.provides:
         compared = (python.path, ", ".join(variant.base.provides))
-        found.append(decision("base-lacks", "allow", "the base has what it must provide", compared, LOCKED))
-    return Interpreter(python, tuple(found))
+        decisions.append(decision("base-lacks", "allow", "the base has what it must provide", compared, LOCKED))
+    return Interpreter(python, tuple(decisions))
 
 
 def dotted_minor(python: PythonFacts) -> str:
@@ -314,19 +314,19 @@ def _hidden(variant: Variant, python: PythonFacts) -> list[str]:
     """The packages of the base that the variant would hide: those that it has and does not accept."""
     if variant.base.kind == "none" or python.packages is None:
         return []
-    there: dict[str, str] = {canonicalize_name(name): version for name, version in python.packages.items()}
-    brought = (canonicalize_name(package.name) for package in variant.on_top(there))
-    return [f"{name} {there[name]}" for name in brought if name in there]
+    versions: dict[str, str] = {canonicalize_name(name): version for name, version in python.packages.items()}
+    brought = (canonicalize_name(package.name) for package in variant.on_top(versions))
+    return [f"{name} {versions[name]}" for name in brought if name in versions]
 
 
 def _no_python(variant: Variant, facts: NodeFacts, asked: str | None) -> Decision:
-    there = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons if p.implementation == "cpython") or "none"
+    present = ", ".join(f"{p.version} at {p.path}" for p in facts.pythons if p.implementation == "cpython") or "none"
     wanted = f"Python {variant.python}" + (f" as {asked}" if asked else "")
     if variant.base.kind == "prefix":
         wanted += f" under {variant.base.prefix}"
     what = asked_python(asked, variant.python, facts) if asked else f"{wanted} is not on the node"
     instead = python_hint(variant.python, by_stack=variant.base.kind == "none" and asked is None)
-    return decision("python-not-there", "refuse", what, (wanted, f"there: {there}"), OURS, instead)
+    return decision("python-not-there", "refuse", what, (wanted, f"there: {present}"), OURS, instead)
 
 
 def python_hint(python: str, *, by_stack: bool) -> str:
@@ -391,11 +391,19 @@ def bound_variant(
 
 def stamp_of(facts: NodeFacts, lock: Lock, digest: str) -> StampFacts | None:
     """The finished environment of that digest: the one in use, else the newest; None without (half built: no stamp)."""
-    return max(stamps_of(facts, lock, digest), key=lambda each: (each.current, each.generation), default=None)
+    return max(
+        stamps_of(facts, lock, digest),
+        key=lambda environment: (environment.current, environment.generation),
+        default=None,
+    )
 
 
 def stamps_of(facts: NodeFacts, lock: Lock, digest: str) -> list[StampFacts]:
     """All finished generations of the environment with that digest."""
     wanted = (lock.stack, lock.profile, digest)
-    finished = (each for each in facts.environments if each.stamp is not None)
-    return [each for each in finished if (each.stack, each.profile, each.variant_digest) == wanted]
+    finished = (environment for environment in facts.environments if environment.stamp is not None)
+    return [
+        environment
+        for environment in finished
+        if (environment.stack, environment.profile, environment.variant_digest) == wanted
+    ]

@@ -39,16 +39,18 @@ class _Lender(NamedTuple):
 def borrow(
     resolver: _Resolver,
     facts: Mapping[str, NodeFacts],
-    found: Mapping[str, Resolution],
+    resolutions: Mapping[str, Resolution],
     others: Mapping[str, NodeFacts],
 ) -> dict[str, Resolution]:
-    """New resolutions for those of `found` that lack a tool and can take what another node of the fleet has built."""
-    lacking = {node: why for node, each in found.items() if (why := _lacks(facts[node], each)) is not None}
+    """New resolutions for nodes that lack a tool and can take what another node of the fleet has built."""
+    lacking = {
+        node: why for node, resolution in resolutions.items() if (why := _lacks(facts[node], resolution)) is not None
+    }
     if not lacking:
         return {}
-    lenders = _lenders(resolver, {**facts, **others}, found)
+    lenders = _lenders(resolver, {**facts, **others}, resolutions)
     new = {node: _with_wheels(resolver, facts[node], why, lenders) for node, why in lacking.items()}
-    return {node: each for node, each in new.items() if each is not None}
+    return {node: resolution for node, resolution in new.items() if resolution is not None}
 
 
 def _lacks(facts: NodeFacts, resolution: Resolution) -> Decision | None:
@@ -63,18 +65,18 @@ def _lacks(facts: NodeFacts, resolution: Resolution) -> Decision | None:
 
 
 def _lenders(
-    resolver: _Resolver, facts: Mapping[str, NodeFacts], found: Mapping[str, Resolution]
+    resolver: _Resolver, facts: Mapping[str, NodeFacts], resolutions: Mapping[str, Resolution]
 ) -> tuple[_Lender, ...]:
     """Finished nodes first, then those that can build, the one with most cores first."""
     finished, able = [], []
-    for node, each in facts.items():
-        stamped = frozenset(_finished(each, resolver.lock))
+    for node, node_facts in facts.items():
+        stamped = frozenset(_finished(node_facts, resolver.lock))
         if stamped:
-            finished.append(_Lender(each, stamped))
-        if each.nvcc and each.compilers:
-            chosen = found.get(node) or resolver.resolve(each)
+            finished.append(_Lender(node_facts, stamped))
+        if node_facts.nvcc and node_facts.compilers:
+            chosen = resolutions.get(node) or resolver.resolve(node_facts)
             if chosen.nvcc is not None and chosen.variant_digest is not None:
-                able.append(_Lender(each, frozenset({chosen.variant_digest}), each.nvcc))
+                able.append(_Lender(node_facts, frozenset({chosen.variant_digest}), node_facts.nvcc))
     able.sort(key=lambda lender: -(lender.facts.cpus or 0))
     return (*finished, *able)
 
@@ -89,7 +91,7 @@ def _finished(facts: NodeFacts, lock: Lock) -> Iterable[str]:
 def _with_wheels(resolver: _Resolver, facts: NodeFacts, why: Decision, lenders: Iterable[_Lender]) -> Resolution | None:
     """The resolution with the wheels of the first lender that gets the same variant; its own, if it has them, last."""
     tried: dict[tuple[NvccFacts, ...], Resolution] = {}
-    for lender in sorted(lenders, key=lambda each: each.facts.node == facts.node):
+    for lender in sorted(lenders, key=lambda item: item.facts.node == facts.node):
         if not _alike(facts, lender.facts):
             continue
         if lender.nvcc not in tried:
@@ -98,8 +100,8 @@ def _with_wheels(resolver: _Resolver, facts: NodeFacts, why: Decision, lenders: 
         chosen = tried[lender.nvcc]
         if chosen.variant_digest in lender.digests:
             name = lender.facts.node
-            told = f"{why.what}; " + ("it is built already" if name == facts.node else f"the wheels come from {name}")
-            decision = why.model_copy(update={"verdict": "allow", "what": told})
+            text = f"{why.what}; " + ("it is built already" if name == facts.node else f"the wheels come from {name}")
+            decision = why.model_copy(update={"verdict": "allow", "what": text})
             decisions = (*chosen.decisions, decision)
             return chosen.model_copy(update={"nvcc": None, "gcc": None, "wheels_from": name, "decisions": decisions})
     return None
@@ -109,6 +111,6 @@ def _alike(facts: NodeFacts, lender: NodeFacts) -> bool:
     """What was built there runs here, as far as the C library decides it; the GPUs are part of the variant."""
     if lender.node == facts.node:
         return True
-    here, there = facts.libc, lender.libc
-    same = (facts.os.arch, here.kind) == (lender.os.arch, there.kind)
-    return same and numbers(here.version) >= numbers(there.version)
+    here, other = facts.libc, lender.libc
+    same = (facts.os.arch, here.kind) == (lender.os.arch, other.kind)
+    return same and numbers(here.version) >= numbers(other.version)

@@ -22,8 +22,10 @@ _PROCESSOR = "__archspec"
 def with_own_compilers(variant: Variant, facts: NodeFacts) -> NodeFacts:
     """The node as builds of a variant see it: compilers among its conda packages come before those of the node."""
     packages = variant.archives
-    found = [(match[1], package) for package in packages if (match := _COMPILER.fullmatch(package.name))]
-    own = [CompilerFacts(path=f"{p.name}/{'gcc' if kind == 'cc' else 'g++'}", version=p.version) for kind, p in found]
+    compilers = [(match[1], package) for package in packages if (match := _COMPILER.fullmatch(package.name))]
+    own = [
+        CompilerFacts(path=f"{p.name}/{'gcc' if kind == 'cc' else 'g++'}", version=p.version) for kind, p in compilers
+    ]
     return facts.model_copy(update={"compilers": (*own, *facts.compilers)}) if own else facts
 
 
@@ -44,19 +46,19 @@ def virtual_rule(variant: Variant, facts: NodeFacts, *, inside: bool) -> Decisio
     """
     if variant.conda is None:
         return NOTHING
-    there = of_facts(facts)
+    provided = of_facts(facts)
     asked = _asked(variant.conda)
-    names = [name for name in asked if not (inside and name not in there)]
-    return tuple(item for name in names for item in _one(name, asked[name], there, read=bool(facts.cpu.features)))
+    names = [name for name in asked if not (inside and name not in provided)]
+    return tuple(item for name in names for item in _one(name, asked[name], provided, read=bool(facts.cpu.features)))
 
 
 def _asked(conda: LockedConda) -> dict[str, list[tuple[str, str]]]:
     """By virtual package: each spec with the package that has it, the strictest first."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_name: dict[str, list[tuple[str, str]]] = {}
     for package in conda.packages:
         for spec in package.requires:
-            found.setdefault(name_of(spec), []).append((spec, f"{package.name} {package.version}"))
-    return {name: sorted(specs, key=_least, reverse=True) for name, specs in sorted(found.items())}
+            by_name.setdefault(name_of(spec), []).append((spec, f"{package.name} {package.version}"))
+    return {name: sorted(specs, key=_least, reverse=True) for name, specs in sorted(by_name.items())}
 
 
 def _least(spec: tuple[str, str]) -> tuple[Numbers, int]:
@@ -65,15 +67,15 @@ def _least(spec: tuple[str, str]) -> tuple[Numbers, int]:
     return (numbers(bound.group(1)) if bound else (), len(spec[0]))
 
 
-def _one(name: str, specs: list[tuple[str, str]], there: dict[str, str], *, read: bool) -> Decisions:
+def _one(name: str, specs: list[tuple[str, str]], provided: dict[str, str], *, read: bool) -> Decisions:
     """`read`: whether the facts say what the processor has; where they do not, a newer one is only warned of."""
-    has = f"{name} {there[name]}" if name in there else f"no {name}"
-    lacking = [each for each in specs if not met(each[0], there)]
+    has = f"{name} {provided[name]}" if name in provided else f"no {name}"
+    lacking = [spec for spec in specs if not met(spec[0], provided)]
     spec, package = (lacking or specs)[0]
     compared = (has, spec)
     if not lacking:
         return (decision("conda-virtual", "allow", f"the node has what {package} needs", compared, CHANNEL),)
-    if name == _PROCESSOR and name in there and not (read and is_known(spec)):
+    if name == _PROCESSOR and name in provided and not (read and is_known(spec)):
         why = "archspec does not know it" if read else "the facts do not say how new the processor is"
         return (decision("conda-virtual", "warn", f"{package} needs {spec}, and {why}", compared, CHANNEL),)
     what = f"{package} needs {spec}, and the node has {has}"

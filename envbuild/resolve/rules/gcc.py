@@ -14,12 +14,12 @@ from envbuild.resolve.rules.nvcc import toolkits
 
 def _gccs(facts: NodeFacts) -> list[tuple[str, Numbers]]:
     """(path, version) of each gcc, the one named plain `gcc` first: that is what a build takes."""
-    found = []
+    rows = []
     for compiler in facts.compilers:
         base = PurePosixPath(compiler.path).name
         if "gcc" in base and numbers(compiler.version):
-            found.append((base != "gcc", compiler.path, numbers(compiler.version)))
-    return [(path, version) for _rank, path, version in sorted(found, key=lambda item: item[0])]
+            rows.append((base != "gcc", compiler.path, numbers(compiler.version)))
+    return [(path, version) for _rank, path, version in sorted(rows, key=lambda item: item[0])]
 
 
 def _with_cxx(facts: NodeFacts, gccs: list[tuple[str, Numbers]]) -> list[tuple[str, Numbers]]:
@@ -34,11 +34,11 @@ def cxx_of(gcc: str) -> str:
     return str(path.with_name(path.name.replace("gcc", "g++")))
 
 
-def _gcc_bounds(there: Numbers, full: Numbers, request: Request, compat: Compat) -> tuple[int | None, int, bool]:
+def _gcc_bounds(release: Numbers, full: Numbers, request: Request, compat: Compat) -> tuple[int | None, int, bool]:
     """(greatest gcc major, least gcc major, whether the least is firm) for a toolkit and a torch."""
     rules, asked = compat.compilers, numbers(request.torch)
-    most = rules.max_gcc_exact.get(full, rules.max_gcc.get(there))
-    by_cuda = max((gcc for cuda, gcc in rules.min_gcc.items() if cuda <= there), default=0)
+    most = rules.max_gcc_exact.get(full, rules.max_gcc.get(release))
+    by_cuda = max((gcc for cuda, gcc in rules.min_gcc.items() if cuda <= release), default=0)
     by_error = max((gcc for torch, gcc in rules.torch_gcc_errors.items() if torch <= asked), default=0)
     by_torch = max((gcc for torch, gcc in rules.torch_min_gcc.items() if torch <= asked), default=0)
     sure = max(by_cuda, by_error)
@@ -47,11 +47,11 @@ def _gcc_bounds(there: Numbers, full: Numbers, request: Request, compat: Compat)
 
 def other_gcc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
     """The gcc that a build has to be given in the place of the usual one; None where that one works, or none does."""
-    nvcc, there, _cuda = toolkits(facts, request, compat)
+    nvcc, release, _cuda = toolkits(facts, request, compat)
     gccs = _gccs(facts)
-    if nvcc is None or not there or not gccs:
+    if nvcc is None or not release or not gccs:
         return None
-    most, least, _firm = _gcc_bounds(there, numbers(nvcc.version), request, compat)
+    most, least, _firm = _gcc_bounds(release, numbers(nvcc.version), request, compat)
     if most is None or least <= gccs[0][1][0] <= most:
         return None
     return next((path for path, version in _with_cxx(facts, gccs) if least <= version[0] <= most), None)
@@ -59,18 +59,18 @@ def other_gcc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
 
 def gcc_range(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`gcc-range`: nvcc accepts the host gcc, or another one that is there and that the build is given."""
-    nvcc, there, _cuda = toolkits(facts, request, compat)
+    nvcc, release, _cuda = toolkits(facts, request, compat)
     gccs = _gccs(facts)
-    if nvcc is None or not there:
+    if nvcc is None or not release:
         return NOTHING
-    most, least, firm = _gcc_bounds(there, numbers(nvcc.version), request, compat)
+    most, least, firm = _gcc_bounds(release, numbers(nvcc.version), request, compat)
     if most is None:
         return NOTHING
     path, version = gccs[0] if gccs else ("gcc", ())
     compared = (f"gcc {dotted(version) or 'absent'}", f"{least} to {most} for nvcc {nvcc.version}")
     note = compat.compilers.note
     if version and least <= version[0] <= most:
-        from_, says = compat.compilers.disputed.get(there, ((), None))
+        from_, says = compat.compilers.disputed.get(release, ((), None))
         mark = says if version >= from_ else None
         what = f"gcc {dotted(version)} works with nvcc {nvcc.version}"
         return (decision("gcc-range", "warn" if mark else "allow", what, compared, note.but(mark)),)

@@ -68,7 +68,7 @@ def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str 
     order = list(compat.torch)
     here = order.index(request.torch or "")
     tag = python_tag(request.python or "")
-    found: list[tuple[bool, int, bool, bool, Numbers, str]] = []
+    builds: list[tuple[bool, int, bool, bool, Numbers, str]] = []
     for place, (version, release) in enumerate(compat.torch.items()):
         same_python = not request.python or tag in release.tags.get(request.machine, ())
         for flavour, build in release.builds.items():
@@ -76,12 +76,12 @@ def nearest_build(request: Request, capability: Numbers, compat: Compat) -> str 
             if code is not None and code not in build.disputed and build.note.firm:
                 cuda = tuple(-part for part in flavour_cuda(flavour))
                 usual = flavour == release.pypi_flavour
-                found.append(
+                builds.append(
                     (not same_python, abs(place - here), place < here, not usual, cuda, f"{version}+{flavour}")
                 )
-    if not found:
+    if not builds:
         return None
-    other_python, *_, label = min(found)
+    other_python, *_, label = min(builds)
     return f"torch {label}" + (", with another Python" if other_python else "")
 
 

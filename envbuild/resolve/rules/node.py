@@ -22,9 +22,9 @@ def unexpected(facts: NodeFacts, target: Target) -> tuple[str, ...]:
         others = sorted({gpu.name for gpu in facts.gpus if not is_model(expects.gpu, gpu.name)})
         if others or not facts.gpus:
             out.append(f"the target expects {expects.gpu} and the node has {', '.join(others) or 'no GPU'}")
-    there = physical_gpus(facts)
-    if expects.gpus_per_node is not None and there != expects.gpus_per_node:
-        out.append(f"the target expects {expects.gpus_per_node} GPUs and the node has {there}")
+    count = physical_gpus(facts)
+    if expects.gpus_per_node is not None and count != expects.gpus_per_node:
+        out.append(f"the target expects {expects.gpus_per_node} GPUs and the node has {count}")
     if expects.driver is not None and not _driver_fits(expects.driver, facts.driver.version):
         out.append(f"the target expects driver {expects.driver} and the node has {facts.driver.version or 'none'}")
     return tuple(out)
@@ -47,18 +47,18 @@ def rows_like(model: str | None, compat: Compat) -> list[Gpu]:
 
 
 def _driver_fits(expected: str, version: str | None) -> bool:
-    there = numbers(version)
+    driver = numbers(version)
     for part in expected.split(","):
-        found = re.fullmatch(r"\s*(>=|<=|==|>|<|)\s*([0-9.]+)\s*", part)
-        if found is None or not there:
+        match = re.fullmatch(r"\s*(>=|<=|==|>|<|)\s*([0-9.]+)\s*", part)
+        if match is None or not driver:
             return False
-        wanted = numbers(found.group(2))
+        wanted = numbers(match.group(2))
         fits = {
-            ">=": there >= wanted,
-            "<=": there[: len(wanted)] <= wanted,
-            ">": there[: len(wanted)] > wanted,
-            "<": there < wanted,
-        }.get(found.group(1), there[: len(wanted)] == wanted)
+            ">=": driver >= wanted,
+            "<=": driver[: len(wanted)] <= wanted,
+            ">": driver[: len(wanted)] > wanted,
+            "<": driver < wanted,
+        }.get(match.group(1), driver[: len(wanted)] == wanted)
         if not fits:
             return False
     return True
@@ -69,25 +69,25 @@ _NAMED = Note("NCCL issue 1837: an interface that is named is found, or NCCL fai
 
 def visible_gpus_rule(facts: NodeFacts, request: Request, _compat: Compat) -> Decisions:
     """`visible-gpus`: a process sees all GPUs of the node, or those of its job, and as many as are asked for."""
-    there, seen = physical_gpus(facts), visible_gpus(facts)
-    if not there and request.gpus is None:
+    physical, seen = physical_gpus(facts), visible_gpus(facts)
+    if not physical and request.gpus is None:
         return NOTHING
     asked = f", {request.gpus} asked for" if request.gpus is not None else ""
-    compared = (f"{seen} visible{asked}", f"{there} in the node")
+    compared = (f"{seen} visible{asked}", f"{physical} in the node")
     if request.gpus is not None and seen < request.gpus:
         what = f"{request.gpus} GPUs are asked for and {seen} can be seen"
-        instead = what_shows_gpus(facts, request.gpus) if there >= request.gpus else f"{there} GPUs"
+        instead = what_shows_gpus(facts, request.gpus) if physical >= request.gpus else f"{physical} GPUs"
         return (decision("visible-gpus", "refuse", what, compared, OURS, instead),)
-    if 0 < seen < there and facts.scheduler.job and not request.exclusive:
-        what = f"the job {facts.scheduler.job} sees {seen} of {there} GPUs; it does not have the node for itself"
+    if 0 < seen < physical and facts.scheduler.job and not request.exclusive:
+        what = f"the job {facts.scheduler.job} sees {seen} of {physical} GPUs; it does not have the node for itself"
         return (decision("visible-gpus", "allow", what, compared, OURS),)
-    if seen < there:
+    if seen < physical:
         fault = driver_fault(facts)
         setting = "unset" if facts.visible_devices is None else repr(facts.visible_devices)
         why = fault.what if fault else f"CUDA_VISIBLE_DEVICES is {setting}"
-        what = f"only {seen} of {there} GPUs can be seen ({why})"
+        what = f"only {seen} of {physical} GPUs can be seen ({why})"
         return (decision("visible-gpus", "warn", what, compared, OURS, what_shows_gpus(facts)),)
-    return (decision("visible-gpus", "allow", f"all {there} GPUs can be seen", compared, OURS),)
+    return (decision("visible-gpus", "allow", f"all {physical} GPUs can be seen", compared, OURS),)
 
 
 def mig_no_nccl(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -131,17 +131,24 @@ def interface_rule(variables: Mapping[str, object], facts: NodeFacts) -> Decisio
 
     A warning, as not every interface of a node is among its facts. NCCL takes what begins with the name.
     """
-    there = [nic.name for nic in facts.nics]
+    interfaces = [nic.name for nic in facts.nics]
     usual = next((nic.name for nic in facts.nics if nic.addresses), "^lo,docker")
-    found: Decisions = NOTHING
+    decisions: Decisions = NOTHING
     for variable, value in variables.items():
-        if not variable.endswith("_SOCKET_IFNAME") or not isinstance(value, str) or not there or value[:1] in ("", "^"):
+        if (
+            not variable.endswith("_SOCKET_IFNAME")
+            or not isinstance(value, str)
+            or not interfaces
+            or value[:1] in ("", "^")
+        ):
             continue
         names = value.removeprefix("=").split(",")
         begins = tuple(names) if variable.startswith("NCCL_") and not value.startswith("=") else ()
-        if any(name in there or VIRTUAL_NIC.match(name) for name in names) or any(n.startswith(begins) for n in there):
+        if any(name in interfaces or VIRTUAL_NIC.match(name) for name in names) or any(
+            n.startswith(begins) for n in interfaces
+        ):
             continue
         what = f"{variable} is {value}, and the node has no such network interface: NCCL and gloo fail at their start"
         instead = f"`environment: {{{variable}: {usual}}}` in the target"
-        found += (decision("interface-absent", "warn", what, (value, ", ".join(there)), _NAMED, instead),)
-    return found
+        decisions += (decision("interface-absent", "warn", what, (value, ", ".join(interfaces)), _NAMED, instead),)
+    return decisions

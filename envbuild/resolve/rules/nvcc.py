@@ -21,12 +21,12 @@ def toolkits(facts: NodeFacts, request: Request, compat: Compat) -> tuple[NvccFa
 
 def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-absent`: compiling CUDA code needs an nvcc; prebuilt wheels do not."""
-    nvcc, there, cuda = toolkits(facts, request, compat)
+    nvcc, release, cuda = toolkits(facts, request, compat)
     if not cuda:
         return NOTHING
     names = ", ".join(request.compiled)
     compared = (f"nvcc {nvcc.version if nvcc else 'absent'}", f"{names} for CUDA {dotted(cuda)}")
-    if there:
+    if release:
         what = f"{nvcc.path if nvcc else ''} can compile {names}"
         return (decision("nvcc-absent", "allow", what, compared, compat.cuda.check_note),)
     what = f"{names} must be compiled and there is no nvcc"
@@ -36,23 +36,23 @@ def nvcc_absent(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
 
 def nvcc_major(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-major`: torch's extension builder stops when the CUDA majors differ, and that is never patched."""
-    nvcc, there, cuda = toolkits(facts, request, compat)
-    if not cuda or nvcc is None or not there:
+    nvcc, nvcc_release, cuda = toolkits(facts, request, compat)
+    if not cuda or nvcc is None or not nvcc_release:
         return NOTHING
     compared = (f"nvcc {nvcc.version}", f"torch built with CUDA {dotted(cuda)}")
     note = compat.cuda.check_note
-    if there[0] == cuda[0]:
+    if nvcc_release[0] == cuda[0]:
         return (decision("nvcc-major", "allow", "nvcc and torch are of one CUDA major", compared, note),)
     release = request.release(compat)
-    same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == there[0]]
+    same = [f for f in (release.builds if release else ()) if flavour_cuda(f)[0] == nvcc_release[0]]
     torch = f"torch {request.torch}+{max(same, key=flavour_cuda)}" if same else None
-    what = f"nvcc {dotted(there)} cannot compile for a torch built with CUDA {dotted(cuda)}"
+    what = f"nvcc {dotted(nvcc_release)} cannot compile for a torch built with CUDA {dotted(cuda)}"
     return (decision("nvcc-major", "refuse", what, compared, note, f"a CUDA {cuda[0]} toolkit", torch),)
 
 
 def _minor_pair(facts: NodeFacts, request: Request, compat: Compat) -> tuple[Numbers, Numbers] | None:
-    _nvcc, there, cuda = toolkits(facts, request, compat)
-    return (there, cuda) if cuda and there and there[0] == cuda[0] else None
+    _nvcc, release, cuda = toolkits(facts, request, compat)
+    return (release, cuda) if cuda and release and release[0] == cuda[0] else None
 
 
 def nvcc_minor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
@@ -153,33 +153,33 @@ def _at_least(version: str, least: str) -> bool:
 
 def nvcc_knows_gpu(facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`nvcc-knows-gpu`: the toolkit can compile for each GPU, or for an older one of its major."""
-    nvcc, there, _cuda = toolkits(facts, request, compat)
-    if nvcc is None or not there:
+    nvcc, release, _cuda = toolkits(facts, request, compat)
+    if nvcc is None or not release:
         return NOTHING
-    found = (_knows(name, capability, there, compat) for name, capability in capabilities(facts))
-    return tuple(item for item in found if item is not None)
+    decisions = (_knows(name, capability, release, compat) for name, capability in capabilities(facts))
+    return tuple(item for item in decisions if item is not None)
 
 
-def _knows(name: str, capability: Numbers, there: Numbers, compat: Compat) -> Decision | None:
+def _knows(name: str, capability: Numbers, release: Numbers, compat: Compat) -> Decision | None:
     cuda = compat.cuda
     first, last = cuda.first_cuda.get(capability), cuda.last_cuda.get(capability)
     if first is None and last is None:
         return None
     known = (("from", first), ("up to", last))
     bounds = " ".join(f"{word} {dotted(version)}" for word, version in known if version is not None)
-    compared = (f"nvcc {dotted(there)}", f"{name} ({dotted(capability)}): CUDA {bounds}")
-    if last is not None and there > last:
-        what = f"nvcc {dotted(there)} no longer compiles for {dotted(capability)}"
+    compared = (f"nvcc {dotted(release)}", f"{name} ({dotted(capability)}): CUDA {bounds}")
+    if last is not None and release > last:
+        what = f"nvcc {dotted(release)} no longer compiles for {dotted(capability)}"
         instead = f"a toolkit up to CUDA {dotted(last)}"
         return decision("nvcc-knows-gpu", "refuse", what, compared, cuda.arch_note, instead)
-    if first is None or there >= first:
-        what = f"nvcc {dotted(there)} compiles for {dotted(capability)}"
+    if first is None or release >= first:
+        what = f"nvcc {dotted(release)} compiles for {dotted(capability)}"
         return decision("nvcc-knows-gpu", "allow", what, compared, cuda.arch_note)
-    codes = (a for a, first_known in cuda.first_cuda.items() if first_known <= there and a not in cuda.embedded)
+    codes = (a for a, first_known in cuda.first_cuda.items() if first_known <= release and a not in cuda.embedded)
     older = [a for a in codes if a[0] == capability[0] and a < capability]
     if older:
         best = dotted(max(older))
-        what = f"nvcc {dotted(there)} does not know {dotted(capability)}: build for {best}, which runs on it"
+        what = f"nvcc {dotted(release)} does not know {dotted(capability)}: build for {best}, which runs on it"
         return decision("nvcc-knows-gpu", "patch", what, compared, cuda.arch_note, f"TORCH_CUDA_ARCH_LIST={best}")
-    what = f"nvcc {dotted(there)} does not know {dotted(capability)}, and no older code runs on it"
+    what = f"nvcc {dotted(release)} does not know {dotted(capability)}, and no older code runs on it"
     return decision("nvcc-knows-gpu", "refuse", what, compared, cuda.arch_note, f"CUDA {dotted(first)} or newer")

@@ -41,21 +41,21 @@ def finds_libstdcxx(variant: Variant, python: PythonFacts | None, facts: NodeFac
         return None
     if python is not None:
         return python.libstdcxx
-    known = {each.libstdcxx for each in facts.pythons if each.libstdcxx is not None}
+    known = {python.libstdcxx for python in facts.pythons if python.libstdcxx is not None}
     return known.pop() if len(known) == 1 else None
 
 
-def library_rule(variant: Variant, target: Target, found: bool | None, compat: Compat) -> Decisions:
-    """`libstdcxx-absent`: a package loads libstdc++.so.6, and `found` says that the node's loader has none.
+def library_rule(variant: Variant, target: Target, present: bool | None, compat: Compat) -> Decisions:
+    """`libstdcxx-absent`: a package loads libstdc++.so.6, and `present` says that the node's loader has none.
 
     Refused where the wheel was read; a run that sets LD_LIBRARY_PATH itself may know better.
     """
-    if found is not False:
+    if present is not False:
         return NOTHING
     own_path = "LD_LIBRARY_PATH" in {**variant.environment, **target.environment}
     out = []
     for row in compat.libstdcxx:
-        package = next((each for each in variant.packages if each.name == row.has.name), None)
+        package = next((package for package in variant.packages if package.name == row.has.name), None)
         if package is None or not meets(package.version, row.has):
             continue
         name = f"{package.name} {package.version}"
@@ -128,13 +128,13 @@ def package_rule(
 
 
 def _with_patch(rule: PackageRule, patches: Mapping[str, tuple[str, ...]], source: str) -> str:
-    patch = next((each for each, ended in patches.items() if rule.trait in ended), None)
+    patch = next((name for name, ended in patches.items() if rule.trait in ended), None)
     return f"{rule.fix}, or `patches: [{patch}]` for {source}" if patch else rule.fix
 
 
-def advice(said: str, compat: Compat) -> str:
+def advice(output: str, compat: Compat) -> str:
     """What ends a failure that a rule knows by what Python said of it: rule, and edit of the stack; else nothing."""
-    rule = next((each for each in compat.package_rules if any(text in said for text in each.fails)), None)
+    rule = next((rule for rule in compat.package_rules if any(text in output for text in rule.fails)), None)
     if rule is None:
         return ""
     fix = _with_patch(rule, compat.patched_traits, "the source that does so")
@@ -143,15 +143,15 @@ def advice(said: str, compat: Compat) -> str:
 
 def package_rules(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """All rows of packages.yaml; their ids are the rule ids."""
-    found = (package_rule(rule, request, compat.patched_traits) for rule in compat.package_rules)
-    return tuple(item for item in found if item is not None)
+    decisions = (package_rule(rule, request, compat.patched_traits) for rule in compat.package_rules)
+    return tuple(item for item in decisions if item is not None)
 
 
 def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Decisions:
     """`package-homonym`: no package of the default index that only shares its name with what recipes mean."""
-    found = sorted(request.from_pypi & set(compat.homonyms))
-    if found or not request.from_pypi:
-        return tuple(homonym(name, compat) for name in found)
+    names = sorted(request.from_pypi & set(compat.homonyms))
+    if names or not request.from_pypi:
+        return tuple(homonym(name, compat) for name in names)
     compared = (f"{len(request.from_pypi)} packages of the default index", f"not {', '.join(compat.homonyms)}")
     what = "no package only shares its name with what recipes mean"
     return (decision("package-homonym", "allow", what, compared, compat.homonym_note),)
@@ -159,9 +159,9 @@ def package_homonym(_facts: NodeFacts, request: Request, compat: Compat) -> Deci
 
 def homonym(name: str, compat: Compat) -> Decision:
     """The refusal of one known homonym, by its canonical name."""
-    there, meant = compat.homonyms[name]
+    other, meant = compat.homonyms[name]
     compared = (f"{name} on the default index", f"{name} of recipes")
-    what = f"{name} on the default index is {there}"
+    what = f"{name} on the default index is {other}"
     return decision("package-homonym", "refuse", what, compared, compat.homonym_note, f"{meant}, if that was meant")
 
 

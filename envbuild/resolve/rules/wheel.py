@@ -151,8 +151,8 @@ def torch_aarch64(_facts: NodeFacts, request: Request, compat: Compat) -> Decisi
         return NOTHING
     line, before, pypi_to = numbers(release.version)[:2], compat.aarch64_no_cuda_before, compat.aarch64_pypi_cpu_to
     from_pypi = request.flavour is None or request.index == "pypi"
-    said = f"PyPI: CPU builds up to {dotted(pypi_to)}; elsewhere before {dotted(before)}"
-    compared, note = (f"torch {release.version}+{flavour} for aarch64", said), compat.aarch64_note
+    offered = f"PyPI: CPU builds up to {dotted(pypi_to)}; elsewhere before {dotted(before)}"
+    compared, note = (f"torch {release.version}+{flavour} for aarch64", offered), compat.aarch64_note
     if flavour == "cpu":
         return (decision("torch-aarch64", "allow", "a CPU build is what is asked for", compared, note),)
     if line < before or (from_pypi and line <= pypi_to):
@@ -179,12 +179,12 @@ def glibc_floor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
     )
     if need is None:
         return NOTHING
-    there = numbers(facts.libc.version)
+    libc = numbers(facts.libc.version)
     compared = (f"{facts.libc.kind or 'unknown libc'} {facts.libc.version}".strip(), f"glibc {dotted(need)}")
-    if facts.libc.kind == "glibc" and there >= need:
+    if facts.libc.kind == "glibc" and libc >= need:
         what = f"glibc {facts.libc.version} is new enough"
         return (decision("glibc-floor", "allow", what, compared, compat.glibc_note),)
-    if not facts.libc.kind or (facts.libc.kind == "glibc" and not there):
+    if not facts.libc.kind or (facts.libc.kind == "glibc" and not libc):
         what = "the probe could not read the C library's version"
         return (decision("glibc-floor", "warn", what, compared, compat.glibc_note),)
     what = f"torch {release.version} needs glibc {dotted(need)} or newer"
@@ -195,12 +195,12 @@ def glibc_floor(facts: NodeFacts, request: Request, compat: Compat) -> Decisions
 
 
 def _for_glibc(facts: NodeFacts, request: Request, compat: Compat) -> str | None:
-    there = numbers(facts.libc.version)
+    libc = numbers(facts.libc.version)
     tag = python_tag(request.python or "")
     fitting = [
         v
         for v, r in compat.torch.items()
-        if compat.glibc_by_tag.get(r.platform_tag.get(request.machine, ""), there) <= there
+        if compat.glibc_by_tag.get(r.platform_tag.get(request.machine, ""), libc) <= libc
         and (not request.python or tag in r.tags.get(request.machine, ()))
     ]
     return f"torch {max(fitting, key=numbers)}" if fitting else None
